@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.report.record import write_json
+from meshrun.runner.report.record import write_json
 
 VELOCITIES = ((0, 0), (0, 1), (1, 0), (0, -1), (-1, 0), (1, 1), (1, -1), (-1, -1), (-1, 1))
 WEIGHTS = (4 / 9, *(1 / 9,) * 4, *(1 / 36,) * 4)
@@ -63,7 +63,7 @@ def meshrun(width: int, height: int, steps: int, ranks: int, surface: str) -> fl
     """Return cells times steps a second, of the loop of a run."""
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "run.json"
-        command = [sys.executable, "-m", "launch", "-n", str(ranks), "run", "airflow", "cylinder"]
+        command = [sys.executable, "-m", "meshrun", "-n", str(ranks), "run", "airflow", "cylinder"]
         command += [f"{folder}/film", "--size", f"{width}x{height}", "--reynolds", "150", "--device", "cpu"]
         command += ["--steps", str(steps), "--every", str(10**9), "--forces-every", "100"]
         command += ["--surface", surface]

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "facts"))
 
 from flow_runs import Flow, channel, free, simulate
 
-from jobs.airflow.forces import shedding, write_csv
-from jobs.airflow.shapes.bodies import of_cells
-from runner.report.record import write_json
+from meshrun.jobs.airflow.forces import shedding, write_csv
+from meshrun.jobs.airflow.shapes.bodies import of_cells
+from meshrun.runner.report.record import write_json
 
 
 @dataclass(frozen=True)

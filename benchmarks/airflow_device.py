@@ -24,22 +24,22 @@ import cupy
 import numpy as np
 from fuse_steps_device import aligned, compile_one, launched, seconds, text_of, whole
 
-from jobs.airflow.lattice import LATTICES
-from jobs.airflow.shapes import shape as shapes
-from jobs.airflow.step import step_job
-from jobs.airflow.tunnel import Tunnel
-from runner.device.cuda import CudaBackend, kernel_of_text
-from runner.device.nvrtc import local_bytes_of, registers_of
-from runner.fuse.graph import Operand, Program, merge_components
-from runner.fuse.single_pass import PassKernel, emit, launch_arguments
-from runner.fuse.steps import choice as step_choice
-from runner.fuse.steps.kernel import build
-from runner.fuse.steps.layout import NotFusable
-from runner.fuse.trace import trace
-from runner.pipeline.block_layout import BlockLayout
-from runner.plan.steps import LINE
-from runner.region import Region
-from runner.report.record import write_json
+from meshrun.jobs.airflow.lattice import LATTICES
+from meshrun.jobs.airflow.shapes import shape as shapes
+from meshrun.jobs.airflow.step import step_job
+from meshrun.jobs.airflow.tunnel import Tunnel
+from meshrun.runner.device.cuda import CudaBackend, kernel_of_text
+from meshrun.runner.device.nvrtc import local_bytes_of, registers_of
+from meshrun.runner.fuse.graph import Operand, Program, merge_components
+from meshrun.runner.fuse.single_pass import PassKernel, emit, launch_arguments
+from meshrun.runner.fuse.steps import choice as step_choice
+from meshrun.runner.fuse.steps.kernel import build
+from meshrun.runner.fuse.steps.layout import NotFusable
+from meshrun.runner.fuse.trace import trace
+from meshrun.runner.pipeline.block_layout import BlockLayout
+from meshrun.runner.plan.steps import LINE
+from meshrun.runner.region import Region
+from meshrun.runner.report.record import write_json
 
 ROUNDS = 7
 BLOCKS = [(128, 1), (32, 4), (16, 8)]  # threads

@@ -116,7 +116,7 @@ CASES = {
 
 def measure(name: str, folder: Path, scale: float, device: str) -> None:
     """Run a case and write its record."""
-    from jobs.airflow.airflow import airflow
+    from meshrun.jobs.airflow.airflow import airflow
 
     case = CASES[name]
     cells = round(case.cells * scale)

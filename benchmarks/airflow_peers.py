@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from jobs.airflow.lattice import LATTICES, Lattice
-from runner.report.record import write_json
+from meshrun.jobs.airflow.lattice import LATTICES, Lattice
+from meshrun.runner.report.record import write_json
 
 CASES = {"D2Q9": (8192, 8192), "D3Q19": (384, 384, 512)}
 

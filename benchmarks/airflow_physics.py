@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from jobs.airflow import moments
-from jobs.airflow.cells import Cell
-from jobs.airflow.lattice import D2Q9, LATTICES, Lattice
-from jobs.airflow.step import SOUND, Collision, step_job
-from jobs.airflow.units import MAGIC
+from meshrun.jobs.airflow import moments
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import D2Q9, LATTICES, Lattice
+from meshrun.jobs.airflow.step import SOUND, Collision, step_job
+from meshrun.jobs.airflow.units import MAGIC
 
 Array = np.ndarray[Any, Any]
 # U. Ghia, K. N. Ghia, C. T. Shin, J. Comput. Phys. 48 (1982), 387-411, table I: of the vertical centreline,

@@ -31,9 +31,9 @@ from typing import Any
 
 from side_by_side import Failed, spread
 
-from runner.comm.collectives.api import DATATYPES, OPERATIONS, Call, Function, Pointer
-from runner.device.cpu import CpuBackend
-from runner.report.record import write_json
+from meshrun.runner.comm.collectives.api import DATATYPES, OPERATIONS, Call, Function, Pointer
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.report.record import write_json
 
 SOURCE = Path(__file__).parents[1] / "tests" / "unit" / "comm" / "stub_nccl.c"
 OLD = 22700  # an NCCL without alltoall, gather and scatter of its own
@@ -113,7 +113,7 @@ class Apart:
 
 
 def measured(options: argparse.Namespace, operation: str) -> dict[str, Any]:
-    from runner.comm.collectives.nccl import NcclCollectives
+    from meshrun.runner.comm.collectives.nccl import NcclCollectives
 
     group = NcclCollectives(Apart(options.ranks), SimpleNamespace(ptr=77))
     calls = [group.bind(call(operation, options.ranks, turn)) for turn in range(options.calls)]

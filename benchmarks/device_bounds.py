@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from runner.comm.collectives.api import DATATYPES, Call, Pointer
+from meshrun.runner.comm.collectives.api import DATATYPES, Call, Pointer
 
 Work = Callable[[], object]
 
@@ -68,7 +68,7 @@ def product(world: Any, precision: str, a: Any, b: Any) -> Work:
     """
     if world.backend.device.kind != "cuda":
         return lambda: a @ b
-    from runner.device.raw.blas import gemm
+    from meshrun.runner.device.raw.blas import gemm
 
     sums = "float64" if precision == "float64" else "float32"
     out = world.xp.empty((a.shape[0], b.shape[1]), sums)

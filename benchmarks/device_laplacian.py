@@ -15,11 +15,11 @@ from pathlib import Path
 import cupy
 import numpy as np
 
-from runner.device.cuda import CudaBackend
-from runner.job.discover import find
-from runner.report.record import write_json
-from runner.run.record.record_builder import versions
-from runner.world.world import single_rank_world
+from meshrun.runner.device.cuda import CudaBackend
+from meshrun.runner.job.discover import find
+from meshrun.runner.report.record import write_json
+from meshrun.runner.run.record.record_builder import versions
+from meshrun.runner.world.world import single_rank_world
 
 ROUNDS = 30
 

@@ -59,7 +59,7 @@ class Site:
             size, hosts = f"{self.options.hosts}x{self.options.per_host}", ",".join(self.hosts.names[1:])
             there = ["launch", "mpirun", "-j", size, "--hosts", hosts, "--", *words]
             environment["OMPI_MCA_mpi_yield_when_idle"] = "1"  # MPI does not know that hosts share cores
-            start = [sys.executable, "-m", "launch", *there]
+            start = [sys.executable, "-m", "meshrun", *there]
             with beside(functools.partial(pin, self, token)):
                 done: subprocess.CompletedProcess[str] = self.hosts.run(
                     self.hosts.names[0], start, LONGEST, **environment
@@ -90,13 +90,13 @@ class Setting:
     def starter(self, ranks: int, words: Sequence[str]) -> list[str]:
         """The words of Python that start these ranks."""
         if not self.of_one:
-            return ["-m", "launch", "-n", str(ranks), *words]
+            return ["-m", "meshrun", "-n", str(ranks), *words]
         tests = " || ".join(f'[ "${name.decode()}" = {self.one} ]' for name in RANK)
         script = f'if {tests}; then export {" ".join(self.of_one)}; fi; exec "$@"'
-        program = ("sh", "-c", script, "rank", sys.executable, "-m", "launch")
+        program = ("sh", "-c", script, "rank", sys.executable, "-m", "meshrun")
         return [
             "-c",
-            f"import sys; from launch.mpi.local import start; "
+            f"import sys; from meshrun.launch.mpi.local import start; "
             f"sys.exit(start({ranks}, {list(words)!r}, program={program!r}))",
         ]
 

@@ -25,14 +25,14 @@ from typing import Any
 import numpy as np
 
 import meshrun
-from jobs.linalg.matmul.job import matmul
-from jobs.linalg.matmul.products import share_of_cores
-from jobs.transforms.fft_job import fft
-from jobs.transforms.transpose_job import transpose_job
-from runner.plan.job_forecast import ExchangeRates, JobForecast, Place, Stage
-from runner.plan.machine import Machine, Rate
-from runner.report.record import write_json
-from runner.world.world import World
+from meshrun.jobs.linalg.matmul.job import matmul
+from meshrun.jobs.linalg.matmul.products import share_of_cores
+from meshrun.jobs.transforms.fft_job import fft
+from meshrun.jobs.transforms.transpose_job import transpose_job
+from meshrun.runner.plan.job_forecast import ExchangeRates, JobForecast, Place, Stage
+from meshrun.runner.plan.machine import Machine, Rate
+from meshrun.runner.report.record import write_json
+from meshrun.runner.world.world import World
 
 LARGE, SIDE = 32 << 20, 1024  # bytes that a rank sends to each other rank; side of a small product
 AMPLE = 1 << 50  # bytes of memory

@@ -22,11 +22,11 @@ from typing import Any
 
 from heat_ranks import parse, start_ranks, take_steps, write
 
-from runner.recorder import ring
-from runner.recorder.ring import Recorder
-from runner.world.stuck.monitor import HostMonitor
-from runner.world.stuck.monitor_process import POLL_INTERVAL
-from runner.world.world import open_world
+from meshrun.runner.recorder import ring
+from meshrun.runner.recorder.ring import Recorder
+from meshrun.runner.world.stuck.monitor import HostMonitor
+from meshrun.runner.world.stuck.monitor_process import POLL_INTERVAL
+from meshrun.runner.world.world import open_world
 
 ENTRIES = 200_000
 

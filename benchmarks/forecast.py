@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.report.record import write_json
+from meshrun.runner.report.record import write_json
 
 COLUMNS = 32768
 CASES: dict[str, tuple[str, ...]] = {
@@ -61,7 +61,7 @@ def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     environment = {**os.environ, "XDG_CONFIG_HOME": str(folder / "config")}
 
     def meshrun(*words: str) -> None:
-        program = [sys.executable, "-m", "launch", *words]
+        program = [sys.executable, "-m", "meshrun", *words]
         subprocess.run(program, check=True, stdout=subprocess.DEVNULL, env=environment, cwd=folder)
 
     meshrun("plan", "--calibrate", "--at", str(folder))

@@ -28,11 +28,11 @@ import numpy as np
 from transforms_device import random_block, seconds_of
 
 import meshrun
-from jobs.transforms import direct_fourier
-from jobs.transforms.direct_fourier import DirectFourier
-from jobs.transforms.fourier_plan import open_direct_fourier
-from runner.plan.grid import bounds
-from runner.report.record import write_json
+from meshrun.jobs.transforms import direct_fourier
+from meshrun.jobs.transforms.direct_fourier import DirectFourier
+from meshrun.jobs.transforms.fourier_plan import open_direct_fourier
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.report.record import write_json
 
 ROUNDS = 7  # of which the first one connects and allocates
 KIND = np.dtype(np.complex64)

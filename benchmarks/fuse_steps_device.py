@@ -27,16 +27,16 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.device.cuda import kernel_of_text
-from runner.device.nvrtc import local_bytes_of, registers_of
-from runner.fuse.graph import Operand, Program
-from runner.fuse.steps import choice as step_choice
-from runner.fuse.steps.kernel import arguments, build
-from runner.fuse.steps.layout import Axis, NotFusable, StepKernel, Tuning
-from runner.fuse.trace import trace
-from runner.plan.halo import BOUNDARIES
-from runner.report.record import write_json
-from runner.run.options import parse_shape
+from meshrun.runner.device.cuda import kernel_of_text
+from meshrun.runner.device.nvrtc import local_bytes_of, registers_of
+from meshrun.runner.fuse.graph import Operand, Program
+from meshrun.runner.fuse.steps import choice as step_choice
+from meshrun.runner.fuse.steps.kernel import arguments, build
+from meshrun.runner.fuse.steps.layout import Axis, NotFusable, StepKernel, Tuning
+from meshrun.runner.fuse.trace import trace
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.report.record import write_json
+from meshrun.runner.run.options import parse_shape
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}

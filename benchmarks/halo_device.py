@@ -25,14 +25,14 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.comm.peer_arrays import DeviceTables, PeerArrays
-from runner.pipeline.halo import boxes as halo_boxes
-from runner.pipeline.halo.boxes import FieldHalos
-from runner.pipeline.halo.direct import DirectHalos
-from runner.pipeline.halo.exchange import HaloPlan, Halos
-from runner.pipeline.halo.packed import PackedHalos
-from runner.plan.grid import Partition
-from runner.world.world import World, clashes, open_world
+from meshrun.runner.comm.peer_arrays import DeviceTables, PeerArrays
+from meshrun.runner.pipeline.halo import boxes as halo_boxes
+from meshrun.runner.pipeline.halo.boxes import FieldHalos
+from meshrun.runner.pipeline.halo.direct import DirectHalos
+from meshrun.runner.pipeline.halo.exchange import HaloPlan, Halos
+from meshrun.runner.pipeline.halo.packed import PackedHalos
+from meshrun.runner.plan.grid import Partition
+from meshrun.runner.world.world import World, clashes, open_world
 
 FACES = (256, 4 << 10, 64 << 10, 128 << 10, 1 << 20, 2 << 20, 8 << 20)  # bytes
 ROWS = 8  # of a block

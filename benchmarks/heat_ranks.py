@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 import meshrun
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi.rank_command import PROGRAM
-from runner.device.cpu import CpuBackend
-from runner.plan.step_options import StepOptions
-from runner.report.record import write_json
-from runner.run.execute import Options, run
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi.rank_command import PROGRAM
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.report.record import write_json
+from meshrun.runner.run.execute import Options, run
 
 
 @meshrun.map_blocks(halo=1, boundary="nearest")

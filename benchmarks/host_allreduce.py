@@ -21,9 +21,9 @@ from typing import Any
 
 from side_by_side import OURS, Failed, header_of, in_turn, output_of, rows_of, shown, spread
 
-from launch.mpi.launcher import find
-from runner.device.cpu import CpuBackend
-from runner.report.record import write_json
+from meshrun.launch.mpi.launcher import find
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.report.record import write_json
 
 THEIRS = "C loop"
 # Those of host_laplacian.py: Open MPI's wheel would sleep for a second.

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.mpi.launcher import find
-from runner.device.cpu import CpuBackend
-from runner.report.record import write_json
+from meshrun.launch.mpi.launcher import find
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.report.record import write_json
 
 AS_ROOT = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
 TUNED = {"OMPI_MCA_btl": "^ofi"}

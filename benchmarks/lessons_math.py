@@ -18,18 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from jobs.bench.lessons import pseudorandom
-from jobs.bench.lessons.matmul import freivalds
-from jobs.bench.lessons.matmul.methods import PRECISIONS, GpuProducts
-from jobs.bench.lessons.protocol import Context
-from jobs.bench.lessons.transpose import lesson as transpose
-from jobs.bench.lessons.transpose.methods import GpuTransposes, launch, variants
-from runner.device.cuda import CudaBackend
-from runner.device.raw import blas
-from runner.device.raw.memory import open_box
-from runner.report.record import write_json
-from runner.run.record.record_builder import versions
-from runner.world.world import single_rank_world
+from meshrun.jobs.bench.lessons import pseudorandom
+from meshrun.jobs.bench.lessons.matmul import freivalds
+from meshrun.jobs.bench.lessons.matmul.methods import PRECISIONS, GpuProducts
+from meshrun.jobs.bench.lessons.protocol import Context
+from meshrun.jobs.bench.lessons.transpose import lesson as transpose
+from meshrun.jobs.bench.lessons.transpose.methods import GpuTransposes, launch, variants
+from meshrun.runner.device.cuda import CudaBackend
+from meshrun.runner.device.raw import blas
+from meshrun.runner.device.raw.memory import open_box
+from meshrun.runner.report.record import write_json
+from meshrun.runner.run.record.record_builder import versions
+from meshrun.runner.world.world import single_rank_world
 
 ROUNDS = 15
 ENOUGH = 2e-3  # seconds of each way in a round

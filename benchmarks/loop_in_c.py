@@ -30,17 +30,17 @@ from mpi4py import MPI
 from side_by_side import OURS, Failed, in_turn, shown, spread
 
 import meshrun
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.measure import at_size
-from jobs.bench.collectives.session import Bench, Point, opened
-from jobs.bench.collectives.timing import bound_call, clock
 from meshrun import World
-from runner.comm import nccl
-from runner.comm.collectives import nccl_calls
-from runner.comm.collectives.api import DATATYPES
-from runner.comm.collectives.call_batch import BUILT
-from runner.report.record import write_json
-from runner.world.watchdog.watchdog import MeasurementProgress
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
+from meshrun.jobs.bench.collectives.measure import at_size
+from meshrun.jobs.bench.collectives.session import Bench, Point, opened
+from meshrun.jobs.bench.collectives.timing import bound_call, clock
+from meshrun.runner.comm import nccl
+from meshrun.runner.comm.collectives import nccl_calls
+from meshrun.runner.comm.collectives.api import DATATYPES
+from meshrun.runner.comm.collectives.call_batch import BUILT
+from meshrun.runner.report.record import write_json
+from meshrun.runner.world.watchdog.watchdog import MeasurementProgress
 
 THEIRS, PYTHON = "C loop", "from Python"
 LOOPS = (OURS, PYTHON, THEIRS)

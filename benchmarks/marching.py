@@ -46,7 +46,18 @@ def command(work: Path, ranks: int, start: Sequence[str], options: Sequence[str]
     for left in [*work.glob("out.npy*"), *work.glob("end.npy*")]:  # and the checkpoints of a run that failed
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     files = ["in.npy", "clock.npy", "out.npy", "end.npy"]
-    return [sys.executable, "-m", "launch", "-n", str(ranks), *start, "run", "job.py:march", *files, *options]
+    return [
+        sys.executable,
+        "-m",
+        "meshrun",
+        "-n",
+        str(ranks),
+        *start,
+        "run",
+        "job.py:march",
+        *files,
+        *options,
+    ]
 
 
 def result(work: Path, status: int | None) -> bytes:

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.mpi.launcher import find
-from runner.device.cpu import CpuBackend
-from runner.report.record import write_json
+from meshrun.launch.mpi.launcher import find
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.report.record import write_json
 
 AS_ROOT = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
 TUNED = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_osc": "^ucx"}
@@ -73,7 +73,7 @@ def take_turn(folder: Path, name: str, number: int, process: subprocess.Popen) -
 
 def as_ranks(folder: Path, side: int, dtype: str) -> None:
     import meshrun
-    from runner.plan.grid import bounds
+    from meshrun.runner.plan.grid import bounds
 
     world = meshrun.open_world("cpu")
     a, b = factors(side, dtype)

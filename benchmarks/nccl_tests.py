@@ -41,7 +41,7 @@ from side_by_side import (
     spread,
 )
 
-from runner.report.record import write_json
+from meshrun.runner.report.record import write_json
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")
 THEIRS = "nccl-tests"

@@ -25,8 +25,8 @@ from typing import Any
 
 from side_by_side import OURS, Failed, in_turn, output_of, spread
 
-from jobs.bench.copy.cases import BY_NAME, CASES, Case
-from runner.report.record import write_json
+from meshrun.jobs.bench.copy.cases import BY_NAME, CASES, Case
+from meshrun.runner.report.record import write_json
 
 THEIRS = "nvbandwidth"
 MIB = 1 << 20

@@ -30,8 +30,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.pipeline.streamed.dispatch import MOST_THREADS
-from runner.report.record import write_json
+from meshrun.runner.pipeline.streamed.dispatch import MOST_THREADS
+from meshrun.runner.report.record import write_json
 
 PIECE = 64 << 20
 READ_ONLY = 8  # cudaHostRegisterReadOnly

@@ -20,14 +20,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.mpi import launcher as mpi_launcher
-from runner.comm.api import Control
-from runner.device.api import Backend
-from runner.report.record import write_json
-from runner.system.launcher import BY_HAND
-from runner.world import preload
-from runner.world.preflight.inspection import preflight
-from runner.world.world import Rank, open_world
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.runner.comm.api import Control
+from meshrun.runner.device.api import Backend
+from meshrun.runner.report.record import write_json
+from meshrun.runner.system.launcher import BY_HAND
+from meshrun.runner.world import preload
+from meshrun.runner.world.preflight.inspection import preflight
+from meshrun.runner.world.world import Rank, open_world
 
 
 def main() -> None:

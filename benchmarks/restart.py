@@ -25,7 +25,7 @@ from typing import Any
 
 import marching
 
-from runner.report.record import write_json
+from meshrun.runner.report.record import write_json
 
 AT_STEP = """
 def at_step(done):

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from runner.device.cpu import CpuBackend
-from runner.report.record import write_json
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.report.record import write_json
 
 BENCH = ("meshrun bench, 4 ranks: first line", "meshrun bench, 4 ranks: first row")
 

@@ -28,11 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from runner.report.record import write_json
-from runner.system.host_memory import memory_folder
+from meshrun.runner.report.record import write_json
+from meshrun.runner.system.host_memory import memory_folder
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-COMMAND = [sys.executable, "-m", "launch"]
+COMMAND = [sys.executable, "-m", "meshrun"]
 
 
 @dataclass(frozen=True)

@@ -25,18 +25,18 @@ import cupy
 import numpy as np
 
 import meshrun
-from runner.device.cuda import CudaBackend
-from runner.job.declaration import Job
-from runner.job.discover import find
-from runner.pipeline.steps.frames import open_frames
-from runner.pipeline.steps.loop import StepObserver, take_steps
-from runner.pipeline.steps.stepper import Stepper
-from runner.plan.step_options import StepOptions
-from runner.plan.task import plan_task
-from runner.report.phases import Phases
-from runner.report.record import write_json
-from runner.run.record.record_builder import places, versions
-from runner.world.world import World, single_rank_world
+from meshrun.runner.device.cuda import CudaBackend
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.discover import find
+from meshrun.runner.pipeline.steps.frames import open_frames
+from meshrun.runner.pipeline.steps.loop import StepObserver, take_steps
+from meshrun.runner.pipeline.steps.stepper import Stepper
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.plan.task import plan_task
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.report.record import write_json
+from meshrun.runner.run.record.record_builder import places, versions
+from meshrun.runner.world.world import World, single_rank_world
 
 
 @meshrun.map_blocks(halo=1, boundary="nearest")

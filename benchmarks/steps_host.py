@@ -29,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runner.report.record import write_json
+from meshrun.runner.report.record import write_json
 
 PROGRAMS = Path(__file__).parent / "peers" / "programs"
 DASK = """import sys

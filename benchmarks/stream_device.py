@@ -28,23 +28,23 @@ from typing import Any
 import numpy as np
 
 import meshrun
-from runner.device.api import Backend
-from runner.pipeline.streamed.endpoints import PIECE, Endpoints
-from runner.pipeline.streamed.gpu_engine import DeviceEngine
-from runner.pipeline.streamed.loop import stream
-from runner.pipeline.streamed.streaming import threads_of
-from runner.plan.chunks import Chunks
-from runner.plan.grid import bounds
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import Task, plan_task
-from runner.region import Region
-from runner.report.record import write_json
-from runner.report.spans import Spans
-from runner.run.execute import Options, run
-from runner.run.installation.calibrate import Nothing
-from runner.run.record.record_builder import places, versions
-from runner.storage.formats.registry import Source, open_sink, open_source
-from runner.world.world import World, open_world
+from meshrun.runner.device.api import Backend
+from meshrun.runner.pipeline.streamed.endpoints import PIECE, Endpoints
+from meshrun.runner.pipeline.streamed.gpu_engine import DeviceEngine
+from meshrun.runner.pipeline.streamed.loop import stream
+from meshrun.runner.pipeline.streamed.streaming import threads_of
+from meshrun.runner.plan.chunks import Chunks
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import Task, plan_task
+from meshrun.runner.region import Region
+from meshrun.runner.report.record import write_json
+from meshrun.runner.report.spans import Spans
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.run.installation.calibrate import Nothing
+from meshrun.runner.run.record.record_builder import places, versions
+from meshrun.runner.storage.formats.registry import Source, open_sink, open_source
+from meshrun.runner.world.world import World, open_world
 
 ROW = 1 << 20  # bytes
 

@@ -128,8 +128,8 @@ def loop_in_two(source: Path, target: Path, rows: int, memory: int) -> None:
 
 
 def one_rank(source: Path, target: Path, rows: int, memory: int) -> None:
-    from runner.plan.stream_options import StreamOptions
-    from runner.run.execute import Options, run
+    from meshrun.runner.plan.stream_options import StreamOptions
+    from meshrun.runner.run.execute import Options, run
 
     columns = np.load(source, mmap_mode="r").shape[1]
     stream = StreamOptions(chunk_bytes=chunk_bytes(rows, columns), host_memory=memory)
@@ -140,7 +140,7 @@ def one_rank_unjournaled(source: Path, target: Path, rows: int, memory: int) -> 
     """With the journal replaced by one that keeps nothing."""
     import runner.stream.run as streamed
 
-    from runner.storage.formats.flat import FlatSink
+    from meshrun.runner.storage.formats.flat import FlatSink
 
     class Journal(streamed.Journal):
         def begin(self, identity: Any) -> None: ...
@@ -172,8 +172,8 @@ PEERS: dict[str, Callable[[Path, Path, int, int], None]] = {
 }
 IMPORTS = {  # that `inside` leaves out
     "dask": ["dask.array"],
-    "one rank": ["runner.run.execute", "runner.pipeline.streamed.streaming"],
-    "one rank, no journal": ["runner.run.execute", "runner.pipeline.streamed.streaming"],
+    "one rank": ["meshrun.runner.run.execute", "meshrun.runner.pipeline.streamed.streaming"],
+    "one rank, no journal": ["meshrun.runner.run.execute", "meshrun.runner.pipeline.streamed.streaming"],
 }
 
 
@@ -335,7 +335,7 @@ def report(options: argparse.Namespace, found: dict[str, list[dict[str, Any]]]) 
     if options.json:
         from importlib.metadata import version
 
-        from runner.report.record import write_json
+        from meshrun.runner.report.record import write_json
 
         record = {
             "benchmark": "stream_host",
@@ -357,7 +357,7 @@ def report(options: argparse.Namespace, found: dict[str, list[dict[str, Any]]]) 
 def machine() -> str:
     import platform
 
-    from runner.device.cpu import CpuBackend
+    from meshrun.runner.device.cpu import CpuBackend
 
     return f"{CpuBackend().device.name}, {os.cpu_count()} CPUs, {platform.platform()}"
 

@@ -24,7 +24,7 @@ import scipy
 import scipy.fft
 
 import meshrun
-from runner.report.record import write_json
+from meshrun.runner.report.record import write_json
 
 Work = Callable[[], Any]
 

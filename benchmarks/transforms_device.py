@@ -38,8 +38,8 @@ from typing import Any
 import numpy as np
 from device_bounds import all_to_all, product, transforms
 
-from launch.mpi.launcher import find
-from runner.report.record import write_json
+from meshrun.launch.mpi.launcher import find
+from meshrun.runner.report.record import write_json
 
 AS_ROOT = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
 REPEATS, FEWEST, SECONDS = 15, 3, 2.0
@@ -111,8 +111,8 @@ def measure_all_to_all(world: Any, name: str, nbytes: int, timed: Timed) -> None
 
 def measure_transposes(world: Any, side: int, timed: Timed) -> None:
     import meshrun
-    from jobs.transforms.direct import open_direct
-    from jobs.transforms.transpose import permuted
+    from meshrun.jobs.transforms.direct import open_direct
+    from meshrun.jobs.transforms.transpose import permuted
 
     xp, mine = world.xp, world.part(side)
     rows = xp.arange(mine.start, mine.stop, dtype=np.uint32)[:, None]
@@ -216,8 +216,8 @@ def check_energy(world: Any, array: Any, expected: float) -> None:
 
 def measure_products(world: Any, side: int, precision: Any, timed: Timed) -> None:
     import meshrun
-    from jobs.linalg.matmul.precision import choose
-    from jobs.linalg.matmul.products import open_products
+    from meshrun.jobs.linalg.matmul.precision import choose
+    from meshrun.jobs.linalg.matmul.products import open_products
 
     xp, mine = world.xp, world.part(side)
     dtype = np.dtype(np.float64 if precision == "float64" else np.float32)

@@ -32,7 +32,7 @@ from nccl_tests import LAUNCHER, library_first
 from nvbandwidth import theirs
 from side_by_side import OURS, in_turn, output_of, rows_of, scrubbed
 
-from runner.report.record import write_json
+from meshrun.runner.report.record import write_json
 
 CASE = "device_to_device_bidirectional_memcpy_write_ce"
 SIZE = 256 << 20
@@ -85,7 +85,7 @@ def validated(options: argparse.Namespace, environment: dict[str, str]) -> tuple
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
         ranks = ["-n", str(options.ranks)]
-        words = [sys.executable, "-m", "launch", *ranks, "validate", "--quick", "-J", str(path)]
+        words = [sys.executable, "-m", "meshrun", *ranks, "validate", "--quick", "-J", str(path)]
         begin = time.monotonic()
         output_of("meshrun validate", words, environment, LONGEST)
         seconds = time.monotonic() - begin

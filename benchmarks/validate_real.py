@@ -36,7 +36,7 @@ from typing import Any
 import disturbed
 from disturbed import LONGEST, Around, Setting, Site, Skipped
 
-from runner.report.record import write_json
+from meshrun.runner.report.record import write_json
 
 Json = dict[str, Any]
 GPU_KINDS = ("gpu", "pcie", "nvlink", "nvlink send", "nvlink receive", "pair")

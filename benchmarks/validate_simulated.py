@@ -27,11 +27,11 @@ from pathlib import Path
 
 import numpy as np
 
-from jobs.validate.ladder.ladder import climb_ladder
-from jobs.validate.plan import Plan
-from jobs.validate.simulation.fleet import SimulatedFleet
-from jobs.validate.simulation.spec import Fault, FleetSpec, parse_fleet, random_fault
-from jobs.validate.verdict import Finding
+from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.simulation.fleet import SimulatedFleet
+from meshrun.jobs.validate.simulation.spec import Fault, FleetSpec, parse_fleet, random_fault
+from meshrun.jobs.validate.verdict import Finding
 
 NAMES = {"nvpair": "pair"}  # a fault's kind, where a finding calls it otherwise
 

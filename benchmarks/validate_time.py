@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 
-from jobs.validate.plan import Plan
-from jobs.validate.run.options import ValidateOptions
-from jobs.validate.run.run import measure_simulated
-from jobs.validate.simulation.fleet import SimulatedFleet
-from jobs.validate.simulation.spec import parse_fleet
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.run.options import ValidateOptions
+from meshrun.jobs.validate.run.run import measure_simulated
+from meshrun.jobs.validate.simulation.fleet import SimulatedFleet
+from meshrun.jobs.validate.simulation.spec import parse_fleet
 
 FLEETS = (
     *(f"hosts={hosts},gpus=8" for hosts in (16, 64, 256, 512, 4096)),

@@ -44,13 +44,13 @@ from typing import Any
 
 import numpy as np
 
-from jobs.validate.plan import Plan
-from jobs.validate.run.options import ValidateOptions
-from jobs.validate.run.run import measure_simulated
-from jobs.validate.simulation.fleet import SimulatedFleet
-from jobs.validate.simulation.hardware import NIC, UPLINK
-from jobs.validate.simulation.spec import FORMS, SHARES, Fault, FleetSpec, parse_fleet
-from jobs.validate.verdict import EXIT, Finding, describe_part
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.run.options import ValidateOptions
+from meshrun.jobs.validate.run.run import measure_simulated
+from meshrun.jobs.validate.simulation.fleet import SimulatedFleet
+from meshrun.jobs.validate.simulation.hardware import NIC, UPLINK
+from meshrun.jobs.validate.simulation.spec import FORMS, SHARES, Fault, FleetSpec, parse_fleet
+from meshrun.jobs.validate.verdict import EXIT, Finding, describe_part
 
 LEAF = "leaf=8"  # so that fleets from 16 hosts on have several leaf switches
 # Parts differ by at most 3 `spread`, and by 4 `drift`: less than 7 %, so that no healthy part is slow by

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runner.report.record import write_json
+from meshrun.runner.report.record import write_json
 
 HERE = Path(__file__).resolve().parents[1]
 
@@ -63,7 +63,7 @@ def measure(folder: Path, revision: Path, steps: int) -> tuple[float, float]:
     """Return the seconds of one run, and of its verification."""
     command = [
         sys.executable,
-        str(revision / "launch" / "__main__.py"),
+        str(revision / "meshrun" / "__main__.py"),
         "run",
         "heat.py",
         "in.npy",

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from runner.job.discover import find
-from runner.pipeline.in_memory import Pipeline, halo_plans
-from runner.plan.task import plan_task
-from runner.report.phases import Phases
-from runner.report.record import write_json
-from runner.run.record.record_builder import places, versions
-from runner.world.world import World, open_world
+from meshrun.runner.job.discover import find
+from meshrun.runner.pipeline.in_memory import Pipeline, halo_plans
+from meshrun.runner.plan.task import plan_task
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.report.record import write_json
+from meshrun.runner.run.record.record_builder import places, versions
+from meshrun.runner.world.world import World, open_world
 
 
 def main() -> None:

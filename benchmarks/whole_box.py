@@ -71,7 +71,7 @@ def on_ranks(ranks: int, words: Sequence[str]) -> list[str]:
 
 
 def meshrun(*words: str) -> list[str]:
-    return [sys.executable, "-m", "launch", *words]
+    return [sys.executable, "-m", "meshrun", *words]
 
 
 def pytest(*words: str) -> list[str]:

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageSequence
 
-from jobs.bench.lessons import show
-from jobs.bench.lessons.coalescing.lesson import TimedAccess, charts
-from jobs.bench.lessons.coalescing.methods import Access
-from jobs.bench.lessons.protocol import Lesson, LessonTable
-from jobs.measure.plots import Sheet, from_zero, label_ticks, save
+from meshrun.jobs.bench.lessons import show
+from meshrun.jobs.bench.lessons.coalescing.lesson import TimedAccess, charts
+from meshrun.jobs.bench.lessons.coalescing.methods import Access
+from meshrun.jobs.bench.lessons.protocol import Lesson, LessonTable
+from meshrun.jobs.measure.plots import Sheet, from_zero, label_ticks, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

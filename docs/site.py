@@ -117,7 +117,7 @@ def as_page(path: str) -> str:
 
 def commands() -> str:
     """Every command with its help and options, as Markdown."""
-    from launch.cli.main import command
+    from meshrun.launch.cli.main import command
 
     root = click.Context(command, info_name="meshrun", **command.context_settings)
     return "\n" + "".join(sections(root, 2))

@@ -48,7 +48,7 @@ def script_of(command: click.Command, shell: str) -> str:
 def add(file: Path, shell: str, script: str) -> str:
     """Add the completion to a shell's file, once, whatever its encoding; returns what was done. OSError: the
     file is as it was."""
-    from runner.files import write_file
+    from meshrun.runner.files import write_file
 
     before = file.read_bytes().decode(errors="surrogateescape") if file.exists() else ""
     if shell == "fish":

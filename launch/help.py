@@ -56,7 +56,7 @@ def pages(folder: Path | None = None) -> dict[str, Path]:
     """Return the pages by topic, in the order of `SECTIONS`. folder: of the pages; None to find it."""
     if folder is None:
         installed = Path(__file__).with_name("pages")  # made by hatch_build.py
-        folder = installed if installed.is_dir() else Path(__file__).parents[1] / "docs"
+        folder = installed if installed.is_dir() else Path(__file__).parents[2] / "docs"
     found = {}
     for section in SECTIONS:
         for path in sorted((folder / section).glob("*.md")):

@@ -22,49 +22,49 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jobs.linalg.matmul.blocks import matmul as matmul
-    from jobs.transforms.fourier import fft as fft
-    from jobs.transforms.fourier import ifft as ifft
-    from jobs.transforms.fourier import irfft as irfft
-    from jobs.transforms.fourier import rfft as rfft
-    from jobs.transforms.fourier_plan import FourierPlan as FourierPlan
-    from jobs.transforms.transpose import transpose as transpose
-    from runner.device.kernel_file import kernel as kernel
-    from runner.errors import BadResult as BadResult
-    from runner.errors import MeshrunError as MeshrunError
-    from runner.errors import RunError as RunError
-    from runner.errors import UserError as UserError
-    from runner.job.block_context import BlockContext as BlockContext
-    from runner.pipeline.load import read_block as read_block
-    from runner.pipeline.reduce import Tiles as Tiles
-    from runner.pipeline.store import write_block as write_block
-    from runner.run.declare import job as job
-    from runner.run.declare import map_blocks as map_blocks
-    from runner.run.declare import reduce_blocks as reduce_blocks
-    from runner.world.world import World as World
-    from runner.world.world import open_world as open_world
+    from meshrun.jobs.linalg.matmul.blocks import matmul as matmul
+    from meshrun.jobs.transforms.fourier import fft as fft
+    from meshrun.jobs.transforms.fourier import ifft as ifft
+    from meshrun.jobs.transforms.fourier import irfft as irfft
+    from meshrun.jobs.transforms.fourier import rfft as rfft
+    from meshrun.jobs.transforms.fourier_plan import FourierPlan as FourierPlan
+    from meshrun.jobs.transforms.transpose import transpose as transpose
+    from meshrun.runner.device.kernel_file import kernel as kernel
+    from meshrun.runner.errors import BadResult as BadResult
+    from meshrun.runner.errors import MeshrunError as MeshrunError
+    from meshrun.runner.errors import RunError as RunError
+    from meshrun.runner.errors import UserError as UserError
+    from meshrun.runner.job.block_context import BlockContext as BlockContext
+    from meshrun.runner.pipeline.load import read_block as read_block
+    from meshrun.runner.pipeline.reduce import Tiles as Tiles
+    from meshrun.runner.pipeline.store import write_block as write_block
+    from meshrun.runner.run.declare import job as job
+    from meshrun.runner.run.declare import map_blocks as map_blocks
+    from meshrun.runner.run.declare import reduce_blocks as reduce_blocks
+    from meshrun.runner.world.world import World as World
+    from meshrun.runner.world.world import open_world as open_world
 
     __version__: str
 
 _MODULE_OF = {
-    "map_blocks": "runner.run.declare",
-    "reduce_blocks": "runner.run.declare",
-    "job": "runner.run.declare",
-    "open_world": "runner.world.world",
-    "World": "runner.world.world",
-    "BlockContext": "runner.job.block_context",
-    "Tiles": "runner.pipeline.reduce",
-    "read_block": "runner.pipeline.load",
-    "write_block": "runner.pipeline.store",
-    "matmul": "jobs.linalg.matmul.blocks",
-    **dict.fromkeys(("fft", "ifft", "rfft", "irfft"), "jobs.transforms.fourier"),
-    "FourierPlan": "jobs.transforms.fourier_plan",
-    "transpose": "jobs.transforms.transpose",
-    "kernel": "runner.device.kernel_file",
-    "MeshrunError": "runner.errors",
-    "UserError": "runner.errors",
-    "RunError": "runner.errors",
-    "BadResult": "runner.errors",
+    "map_blocks": "meshrun.runner.run.declare",
+    "reduce_blocks": "meshrun.runner.run.declare",
+    "job": "meshrun.runner.run.declare",
+    "open_world": "meshrun.runner.world.world",
+    "World": "meshrun.runner.world.world",
+    "BlockContext": "meshrun.runner.job.block_context",
+    "Tiles": "meshrun.runner.pipeline.reduce",
+    "read_block": "meshrun.runner.pipeline.load",
+    "write_block": "meshrun.runner.pipeline.store",
+    "matmul": "meshrun.jobs.linalg.matmul.blocks",
+    **dict.fromkeys(("fft", "ifft", "rfft", "irfft"), "meshrun.jobs.transforms.fourier"),
+    "FourierPlan": "meshrun.jobs.transforms.fourier_plan",
+    "transpose": "meshrun.jobs.transforms.transpose",
+    "kernel": "meshrun.runner.device.kernel_file",
+    "MeshrunError": "meshrun.runner.errors",
+    "UserError": "meshrun.runner.errors",
+    "RunError": "meshrun.runner.errors",
+    "BadResult": "meshrun.runner.errors",
 }
 __all__ = list(_MODULE_OF)
 

@@ -184,7 +184,7 @@ def _in_words(failure: BaseException) -> str:
 def is_of_the_runner(failure: BaseException) -> bool:
     """Whether the runner raised an error, rather than a job: of an option, it means the run's."""
     frames = [frame for frame, _ in traceback.walk_tb(failure.__traceback__)]
-    rooms = f"{Path(__file__).resolve().parent}{os.sep}"
+    rooms = f"{Path(__file__).parent}{os.sep}"
     return not frames or frames[-1].f_code.co_filename.startswith(rooms)
 
 
@@ -203,10 +203,10 @@ def _shown(path: str) -> str:
 
 
 def _libraries() -> list[str]:
-    """The folders of Python's library, of installed packages and of our own rooms."""
-    home = Path(__file__).resolve().parents[1]
+    """The folders of Python's library, of installed packages and of this package but for its jobs."""
+    home = Path(__file__).parents[1]
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    ours = {str(home / room) for room in ("runner", "launch", "meshrun")}
+    ours = {str(home / room) for room in ("runner", "launch")}
     return [f"{folder}{os.sep}" for folder in {*folders, *ours}]
 
 

@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import BinaryIO
 
-from runner.errors import UserError
+from meshrun.runner.errors import UserError
 
 VIRTUAL = (Path("/proc"), Path("/sys"))
 NEAR = 0.8  # least similarity of a name that is suggested

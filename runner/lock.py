@@ -20,9 +20,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from runner import files
-from runner.errors import UserError
-from runner.processes import boot_id, process_stat
+from meshrun.runner import files
+from meshrun.runner.errors import UserError
+from meshrun.runner.processes import boot_id, process_stat
 
 UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # file systems without locks
 YOUNG = 10.0  # seconds after a change in which a folder may not be locked yet

@@ -10,27 +10,27 @@ from typing import Any, Literal
 import numpy as np
 
 import meshrun
-from jobs.airflow import forces as coefficients
-from jobs.airflow.flow_fields import FlowFields, FlowVelocity
-from jobs.airflow.flow_frames import FlowFrames
-from jobs.airflow.lattice import LATTICES, Lattice
-from jobs.airflow.sampling import ForceSamples
-from jobs.airflow.shapes import shape as shapes
-from jobs.airflow.shapes.bodies import Body, CellBody
-from jobs.airflow.shapes.parts import find_parts
-from jobs.airflow.step import SCALE, Collision, Damping, step_job
-from jobs.airflow.tunnel import Cavity, Sides, Tunnel
-from jobs.airflow.units import Flow
-from runner.errors import UserError
-from runner.pipeline.steps.snapshots import Snapshots, count_snapshots
-from runner.plan.step_options import COLORS, Steady, StepOptions
-from runner.region import Shape
-from runner.report.record import Record
-from runner.run.services.simulation import Simulate
-from runner.run.step_run import Additions
-from runner.storage.field_file import check_fields
-from runner.storage.formats.registry import check_place
-from runner.world.world import World
+from meshrun.jobs.airflow import forces as coefficients
+from meshrun.jobs.airflow.flow_fields import FlowFields, FlowVelocity
+from meshrun.jobs.airflow.flow_frames import FlowFrames
+from meshrun.jobs.airflow.lattice import LATTICES, Lattice
+from meshrun.jobs.airflow.sampling import ForceSamples
+from meshrun.jobs.airflow.shapes import shape as shapes
+from meshrun.jobs.airflow.shapes.bodies import Body, CellBody
+from meshrun.jobs.airflow.shapes.parts import find_parts
+from meshrun.jobs.airflow.step import SCALE, Collision, Damping, step_job
+from meshrun.jobs.airflow.tunnel import Cavity, Sides, Tunnel
+from meshrun.jobs.airflow.units import Flow
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline.steps.snapshots import Snapshots, count_snapshots
+from meshrun.runner.plan.step_options import COLORS, Steady, StepOptions
+from meshrun.runner.region import Shape
+from meshrun.runner.report.record import Record
+from meshrun.runner.run.services.simulation import Simulate
+from meshrun.runner.run.step_run import Additions
+from meshrun.runner.storage.field_file import check_fields
+from meshrun.runner.storage.formats.registry import check_place
+from meshrun.runner.world.world import World
 
 LATTICE = {2: "D2Q9", 3: "D3Q19"}  # by number of axes
 CROSSINGS = 4  # of the domain by the flow, where --steps is not given

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from jobs.airflow.cells import Cell
-from jobs.airflow.lattice import Lattice
-from jobs.airflow.moments import momentum, pressure
-from runner.region import Array
-from runner.storage.field_file import GridField
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import Lattice
+from meshrun.jobs.airflow.moments import momentum, pressure
+from meshrun.runner.region import Array
+from meshrun.runner.storage.field_file import GridField
 
 # The greatest relative change of the velocity in a steady flow. By rounding alone it is 1.5e-7 and 3e-4.
 STEADY = {np.dtype(np.float32): 1e-5, np.dtype(np.float16): 1e-3}

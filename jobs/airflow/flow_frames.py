@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jobs.airflow.cells import Cell
-from jobs.airflow.lattice import Lattice
-from jobs.airflow.moments import momentum_along, pressure
-from runner.pipeline.steps.frames import ValueAt
-from runner.region import Array, HostArray
-from runner.report.colors import isolines
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import Lattice
+from meshrun.jobs.airflow.moments import momentum_along, pressure
+from meshrun.runner.pipeline.steps.frames import ValueAt
+from meshrun.runner.region import Array, HostArray
+from meshrun.runner.report.colors import isolines
 
 Drawn = Literal["speed", "vorticity", "pressure"]
 SOLID = (70, 70, 70)

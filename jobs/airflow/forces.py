@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jobs.airflow.shapes.bodies import Body
-from jobs.measure import plots
-from runner.errors import UserError
-from runner.files import write_file
-from runner.region import HostArray
-from runner.report.record import Record
+from meshrun.jobs.airflow.shapes.bodies import Body
+from meshrun.jobs.measure import plots
+from meshrun.runner.errors import UserError
+from meshrun.runner.files import write_file
+from meshrun.runner.region import HostArray
+from meshrun.runner.report.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -26,10 +26,10 @@ from types import ModuleType
 
 import numpy as np
 
-from jobs import kernels
-from jobs.airflow.lattice import Lattice
-from jobs.airflow.shapes.bodies import Body
-from runner.region import Array, HostArray, Region
+from meshrun.jobs import kernels
+from meshrun.jobs.airflow.lattice import Lattice
+from meshrun.jobs.airflow.shapes.bodies import Body
+from meshrun.runner.region import Array, HostArray, Region
 
 THREADS = 256  # as in links.cu
 UNIT = 2.0**36  # of forces

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jobs.airflow.lattice import Lattice
-from jobs.airflow.step import SCALE
+from meshrun.jobs.airflow.lattice import Lattice
+from meshrun.jobs.airflow.step import SCALE
 
 
 def excess(populations: Sequence[Any]) -> Any:

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from jobs.airflow import links
-from jobs.airflow.cells import Cell
-from jobs.airflow.lattice import Lattice
-from jobs.airflow.moments import pressure
-from jobs.airflow.shapes.bodies import Body
-from jobs.airflow.shapes.parts import SeparateBodies
-from runner.pipeline.steps.loop import next_multiple
-from runner.pipeline.steps.stepper import Stepper
-from runner.region import Array, HostArray
+from meshrun.jobs.airflow import links
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import Lattice
+from meshrun.jobs.airflow.moments import pressure
+from meshrun.jobs.airflow.shapes.bodies import Body
+from meshrun.jobs.airflow.shapes.parts import SeparateBodies
+from meshrun.runner.pipeline.steps.loop import next_multiple
+from meshrun.runner.pipeline.steps.stepper import Stepper
+from meshrun.runner.region import Array, HostArray
 
 INLET = 1  # column of the first fluid cells
 PENDING = 256  # samples that wait on the device

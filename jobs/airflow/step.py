@@ -29,11 +29,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jobs.airflow.cells import Cell
-from jobs.airflow.lattice import Lattice
-from runner.errors import UserError
-from runner.job.signature import Parameter
-from runner.run.declare import DeclaredJob
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import Lattice
+from meshrun.runner.errors import UserError
+from meshrun.runner.job.signature import Parameter
+from meshrun.runner.run.declare import DeclaredJob
 
 Collision = Literal["trt", "bgk", "les"]
 Damping = Literal["results", "factors"]

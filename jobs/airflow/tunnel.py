@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jobs.airflow.cells import Cell
-from jobs.airflow.lattice import Lattice
-from jobs.airflow.moments import population_in_equilibrium
-from jobs.airflow.shapes.bodies import Body, box_around
-from jobs.airflow.step import SCALE, SLIPPING, SOUND
-from runner.region import HostArray, Region, Shape, overlap
-from runner.storage.formats.registry import ComputedSource
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import Lattice
+from meshrun.jobs.airflow.moments import population_in_equilibrium
+from meshrun.jobs.airflow.shapes.bodies import Body, box_around
+from meshrun.jobs.airflow.step import SCALE, SLIPPING, SOUND
+from meshrun.runner.region import HostArray, Region, Shape, overlap
+from meshrun.runner.storage.formats.registry import ComputedSource
 
 Sides = Literal["walls", "slip", "periodic"]
 Inlet = Literal["uniform", "parabolic"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from jobs.airflow.step import SOUND, Collision
-from runner.errors import UserError
+from meshrun.jobs.airflow.step import SOUND, Collision
+from meshrun.runner.errors import UserError
 
 MAGIC = 3 / 16  # walls of a Poiseuille flow are then exactly half way, at every viscosity
 MOST_MACH = 0.2  # the error of compressibility is about its square

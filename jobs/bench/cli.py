@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from jobs.bench.collectives.options import (
+from meshrun.jobs.bench.collectives.options import (
     LETTERS,
     LINK_RATE,
     OURS,
@@ -21,13 +21,13 @@ from jobs.bench.collectives.options import (
     bench_options,
     option,
 )
-from jobs.bench.command_base import COUNT, DEBUG, LAST, PLOT, SIZE, run_on_ranks, with_options
-from jobs.bench.copy.cli import copy
-from jobs.bench.lessons.cli import memory
-from jobs.measure.exit_codes import Finite
-from runner.comm.collectives.api import OPERATIONS
+from meshrun.jobs.bench.command_base import COUNT, DEBUG, LAST, PLOT, SIZE, run_on_ranks, with_options
+from meshrun.jobs.bench.copy.cli import copy
+from meshrun.jobs.bench.lessons.cli import memory
+from meshrun.jobs.measure.exit_codes import Finite
+from meshrun.runner.comm.collectives.api import OPERATIONS
 
-KERNELS = ("product", "copy")  # jobs.bench.collectives.commands.overlap.LOADS
+KERNELS = ("product", "copy")  # meshrun.jobs.bench.collectives.commands.overlap.LOADS
 # The kernels of all have to find room on a GPU at once, or ranks wait for each other for ever.
 MOST_COMMUNICATORS = 4
 
@@ -55,7 +55,7 @@ def _add(name: str, operations: tuple[str, ...], summary: str) -> None:
     @bench.command(name, cls=BenchCommand, help=summary, short_help=summary)
     @with_options([*LETTERS.values(), *OURS, *SWEEP, *(TRAFFIC if varied else ()), *LAST])
     def command(device: str, debug: bool, **words: Any) -> int:
-        from jobs.bench.collectives.commands import run, tuning_sweep
+        from meshrun.jobs.bench.collectives.commands import run, tuning_sweep
 
         options = bench_options(operations, words)
         body = tuning_sweep.run if options.sweep_tuning else run.run
@@ -85,7 +85,7 @@ _add("all", OPERATIONS, "Measure every operation, one after another.")
 )
 def pingpong(device: str, debug: bool, **words: Any) -> int:
     """Measure latency, one-way and two-way bandwidth between two ranks."""
-    from jobs.bench.collectives.commands.pingpong import run
+    from meshrun.jobs.bench.collectives.commands.pingpong import run
 
     return run_on_ranks(run, bench_options(("pingpong",), words), device, debug)
 
@@ -95,7 +95,7 @@ def pingpong(device: str, debug: bool, **words: Any) -> int:
 @with_options([*LETTERS.values(), STEADY, PLOT, LINK_RATE, *SPLITS, *LAST])
 def scale(operation: str, device: str, debug: bool, **words: Any) -> int:
     """Measure OPERATION on 1, 2, 4, ... of the ranks: inside a host, then across hosts."""
-    from jobs.bench.collectives.commands.scaling import run
+    from meshrun.jobs.bench.collectives.commands.scaling import run
 
     options = bench_options((operation,), words)
     if options.split or options.split_mask:
@@ -128,7 +128,7 @@ def scale(operation: str, device: str, debug: bool, **words: Any) -> int:
 )
 def overlap(operation: str, communicators: int, kernel: str, device: str, debug: bool, **words: Any) -> int:
     """Measure OPERATION on several communicators at once, and beside a kernel that computes."""
-    from jobs.bench.collectives.commands.overlap import run
+    from meshrun.jobs.bench.collectives.commands.overlap import run
 
     body = partial(run, communicators=communicators, kernel=kernel)
     return run_on_ranks(body, bench_options((operation,), words), device, debug)
@@ -157,8 +157,8 @@ def compare(a: str, b: str, tolerance: float, metric: str, debug: bool) -> int:
 
     A, B: text or JSON of meshrun bench or of nccl-tests; records of bench all operation by operation.
     """
-    from jobs.bench.collectives.output.compare import compare_each, render
-    from jobs.bench.collectives.output.reader import read_each
+    from meshrun.jobs.bench.collectives.output.compare import compare_each, render
+    from meshrun.jobs.bench.collectives.output.reader import read_each
 
     comparisons = compare_each(read_each(a), read_each(b), tolerance, metric)
     click.echo("\n".join(map(render, comparisons)), nl=False)
@@ -175,9 +175,9 @@ def plot(records: tuple[str, ...], target: str, title: str, debug: bool) -> None
 
     RECORD: text or JSON of meshrun bench or of nccl-tests.
     """
-    from jobs.bench.collectives.output.plots import plot as draw
-    from jobs.bench.collectives.output.plots import series
-    from jobs.bench.collectives.output.reader import read_each
+    from meshrun.jobs.bench.collectives.output.plots import plot as draw
+    from meshrun.jobs.bench.collectives.output.plots import series
+    from meshrun.jobs.bench.collectives.output.reader import read_each
 
     read = [one for record in records for one in read_each(record).values()]
     title = title or f"Time and bandwidth by size: {', '.join(Path(record).name for record in records)}"

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import click
 
-from jobs.measure.exit_codes import Parsed, StrictCommand
-from jobs.measure.sizes import parse_nccl_tests_size
-from runner.report.record import stdout_for
-from runner.world.rank_process import run_as_rank
+from meshrun.jobs.measure.exit_codes import Parsed, StrictCommand
+from meshrun.jobs.measure.sizes import parse_nccl_tests_size
+from meshrun.runner.report.record import stdout_for
+from meshrun.runner.world.rank_process import run_as_rank
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 import meshrun
-from jobs import kernels
-from jobs.filters import dtypes
-from jobs.filters.weights import EXACT, Weights, read
-from runner.errors import UserError
-from runner.fuse.fill import fill, is_on_device
+from meshrun.jobs import kernels
+from meshrun.jobs.filters import dtypes
+from meshrun.jobs.filters.weights import EXACT, Weights, read
+from meshrun.runner.errors import UserError
+from meshrun.runner.fuse.fill import fill, is_on_device
 
 THREADS, COLUMNS = 128, 4  # as in convolve.cu
 MOST_TAPS = 225  # of a kernel that is made for its taps; one of more takes long to compile

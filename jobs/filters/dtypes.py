@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from runner.errors import UserError
+from meshrun.runner.errors import UserError
 
 SUPPORTED = (
     "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",

@@ -7,10 +7,10 @@ from typing import Any, Literal
 import numpy as np
 
 import meshrun
-from jobs.filters import dtypes
-from jobs.filters.bounds import Intervals
-from jobs.filters.expression import evaluate, fold, parse
-from runner.fuse.fill import fill, is_on_device
+from meshrun.jobs.filters import dtypes
+from meshrun.jobs.filters.bounds import Intervals
+from meshrun.jobs.filters.expression import evaluate, fold, parse
+from meshrun.runner.fuse.fill import fill, is_on_device
 
 Result = Literal["float", "same", "uint8", "uint16", "int32", "int64", "float16", "float32", "float64"]
 

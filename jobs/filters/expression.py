@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from runner.errors import UserError
+from meshrun.runner.errors import UserError
 
 Value = TypeVar("Value")
 

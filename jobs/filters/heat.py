@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import meshrun
-from runner.errors import UserError
+from meshrun.runner.errors import UserError
 
 
 def _check(shape: tuple[int, ...], dtype: np.dtype[Any], /, *, dt: float = 0.1, largest: float = 1.0) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 import meshrun
-from jobs.filters import dtypes
-from runner.errors import UserError
-from runner.fuse.fill import fill, is_on_device
+from meshrun.jobs.filters import dtypes
+from meshrun.runner.errors import UserError
+from meshrun.runner.fuse.fill import fill, is_on_device
 
 Array = np.ndarray[Any, Any]
 

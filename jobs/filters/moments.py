@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jobs import kernels
-from jobs.filters import dtypes
+from meshrun.jobs import kernels
+from meshrun.jobs.filters import dtypes
 
 THREADS = 256  # as in moments.cu
 BLOCKS = 128  # a fixed number: the order of sums must not depend on the GPU

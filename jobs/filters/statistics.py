@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 import meshrun
-from jobs import kernels
-from jobs.filters import dtypes
-from jobs.filters.moments import BLOCKS, Moments, combine, of_tile
-from runner.errors import UserError
+from meshrun.jobs import kernels
+from meshrun.jobs.filters import dtypes
+from meshrun.jobs.filters.moments import BLOCKS, Moments, combine, of_tile
+from meshrun.runner.errors import UserError
 
 MOST_BINS = 65536
 THREADS = 256

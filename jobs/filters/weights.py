@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import UserError
+from meshrun.runner.errors import UserError
 
 EXACT = 2**53  # float64 holds every whole number up to here
 

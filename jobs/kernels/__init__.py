@@ -32,7 +32,7 @@ CTYPE = {
     "float32": "float",
     "float64": "double",
     "bfloat16": "__nv_bfloat16",
-    "void128": "Wide",  # of jobs.filters.dtypes.WIDE
+    "void128": "Wide",  # of meshrun.jobs.filters.dtypes.WIDE
 }
 # The instance for float32 of kernels with more template parameters than the type of elements.
 FLOAT32 = {

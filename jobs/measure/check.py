@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from jobs import kernels
-from jobs.measure import patterns
-from jobs.measure.exact_reductions import largest, tolerance
-from jobs.measure.patterns import Reduced, Segment, Words
-from runner.comm.collectives.api import Datatype
+from meshrun.jobs import kernels
+from meshrun.jobs.measure import patterns
+from meshrun.jobs.measure.exact_reductions import largest, tolerance
+from meshrun.jobs.measure.patterns import Reduced, Segment, Words
+from meshrun.runner.comm.collectives.api import Datatype
 
 THREADS, BLOCKS = 256, 1 << 14
 

@@ -30,7 +30,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from runner.comm.collectives.api import Datatype, premultiplier
+from meshrun.runner.comm.collectives.api import Datatype, premultiplier
 
 MAX_CONTRIBUTORS = 64  # contributors to an element
 

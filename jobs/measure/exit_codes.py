@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import click
 
-from runner.errors import RunError, UserError
+from meshrun.runner.errors import RunError, UserError
 
 
 class WrongResults(RunError):

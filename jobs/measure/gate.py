@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from jobs import kernels
-from runner.device.raw.memory import Box
-from runner.errors import RunError
+from meshrun.jobs import kernels
+from meshrun.runner.device.raw.memory import Box
+from meshrun.runner.errors import RunError
 
 # Most operations to queue behind a closed gate. A stream takes about a thousand, including events; then the
 # host blocks, and would wait for the gate.

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jobs.measure.exact_reductions import Recipe, RecipeKind, recipe
-from runner.comm.collectives.api import Datatype
+from meshrun.jobs.measure.exact_reductions import Recipe, RecipeKind, recipe
+from meshrun.runner.comm.collectives.api import Datatype
 
 # A prime, so that data does not repeat after a whole number of chunks, blocks or ranks.
 PERIOD = 1048573

@@ -16,9 +16,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from runner.errors import UserError
-from runner.files import write_file
-from runner.system.launcher import environment
+from meshrun.runner.errors import UserError
+from meshrun.runner.files import write_file
+from meshrun.runner.system.launcher import environment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

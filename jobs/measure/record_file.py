@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from jobs.measure import plots
 from meshrun import World
-from runner.errors import RunError, UserError, show
-from runner.files import check_writable, write_file
-from runner.report.record import STDOUT, stdout
-from runner.system.launcher import is_secret
+from meshrun.jobs.measure import plots
+from meshrun.runner.errors import RunError, UserError, show
+from meshrun.runner.files import check_writable, write_file
+from meshrun.runner.report.record import STDOUT, stdout
+from meshrun.runner.system.launcher import is_secret
 
 Json = dict[str, Any]  # a JSON object
 PREFIXES = ("NCCL_", "UCX_", "FI_")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from runner.errors import UserError
+from meshrun.runner.errors import UserError
 
 MIB = 1 << 20
 UNITS = {"": 1, "k": 1 << 10, "m": MIB, "g": 1 << 30}

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.measure.gate import MAX_QUEUED, Gate
 from meshrun import World
-from runner.comm.collectives.api import Collectives
-from runner.device.raw.memory import Box
+from meshrun.jobs.measure.gate import MAX_QUEUED, Gate
+from meshrun.runner.comm.collectives.api import Collectives
+from meshrun.runner.device.raw.memory import Box
 
 SHORTEST_SAMPLE = 200e-6  # seconds, many times the resolution of every clock
 FEWEST_CALLS = 16  # on a GPU in a sample

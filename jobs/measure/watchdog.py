@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from jobs.measure.exit_codes import Stuck
 from meshrun import World
-from runner.comm.api import Control
-from runner.errors import MeshrunError, tell
-from runner.world.failure import FailureHandler
-from runner.world.watchdog.watchdog import MeasurementProgress, Watchdog
+from meshrun.jobs.measure.exit_codes import Stuck
+from meshrun.runner.comm.api import Control
+from meshrun.runner.errors import MeshrunError, tell
+from meshrun.runner.world.failure import FailureHandler
+from meshrun.runner.world.watchdog.watchdog import MeasurementProgress, Watchdog
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.errors import UserError
+from meshrun.runner.errors import UserError
 
 
 def parse_axes(text: str | None) -> tuple[int, ...] | None:

@@ -22,13 +22,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jobs import kernels
-from jobs.transforms.transpose import WORD, as_matrix
-from runner.comm.peer_memory import Peers, Unreachable
-from runner.plan.grid import bounds
-from runner.region import Array, Shape
-from runner.world.binding import open_peers
-from runner.world.world import World, clashes
+from meshrun.jobs import kernels
+from meshrun.jobs.transforms.transpose import WORD, as_matrix
+from meshrun.runner.comm.peer_memory import Peers, Unreachable
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.region import Array, Shape
+from meshrun.runner.world.binding import open_peers
+from meshrun.runner.world.world import World, clashes
 
 SIDE, THREADS = 32, 256  # of the kernel
 Direct = TypeVar("Direct")

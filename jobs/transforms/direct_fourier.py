@@ -38,15 +38,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jobs import kernels
-from jobs.transforms.direct import open_everywhere
-from jobs.transforms.fourier import Execute
-from runner.comm.peer_memory import Peers, Unreachable
-from runner.device.api import Mark
-from runner.errors import RunError, first_line
-from runner.plan.grid import bounds
-from runner.region import Array, Shape
-from runner.world.world import World
+from meshrun.jobs import kernels
+from meshrun.jobs.transforms.direct import open_everywhere
+from meshrun.jobs.transforms.fourier import Execute
+from meshrun.runner.comm.peer_memory import Peers, Unreachable
+from meshrun.runner.device.api import Mark
+from meshrun.runner.errors import RunError, first_line
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.region import Array, Shape
+from meshrun.runner.world.world import World
 
 MOST = 1 << 31  # that an int of CUDA does not hold
 C_TYPES = {8: "float2", 16: "double2"}
@@ -140,7 +140,7 @@ def block_cells(shape: Shape, ranks: int) -> int:
 
 def cufft_plan(layout: BatchLayout, dtype: np.dtype[Any], inverse: bool, factor: float) -> Execute:
     """Return a plan of cuFFT (`Planner`)."""
-    from runner.device.cufft import StoreFunction, complex_plan
+    from meshrun.runner.device.cufft import StoreFunction, complex_plan
 
     store = None
     if factor != 1:
@@ -157,7 +157,7 @@ def cufft_plan(layout: BatchLayout, dtype: np.dtype[Any], inverse: bool, factor:
 
 def device_plan(layout: BatchLayout, dtype: np.dtype[Any], inverse: bool, factor: float) -> Execute:
     """Return a plan for long lines side by side, if the layout is that, otherwise of cuFFT (`Planner`)."""
-    from runner.device.fourier_lines import line_plan
+    from meshrun.runner.device.fourier_lines import line_plan
 
     found = None
     if len(layout.shape) == layout.distance == factor == 1:
@@ -167,7 +167,7 @@ def device_plan(layout: BatchLayout, dtype: np.dtype[Any], inverse: bool, factor
 
 def peer_copies(world: World) -> RankCopies:
     """Return copies by the copy engines of this rank's GPU."""
-    from runner.comm.peer_arrays import PeerCopies
+    from meshrun.runner.comm.peer_arrays import PeerCopies
 
     return PeerCopies(world.arrays)
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 import meshrun
-from jobs.transforms.axes import parse_axes
-from jobs.transforms.forecast import forecast_transform, precision_text
-from jobs.transforms.fourier import (
+from meshrun.jobs.transforms.axes import parse_axes
+from meshrun.jobs.transforms.forecast import forecast_transform, precision_text
+from meshrun.jobs.transforms.fourier import (
     Local,
     carry_out,
     checked_axes,
@@ -20,18 +20,18 @@ from jobs.transforms.fourier import (
     result_type,
     working_type,
 )
-from jobs.transforms.plan import Decomposition, Real, TransformPlan, enough_ranks, plan_transform
-from jobs.transforms.projections import Direction, check_projections
-from runner.errors import UserError
-from runner.pipeline.load import read_block
-from runner.pipeline.store import write_block
-from runner.plan.job_forecast import JobForecast, Place
-from runner.plan.task import ArrayType
-from runner.region import Shape
-from runner.report.units import bytes_text
-from runner.storage.formats.registry import Source
-from runner.world.group import Group
-from runner.world.world import World
+from meshrun.jobs.transforms.plan import Decomposition, Real, TransformPlan, enough_ranks, plan_transform
+from meshrun.jobs.transforms.projections import Direction, check_projections
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline.load import read_block
+from meshrun.runner.pipeline.store import write_block
+from meshrun.runner.plan.job_forecast import JobForecast, Place
+from meshrun.runner.plan.task import ArrayType
+from meshrun.runner.region import Shape
+from meshrun.runner.report.units import bytes_text
+from meshrun.runner.storage.formats.registry import Source
+from meshrun.runner.world.group import Group
+from meshrun.runner.world.world import World
 
 # Copies of a block at the same time: before and after a transform, and as messages on both sides; without an
 # exchange, before and after, and what the library needs between.

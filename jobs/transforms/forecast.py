@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from jobs.transforms.in_parts import count_parts
-from jobs.transforms.plan import Passage, Redistribution, Transform, TransformPlan, largest
-from runner.plan.job_forecast import JobForecast, Place, Stage
-from runner.plan.machine import Rate
-from runner.region import Shape
-from runner.system.host_memory import MMAP
+from meshrun.jobs.transforms.in_parts import count_parts
+from meshrun.jobs.transforms.plan import Passage, Redistribution, Transform, TransformPlan, largest
+from meshrun.runner.plan.job_forecast import JobForecast, Place, Stage
+from meshrun.runner.plan.machine import Rate
+from meshrun.runner.region import Shape
+from meshrun.runner.system.host_memory import MMAP
 
 # The part of the memory's rate at which an axis is transformed, reading and writing all cells once. GPU:
 # cuFFT, 1024^3 complex64 on an H200 in 14.9 ms; CPU: scipy.fft, one thread, of a core's copy.

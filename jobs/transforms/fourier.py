@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jobs.transforms.in_parts import Cuts, count_parts, exchange_in_parts
-from jobs.transforms.plan import Passage, Real, Transform, TransformPlan, plan_transform
-from runner.errors import UserError
-from runner.plan.grid import bounds
-from runner.region import Array, Shape
-from runner.run.array_call import host_array
-from runner.world.group import Group
-from runner.world.world import World
+from meshrun.jobs.transforms.in_parts import Cuts, count_parts, exchange_in_parts
+from meshrun.jobs.transforms.plan import Passage, Real, Transform, TransformPlan, plan_transform
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.region import Array, Shape
+from meshrun.runner.run.array_call import host_array
+from meshrun.runner.world.group import Group
+from meshrun.runner.world.world import World
 
 Execute = Callable[[Array, Array], None]  # transforms from one array to another
 PLAN_MOST = 2**31 - 1  # lines of a plan of cuFFT, and elements from one cell of a line to the next
@@ -214,7 +214,7 @@ class Local:
     def _by_plan(self, block: Array, axis: int, stride: int, distance: int) -> Array:
         """Return the transform along an axis by one plan, from where the block lies. cupy.fft copies a block
         to where its cells along another axis than the last are together, and the result back."""
-        from runner.device.fourier_lines import line_plan
+        from meshrun.runner.device.fourier_lines import line_plan
 
         length, batch = block.shape[axis], block.size // block.shape[axis]
         execute = None
@@ -399,6 +399,6 @@ def _module(array: Array) -> Any:
     """Return the array's module: numpy or cupy."""
     if not hasattr(array, "__cuda_array_interface__"):
         return np
-    from runner.device.cuda import CudaBackend
+    from meshrun.runner.device.cuda import CudaBackend
 
     return CudaBackend.xp

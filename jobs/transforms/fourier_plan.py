@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from jobs.transforms.direct import find_peers, opened
-from jobs.transforms.direct_fourier import (
+from meshrun.jobs.transforms.direct import find_peers, opened
+from meshrun.jobs.transforms.direct_fourier import (
     DirectFourier,
     Planner,
     RankCopies,
@@ -23,12 +23,12 @@ from jobs.transforms.direct_fourier import (
     peer_copies,
     problem_of,
 )
-from jobs.transforms.fourier import Local, Norm, carry_out, check_norm
-from jobs.transforms.plan import Redistribution, Transform, TransformPlan
-from runner.comm.peer_memory import Peers
-from runner.errors import UserError
-from runner.region import Array, Shape
-from runner.world.world import World
+from meshrun.jobs.transforms.fourier import Local, Norm, carry_out, check_norm
+from meshrun.jobs.transforms.plan import Redistribution, Transform, TransformPlan
+from meshrun.runner.comm.peer_memory import Peers
+from meshrun.runner.errors import UserError
+from meshrun.runner.region import Array, Shape
+from meshrun.runner.world.world import World
 
 Exchange = Literal["auto", "direct", "messages"]
 EXCHANGES = get_args(Exchange)

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runner.plan.grid import bounds
-from runner.region import Array, Shape
-from runner.world.group import Group
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.region import Array, Shape
+from meshrun.runner.world.group import Group
 
 PARTS = 8  # most parts of a redistribution: the first is made ready, and the last finished, beside nothing
 LEAST = 1 << 20  # bytes of a message, from which links run at about their full rate

@@ -14,9 +14,9 @@ from functools import cached_property
 from itertools import permutations
 from typing import Literal
 
-from runner.errors import UserError
-from runner.plan.grid import Partition, bounds, factorizations
-from runner.region import Region, Shape
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.grid import Partition, bounds, factorizations
+from meshrun.runner.region import Region, Shape
 
 Decomposition = Literal["auto", "slab", "pencil"]
 Real = Literal["", "forward", "inverse"]

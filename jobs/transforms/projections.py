@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from jobs.transforms.plan import Real
-from runner.errors import RunError, UserError
-from runner.plan.grid import bounds
-from runner.region import HostArray, Region, Shape
-from runner.storage.formats.registry import Source
-from runner.world.world import World
+from meshrun.jobs.transforms.plan import Real
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.storage.formats.registry import Source
+from meshrun.runner.world.world import World
 
 TILE = 1 << 21  # cells that a rank reads at a time
 COUNTS = {"sample": (1, 3), "full": (4, 32)}  # sums with random vectors, and cells by the definition

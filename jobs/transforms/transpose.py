@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from jobs import kernels
-from jobs.transforms.in_parts import Cuts, count_parts, exchange_in_parts
-from runner.errors import UserError
-from runner.plan.grid import bounds
-from runner.region import Array, Shape
-from runner.run.array_call import host_array
-from runner.world.group import Group
-from runner.world.world import World
+from meshrun.jobs import kernels
+from meshrun.jobs.transforms.in_parts import Cuts, count_parts, exchange_in_parts
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.region import Array, Shape
+from meshrun.runner.run.array_call import host_array
+from meshrun.runner.world.group import Group
+from meshrun.runner.world.world import World
 
 EDGE = 128  # cells of a tile's edge on a CPU: two tiles fit the cache
 WORD = {2: "uint16", 4: "uint32", 8: "uint64"}  # bytes of an element, for kernels that only move it

@@ -15,21 +15,21 @@ from typing import Any, Literal
 import numpy as np
 
 import meshrun
-from jobs.transforms.axes import parse_axes
-from jobs.transforms.direct import DirectTranspose, open_direct
-from jobs.transforms.forecast import forecast_transpose
-from jobs.transforms.transpose import checked_permutation, exchanged
-from runner.errors import RunError, UserError
-from runner.pipeline.load import read_block
-from runner.pipeline.store import write_block
-from runner.plan.grid import bounds, split_along
-from runner.plan.job_forecast import JobForecast, Place
-from runner.plan.sampling import everything, sample
-from runner.plan.task import ArrayType
-from runner.region import Region, Shape
-from runner.report.units import bytes_text
-from runner.storage.formats.registry import Sink, Source
-from runner.world.world import World
+from meshrun.jobs.transforms.axes import parse_axes
+from meshrun.jobs.transforms.direct import DirectTranspose, open_direct
+from meshrun.jobs.transforms.forecast import forecast_transpose
+from meshrun.jobs.transforms.transpose import checked_permutation, exchanged
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.pipeline.load import read_block
+from meshrun.runner.pipeline.store import write_block
+from meshrun.runner.plan.grid import bounds, split_along
+from meshrun.runner.plan.job_forecast import JobForecast, Place
+from meshrun.runner.plan.sampling import everything, sample
+from meshrun.runner.plan.task import ArrayType
+from meshrun.runner.region import Region, Shape
+from meshrun.runner.report.units import bytes_text
+from meshrun.runner.storage.formats.registry import Sink, Source
+from meshrun.runner.world.world import World
 
 # Copies of a block at the same time: read, as messages on both sides, and transposed; without an exchange,
 # read and transposed.

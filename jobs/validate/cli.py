@@ -10,17 +10,17 @@ from typing import Any
 
 import click
 
-from jobs.measure.exit_codes import Finite, Parsed, StrictCommand
-from jobs.validate.ladder.budget import load_seconds, parse_duration
-from jobs.validate.ladder.budget import quick as quick_plan
-from jobs.validate.plan import RUNGS, Plan, RungName
-from jobs.validate.run.options import ValidateOptions
-from jobs.validate.run.outputs import Outputs, check_writable
-from jobs.validate.verdict import EXIT
-from runner.errors import UserError
-from runner.report.record import STDOUT, stdout_for
-from runner.system.launcher import default_variable
-from runner.world.rank_process import run_as_rank
+from meshrun.jobs.measure.exit_codes import Finite, Parsed, StrictCommand
+from meshrun.jobs.validate.ladder.budget import load_seconds, parse_duration
+from meshrun.jobs.validate.ladder.budget import quick as quick_plan
+from meshrun.jobs.validate.plan import RUNGS, Plan, RungName
+from meshrun.jobs.validate.run.options import ValidateOptions
+from meshrun.jobs.validate.run.outputs import Outputs, check_writable
+from meshrun.jobs.validate.verdict import EXIT
+from meshrun.runner.errors import UserError
+from meshrun.runner.report.record import STDOUT, stdout_for
+from meshrun.runner.system.launcher import default_variable
+from meshrun.runner.world.rank_process import run_as_rank
 
 FILES = ("json", "html", "junit", "prometheus")
 UNKNOWN = EXIT["unknown"]  # also the exit status of usage errors
@@ -37,7 +37,7 @@ class ValidateCommand(StrictCommand):
         self, words: Sequence[str], status: int, why: str, kept: int | None, answer: str | None, files: bool
     ) -> int:
         """Report a run that ended without a verdict. Called by `launch.cli.plugins.conclude`."""
-        from jobs.validate.run.early_end import conclude, written_by_rank_0
+        from meshrun.jobs.validate.run.early_end import conclude, written_by_rank_0
 
         try:
             typed = self.make_context("validate", list(words)).params
@@ -161,10 +161,10 @@ def validate(
             f"--nagios and --{options.outputs.on_stdout} - both write to standard output; write one to a file"
         )
     if options.simulate is not None:
-        from jobs.validate.run.run import rehearse_once
+        from meshrun.jobs.validate.run.run import rehearse_once
 
         return rehearse_once(options, cli_context)
-    from jobs.validate.run.run import report_before_world, run
+    from meshrun.jobs.validate.run.run import report_before_world, run
 
     # Otherwise NCCL sends to another rail through the NIC of that rail, and the wrong NIC would be named.
     # NCCL reads it when the first communicator is made.

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jobs.validate.probe.api import Probe
-from jobs.validate.verdict import Unit
+from meshrun.jobs.validate.probe.api import Probe
+from meshrun.jobs.validate.verdict import Unit
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Key = TypeVar("Key", bound=Hashable)

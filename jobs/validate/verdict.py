@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jobs.validate.plan import RungName
+from meshrun.jobs.validate.plan import RungName
 
 Unit = Literal["GPU", "CPU"]  # what each rank computes on
 Status = Literal["ok", "warning", "critical", "unknown"]

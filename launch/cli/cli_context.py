@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner.system.launcher import Started
+    from meshrun.runner.system.launcher import Started
 
 
 @dataclass(frozen=True)

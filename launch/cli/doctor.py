@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launch.cli.cli_context import CliContext
-from launch.cli.params import DEVICES, TRACEBACK
-from launch.settings import read_settings
+from meshrun.launch.cli.cli_context import CliContext
+from meshrun.launch.cli.params import DEVICES, TRACEBACK
+from meshrun.launch.settings import read_settings
 
 if TYPE_CHECKING:
-    from runner.world.binding import DeviceChoice
+    from meshrun.runner.world.binding import DeviceChoice
 
 
 @click.command()
@@ -32,10 +32,10 @@ def doctor(cli_context: CliContext, device: DeviceChoice, file: str | None, debu
 
     Exit status 0, or 2 if a run would fail.
     """
-    from launch.mpi import library as mpi_library
-    from runner.run.installation.doctor import main
-    from runner.storage.paths import named
-    from runner.system.launcher import detect_launcher
+    from meshrun.launch.mpi import library as mpi_library
+    from meshrun.runner.run.installation.doctor import main
+    from meshrun.runner.storage.paths import named
+    from meshrun.runner.system.launcher import detect_launcher
 
     # A single process loads no MPI; a child process finds the library that ranks would load.
     library = mpi_library.loaded() if detect_launcher() is None else None

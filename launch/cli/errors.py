@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import importlib.machinery
 import re
 import shlex
 import time
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
-ROOMS = ("meshrun", "runner", "jobs")  # our other packages, whose names users also give to folders
 # The option as typed, and the number that may follow.
 RANKS = re.compile(r"(?:-n|-n=|--ranks=|--ranks(?=$))([0-9]*)")
 RESTARTS = {"--on-failure": "--on-failure resume", "--max-restarts": "--max-restarts 3"}
@@ -22,39 +19,15 @@ NEAR = 0.7  # least similarity, without dashes, of the typed option and a sugges
 LINGER = 1.0  # seconds for rank 0 to report before the exit of other ranks ends it
 
 
-class ShadowedPackage(click.ClickException):
-    """A user's folder hides one of our packages."""
-
-    exit_code = 2
-
-
-def check_shadowing() -> None:
-    """Raise ShadowedPackage if `import runner` or `import jobs` would not import ours, as with PYTHONPATH=.
-    ."""
-    home = Path(__file__).resolve().parents[2]
-    for room in ROOMS:
-        spec = importlib.machinery.PathFinder.find_spec(room)
-        if spec is None:
-            continue
-        found = Path(spec.origin or next(iter(spec.submodule_search_locations or ())))
-        if found.name == "__init__.py":
-            found = found.parent
-        if found.resolve() != home / room:
-            raise ShadowedPackage(
-                f"{found} hides meshrun's own package {room}: got {found}, expected {home / room}. "
-                f"Try: rename that folder, or remove {found.parent} from PYTHONPATH"
-            )
-
-
 def report_error(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -> int:
     """Print `sentence` once for all ranks; returns `exit_status`.
 
     With a run directory, the first rank to claim the failure prints it; otherwise rank 0. If another
     process reads the ranks' output, a rank that outlives rank 0 prints its own error.
     """
-    from runner.errors import tell
-    from runner.system.launcher import detect_launcher
-    from runner.world.run_status import RunLines, run_at
+    from meshrun.runner.errors import tell
+    from meshrun.runner.system.launcher import detect_launcher
+    from meshrun.runner.world.run_status import RunLines, run_at
 
     launched = detect_launcher()
     rank = launched.rank if launched else 0

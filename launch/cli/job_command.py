@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.cli.params import SIZE, ParsedText, debug_option, device_option
+from meshrun.launch.cli.params import SIZE, ParsedText, debug_option, device_option
 
 if TYPE_CHECKING:
-    from runner.job.declaration import Job
-    from runner.job.signature import Parameter
+    from meshrun.runner.job.declaration import Job
+    from meshrun.runner.job.signature import Parameter
 
 RUN = "--run-"  # before the name of a run's option of which a job has a parameter
 OWN = "of_job_"  # before a parameter's name among the values of a command: an option may have that name too
@@ -32,7 +32,7 @@ class Jobs(click.Group):
     texts = True  # a job's own options may be empty
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        from runner.job.discover import names
+        from meshrun.runner.job.discover import names
 
         return names()
 
@@ -46,7 +46,7 @@ class Jobs(click.Group):
 
 def job_command(name: str) -> click.Command:
     """The command `meshrun run NAME`. Raises UserError if there is no such job or it cannot be loaded."""
-    from runner.job.discover import find
+    from meshrun.runner.job.discover import find
 
     job = find(name)
     own = [job_option(parameter) for parameter in job.parameters]
@@ -54,12 +54,12 @@ def job_command(name: str) -> click.Command:
     several = takes_several(job)
 
     def run(files: tuple[str, ...] = (), **values: Any) -> int:
-        from runner.plan.machine import rates_file
-        from runner.plan.step_options import StepOptions
-        from runner.plan.stream_options import StreamOptions
-        from runner.run.entry import main
-        from runner.run.execute import file_names, wrong_number
-        from runner.run.options import Options, form_of
+        from meshrun.runner.plan.machine import rates_file
+        from meshrun.runner.plan.step_options import StepOptions
+        from meshrun.runner.plan.stream_options import StreamOptions
+        from meshrun.runner.run.entry import main
+        from meshrun.runner.run.execute import file_names, wrong_number
+        from meshrun.runner.run.options import Options, form_of
 
         inputs, outputs = list(files[: len(job.arrays)]), list(files[len(job.arrays) :])
         if several and len(files) != len(file_names(job)):
@@ -102,14 +102,14 @@ def job_command(name: str) -> click.Command:
 
 def takes_several(job: Job) -> bool:
     """Whether a job's command takes more files than INPUT and OUTPUT."""
-    from runner.run.execute import file_names
+    from meshrun.runner.run.execute import file_names
 
     return len(file_names(job)) > 2
 
 
 def files_of(job: Job) -> list[click.Argument]:
     """The files of a job's command: INPUT and OUTPUT, or the names of its inputs and outputs."""
-    from runner.run.execute import file_names
+    from meshrun.runner.run.execute import file_names
 
     if takes_several(job):
         return [click.Argument(["files"], nargs=-1, metavar=" ".join(file_names(job)))]
@@ -132,7 +132,7 @@ class JobsShown(Jobs):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """The command for a job. Raises UserError if there is no such job or it cannot be loaded."""
-        from runner.job.discover import find
+        from meshrun.runner.job.discover import find
 
         job = find(cmd_name)
         own = [job_option(parameter) for parameter in job.parameters]
@@ -149,8 +149,8 @@ class JobsShown(Jobs):
         takes = " ".join(name.upper() for name in job.arrays) if len(job.arrays) > 1 else "INPUT"
 
         def run(inputs: tuple[str, ...], debug: bool, **values: Any) -> None:
-            from runner.errors import MeshrunError
-            from runner.run.options import as_options
+            from meshrun.runner.errors import MeshrunError
+            from meshrun.runner.run.options import as_options
 
             parameters = {parameter.name: values.pop(OWN + parameter.name) for parameter in job.parameters}
             try:
@@ -226,7 +226,7 @@ class JobCommand(click.Command):
 
 def with_free_names(ours: list[click.Option], own: list[click.Option]) -> list[click.Option]:
     """Rename the flags of the runner's options that are flags of the job's: --depth becomes --run-depth."""
-    from runner.job.signature import run_name
+    from meshrun.runner.job.signature import run_name
 
     taken = {_name_of(flag) for option in own for flag in (*option.opts, *option.secondary_opts)}
     for option in ours:
@@ -237,7 +237,7 @@ def with_free_names(ours: list[click.Option], own: list[click.Option]) -> list[c
         elif clash:
             option.opts = [_flag(run_name(_name_of(flag), taken)) for flag in option.opts]
     if renamed := _renamed(ours):
-        from runner.run.options import rename_options
+        from meshrun.runner.run.options import rename_options
 
         for option in ours:
             option.help = option.help and rename_options(option.help, renamed)
@@ -337,7 +337,7 @@ def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Opt
 
 def grid_options() -> list[click.Option]:
     """How a job's array is split, and its boundary."""
-    from runner.plan.halo import BOUNDARIES
+    from meshrun.runner.plan.halo import BOUNDARIES
 
     return [
         click.Option(["--grid"], metavar="RxC", help="Split the array into this grid, a number per axis."),
@@ -360,7 +360,7 @@ def input_option(name: str, taken: Container[str], **details: Any) -> click.Opti
 
 def fuse_option() -> click.Option:
     """Whether a job's function becomes one kernel."""
-    from runner.job.declaration import FUSE
+    from meshrun.runner.job.declaration import FUSE
 
     return click.Option(
         ["--fuse"],
@@ -371,7 +371,7 @@ def fuse_option() -> click.Option:
 
 def fuse_math_option() -> click.Option:
     """How that kernel rounds."""
-    from runner.job.declaration import FUSE_MATH
+    from meshrun.runner.job.declaration import FUSE_MATH
 
     return click.Option(
         ["--fuse-math"],
@@ -383,7 +383,7 @@ def fuse_math_option() -> click.Option:
 
 def step_options() -> list[click.Option]:
     """The fields of `runner.plan.step_options.StepOptions`."""
-    from runner.plan.step_options import (
+    from meshrun.runner.plan.step_options import (
         COLORS,
         HALOS,
         STEPS_MOST,
@@ -453,14 +453,14 @@ def stream_options() -> list[click.Option]:
 
 def steps_option(text: str) -> click.Option:
     """Return the option --steps. text: its help."""
-    from runner.plan.step_options import STEPS_MOST
+    from meshrun.runner.plan.step_options import STEPS_MOST
 
     return click.Option(["--steps"], type=click.IntRange(1, STEPS_MOST), metavar="N", help=text)
 
 
 def copies_option() -> click.Option:
     """Return the option of the copies of a run's fields that steps change."""
-    from runner.plan.step_options import COPIES
+    from meshrun.runner.plan.step_options import COPIES
 
     return click.Option(
         ["--copies"], type=click.Choice(COPIES), default=COPIES[0],
@@ -471,7 +471,7 @@ def copies_option() -> click.Option:
 
 def depth_option() -> click.Option:
     """The option --depth; None if not given."""
-    from runner.plan.stream_options import DEPTH, DEPTH_MOST
+    from meshrun.runner.plan.stream_options import DEPTH, DEPTH_MOST
 
     return click.Option(
         ["--depth"],
@@ -483,7 +483,7 @@ def depth_option() -> click.Option:
 
 def _help_text(job: Job) -> str:
     """The job's docstring without its parameters, which are options; click must not rewrap its lines."""
-    from runner.run.execute import writes_files
+    from meshrun.runner.run.execute import writes_files
 
     text = inspect.getdoc(job.function) or ""
     for parameter in job.parameters:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.cli.job_command import JobsShown, fuse_math_option, grid_options
+from meshrun.launch.cli.job_command import JobsShown, fuse_math_option, grid_options
 
 if TYPE_CHECKING:
-    from runner.job.declaration import Job
+    from meshrun.runner.job.declaration import Job
 
 
 def show(
@@ -27,12 +27,12 @@ def show(
     cpu: bool,
 ) -> None:
     """Print a job's kernel to stdout, and what is to be known of it to stderr."""
-    from runner.errors import UserError
-    from runner.pipeline.fusing import with_inferred_halo
-    from runner.plan.task import plan_task
-    from runner.run.kernel_report import kernel_report
-    from runner.run.options import form_of
-    from runner.run.planned import describe_inputs, open_inputs
+    from meshrun.runner.errors import UserError
+    from meshrun.runner.pipeline.fusing import with_inferred_halo
+    from meshrun.runner.plan.task import plan_task
+    from meshrun.runner.run.kernel_report import kernel_report
+    from meshrun.runner.run.options import form_of
+    from meshrun.runner.run.planned import describe_inputs, open_inputs
 
     if job.kind != "map":
         raise UserError(f"job {job.name} has no kernel", expected="a job made by map_blocks")

@@ -11,9 +11,9 @@ from typing import Any, get_args
 
 import click
 
-from launch.cli.params import SHAPE, build_spec, cluster_options, parsed_option
-from launch.cli.plugins import conclude
-from launch.kubernetes.pods import CleanPods, Implementation, Pods, Toleration, memory_bytes
+from meshrun.launch.cli.params import SHAPE, build_spec, cluster_options, parsed_option
+from meshrun.launch.cli.plugins import conclude
+from meshrun.launch.kubernetes.pods import CleanPods, Implementation, Pods, Toleration, memory_bytes
 
 LONGEST = 2**31 - 1  # seconds, of a pod's activeDeadlineSeconds
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -148,7 +148,7 @@ def kubernetes(
     meshrun launch kubernetes -j 2x8 --image registry/meshrun:1 -- bench all_reduce -b 8 -e 8G -f 2
     meshrun launch kubernetes -j 8 --image registry/meshrun:1 --print -- selftest
     """
-    from launch.kubernetes import job as target
+    from meshrun.launch.kubernetes import job as target
 
     if more["memory"] and memory_bytes(more["memory"]) <= memory_bytes(more["shm"]):
         raise click.UsageError(

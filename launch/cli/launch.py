@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from launch.cli.cli_context import terminal_columns
-from launch.cli.kubernetes import kubernetes
-from launch.cli.params import (
+from meshrun.launch.cli.cli_context import terminal_columns
+from meshrun.launch.cli.kubernetes import kubernetes
+from meshrun.launch.cli.params import (
     DEBUG,
     MAX_RESTARTS,
     ON_FAILURE,
@@ -26,10 +26,10 @@ from launch.cli.params import (
     known_hosts,
     restarts,
 )
-from launch.cli.plugins import conclude
-from launch.cli.slurm import slurm
-from launch.mpi import ssh_hosts
-from launch.settings import TARGETS, defaults, read_settings
+from meshrun.launch.cli.plugins import conclude
+from meshrun.launch.cli.slurm import slurm
+from meshrun.launch.mpi import ssh_hosts
+from meshrun.launch.settings import TARGETS, defaults, read_settings
 
 
 class Targets(click.Group):
@@ -100,7 +100,7 @@ def local(
     words: tuple[str, ...],
 ) -> int:
     """Start ranks on this machine, as `meshrun -n` does."""
-    from launch.mpi import local as here
+    from meshrun.launch.mpi import local as here
 
     spec = build_spec(words, wanted or (1, 1), [], settings=settings)
     if spec.hosts > 1:
@@ -163,7 +163,7 @@ def mpirun(
     words: tuple[str, ...],
 ) -> int:
     """Start ranks on hosts reached by ssh, by the MPI launcher installed here."""
-    from launch.mpi import mpirun as target
+    from meshrun.launch.mpi import mpirun as target
 
     spec = build_spec(
         words,

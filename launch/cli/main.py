@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch import completion
-from launch import help as help_pages
-from launch.cli.cli_context import CliContext, terminal_columns
-from launch.cli.errors import ShadowedPackage, check_shadowing, report_error, single_line, usage_message
-from launch.cli.job_command import Jobs
-from launch.cli.params import MAX_RESTARTS, ON_FAILURE, STALL, START, restarts
-from launch.cli.plugins import (
+from meshrun.launch import completion
+from meshrun.launch import help as help_pages
+from meshrun.launch.cli.cli_context import CliContext, terminal_columns
+from meshrun.launch.cli.errors import report_error, single_line, usage_message
+from meshrun.launch.cli.job_command import Jobs
+from meshrun.launch.cli.params import MAX_RESTARTS, ON_FAILURE, STALL, START, restarts
+from meshrun.launch.cli.plugins import (
     ARGUMENTS,
     Commands,
     check_words,
@@ -33,12 +33,12 @@ from launch.cli.plugins import (
     has_result,
     without_ranks,
 )
-from launch.cli.selftest import selftest
-from launch.spec import HOST_TIMEOUT
+from meshrun.launch.cli.selftest import selftest
+from meshrun.launch.spec import HOST_TIMEOUT
 
 if TYPE_CHECKING:
-    from runner.errors import MeshrunError
-    from runner.system.launcher import DetectedLauncher
+    from meshrun.runner.errors import MeshrunError
+    from meshrun.runner.system.launcher import DetectedLauncher
 
 HELP = ("--help", "-h")
 DEBUG = {"--debug", "--run-debug"}  # the latter for a job with a parameter of this name
@@ -98,14 +98,14 @@ def command(
     mpirun -n 32 meshrun run laplacian in.npy out.npy  on a cluster; also with srun
     meshrun run laplacian --help                       describe a job and its options
     """
-    from runner.system.launcher import Started, check_expected, detect_launcher, takes_colour
+    from meshrun.runner.system.launcher import Started, check_expected, detect_launcher, takes_colour
 
     launched, words = detect_launcher(), ctx.meta[ARGUMENTS]
     if ranks is not None and not {*words} & {*HELP}:
         if ranks > 1 and (single := without_ranks(words)):
             raise click.UsageError(f"`meshrun {single}` starts no ranks; remove -n")
         if ranks > 1 and run_dir is None and not _is_rank(launched):
-            from launch.mpi.local import start
+            from meshrun.launch.mpi.local import start
 
             if has_result(words):  # which is printed once, before ranks are started in vain
                 check_words(command, words)
@@ -127,7 +127,7 @@ def command(
             raise click.UsageError("--on-failure goes after launch mpirun or launch local")
         raise click.UsageError("--on-failure resume: this command starts no ranks; add -n N, 2 or more")
     if run_dir is not None and launched is not None:
-        from runner.world.run_status import run_at
+        from meshrun.runner.world.run_status import run_at
 
         run_at(run_dir).begin(launched.rank, os.uname().nodename, os.getpid())
     planned: tuple[int | None, int | None] = expect or (None, None)
@@ -165,8 +165,8 @@ def run() -> None:
 @command.command()
 def jobs() -> None:
     """List the installed jobs."""
-    from runner.errors import MeshrunError
-    from runner.job.discover import find, names
+    from meshrun.runner.errors import MeshrunError
+    from meshrun.runner.job.discover import find, names
 
     rows = []
     for name in names():
@@ -184,8 +184,8 @@ def jobs() -> None:
 @click.pass_obj
 def call(cli_context: CliContext, folder: Path) -> int:
     """Run a call, `job.run(..., ranks=N)`, that a Python program has left in FOLDER."""
-    from runner.run.entry import main
-    from runner.run.python_call import keep_error, keep_record, read_call
+    from meshrun.runner.run.entry import main
+    from meshrun.runner.run.python_call import keep_error, keep_record, read_call
 
     wanted = read_call(folder)
     return main(
@@ -214,16 +214,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     debug = not DEBUG.isdisjoint(words)
     try:
-        check_shadowing()
         with command.make_context("meshrun", words.copy()) as ctx:
             status: Any = command.invoke(ctx)
             sys.stdout.flush()
             return status if isinstance(status, int) else 0
     except click.exceptions.Exit as ending:
         return ending.exit_code
-    except ShadowedPackage as reason:
-        print(f"meshrun: {reason.message}", file=sys.stderr)
-        return reason.exit_code
     except click.ClickException as mistake:
         return _ended(
             words, mistake.exit_code, usage_message(mistake, () if without_ranks(words) else words), debug
@@ -261,7 +257,7 @@ def open_standard_streams() -> None:
 
 def _full(failure: OSError) -> str:
     """The message for an unhandled file error, usually a full disk."""
-    from runner.errors import RunError
+    from meshrun.runner.errors import RunError
 
     if failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
         return str(RunError(f"cannot write {failure.filename or ''}".rstrip(), why=failure.strerror))
@@ -269,7 +265,7 @@ def _full(failure: OSError) -> str:
 
 
 def _described(failure: BaseException) -> str:
-    from runner.errors import describe  # only if an error was raised
+    from meshrun.runner.errors import describe  # only if an error was raised
 
     return describe(failure)
 
@@ -280,7 +276,7 @@ def _ended(words: Sequence[str], status: int, sentence: str, debug: bool) -> int
     Where both streams are the same terminal or file, such a result states the error, and only the hint
     follows.
     """
-    from runner.system.launcher import detect_launcher
+    from meshrun.runner.system.launcher import detect_launcher
 
     launched, ran = detect_launcher(), command_in(words)
     if words[0] == "--run-dir" or (launched is not None and launched.rank):
@@ -305,6 +301,6 @@ def same_stream(one: int, other: int) -> bool:
 
 def _meshrun_error() -> type[MeshrunError]:
     # Imported only if an error was raised.
-    from runner.errors import MeshrunError
+    from meshrun.runner.errors import MeshrunError
 
     return MeshrunError

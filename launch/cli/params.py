@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
-from launch.cli.plugins import check_words
-from launch.spec import (
+from meshrun.launch.cli.plugins import check_words
+from meshrun.launch.spec import (
     HOST_TIMEOUT,
     START_TIMEOUT,
     HostSlots,
@@ -34,7 +34,7 @@ class ParsedText(click.ParamType[Value]):
         self.name, self._function = name, function
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Value:
-        from runner.errors import UserError
+        from meshrun.runner.errors import UserError
 
         if not isinstance(value, str):  # a default
             default: Value = value
@@ -69,7 +69,7 @@ class Seconds(Number):
 
 
 def _parse_size(text: str) -> int:
-    from runner.plan.stream_options import parse_size
+    from meshrun.runner.plan.stream_options import parse_size
 
     return parse_size(text)
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.cli.job_command import JobsShown, copies_option, depth_option, grid_options, steps_option
-from launch.cli.params import SIZE, TRACEBACK
+from meshrun.launch.cli.job_command import JobsShown, copies_option, depth_option, grid_options, steps_option
+from meshrun.launch.cli.params import SIZE, TRACEBACK
 
 if TYPE_CHECKING:
-    from runner.job.declaration import Job
+    from meshrun.runner.job.declaration import Job
 
 
 RATE = click.FloatRange(min=0, min_open=True)
@@ -27,11 +27,11 @@ def forecast(
     **options: Any,
 ) -> None:
     """Print the plan of one job, and write it to the file `json` if given. options: of `plan_record`."""
-    from runner.report.plan_table import render
-    from runner.report.record import STDOUT, write_json
-    from runner.run.planned import SCHEMA, plan_record
-    from runner.storage.formats.registry import check_place
-    from runner.storage.paths import named
+    from meshrun.runner.report.plan_table import render
+    from meshrun.runner.report.record import STDOUT, write_json
+    from meshrun.runner.run.planned import SCHEMA, plan_record
+    from meshrun.runner.storage.formats.registry import check_place
+    from meshrun.runner.storage.paths import named
 
     if json not in (None, STDOUT):
         check_place(named("--json", json), "plan")
@@ -44,18 +44,18 @@ def forecast(
 
 def calibrate_machine(folder: Path) -> int:
     """Measure this machine's rates, print and save them."""
-    from runner.device.api import Backend
-    from runner.plan.machine import rates_file, save
-    from runner.report.plan_table import render_rates
-    from runner.run.installation.calibrate import calibrate
-    from runner.world.binding import visible_gpus
+    from meshrun.runner.device.api import Backend
+    from meshrun.runner.plan.machine import rates_file, save
+    from meshrun.runner.report.plan_table import render_rates
+    from meshrun.runner.run.installation.calibrate import calibrate
+    from meshrun.runner.world.binding import visible_gpus
 
     def opened(index: int) -> Backend:
         if not gpus:
-            from runner.device.cpu import CpuBackend
+            from meshrun.runner.device.cpu import CpuBackend
 
             return CpuBackend()
-        from runner.device.cuda import CudaBackend
+        from meshrun.runner.device.cuda import CudaBackend
 
         return CudaBackend(index)
 
@@ -78,7 +78,7 @@ class Plans(JobsShown):
 
     @staticmethod
     def options(job: Job) -> list[click.Option]:
-        from runner.run.options import RANKS_MOST
+        from meshrun.runner.run.options import RANKS_MOST
 
         return [
             click.Option(
@@ -153,6 +153,6 @@ def plan(ctx: click.Context, calibrate: bool, folder: str, debug: bool) -> int |
         return None
     if not calibrate:
         raise click.UsageError("Missing JOB, or --calibrate.")
-    from runner.storage.paths import named
+    from meshrun.runner.storage.paths import named
 
     return calibrate_machine(named("--at", folder))

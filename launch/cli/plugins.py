@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.cli.errors import check_empty_arguments
+from meshrun.launch.cli.errors import check_empty_arguments
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 COMMAND_GROUP = "meshrun.commands"  # group of entry points
 # Summaries of our own plug-ins, whose import would take longer than the rest of the help.
 SUMMARIES = {
-    "jobs.bench.cli:bench": "Measure collectives: the NCCL tests.",
-    "launch.cli.doctor:doctor": "Show the hardware of every rank, and all problems.",
-    "launch.cli.kernel:kernel": "Print the kernel that a job's function becomes.",
-    "launch.cli.launch:launch": "Start ranks on several hosts.",
-    "launch.cli.plan:plan": "Predict the time and memory of a run, without a GPU or MPI.",
-    "launch.cli.running.status:status": "Show what each rank of your runs on this host is doing.",
-    "jobs.validate.cli:validate": "Check whether GPUs and links are healthy.",
+    "meshrun.jobs.bench.cli:bench": "Measure collectives: the NCCL tests.",
+    "meshrun.launch.cli.doctor:doctor": "Show the hardware of every rank, and all problems.",
+    "meshrun.launch.cli.kernel:kernel": "Print the kernel that a job's function becomes.",
+    "meshrun.launch.cli.launch:launch": "Start ranks on several hosts.",
+    "meshrun.launch.cli.plan:plan": "Predict the time and memory of a run, without a GPU or MPI.",
+    "meshrun.launch.cli.running.status:status": "Show what each rank of your runs on this host is doing.",
+    "meshrun.jobs.validate.cli:validate": "Check whether GPUs and links are healthy.",
 }
 ARGUMENTS = "meshrun.words"  # in click's meta: the command and its arguments
 # Commands that no ranks run, or not with an option.
@@ -95,7 +95,7 @@ def has_result(ran: Sequence[str]) -> bool:
 
 
 def _conclusion(ran: Sequence[str]) -> Callable[..., Any] | None:
-    from runner.errors import MeshrunError
+    from meshrun.runner.errors import MeshrunError
 
     try:
         return getattr(_load(ran[0]), "conclude", None) if ran else None
@@ -113,7 +113,7 @@ def _load(name: str) -> click.Command | None:
     entry = _entry_points().get(name)
     if entry is None:
         return None
-    from runner.errors import Importing
+    from meshrun.runner.errors import Importing
 
     with Importing(f"the command {name} ({entry.value})"):
         command = entry.load()

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launch.cli.cli_context import CliContext
-from launch.cli.params import DEVICES, TRACEBACK
+from meshrun.launch.cli.cli_context import CliContext
+from meshrun.launch.cli.params import DEVICES, TRACEBACK
 
 if TYPE_CHECKING:
-    from runner.world.binding import DeviceChoice
+    from meshrun.runner.world.binding import DeviceChoice
 
 
 @click.command()
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 @click.pass_obj
 def selftest(cli_context: CliContext, mutate: bool, device: DeviceChoice, debug: bool) -> int:
     """Test whether this installation works."""
-    from runner.run.installation.selftest import main as test
-    from runner.system.launcher import detect_launcher
+    from meshrun.runner.run.installation.selftest import main as test
+    from meshrun.runner.system.launcher import detect_launcher
 
     single_process = cli_context.started.run is None and detect_launcher() is None
     if mutate and not single_process:
@@ -39,13 +39,13 @@ def selftest(cli_context: CliContext, mutate: bool, device: DeviceChoice, debug:
 
 def check_installation(device: DeviceChoice, debug: bool) -> int:
     """Test one rank without MPI, then several ranks under the launcher; returns 0 or 1."""
-    from launch.mpi import launcher as mpi_launcher
-    from launch.mpi import local
-    from runner.errors import UserError
-    from runner.files import working_directory
-    from runner.run.installation.selftest import launcher_ranks
-    from runner.run.installation.selftest import main as test
-    from runner.system.launcher import Started
+    from meshrun.launch.mpi import launcher as mpi_launcher
+    from meshrun.launch.mpi import local
+    from meshrun.runner.errors import UserError
+    from meshrun.runner.files import working_directory
+    from meshrun.runner.run.installation.selftest import launcher_ranks
+    from meshrun.runner.run.installation.selftest import main as test
+    from meshrun.runner.system.launcher import Started
 
     working_directory()  # otherwise each part would report that it does not exist
     status = test(device=device, started=Started(ranks=1), debug=debug)

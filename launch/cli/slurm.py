@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import click
 
-from launch.cli.params import SHAPE, build_spec, cluster_options, parsed_option
-from launch.cli.plugins import conclude
-from launch.slurm.batch_script import CPUS_PER_RANK, INDEX, PER_TASK, JobRequest, script, srun
+from meshrun.launch.cli.params import SHAPE, build_spec, cluster_options, parsed_option
+from meshrun.launch.cli.plugins import conclude
+from meshrun.launch.slurm.batch_script import CPUS_PER_RANK, INDEX, PER_TASK, JobRequest, script, srun
 
 # Options that only a new job can have.
 NEW_JOB_ONLY = (
@@ -84,10 +84,10 @@ def slurm(
     **options: Any,
 ) -> int:
     """Start ranks with Slurm: as a batch job, or as a step of the current allocation."""
-    from launch.slurm import job as slurm_job
-    from launch.slurm.queries import program
-    from runner.errors import tell
-    from runner.files import working_directory
+    from meshrun.launch.slurm import job as slurm_job
+    from meshrun.launch.slurm.queries import program
+    from meshrun.runner.errors import tell
+    from meshrun.runner.files import working_directory
 
     # Check the command with a number in place of an array task's index.
     known = tuple(word.replace(INDEX, "0") for word in words) if options["array"] else words
@@ -139,9 +139,9 @@ def cores(environment: Mapping[str, str], ranks: int) -> int:
 
 def _mpi(mpi: str, ranks: int, container: str | None, show: bool) -> tuple[str, str]:
     """srun's --mpi, and why. With --print, a named one is not checked: Slurm may be on another machine."""
-    from launch.mpi.library import loaded
-    from launch.slurm.pmi import choose_mpi, offered, suggestion
-    from runner.errors import UserError
+    from meshrun.launch.mpi.library import loaded
+    from meshrun.launch.slurm.pmi import choose_mpi, offered, suggestion
+    from meshrun.runner.errors import UserError
 
     library = None if container else loaded()
     try:

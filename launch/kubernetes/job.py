@@ -13,16 +13,16 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 
-from launch.kubernetes import kubectl, manifest, pod_state, user_values
-from launch.kubernetes.kubectl import ClusterJob, NoAnswer
-from launch.kubernetes.manifest import Document
-from launch.kubernetes.pod_log import PodLog
-from launch.kubernetes.pod_state import Object
-from launch.kubernetes.pods import Pods
-from launch.spec import LaunchSpec
-from launch.supervise.judge import Conclude, Outcome, judge, no_answer
-from launch.supervise.status_lines import StatusLines
-from launch.supervise.supervisor import signal_handlers
+from meshrun.launch.kubernetes import kubectl, manifest, pod_state, user_values
+from meshrun.launch.kubernetes.kubectl import ClusterJob, NoAnswer
+from meshrun.launch.kubernetes.manifest import Document
+from meshrun.launch.kubernetes.pod_log import PodLog
+from meshrun.launch.kubernetes.pod_state import Object
+from meshrun.launch.kubernetes.pods import Pods
+from meshrun.launch.spec import LaunchSpec
+from meshrun.launch.supervise.judge import Conclude, Outcome, judge, no_answer
+from meshrun.launch.supervise.status_lines import StatusLines
+from meshrun.launch.supervise.supervisor import signal_handlers
 
 STEP = 0.2  # seconds until a signal is noticed
 START_INTERVAL = 2.0  # seconds between queries while pods are starting
@@ -43,8 +43,8 @@ def start(spec: LaunchSpec, pods: Pods, *, debug: bool = False, conclude: Conclu
     A job whose pods cannot start is deleted, as is an interrupted one (exit status 128 + signal). Raises
     UserError if nothing is submitted, and RunError if the cluster stops answering.
     """
-    from runner.errors import tell
-    from runner.world.run_status import RunDirectory
+    from meshrun.runner.errors import tell
+    from meshrun.runner.world.run_status import RunDirectory
 
     token = secrets.token_hex(8)
     document = _document(spec, pods, token)
@@ -71,7 +71,7 @@ def start(spec: LaunchSpec, pods: Pods, *, debug: bool = False, conclude: Conclu
 
 
 def _document(spec: LaunchSpec, pods: Pods, token: str | None = None) -> Document:
-    from runner.errors import UserError
+    from meshrun.runner.errors import UserError
 
     document = manifest.document(spec, pods, token)
     if wrong := user_values.problems(document):
@@ -182,7 +182,7 @@ class _Followed:
         return self._doomed
 
     def _delete(self) -> None:
-        from runner.errors import RunError
+        from meshrun.runner.errors import RunError
 
         try:
             self.job.delete()
@@ -194,7 +194,7 @@ class _Followed:
             ) from reason
 
     def _broken(self) -> None:
-        from runner.errors import RunError
+        from meshrun.runner.errors import RunError
 
         if self.log.failures >= MAX_LOG_FAILURES:
             raise RunError(
@@ -204,7 +204,7 @@ class _Followed:
             )
 
     def _unanswered(self, reason: NoAnswer) -> None:
-        from runner.errors import RunError
+        from meshrun.runner.errors import RunError
 
         if time.monotonic() - self._answered > ANSWER_TIMEOUT:
             raise RunError(
@@ -214,7 +214,7 @@ class _Followed:
             )
 
     def _print_once(self, sentence: str) -> None:
-        from runner.errors import tell
+        from meshrun.runner.errors import tell
 
         if sentence not in self._printed:
             self._printed.add(sentence)

@@ -8,10 +8,10 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launch.kubernetes import pod_state
-from launch.kubernetes.manifest import JOB, Document
-from launch.kubernetes.pod_state import Object
-from launch.supervise.query import query
+from meshrun.launch.kubernetes import pod_state
+from meshrun.launch.kubernetes.manifest import JOB, Document
+from meshrun.launch.kubernetes.pod_state import Object
+from meshrun.launch.supervise.query import query
 
 TIMEOUT = 20  # seconds for an answer
 ENDING = 120  # seconds for a deleted job's pods to end; their grace period is 30 s
@@ -36,7 +36,7 @@ class ClusterJob:
 
     def create(self, manifest: Document) -> None:
         """Submit the job. Raises UserError if the cluster rejects it."""
-        from runner.errors import UserError
+        from meshrun.runner.errors import UserError
 
         try:
             self._run(["create", "-f", "-"], text=json.dumps(manifest))
@@ -98,7 +98,7 @@ class ClusterJob:
 
 
 def find() -> str:
-    from runner.errors import UserError
+    from meshrun.runner.errors import UserError
 
     found = shutil.which("kubectl")
     if found is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launch.kubernetes.pods import Implementation, Pods
-from launch.mpi.environment import (
+from meshrun.launch.kubernetes.pods import Implementation, Pods
+from meshrun.launch.mpi.environment import (
     FORWARDED,
     FORWARDED_WHOLE,
     INTEL_OVER_TCP,
@@ -16,9 +16,9 @@ from launch.mpi.environment import (
     keepalive,
     required_variables,
 )
-from launch.mpi.launcher import AS_ROOT, Launcher, Vendor
-from launch.mpi.rank_command import spec_options
-from launch.spec import LaunchSpec
+from meshrun.launch.mpi.launcher import AS_ROOT, Launcher, Vendor
+from meshrun.launch.mpi.rank_command import spec_options
+from meshrun.launch.spec import LaunchSpec
 
 HOSTFILE = "/etc/mpi/hostfile"
 VENDORS: dict[Implementation, Vendor] = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}

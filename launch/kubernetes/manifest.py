@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch.kubernetes.launcher_script import (
+from meshrun.launch.kubernetes.launcher_script import (
     HOSTFILE,
     launcher_on_one_host,
     program,
@@ -17,8 +17,8 @@ from launch.kubernetes.launcher_script import (
     variables_between_hosts,
     words_between_hosts,
 )
-from launch.kubernetes.pods import HOME, SSHD, USER, Implementation, Pods
-from launch.spec import LaunchSpec
+from meshrun.launch.kubernetes.pods import HOME, SSHD, USER, Implementation, Pods
+from meshrun.launch.spec import LaunchSpec
 
 IMPLEMENTATIONS: dict[Implementation, str] = {"openmpi": "OpenMPI", "mpich": "MPICH", "intel": "Intel"}
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -40,7 +40,7 @@ def document(spec: LaunchSpec, pods: Pods, token: str | None = None) -> Document
 
 def text(manifest: Document) -> str:
     """The manifest as YAML, scripts as literal blocks. Raises UserError without PyYAML."""
-    from runner.errors import UserError
+    from meshrun.runner.errors import UserError
 
     try:
         import yaml

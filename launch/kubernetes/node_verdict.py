@@ -1,6 +1,6 @@
 """Mark a Kubernetes node with its validation's verdict: a label, two annotations and, if critical, a taint.
 
-    python -I -m launch.kubernetes.node_verdict REPORT NODE
+    python -I -m meshrun.launch.kubernetes.node_verdict REPORT NODE
 
 Runs in a pod whose service account may get and patch nodes (kubernetes/validate.yaml). The taint is only
 added: an administrator removes it after repairing the node.

@@ -8,9 +8,9 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from launch.supervise.launcher_output import OutputFilter
-from launch.supervise.status_lines import StatusLines
-from launch.supervise.supervisor import TAIL, pass_on
+from meshrun.launch.supervise.launcher_output import OutputFilter
+from meshrun.launch.supervise.status_lines import StatusLines
+from meshrun.launch.supervise.supervisor import TAIL, pass_on
 
 REST = 20.0  # seconds for the rest of the log after the pod's program has ended
 SHORT = 5.0  # seconds; a stream that lasted longer is not counted as a failure when it breaks

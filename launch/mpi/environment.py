@@ -12,8 +12,8 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from launch.mpi.launcher import AS_ROOT, Launcher
-from launch.spec import LaunchSpec
+from meshrun.launch.mpi.launcher import AS_ROOT, Launcher
+from meshrun.launch.spec import LaunchSpec
 
 # Variables that ranks on other hosts need too. Open MPI forwards none of them.
 FORWARDED = ("NCCL_", "UCX_", "FI_", "CUDA_", "MPI4PY_", "MESHRUN_")
@@ -96,7 +96,7 @@ def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
 
     Raises UserError for a name that a shell on another host would not take as one.
     """
-    from runner.errors import UserError
+    from meshrun.runner.errors import UserError
 
     found = {name: value for name, value in environment.items() if is_forwarded(name)}
     if wrong := next((name for name in found if not NAME.fullmatch(name)), None):

@@ -82,7 +82,7 @@ class Launcher:
     def clean_environment(self, base: Mapping[str, str], sockets: Path | None = None) -> dict[str, str]:
         """`base` without variables about hosts and ranks of other runs; the launcher's sockets go to
         `sockets`."""
-        from runner.system.launcher import UNCONNECTED_NAMES
+        from meshrun.runner.system.launcher import UNCONNECTED_NAMES
 
         environment = {
             name: value
@@ -110,7 +110,7 @@ def cores() -> int:
 
 def find() -> Launcher:
     """The launcher to use. Raises UserError if there is none or it is unknown."""
-    from runner.errors import UserError
+    from meshrun.runner.errors import UserError
 
     path, bundled = _locate()
     if path is None:

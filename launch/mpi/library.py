@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.supervise.query import query
+from meshrun.launch.supervise.query import query
 
 if TYPE_CHECKING:
-    from launch.mpi.launcher import Launcher
+    from meshrun.launch.mpi.launcher import Launcher
 
 # Removes the working directory, which -c puts first on the import path; -I would also ignore PYTHONPATH, in
 # which a site's modules may have mpi4py, and -P needs Python 3.11. MPI is not initialised: that takes a
@@ -51,7 +51,7 @@ def check(launcher: Launcher, libraries: Mapping[str, Library | None]) -> None:
 
     libraries: by host; None if unknown, which is accepted.
     """
-    from runner.errors import UserError
+    from meshrun.runner.errors import UserError
 
     hosts: dict[Library, list[str]] = {}
     for host, library in libraries.items():

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi import library as mpi_library
-from launch.mpi.environment import shell_command
-from launch.mpi.rank_command import PROGRAM, run_options
-from launch.spec import START_TIMEOUT, LaunchSpec
-from launch.supervise.cleanup import RUN_MARK
-from launch.supervise.clock import Clocks, halt_timeout
-from launch.supervise.judge import Conclude, no_answer
-from launch.supervise.restarts import with_restarts
-from launch.supervise.supervisor import supervise
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi import library as mpi_library
+from meshrun.launch.mpi.environment import shell_command
+from meshrun.launch.mpi.rank_command import PROGRAM, run_options
+from meshrun.launch.spec import START_TIMEOUT, LaunchSpec
+from meshrun.launch.supervise.cleanup import RUN_MARK
+from meshrun.launch.supervise.clock import Clocks, halt_timeout
+from meshrun.launch.supervise.judge import Conclude, no_answer
+from meshrun.launch.supervise.restarts import with_restarts
+from meshrun.launch.supervise.supervisor import supervise
 
 RANK_BYTES = 16 << 20  # least private memory of a rank with Python, NumPy and MPI
 
@@ -70,9 +70,9 @@ def start(
 
 def check_capacity(ranks: int) -> None:
     """Raise UserError for more ranks than fit into memory; warn about more ranks than cores."""
-    from runner.errors import UserError, tell
-    from runner.report.units import counted
-    from runner.system.host_memory import host_memory
+    from meshrun.runner.errors import UserError, tell
+    from meshrun.runner.report.units import counted
+    from meshrun.runner.system.host_memory import host_memory
 
     memory = host_memory()
     if ranks * RANK_BYTES > memory:

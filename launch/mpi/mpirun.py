@@ -10,18 +10,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi import library as mpi_library
-from launch.mpi import ssh_hosts
-from launch.mpi.environment import environment, forwarded, own_interfaces, shell_command
-from launch.mpi.launcher import Launcher
-from launch.mpi.rank_command import PROGRAM, run_options, spec_options
-from launch.spec import START_TIMEOUT, LaunchSpec
-from launch.supervise.cleanup import RUN_MARK
-from launch.supervise.clock import Clocks, halt_timeout
-from launch.supervise.judge import Conclude, no_answer
-from launch.supervise.restarts import with_restarts
-from launch.supervise.supervisor import supervise
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi import library as mpi_library
+from meshrun.launch.mpi import ssh_hosts
+from meshrun.launch.mpi.environment import environment, forwarded, own_interfaces, shell_command
+from meshrun.launch.mpi.launcher import Launcher
+from meshrun.launch.mpi.rank_command import PROGRAM, run_options, spec_options
+from meshrun.launch.spec import START_TIMEOUT, LaunchSpec
+from meshrun.launch.supervise.cleanup import RUN_MARK
+from meshrun.launch.supervise.clock import Clocks, halt_timeout
+from meshrun.launch.supervise.judge import Conclude, no_answer
+from meshrun.launch.supervise.restarts import with_restarts
+from meshrun.launch.supervise.supervisor import supervise
 
 CLEANUP = str(Path(__file__).parents[1] / "supervise" / "cleanup.py")
 
@@ -60,7 +60,7 @@ def start(
 
     Raises UserError without a launcher, if a host does not answer, or if two names are of one host.
     """
-    from runner.errors import tell
+    from meshrun.runner.errors import tell
 
     launcher = mpi_launcher.find()
     if launcher.whole_lines:  # raw output might cut the ranks' status lines

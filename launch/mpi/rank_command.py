@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from launch.spec import LaunchSpec
+from meshrun.launch.spec import LaunchSpec
 
-PROGRAM = (sys.executable, str(Path(__file__).parents[1] / "__main__.py"))
+PROGRAM = (sys.executable, str(Path(__file__).parents[2] / "__main__.py"))
 
 
 def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
@@ -25,7 +25,7 @@ def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
 
 def run_options(place: str, columns: int | None, stall_timeout: float | None = None) -> list[str]:
     """Options about the process that waits for the ranks. place: as for `run_status.run_at`."""
-    from runner.system.launcher import takes_colour
+    from meshrun.runner.system.launcher import takes_colour
 
     stall = [] if stall_timeout is None else ["--stall-timeout", f"{stall_timeout:g}"]
     terminal = [] if columns is None else ["--tty", str(columns)]

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from launch.mpi.launcher import Vendor
-from launch.mpi.library import QUERY, Library, parse_library
-from launch.spec import LaunchSpec
+from meshrun.launch.mpi.launcher import Vendor
+from meshrun.launch.mpi.library import QUERY, Library, parse_library
+from meshrun.launch.spec import LaunchSpec
 
 TIMEOUT = 30.0  # seconds for a host to answer: its sshd may be starting
 ATTEMPT = 5  # seconds for one connection
@@ -55,7 +55,7 @@ class HostProbe:
 
 def probe_hosts(spec: LaunchSpec, python: str, timeout: float = TIMEOUT) -> list[HostProbe]:
     """Probe all hosts at the same time. Raises UserError with the hosts that do not answer or lack Python."""
-    from runner.errors import UserError
+    from meshrun.runner.errors import UserError
 
     if shutil.which("ssh") is None:
         raise UserError(
@@ -108,7 +108,7 @@ def check_names(found: Sequence[HostProbe], vendor: Vendor) -> None:
 
     vendor: the launcher's. Open MPI knows hosts by their names up to the first dot.
     """
-    from runner.errors import UserError
+    from meshrun.runner.errors import UserError
 
     if same := _alike((probe.host, f"{probe.name}/{probe.boot}" if probe.boot else "") for probe in found):
         names, identity = same

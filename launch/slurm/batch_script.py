@@ -7,10 +7,10 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.mpi.environment import OVER_TCP, required_variables
-from launch.mpi.rank_command import PROGRAM, spec_options
-from launch.slurm.output_file import JOB_NAME, letters
-from launch.spec import LaunchSpec
+from meshrun.launch.mpi.environment import OVER_TCP, required_variables
+from meshrun.launch.mpi.rank_command import PROGRAM, spec_options
+from meshrun.launch.slurm.output_file import JOB_NAME, letters
+from meshrun.launch.spec import LaunchSpec
 
 # For the threads of a rank: its own, those that read and write files, and NCCL's for the network.
 CPUS_PER_RANK = 4
@@ -160,7 +160,7 @@ def _exports(spec: LaunchSpec, job: JobRequest) -> list[tuple[str, str]]:
 
 
 def _attempt(job: JobRequest, token: str | None) -> str:
-    from runner.world.run_status import lost_note
+    from meshrun.runner.world.run_status import lost_note
 
     lines = []
     if job.requeue:
@@ -176,7 +176,7 @@ def _attempt(job: JobRequest, token: str | None) -> str:
 def attempt_mark(token: str, number: str) -> str:
     """The line with which each attempt of job `number` begins its output, and which invalidates the reports
     of the previous attempt."""
-    from runner.world.run_status import LINE
+    from meshrun.runner.world.run_status import LINE
 
     return f"{LINE} {token} attempt {number}"
 

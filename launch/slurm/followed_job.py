@@ -7,15 +7,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launch.slurm import queries
-from launch.slurm.output_file import OutputFile
-from launch.slurm.queries import GONE, JobState
-from launch.slurm.reasons import task_end
-from launch.supervise.status_lines import StatusLines
-from launch.supervise.supervisor import CLAIMED, TAIL, pass_on
+from meshrun.launch.slurm import queries
+from meshrun.launch.slurm.output_file import OutputFile
+from meshrun.launch.slurm.queries import GONE, JobState
+from meshrun.launch.slurm.reasons import task_end
+from meshrun.launch.supervise.status_lines import StatusLines
+from meshrun.launch.supervise.supervisor import CLAIMED, TAIL, pass_on
 
 if TYPE_CHECKING:
-    from runner.world.run_status import RunDirectory
+    from meshrun.runner.world.run_status import RunDirectory
 
 LATE = 10.0  # seconds for a shared file system to show what another host has written
 AT_ONCE = 0.5  # the same after a failure without a message to wait for
@@ -87,7 +87,7 @@ class FollowedJob:
 
     def _read_lost_note(self) -> None:
         """Read the note in which ranks report the loss of the host that writes the output."""
-        from runner.world.run_status import read_lost_note
+        from meshrun.runner.world.run_status import read_lost_note
 
         if self.state.state not in ("", "PENDING") and not self.requeue:
             sentence = read_lost_note(self.state.id, self.token)
@@ -119,7 +119,7 @@ class FollowedJob:
 
     def failure(self) -> str | None:
         """Why the job failed, according to Slurm and srun; None if it did not."""
-        from runner.errors import RunError
+        from meshrun.runner.errors import RunError
 
         state, recorded = self.state, self.run.record() is not None
         if recorded and (state.succeeded or state.state == GONE):

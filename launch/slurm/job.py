@@ -10,18 +10,25 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launch.mpi.environment import required_variables
-from launch.slurm import batch_script, queries
-from launch.slurm.batch_script import JobRequest
-from launch.slurm.followed_job import AttemptStatusLines, FollowedJob
-from launch.slurm.output_file import OutputFile, absolute, check_output, expand, values_before, values_of
-from launch.slurm.queries import GONE, JobState, last_line, program
-from launch.slurm.reasons import NORMAL, remedy, task_end
-from launch.spec import LaunchSpec
-from launch.supervise.cleanup import RUN_MARK
-from launch.supervise.judge import Conclude, Outcome, judge, no_answer
-from launch.supervise.query import query
-from launch.supervise.supervisor import signal_handlers, supervise
+from meshrun.launch.mpi.environment import required_variables
+from meshrun.launch.slurm import batch_script, queries
+from meshrun.launch.slurm.batch_script import JobRequest
+from meshrun.launch.slurm.followed_job import AttemptStatusLines, FollowedJob
+from meshrun.launch.slurm.output_file import (
+    OutputFile,
+    absolute,
+    check_output,
+    expand,
+    values_before,
+    values_of,
+)
+from meshrun.launch.slurm.queries import GONE, JobState, last_line, program
+from meshrun.launch.slurm.reasons import NORMAL, remedy, task_end
+from meshrun.launch.spec import LaunchSpec
+from meshrun.launch.supervise.cleanup import RUN_MARK
+from meshrun.launch.supervise.judge import Conclude, Outcome, judge, no_answer
+from meshrun.launch.supervise.query import query
+from meshrun.launch.supervise.supervisor import signal_handlers, supervise
 
 READ_INTERVAL = 0.2  # seconds between two reads of the output
 # Seconds between two queries to Slurm: a tenth of the time since the last change, within these limits.
@@ -81,7 +88,7 @@ class SubmittedJob:
         return True
 
     def _read_output(self) -> None:
-        from runner.errors import tell
+        from meshrun.runner.errors import tell
 
         unfinished = [run for run in self.runs.values() if not run.closed]
         for run in unfinished:
@@ -99,7 +106,7 @@ class SubmittedJob:
         return bool(self.runs or self.waiting) and not waits and all(run.closed for run in self.runs.values())
 
     def _query(self) -> None:
-        from runner.errors import tell
+        from meshrun.runner.errors import tell
 
         found = queries.query_job(self.id)
         if isinstance(found, str):
@@ -120,7 +127,7 @@ class SubmittedJob:
             self._tell_wait(state)
 
     def _update(self, state: JobState) -> None:
-        from runner.errors import tell
+        from meshrun.runner.errors import tell
 
         first = state.id not in self.runs
         if first:
@@ -134,7 +141,7 @@ class SubmittedJob:
 
     def _tell_wait(self, state: JobState) -> None:
         """Say why a job waits, and what to do if the reason does not pass by itself."""
-        from runner.errors import tell
+        from meshrun.runner.errors import tell
 
         now, reason = time.monotonic(), state.reason
         name = self.id if state.id.endswith("]") else state.id  # an array's waiting tasks become fewer
@@ -152,7 +159,7 @@ class SubmittedJob:
             tell(f"job {state.id} does not start, because of {reason}. Try: {hint}; Ctrl-C cancels the job")
 
     def _followed(self, state: JobState) -> FollowedJob:
-        from runner.world.run_status import RunDirectory
+        from meshrun.runner.world.run_status import RunDirectory
 
         request, run = self.request, RunDirectory(self.folder / state.id)
         run.path.mkdir()
@@ -171,7 +178,7 @@ class SubmittedJob:
 
     def verdict(self, debug: bool, conclude: Conclude = no_answer) -> int:
         """Report how each run ended; returns the first exit status other than 0. conclude: as for `judge`."""
-        from runner.errors import tell
+        from meshrun.runner.errors import tell
 
         if self.interrupted:
             for one in self.runs.values():
@@ -208,8 +215,8 @@ def start(spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: C
     Raises UserError if Slurm rejects it. The first Ctrl-C or SIGTERM cancels the job and waits for its end, a
     second ends the wait; if the terminal closes (SIGHUP), the job continues.
     """
-    from runner.errors import tell
-    from runner.world.run_status import RunDirectory
+    from meshrun.runner.errors import tell
+    from meshrun.runner.world.run_status import RunDirectory
 
     program("scontrol")
     values = values_before(os.environ)
@@ -238,7 +245,7 @@ def start(spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: C
 
 def start_inside(spec: LaunchSpec, job: JobRequest, *, debug: bool, conclude: Conclude) -> int:
     """Run the ranks in the current allocation; returns the run's exit status."""
-    from runner.system.launcher import slurm_job
+    from meshrun.runner.system.launcher import slurm_job
 
     token = secrets.token_hex(8)
 
@@ -254,8 +261,8 @@ def start_inside(spec: LaunchSpec, job: JobRequest, *, debug: bool, conclude: Co
 
 
 def _remove_notes(*jobs: str) -> None:
-    from runner.files import temporaries
-    from runner.world.run_status import lost_note
+    from meshrun.runner.files import temporaries
+    from meshrun.runner.world.run_status import lost_note
 
     for job in jobs:
         for pattern in (str(lost_note(job)), temporaries(lost_note(job))):  # unfinished ones too
@@ -265,7 +272,7 @@ def _remove_notes(*jobs: str) -> None:
 
 def _submit(text: str, job: JobRequest) -> str:
     """Submit a script with sbatch; returns the job's number."""
-    from runner.errors import UserError
+    from meshrun.runner.errors import UserError
 
     # Here and not in the script: a site may have another default.
     mode = f"--open-mode={batch_script.open_mode(job)}"

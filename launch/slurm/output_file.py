@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
-    from launch.slurm.queries import JobState
+    from meshrun.launch.slurm.queries import JobState
 
 JOB_NAME = "meshrun"
 SPECIFIER = re.compile(r"%(\d*)([A-Za-z%])")  # "%j", "%5j" (at least 5 digits), "%%"
@@ -73,7 +73,7 @@ def check_output(pattern: str, values: Mapping[str, str], folder: Path) -> None:
 
     values: that are known before the job is submitted. folder: the job's working directory.
     """
-    from runner.errors import UserError
+    from meshrun.runner.errors import UserError
 
     what, hint = f"--output {pattern}", "a file in a folder that exists, such as meshrun-%j.out"
     if pattern.lower() == "none":
@@ -96,7 +96,7 @@ def check_output(pattern: str, values: Mapping[str, str], folder: Path) -> None:
 
 
 def _check_file(what: str, file: Path, hint: str) -> None:
-    from runner.errors import UserError
+    from meshrun.runner.errors import UserError
 
     if file.is_dir():
         raise UserError(f"{what} is a folder", hint=hint)

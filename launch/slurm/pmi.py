@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from launch.mpi.library import Library
-from launch.slurm.queries import HINT, last_line, program
-from launch.supervise.query import query
+from meshrun.launch.mpi.library import Library
+from meshrun.launch.slurm.queries import HINT, last_line, program
+from meshrun.launch.supervise.query import query
 
 # Supported by each MPI, preferred first. Open MPI supports only PMIx since version 5.
 ACCEPTED = {
@@ -28,7 +28,7 @@ def choose_mpi(
     requested: "auto", or one of Slurm's names. library: None if unknown. offered: supported by this Slurm;
     None if unknown.
     """
-    from runner.errors import UserError
+    from meshrun.runner.errors import UserError
 
     listed = ", ".join(sorted(offered or ()))
     if requested != "auto":
@@ -87,7 +87,7 @@ def incompatible(name: str, library: Library | None) -> str | None:
 
 def offered() -> frozenset[str]:
     """The values of --mpi of this machine's srun. Raises UserError without Slurm."""
-    from runner.errors import UserError
+    from meshrun.runner.errors import UserError
 
     done = query([program("srun"), "--mpi=list"])
     found = frozenset(NAME.findall(done.stdout + done.stderr))

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-from launch.supervise.query import query
+from meshrun.launch.supervise.query import query
 
 HINT = "run it on a login node of the cluster; use meshrun launch mpirun for hosts reachable by ssh"
 GONE = "GONE"  # not a state of Slurm: Slurm no longer knows the job
@@ -79,7 +79,7 @@ def failed_nodes(nodes: str) -> list[str]:
 
 def program(name: str) -> str:
     """The path of one of Slurm's commands. Raises UserError if it is not installed."""
-    from runner.errors import UserError
+    from meshrun.runner.errors import UserError
 
     path = shutil.which(name)
     if path is None:

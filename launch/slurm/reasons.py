@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from launch.supervise.judge import HINTS, MEMORY
+from meshrun.launch.supervise.judge import HINTS, MEMORY
 
 # Reasons that pass by themselves.
 NORMAL = (

@@ -22,8 +22,8 @@ RUN_MARK = "MESHRUN_RUN"  # environment variable that identifies the processes o
 
 def clean_up(mark: str, folder: str, seconds: float, token: str, shared: Path = Path("/dev/shm")) -> None:
     """Remove what the run left. shared: the folder of shared memory."""
-    from launch.supervise.shared_memory import remove_orphans, segments
-    from runner.world.run_status import RunLines
+    from meshrun.launch.supervise.shared_memory import remove_orphans, segments
+    from meshrun.runner.world.run_status import RunLines
 
     end_strays(mark)
     begun = time.time() - seconds
@@ -83,12 +83,12 @@ def remove_topologies(folder: Path = Path("/tmp"), processes: Path = Path("/proc
 
 
 def _runs(name: str, processes: Path) -> bool:
-    from runner.processes import process_stat
+    from meshrun.runner.processes import process_stat
 
     found = (process_stat(int(folder.name), processes) for folder in processes.glob("[0-9]*"))
     return any(one is not None and one.name == name and not one.has_ended for one in found)
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    sys.path.append(str(Path(__file__).parents[3]))
     clean_up(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4])

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner.world.run_status import RunDirectory
-    from runner.world.watchdog.progress import StallTimer
+    from meshrun.runner.world.run_status import RunDirectory
+    from meshrun.runner.world.watchdog.progress import StallTimer
 
 EARLY = "ended before all ranks were connected"
 STOPPED = "is stopped (kill -CONT continues it)"
@@ -48,7 +48,7 @@ class Clocks:
     _position: object = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        from runner.world.watchdog.progress import StallTimer
+        from meshrun.runner.world.watchdog.progress import StallTimer
 
         self._timer = StallTimer(self.start)
 
@@ -110,7 +110,7 @@ class Clocks:
         why: str,
         hint: str,
     ) -> tuple[int, str]:
-        from runner.errors import RunError
+        from meshrun.runner.errors import RunError
 
         silent, what = next(((ranks, what) for ranks, what in groups if ranks), ([0], "is silent"))
         names = [
@@ -124,7 +124,7 @@ class Clocks:
 
 def _state(process: dict[str, object]) -> str:
     """Whether a process of this host is running, stopped or ended; those of others count as running."""
-    from runner.processes import process_stat
+    from meshrun.runner.processes import process_stat
 
     if process["host"] != os.uname().nodename:
         return "running"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from launch.supervise.launcher_output import (
+from meshrun.launch.supervise.launcher_output import (
     no_space,
     process_ends,
     refuses_root,
@@ -18,7 +18,7 @@ from launch.supervise.launcher_output import (
 )
 
 if TYPE_CHECKING:
-    from runner.world.run_status import RunDirectory
+    from meshrun.runner.world.run_status import RunDirectory
 
 # From the last output of a launcher: which rank ended first, and a hint. None if it does not report one.
 Explain = Callable[[str], tuple[str, str | None] | None]
@@ -108,7 +108,7 @@ def judge(
     causes a warning. Any other non-zero status of the launcher is a failure even with the record, and so is
     status 0 without the record.
     """
-    from runner.errors import printable, tell
+    from meshrun.runner.errors import printable, tell
 
     status, why, at_fault = _judge(run, outcome, debug, lost, explain)
     words, answer = run.recovery_hint(), run.answer()
@@ -128,7 +128,7 @@ def _judge(
     run: RunDirectory, outcome: Outcome, debug: bool, lost: Sequence[str], explain: Explain | None
 ) -> tuple[int, str, bool]:
     """The exit status, why it is not 0, and whether a rank or host has failed, rather than the launcher."""
-    from runner.errors import printable, tell
+    from meshrun.runner.errors import printable, tell
 
     failure, record = run.failure(), run.record()
     if debug and outcome.launcher_output:
@@ -178,7 +178,7 @@ def find_loss(run: RunDirectory, outcome: Outcome, lost: Sequence[str] = ()) -> 
     lost: these hosts. None if the run was complete, was interrupted, or failed in another way, as it would
     again.
     """
-    from runner.errors import UserError, printable
+    from meshrun.runner.errors import UserError, printable
 
     killed, failure = _killed(run, outcome), run.failure()
     if outcome.interrupted or run.record() is not None:
@@ -195,7 +195,7 @@ def find_loss(run: RunDirectory, outcome: Outcome, lost: Sequence[str] = ()) -> 
 
 
 def _silent(hosts: Sequence[str]) -> str:
-    from runner.errors import RunError
+    from meshrun.runner.errors import RunError
 
     hint = "check their power and network; processes and files of the run may remain there"
     return str(RunError(f"host {', '.join(hosts)} no longer answers", hint=hint))
@@ -212,7 +212,7 @@ class Killed:
 
 def _killed(run: RunDirectory, outcome: Outcome) -> Killed | None:
     """The rank ended by a signal, according to the launcher."""
-    from runner.errors import RunError
+    from meshrun.runner.errors import RunError
 
     ends = process_ends(outcome.launcher_output)
     end = next((end for end in ends if end.signal is not None), None)
@@ -240,7 +240,7 @@ def _killed(run: RunDirectory, outcome: Outcome) -> Killed | None:
 
 
 def _unexplained(outcome: Outcome, recorded: bool, explain: Explain | None) -> str:
-    from runner.errors import RunError
+    from meshrun.runner.errors import RunError
 
     left = next(iter(process_ends(outcome.launcher_output)), None)
     hint: str | None = DEBUG_HINT
@@ -273,14 +273,14 @@ def _unexplained(outcome: Outcome, recorded: bool, explain: Explain | None) -> s
 
 def _terminated(status: int) -> signal.Signals | None:
     """The signal after which a rank, and so the launcher, ends with this exit status; None for others."""
-    from runner.processes import TERMINATING
+    from meshrun.runner.processes import TERMINATING
 
     return next((number for number in TERMINATING if status == 128 + number), None)
 
 
 def _not_started(reason: str) -> str:
     """Why MPI cannot start: ranks inherit this process's limit of a file's size."""
-    from runner.errors import RunError
+    from meshrun.runner.errors import RunError
 
     what = f"MPI could not start: {reason}"
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)

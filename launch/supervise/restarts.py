@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from launch.spec import LaunchSpec
-from launch.supervise.supervisor import LossError
+from meshrun.launch.spec import LaunchSpec
+from meshrun.launch.supervise.supervisor import LossError
 
 RESUME = "--run-resume"  # its name for every job
 
@@ -18,7 +18,7 @@ def with_restarts(start: Callable[[LaunchSpec, bool], int], spec: LaunchSpec, re
     often at most. A run that has kept checkpoints or chunks continues with them, another one begins again,
     and makes the frames again that are in its folder.
     """
-    from runner.errors import tell
+    from meshrun.runner.errors import tell
 
     for number in range(1, restarts + 1):
         try:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner.world.run_status import RunDirectory
+    from meshrun.runner.world.run_status import RunDirectory
 
 
 class StatusLines:
     """Filter of one stream, in chunks of any size: status lines go to `run`, the rest is returned."""
 
     def __init__(self, run: RunDirectory, token: str) -> None:
-        from runner.world.run_status import LINE
+        from meshrun.runner.world.run_status import LINE
 
         self._run = run
         self._mark = f"{LINE} {token} ".encode()

@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.supervise import shared_memory
-from launch.supervise.cleanup import RUN_MARK, end_strays, remove_topologies
-from launch.supervise.judge import Conclude, Explain, Outcome, find_loss, judge, no_answer
-from launch.supervise.launcher_output import OutputFilter
-from launch.supervise.status_lines import StatusLines
+from meshrun.launch.supervise import shared_memory
+from meshrun.launch.supervise.cleanup import RUN_MARK, end_strays, remove_topologies
+from meshrun.launch.supervise.judge import Conclude, Explain, Outcome, find_loss, judge, no_answer
+from meshrun.launch.supervise.launcher_output import OutputFilter
+from meshrun.launch.supervise.status_lines import StatusLines
 
 if TYPE_CHECKING:
-    from launch.spec import LaunchSpec
-    from launch.supervise.clock import Clocks
-    from runner.world.run_status import RunDirectory
+    from meshrun.launch.spec import LaunchSpec
+    from meshrun.launch.supervise.clock import Clocks
+    from meshrun.runner.world.run_status import RunDirectory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 5.0  # seconds for the launcher to end its ranks
@@ -74,8 +74,8 @@ def supervise(
     run, to raise LossError with what is left of it after a loss, instead of judging the run; None to judge it
     in any case. clocks: makes the clocks of the run.
     """
-    from runner.files import working_directory, write_file
-    from runner.world.run_status import RunDirectory, RunLines
+    from meshrun.runner.files import working_directory, write_file
+    from meshrun.runner.world.run_status import RunDirectory, RunLines
 
     working_directory()  # launchers do not report that it does not exist
     segments = shared_memory.segments()
@@ -128,7 +128,7 @@ def watch_launcher(
     The ranks run in their own session, so that Ctrl-C reaches them only once, through the launcher. The first
     signal terminates the launcher; a second one, or `GRACE` seconds, kills all processes.
     """
-    from runner.world.run_status import RunDirectory
+    from meshrun.runner.world.run_status import RunDirectory
 
     watched = _WatchedLauncher(RunDirectory(Path(environment[RUN_MARK])), token, clocks)
     with signal_handlers(watched.signalled):

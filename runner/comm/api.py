@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from runner.region import Array
+from meshrun.runner.region import Array
 
 Message = tuple[int, Array]  # (peer, C-contiguous array)
 Operation = Literal["sum", "prod", "min", "max"]

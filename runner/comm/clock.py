@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runner.comm.api import Control
+from meshrun.runner.comm.api import Control
 
 
 @dataclass(frozen=True)

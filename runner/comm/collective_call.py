@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from runner.comm.api import Control
-from runner.errors import MeshrunError, RunError, describe, met_by_all, traceback_of
+from meshrun.runner.comm.api import Control
+from meshrun.runner.errors import MeshrunError, RunError, describe, met_by_all, traceback_of
 
 Value = TypeVar("Value")
 

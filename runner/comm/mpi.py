@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from runner.comm.api import Message, Operation, as_bytes
-from runner.comm.shared_counters import MpiCounters
-from runner.processes import TERMINATING, mapped_files
-from runner.region import Array
+from meshrun.runner.comm.api import Message, Operation, as_bytes
+from meshrun.runner.comm.shared_counters import MpiCounters
+from meshrun.runner.processes import TERMINATING, mapped_files
+from meshrun.runner.region import Array
 
 GPU_SUPPORT_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA, MPICH
 PIECE = 1 << 30  # bytes: Open MPI 4 counts in a C int, so larger messages are sent in pieces

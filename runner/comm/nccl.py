@@ -17,12 +17,12 @@ from typing import Any
 
 import cupy
 
-from runner.comm.api import Control
-from runner.comm.collective_call import gather_calls
-from runner.comm.collectives.api import NcclTuning
-from runner.errors import RunError, UserError, first_line
-from runner.processes import mapped_files
-from runner.system.launcher import variables
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.collective_call import gather_calls
+from meshrun.runner.comm.collectives.api import NcclTuning
+from meshrun.runner.errors import RunError, UserError, first_line
+from meshrun.runner.processes import mapped_files
+from meshrun.runner.system.launcher import variables
 
 OLDEST = 21900  # the first with ncclMemAlloc and ncclCommRegister
 CTA_POLICY = 22700

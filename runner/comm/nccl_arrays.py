@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import cupy
 import numpy as np
 
-from runner.comm import nccl
-from runner.comm.api import Control, Message, Operation, check_contiguous
-from runner.comm.collectives.api import DATATYPES, REDUCTIONS
-from runner.errors import UserError
-from runner.region import Array
+from meshrun.runner.comm import nccl
+from meshrun.runner.comm.api import Control, Message, Operation, check_contiguous
+from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS
+from meshrun.runner.errors import UserError
+from meshrun.runner.region import Array
 
 CODES = {known.numpy: known.code for known in DATATYPES.values()}
 BYTES = CODES["uint8"]

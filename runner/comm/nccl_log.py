@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runner.comm.collectives.api import NcclChoice
-from runner.system.launcher import variables
+from meshrun.runner.comm.collectives.api import NcclChoice
+from meshrun.runner.system.launcher import variables
 
 # As NCCL_ALGO and NCCL_PROTO spell them, in the order of NCCL's numbers (src/init.cc).
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")

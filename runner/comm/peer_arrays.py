@@ -10,14 +10,14 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.comm.api import Arrays, Control
-from runner.comm.peer_memory import PAGE, PeerMemory, Unreachable
-from runner.device.api import Device, Mark
-from runner.device.cuda import kernel
-from runner.device.raw.cuda_memory import CudaBox
-from runner.device.raw.memory import Memory
-from runner.errors import MeshrunError, first_line
-from runner.region import Array, Shape
+from meshrun.runner.comm.api import Arrays, Control
+from meshrun.runner.comm.peer_memory import PAGE, PeerMemory, Unreachable
+from meshrun.runner.device.api import Device, Mark
+from meshrun.runner.device.cuda import kernel
+from meshrun.runner.device.raw.cuda_memory import CudaBox
+from meshrun.runner.device.raw.memory import Memory
+from meshrun.runner.errors import MeshrunError, first_line
+from meshrun.runner.region import Array, Shape
 
 BEFORE_KERNELS = -5  # priority of a stream; CUDA takes the highest that there is
 

@@ -10,10 +10,10 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from runner.comm.api import Control
-from runner.device.raw.memory import Box, Memory
-from runner.errors import first_line
-from runner.region import Array
+from meshrun.runner.comm.api import Control
+from meshrun.runner.device.raw.memory import Box, Memory
+from meshrun.runner.errors import first_line
+from meshrun.runner.region import Array
 
 PAGE = 2 << 20  # bytes that cudaMalloc takes from the driver at a time
 MemoryKey = TypeVar("MemoryKey", bound=Hashable)

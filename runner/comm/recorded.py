@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from runner.comm.api import Arrays, Control, Counters, ForwardedControl, Message, Operation, Pending
-from runner.recorder.ring import ON_DEVICE, WAIT, Recorder
+from meshrun.runner.comm.api import Arrays, Control, Counters, ForwardedControl, Message, Operation, Pending
+from meshrun.runner.recorder.ring import ON_DEVICE, WAIT, Recorder
 
 Result = TypeVar("Result")
 

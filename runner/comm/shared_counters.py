@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import RunError, first_line
+from meshrun.runner.errors import RunError, first_line
 
 SERVING, INTERVAL = 1e-3, 50e-3  # seconds spent serving other hosts' ranks, and least time between
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.comm.api import Control, Message, Operation, Pending
-from runner.device.api import Backend
-from runner.region import Array
+from meshrun.runner.comm.api import Control, Message, Operation, Pending
+from meshrun.runner.device.api import Backend
+from meshrun.runner.region import Array
 
 
 class _Staged:

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from runner.comm.api import Message, Operation, as_bytes, check_contiguous
-from runner.errors import RunError
-from runner.region import Array
+from meshrun.runner.comm.api import Message, Operation, as_bytes, check_contiguous
+from meshrun.runner.errors import RunError
+from meshrun.runner.region import Array
 
 Result = TypeVar("Result")
 REDUCE = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runner.region import Array, Shape
+from meshrun.runner.region import Array, Shape
 
 HostBytes = np.ndarray[Any, Any]  # of uint8
 Mark = Any  # a point in a stream, such as a CUDA event

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import cupy
 
-from runner.device.api import HostBytes, Mark
-from runner.region import Array
+from meshrun.runner.device.api import HostBytes, Mark
+from meshrun.runner.region import Array
 
 UP, DOWN = cupy.cuda.runtime.memcpyHostToDevice, cupy.cuda.runtime.memcpyDeviceToHost
 

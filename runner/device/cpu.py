@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.api import CopyStreams, Device, NotCapturable, Shortage
-from runner.region import Array, Shape
-from runner.system.host_memory import free_host_memory, keep_freed_memory
+from meshrun.runner.device.api import CopyStreams, Device, NotCapturable, Shortage
+from meshrun.runner.region import Array, Shape
+from meshrun.runner.system.host_memory import free_host_memory, keep_freed_memory
 
 PAGE, LINE = 4096, 64  # bytes, of memory and of a cache
 SPREAD = 39  # lines from one array to the next: any number of them is spread evenly (64 / golden ratio)

@@ -15,12 +15,12 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.device.api import HEADERS, CopyStreams, Device, NotCapturable, Shortage, bytes_needed
-from runner.device.copy_streams import CudaCopyStreams
-from runner.device.nvrtc import compile_kernel
-from runner.errors import RunError, first_line
-from runner.region import Array, Shape
-from runner.system.compiler import NotCompiled
+from meshrun.runner.device.api import HEADERS, CopyStreams, Device, NotCapturable, Shortage, bytes_needed
+from meshrun.runner.device.copy_streams import CudaCopyStreams
+from meshrun.runner.device.nvrtc import compile_kernel
+from meshrun.runner.errors import RunError, first_line
+from meshrun.runner.region import Array, Shape
+from meshrun.runner.system.compiler import NotCompiled
 
 OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 CAPTURING = "stream is capturing"  # in errors of CuPy

@@ -12,8 +12,8 @@ import cupy
 import numpy as np
 from cupy.cuda import cufft
 
-from runner.errors import RunError, first_line
-from runner.region import Array, Shape
+from meshrun.runner.errors import RunError, first_line
+from meshrun.runner.region import Array, Shape
 
 KINDS = {8: cufft.CUFFT_C2C, 16: cufft.CUFFT_Z2Z}  # by bytes of a complex number
 

@@ -13,9 +13,9 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.device.api import HEADERS
-from runner.device.cuda import kernel
-from runner.region import Array
+from meshrun.runner.device.api import HEADERS
+from meshrun.runner.device.cuda import kernel
+from meshrun.runner.region import Array
 
 LENGTHS = (2048, 4096)
 TILE, EACH = 1 << 14, 16  # elements of a block, of a thread

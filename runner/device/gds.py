@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runner.errors import RunError, first_line
-from runner.region import Array
+from meshrun.runner.errors import RunError, first_line
+from meshrun.runner.region import Array
 
 
 @functools.cache

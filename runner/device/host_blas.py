@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.processes import mapped_files
+from meshrun.runner.processes import mapped_files
 
 # Functions that set and tell the number of threads: of NumPy's own OpenBLAS, of others, of MKL and of BLIS.
 FUNCTIONS = (

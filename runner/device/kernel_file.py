@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from runner.errors import UserError, first_line
+from meshrun.runner.errors import UserError, first_line
 
 
 def kernel(path: Path, name: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
@@ -16,7 +16,7 @@ def kernel(path: Path, name: str, options: tuple[str, ...] = ()) -> Callable[...
     UserError without CuPy.
     """
     try:
-        from runner.device import cuda
+        from meshrun.runner.device import cuda
     except ImportError as reason:
         raise UserError(
             "a CUDA kernel needs CuPy, which cannot be imported",

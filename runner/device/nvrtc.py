@@ -16,8 +16,8 @@ from typing import Any
 import cupy
 from cupy.cuda import compiler
 
-from runner.system import cached_files
-from runner.system.compiler import cache_folder
+from meshrun.runner.system import cached_files
+from meshrun.runner.system.compiler import cache_folder
 
 SHARED_BYTES = 48 << 10  # of a block; more needs funcSetAttribute
 LOCAL_BYTES = 3  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES

@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from runner.fuse.graph import Graph, Node, Program, in_order
-from runner.fuse.operations import INEXACT
+from meshrun.runner.fuse.graph import Graph, Node, Program, in_order
+from meshrun.runner.fuse.operations import INEXACT
 
 LEAST = 12.0  # operations for each condition that make a branch worth its test
 COSTS = {

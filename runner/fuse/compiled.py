@@ -11,17 +11,17 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from runner.device.api import Backend
-from runner.fuse import host, host_source, single_pass
-from runner.fuse.graph import Extents, Program, merge_components
-from runner.fuse.operations import INEXACT, compiler_options
-from runner.fuse.steps import choice as step_choice
-from runner.fuse.steps import kernel as step_kernel
-from runner.fuse.steps.choice import Choice
-from runner.fuse.steps.layout import Axis, Sending, StepKernel, Tuning
-from runner.fuse.trace import NotTraceable
-from runner.region import Array, Shape
-from runner.system.compiler import NotCompiled, cache_folder, find_compiler
+from meshrun.runner.device.api import Backend
+from meshrun.runner.fuse import host, host_source, single_pass
+from meshrun.runner.fuse.graph import Extents, Program, merge_components
+from meshrun.runner.fuse.operations import INEXACT, compiler_options
+from meshrun.runner.fuse.steps import choice as step_choice
+from meshrun.runner.fuse.steps import kernel as step_kernel
+from meshrun.runner.fuse.steps.choice import Choice
+from meshrun.runner.fuse.steps.layout import Axis, Sending, StepKernel, Tuning
+from meshrun.runner.fuse.trace import NotTraceable
+from meshrun.runner.region import Array, Shape
+from meshrun.runner.system.compiler import NotCompiled, cache_folder, find_compiler
 
 Feeds = Sequence[int | None]
 Rows = tuple[int, int]
@@ -172,7 +172,7 @@ class DeviceKernel:
     def _compiled(
         self, source: str, name: str, options: tuple[str, ...], shared: int = 0
     ) -> Callable[..., None]:
-        from runner.device.cuda import kernel_of_text
+        from meshrun.runner.device.cuda import kernel_of_text
 
         try:
             return kernel_of_text(source, name, options, shared)
@@ -275,7 +275,7 @@ class DeviceKernel:
         self, steps: int, vectors: bool, sends: bool
     ) -> tuple[StepKernel, Callable[..., None], int]:
         """Return the kernel, what launches it, and the registers of a thread."""
-        from runner.device.nvrtc import local_bytes_of, registers_of
+        from meshrun.runner.device.nvrtc import local_bytes_of, registers_of
 
         def built(tuning: Tuning) -> tuple[StepKernel, Callable[..., None], int]:
             kernel = step_kernel.build(

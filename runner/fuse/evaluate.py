@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runner.fuse.graph import Extents, Node, Program, compute
-from runner.region import HostArray
+from meshrun.runner.fuse.graph import Extents, Node, Program, compute
+from meshrun.runner.region import HostArray
 
 
 def evaluate(program: Program, blocks: Sequence[HostArray], widths: Extents) -> list[HostArray]:

@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.fuse.graph import Extents, Operand
-from runner.fuse.trace import MOST_COMPONENTS, trace
-from runner.region import Array
-from runner.system.compiler import NotCompiled
+from meshrun.runner.fuse.graph import Extents, Operand
+from meshrun.runner.fuse.trace import MOST_COMPONENTS, trace
+from meshrun.runner.region import Array
+from meshrun.runner.system.compiler import NotCompiled
 
 if TYPE_CHECKING:
-    from runner.fuse.compiled import DeviceKernel
+    from meshrun.runner.fuse.compiled import DeviceKernel
 
 
 def is_on_device(array: Array) -> bool:
@@ -61,7 +61,7 @@ def kernel_of(
     device: int,
 ) -> DeviceKernel:
     """Return the kernel of a function for one device, kept for the next call."""
-    from runner.fuse.compiled import DeviceKernel
+    from meshrun.runner.fuse.compiled import DeviceKernel
 
     names = [one.name for one in outputs]
     program = trace(function, inputs, widths, dict(parameters), frozenset(["out"]), names, outputs)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.fuse.trace import FUNCTIONS
+from meshrun.runner.fuse.trace import FUNCTIONS
 
 LARGEST = 4096  # bytes of an array that is compared by its elements
 SCALARS = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis))

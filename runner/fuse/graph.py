@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.region import Shape
+from meshrun.runner.region import Shape
 
 Offset = tuple[int, ...]
 Extents = tuple[tuple[int, int], ...]  # per grid axis: cells before and after the own cell

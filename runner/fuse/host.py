@@ -19,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from runner.fuse.graph import Extents, Program
-from runner.fuse.host_source import MOST_STEPS, source
-from runner.region import HostArray
-from runner.system import cached_files
-from runner.system.compiler import SECONDS, Compiler, NotCompiled
+from meshrun.runner.fuse.graph import Extents, Program
+from meshrun.runner.fuse.host_source import MOST_STEPS, source
+from meshrun.runner.region import HostArray
+from meshrun.runner.system import cached_files
+from meshrun.runner.system.compiler import SECONDS, Compiler, NotCompiled
 
 # None of these changes a bit of a result, as -ffast-math would, or -fno-trapping-math: with it, GCC 12 makes
 # (double)(int64)x a trunc(x), which may be -0.0.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from runner.fuse.branches import common_path
-from runner.fuse.graph import Node, Operand, Program, in_order, merge_components
-from runner.fuse.operations import HEADER, KERNELS, ctype, expression
+from meshrun.runner.fuse.branches import common_path
+from meshrun.runner.fuse.graph import Node, Operand, Program, in_order, merge_components
+from meshrun.runner.fuse.operations import HEADER, KERNELS, ctype, expression
 
 MOST_STEPS = 256  # of one call
 Rows = dict[tuple[int, tuple[int, ...]], str]

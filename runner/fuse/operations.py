@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.fuse.graph import Node
+from meshrun.runner.fuse.graph import Node
 
 KERNELS = Path(__file__).parent / "kernels"
 HEADER = KERNELS / "operations.cuh"

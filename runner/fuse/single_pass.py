@@ -15,13 +15,13 @@ from itertools import product
 
 import numpy as np
 
-from runner.fuse.branches import branches_of
-from runner.fuse.graph import Extents, Offset, Operand, Program, in_order
-from runner.fuse.operations import HEADER, KERNELS, compiler_options, ctype
-from runner.fuse.steps.layout import LANES
-from runner.fuse.strips import WORD, PlacedStrip, Strips, find_places
-from runner.fuse.values import Row, Value, Values, element_name
-from runner.region import Array, Shape
+from meshrun.runner.fuse.branches import branches_of
+from meshrun.runner.fuse.graph import Extents, Offset, Operand, Program, in_order
+from meshrun.runner.fuse.operations import HEADER, KERNELS, compiler_options, ctype
+from meshrun.runner.fuse.steps.layout import LANES
+from meshrun.runner.fuse.strips import WORD, PlacedStrip, Strips, find_places
+from meshrun.runner.fuse.values import Row, Value, Values, element_name
+from meshrun.runner.region import Array, Shape
 
 MOST_BLOCKS = 2**31 - 1  # of a one-dimensional grid
 MOST_ROWS = 2**31  # of an axis before the last: a thread's place fits 32 bits

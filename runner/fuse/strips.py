@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.fuse.graph import Node, Offset
+from meshrun.runner.fuse.graph import Node, Offset
 
 WORD = 4  # bytes
 LOGIC = {

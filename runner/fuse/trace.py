@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from runner.fuse.graph import Graph, Operand, Program, in_order
-from runner.region import Shape
+from meshrun.runner.fuse.graph import Graph, Operand, Program, in_order
+from meshrun.runner.region import Shape
 
 NEAR = 16  # cells by which an array's length may differ from the block's, with halos of no cells
 MOST_COMPONENTS = 16  # elements of the trailing axes of a cell

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runner.fuse.branches import Branch, Conditions, common_values, cost, find_branches, write
-from runner.fuse.graph import Node, Offset, Program
-from runner.fuse.operations import ctype, expression
-from runner.fuse.strips import (
+from meshrun.runner.fuse.branches import Branch, Conditions, common_values, cost, find_branches, write
+from meshrun.runner.fuse.graph import Node, Offset, Program
+from meshrun.runner.fuse.operations import ctype, expression
+from meshrun.runner.fuse.strips import (
     BYTE,
     LOGIC,
     WORD,

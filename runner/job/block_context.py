@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from runner.errors import UserError
-from runner.job import philox
-from runner.region import Array, Shape
+from meshrun.runner.errors import UserError
+from meshrun.runner.job import philox
+from meshrun.runner.region import Array, Shape
 
 UNIFORM, RADIUS, ANGLE = range(3)  # streams of a seed
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from runner.errors import UserError
-from runner.job.signature import Kind, Parameter
+from meshrun.runner.errors import UserError
+from meshrun.runner.job.signature import Kind, Parameter
 
 Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
 FUSE = ("auto", "require", "off")  # whether a function becomes one kernel
@@ -55,7 +55,7 @@ class Job:
     split_dependent: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from runner.job.pickling import reduced_job  # help needs none of it
+        from meshrun.runner.job.pickling import reduced_job  # help needs none of it
 
         return reduced_job(self)
 

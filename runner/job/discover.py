@@ -17,8 +17,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import ClassVar
 
-from runner.errors import Importing, UserError
-from runner.job.declaration import Job
+from meshrun.runner.errors import Importing, UserError
+from meshrun.runner.job.declaration import Job
 
 ENTRY_POINTS = "meshrun.jobs"
 LISTED = 5  # functions of a file without a job
@@ -38,11 +38,7 @@ def find(name: str) -> Job:
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         if entry.name == name:
             with Importing(f"job {name} ({entry.value})"):
-                try:
-                    found = entry.load()
-                except (ImportError, AttributeError):
-                    _refuse_shadow(entry.module.partition(".")[0])
-                    raise
+                found = entry.load()
             if not isinstance(found, Job):
                 raise UserError(f"job {name} ({entry.value}) is not a job", got=type(found).__name__)
             return found
@@ -56,19 +52,6 @@ def find(name: str) -> Job:
         expected=f"{', '.join(names())}, FILE.py:NAME or MODULE:NAME",
         hint=hint or close or "meshrun jobs",
     )
-
-
-def _refuse_shadow(room: str) -> None:
-    """Raise UserError if a user's folder was imported in place of our package `room`."""
-    places = getattr(sys.modules.get(room), "__path__", ())
-    ours = Path(__file__).resolve().parents[2] / room
-    for found in places:
-        if ours.is_dir() and Path(found).resolve() != ours:
-            raise UserError(
-                f"{found} hides meshrun's own package {room}",
-                expected=ours,
-                hint="another name for that folder, or start Python elsewhere",
-            )
 
 
 def names() -> list[str]:
@@ -169,10 +152,10 @@ def load_file(path: Path) -> types.ModuleType:
     """Run a user's Python file as a module of its own, by path.
 
     Its folder is appended to the import path, so that the file can import its neighbours. At the end of the
-    path, a neighbour called `jobs` or `runner`, or like a module of the standard library, shadows nothing.
+    path, a neighbour called like a module of the standard library shadows nothing.
     """
     if not path.is_file():
-        from runner.files import check_exists, working_directory  # help needs none of it
+        from meshrun.runner.files import check_exists, working_directory  # help needs none of it
 
         if not path.is_absolute():
             working_directory()  # raises UserError if it is gone with the file

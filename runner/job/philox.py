@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.region import Array, Shape
+from meshrun.runner.region import Array, Shape
 
 Key = tuple[int, int]
 MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157

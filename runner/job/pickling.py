@@ -18,8 +18,8 @@ from typing import Any
 
 import cloudpickle
 
-from runner.job.declaration import Job
-from runner.job.discover import USER_FILE
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.discover import USER_FILE
 
 REGISTRY = threading.RLock()  # cloudpickle's list of modules is the program's
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from runner.errors import UserError
+from meshrun.runner.errors import UserError
 
 Kind = Literal["map", "reduce", "job"]
 # Services: parameters that the runner passes to functions that have them, by kind of job.

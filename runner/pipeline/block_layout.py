@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runner.device.api import poison
-from runner.plan.grid import Partition
-from runner.plan.halo import AxisCopy, Slices, Widths, axis_copies
-from runner.region import Array, Region, Shape
+from meshrun.runner.device.api import poison
+from meshrun.runner.plan.grid import Partition
+from meshrun.runner.plan.halo import AxisCopy, Slices, Widths, axis_copies
+from meshrun.runner.region import Array, Region, Shape
 
 
 class Allocator(Protocol):

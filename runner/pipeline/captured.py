@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.fuse.function_key import instructions
-from runner.job.declaration import Job
+from meshrun.runner.fuse.function_key import instructions
+from meshrun.runner.job.declaration import Job
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 SHOWN = 60  # characters of a text that is shown as it is

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner.errors import UserError
-from runner.storage.formats.registry import Form, Source, decode, open_source
-from runner.system.host_memory import host_memory
+from meshrun.runner.errors import UserError
+from meshrun.runner.storage.formats.registry import Form, Source, decode, open_source
+from meshrun.runner.system.host_memory import host_memory
 
 
 def open_decoded(

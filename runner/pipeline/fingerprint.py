@@ -7,15 +7,15 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from runner.job.declaration import Job
-from runner.pipeline.captured import code_text, source_file
-from runner.pipeline.inputs import Inputs, input_key
-from runner.plan.chunks import Chunks
-from runner.plan.task import Task
-from runner.report.record import plain
-from runner.report.versions import installed_version
-from runner.storage.formats.registry import ComputedSource, Source
-from runner.world.world import World
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.pipeline.captured import code_text, source_file
+from meshrun.runner.pipeline.inputs import Inputs, input_key
+from meshrun.runner.plan.chunks import Chunks
+from meshrun.runner.plan.task import Task
+from meshrun.runner.report.record import plain
+from meshrun.runner.report.versions import installed_version
+from meshrun.runner.storage.formats.registry import ComputedSource, Source
+from meshrun.runner.world.world import World
 
 
 def fingerprint(

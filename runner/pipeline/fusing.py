@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.api import Device
-from runner.errors import UserError
-from runner.fuse.evaluate import evaluate
-from runner.fuse.function_key import instructions
-from runner.fuse.graph import Extents, Node, Operand, Program, in_order
-from runner.fuse.operations import INEXACT
-from runner.fuse.trace import MOST_COMPONENTS, NotTraceable, trace
-from runner.job.declaration import Job
-from runner.pipeline.result_type import hide_output
-from runner.plan.task import ArrayType, Task, halo_hint
-from runner.region import HostArray
-from runner.system.compiler import NotCompiled
-from runner.world.world import World
+from meshrun.runner.device.api import Device
+from meshrun.runner.errors import UserError
+from meshrun.runner.fuse.evaluate import evaluate
+from meshrun.runner.fuse.function_key import instructions
+from meshrun.runner.fuse.graph import Extents, Node, Operand, Program, in_order
+from meshrun.runner.fuse.operations import INEXACT
+from meshrun.runner.fuse.trace import MOST_COMPONENTS, NotTraceable, trace
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.pipeline.result_type import hide_output
+from meshrun.runner.plan.task import ArrayType, Task, halo_hint
+from meshrun.runner.region import HostArray
+from meshrun.runner.system.compiler import NotCompiled
+from meshrun.runner.world.world import World
 
 WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps: NumPy takes seconds for them on one CPU rank
 # Whose functions are not looked into for slices: they slice what is theirs, or return whole blocks.
@@ -74,7 +74,7 @@ def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: in
     typed, fusion = _fused_here(world.backend.device, task, arithmetic, steps)
     failed = next((one for one in world.control.allgather(fusion) if one.compiler is None), None)
     if failed is None:
-        from runner.fuse.compiled import DeviceKernel
+        from meshrun.runner.fuse.compiled import DeviceKernel
 
         if steps > 1 and isinstance(typed.kernel, DeviceKernel):
             shape, kernel = task.partition[0].shape, typed.kernel
@@ -113,7 +113,7 @@ def _is_worth_compiling(world: World, task: Task, steps: int) -> bool:
 def _fused_here(device: Device, task: Task, arithmetic: str, steps: int) -> tuple[Task, Fusion]:
     """Return the task with a kernel for this rank's device, or as it is, and why. Raises UserError if the
     task's halo is too small."""
-    from runner.fuse.compiled import compile_for
+    from meshrun.runner.fuse.compiled import compile_for
 
     try:
         program = traced(task)

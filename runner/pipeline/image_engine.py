@@ -17,21 +17,21 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.api import poison
-from runner.errors import MeshrunError, RunError, UserError, describe
-from runner.pipeline.fusing import ImageKernels
-from runner.pipeline.in_memory import call_rows, slabs, windows
-from runner.pipeline.result_type import types_of, types_without_cells
-from runner.pipeline.streamed.endpoints import Step
-from runner.pipeline.streamed.halving import Halving, does_not_fit, pieces
-from runner.plan.chunking import memory_use
-from runner.plan.task import Task
-from runner.plan.window import Window
-from runner.region import Array, HostArray, Region, Shape
-from runner.report.spans import Spans
-from runner.storage.formats.image_folder import Folder
-from runner.storage.formats.registry import Sink, commit, open_sink, open_source
-from runner.world.world import World
+from meshrun.runner.device.api import poison
+from meshrun.runner.errors import MeshrunError, RunError, UserError, describe
+from meshrun.runner.pipeline.fusing import ImageKernels
+from meshrun.runner.pipeline.in_memory import call_rows, slabs, windows
+from meshrun.runner.pipeline.result_type import types_of, types_without_cells
+from meshrun.runner.pipeline.streamed.endpoints import Step
+from meshrun.runner.pipeline.streamed.halving import Halving, does_not_fit, pieces
+from meshrun.runner.plan.chunking import memory_use
+from meshrun.runner.plan.task import Task
+from meshrun.runner.plan.window import Window
+from meshrun.runner.region import Array, HostArray, Region, Shape
+from meshrun.runner.report.spans import Spans
+from meshrun.runner.storage.formats.image_folder import Folder
+from meshrun.runner.storage.formats.registry import Sink, commit, open_sink, open_source
+from meshrun.runner.world.world import World
 
 PlanTask = Callable[[Shape, np.dtype[Any]], Task]  # plans an image as one block; may raise UserError
 

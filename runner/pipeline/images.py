@@ -14,35 +14,40 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UserError
-from runner.files import check_own, sync_folder
-from runner.pipeline.decoded_inputs import open_decoded
-from runner.pipeline.fingerprint import task_fingerprint, warn_of_unknown
-from runner.pipeline.fusing import ImageKernels
-from runner.pipeline.image_engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
-from runner.pipeline.inputs import Inputs
-from runner.pipeline.split_probe.probe import check_split
-from runner.pipeline.streamed.chunk_agreement import known_results, limits
-from runner.pipeline.streamed.dispatch import (
+from meshrun.runner.errors import UserError
+from meshrun.runner.files import check_own, sync_folder
+from meshrun.runner.pipeline.decoded_inputs import open_decoded
+from meshrun.runner.pipeline.fingerprint import task_fingerprint, warn_of_unknown
+from meshrun.runner.pipeline.fusing import ImageKernels
+from meshrun.runner.pipeline.image_engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
+from meshrun.runner.pipeline.inputs import Inputs
+from meshrun.runner.pipeline.split_probe.probe import check_split
+from meshrun.runner.pipeline.streamed.chunk_agreement import known_results, limits
+from meshrun.runner.pipeline.streamed.dispatch import (
     draw,
     process_chunks,
     report,
     threads_of,
 )
-from runner.pipeline.streamed.resume import Fingerprint, check_inputs, find_unfinished, start_or_resume
-from runner.plan.chunking import memory_use
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import Task
-from runner.report.phases import Phases
-from runner.report.spans import Spans
-from runner.report.stream_progress import OnStreamProgress, no_stream_progress
-from runner.storage.file_errors import write_error
-from runner.storage.formats.image_folder import Folder, Image
-from runner.storage.formats.registry import Source, decoded_bytes
-from runner.storage.journal import Journal, Syncer
-from runner.storage.paths import KEPT, partial_path
-from runner.storage.transaction import OutputTransaction
-from runner.world.world import World
+from meshrun.runner.pipeline.streamed.resume import (
+    Fingerprint,
+    check_inputs,
+    find_unfinished,
+    start_or_resume,
+)
+from meshrun.runner.plan.chunking import memory_use
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import Task
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.report.spans import Spans
+from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
+from meshrun.runner.storage.file_errors import write_error
+from meshrun.runner.storage.formats.image_folder import Folder, Image
+from meshrun.runner.storage.formats.registry import Source, decoded_bytes
+from meshrun.runner.storage.journal import Journal, Syncer
+from meshrun.runner.storage.paths import KEPT, partial_path
+from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.world.world import World
 
 MOST_HEADERS = 10_000  # that are read before the work begins
 

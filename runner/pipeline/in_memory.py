@@ -17,16 +17,16 @@ from itertools import islice
 
 import numpy as np
 
-from runner.comm.api import Message
-from runner.device.api import Shortage
-from runner.errors import RunError
-from runner.job.block_context import BlockContext
-from runner.pipeline.halo.exchange import HaloPlan, Halos
-from runner.pipeline.result_type import ResultType, result_buffers, types_of, types_without_cells
-from runner.plan.task import Task
-from runner.region import Array, Region
-from runner.report.phases import Phases
-from runner.world.world import World
+from meshrun.runner.comm.api import Message
+from meshrun.runner.device.api import Shortage
+from meshrun.runner.errors import RunError
+from meshrun.runner.job.block_context import BlockContext
+from meshrun.runner.pipeline.halo.exchange import HaloPlan, Halos
+from meshrun.runner.pipeline.result_type import ResultType, result_buffers, types_of, types_without_cells
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import Array, Region
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.world.world import World
 
 SLAB = 2 << 20  # bytes of input per call on a CPU: about one core's L2 cache
 Rows = tuple[int, int]

@@ -14,11 +14,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runner.errors import RunError, UserError
-from runner.job.declaration import Job
-from runner.pipeline.captured import Captured, captured
-from runner.storage.paths import split
-from runner.world.world import World
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.pipeline.captured import Captured, captured
+from meshrun.runner.storage.paths import split
+from meshrun.runner.world.world import World
 
 
 class State(NamedTuple):

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runner.device.api import Backend
-from runner.pipeline.block_layout import Allocator
-from runner.pipeline.halo.exchange import HaloPlan
-from runner.plan.grid import Partition, Parts, parts_of
-from runner.plan.task import Task
-from runner.region import Array, HostArray, Region
-from runner.report.phases import Phases
-from runner.storage.formats.registry import Source
-from runner.world.world import World
+from meshrun.runner.device.api import Backend
+from meshrun.runner.pipeline.block_layout import Allocator
+from meshrun.runner.pipeline.halo.exchange import HaloPlan
+from meshrun.runner.plan.grid import Partition, Parts, parts_of
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import Array, HostArray, Region
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.storage.formats.registry import Source
+from meshrun.runner.world.world import World
 
 STAGE = 64 << 20  # bytes of pinned memory between a file and a GPU
 

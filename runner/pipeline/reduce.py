@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import UserError
-from runner.job.block_context import BlockContext
-from runner.job.declaration import Job
-from runner.pipeline.decoded_inputs import open_decoded
-from runner.plan.grid import bounds
-from runner.region import HostArray, Region, Shape, chunk_region
-from runner.report.phases import Phases
-from runner.storage.formats.registry import Source
-from runner.world.world import World
+from meshrun.runner.errors import UserError
+from meshrun.runner.job.block_context import BlockContext
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.pipeline.decoded_inputs import open_decoded
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.region import HostArray, Region, Shape, chunk_region
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.storage.formats.registry import Source
+from meshrun.runner.world.world import World
 
 TILE = 1 << 20  # elements of a tile
 AHEAD = 3  # tiles read in advance

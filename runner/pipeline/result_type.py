@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.api import Backend, poison
-from runner.job.block_context import BlockContext
-from runner.pipeline.split_probe.samples import samples
-from runner.plan.task import Task
-from runner.region import Array, Region, Shape
+from meshrun.runner.device.api import Backend, poison
+from meshrun.runner.job.block_context import BlockContext
+from meshrun.runner.pipeline.split_probe.samples import samples
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import Array, Region, Shape
 
 ResultType = tuple[Shape, np.dtype[Any]]  # lengths of the axes after the `leading` ones, and the dtype
 Row = tuple[Region, list[Array]]  # a region of the first array, and each input's padded block

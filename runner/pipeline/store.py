@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from runner.comm.api import Control
-from runner.errors import UserError
-from runner.pipeline.load import stages
-from runner.plan.grid import Parts, parts_of
-from runner.plan.task import ArrayType, Task
-from runner.region import Array, HostArray, Region, Shape, packed
-from runner.report.phases import Phases
-from runner.storage.formats.registry import Sink
-from runner.world.world import World
+from meshrun.runner.comm.api import Control
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline.load import stages
+from meshrun.runner.plan.grid import Parts, parts_of
+from meshrun.runner.plan.task import ArrayType, Task
+from meshrun.runner.region import Array, HostArray, Region, Shape, packed
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.storage.formats.registry import Sink
+from meshrun.runner.world.world import World
 
 
 class Store:

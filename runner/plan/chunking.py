@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runner.errors import UserError
-from runner.plan.chunks import Chunks
-from runner.plan.grid import grid_size
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import Task
-from runner.region import Region, Shape
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.chunks import Chunks
+from meshrun.runner.plan.grid import grid_size
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import Region, Shape
 
 HOST_SHARE = 4  # the ranks of a host together may use 1 / HOST_SHARE of its memory
 DEVICE_SHARE = 0.8  # of a device's free memory; the rest is for the function's own arrays

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from runner.plan.grid import Partition
-from runner.region import Region
+from meshrun.runner.plan.grid import Partition
+from meshrun.runner.region import Region
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from runner.plan.chunking import (
+from meshrun.runner.plan.chunking import (
     PLAIN,
     Facts,
     Files,
@@ -25,14 +25,14 @@ from runner.plan.chunking import (
     plan_chunks,
     streamed_grid,
 )
-from runner.plan.chunks import Chunks
-from runner.plan.grid import parse_grid
-from runner.plan.machine import Machine
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import Task
-from runner.plan.window import cells_read
-from runner.region import Region, Shape
-from runner.report.spans import STAGES
+from meshrun.runner.plan.chunks import Chunks
+from meshrun.runner.plan.grid import parse_grid
+from meshrun.runner.plan.machine import Machine
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import Task
+from meshrun.runner.plan.window import cells_read
+from meshrun.runner.region import Region, Shape
+from meshrun.runner.report.spans import STAGES
 
 NO_OPTIONS = StreamOptions()
 GAIN = 0.95  # more ranks help if they reduce the time to less than this fraction

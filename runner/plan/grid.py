@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, SupportsIndex
 
-from runner.errors import UserError
-from runner.region import Region, Shape
+from meshrun.runner.errors import UserError
+from meshrun.runner.region import Region, Shape
 
 BLOCKS_MOST = 1 << 20  # blocks of a grid of chunks: every rank lists them all
 DIGITS_MOST = 19  # of an int64

@@ -23,9 +23,9 @@ from itertools import product
 from operator import index
 from typing import Any, Literal, get_args
 
-from runner.errors import UserError
-from runner.plan.grid import Partition, owner
-from runner.region import Shape
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.grid import Partition, owner
+from meshrun.runner.region import Shape
 
 Boundary = Literal["reflect", "mirror", "nearest", "constant", "wrap"]
 BOUNDARIES: tuple[str, ...] = get_args(Boundary)

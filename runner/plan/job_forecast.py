@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.plan.machine import CORE, GB, Machine, Rate, known
+from meshrun.runner.plan.machine import CORE, GB, Machine, Rate, known
 
 # GB/s that a GPU sends to others of its host in an all-to-all while it receives as much. Two and four H200s:
 # 338 and 353 (benchmarks/results/nccl_tests_2.json, nccl_tests_4.json), three quarters of NVLink 4's peak;

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UserError
-from runner.report.record import write_json
-from runner.system.launcher import environment
+from meshrun.runner.errors import UserError
+from meshrun.runner.report.record import write_json
+from meshrun.runner.system.launcher import environment
 
 SCHEMA = 1
 NOMINAL = "nominal"

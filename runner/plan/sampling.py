@@ -7,8 +7,8 @@ import random
 from collections.abc import Iterator
 from itertools import product
 
-from runner.plan.grid import Partition
-from runner.region import Region, Shape
+from meshrun.runner.plan.grid import Partition
+from meshrun.runner.region import Region, Shape
 
 CELLS = 4096  # approximate cells in a box of a sample
 FULL_CELLS = 1 << 18  # approximate cells in a box of a full verification

@@ -24,10 +24,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
-from runner.plan.chunking import block_memory
-from runner.plan.halo import AxisCopy, Widths, copies_beyond
-from runner.plan.task import Field, Task
-from runner.region import Region
+from meshrun.runner.plan.chunking import block_memory
+from meshrun.runner.plan.halo import AxisCopy, Widths, copies_beyond
+from meshrun.runner.plan.task import Field, Task
+from meshrun.runner.region import Region
 
 Rows = tuple[int, int]
 BANDS = 16  # of a block in one copy, about

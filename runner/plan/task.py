@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runner.errors import RunError, UserError
-from runner.job.block_context import BlockContext
-from runner.job.declaration import Job
-from runner.plan.grid import Partition, parse_grid
-from runner.plan.halo import BOUNDARIES, Widths, check_widths, normalize
-from runner.region import Array, Region, Shape
-from runner.report.units import counted
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.job.block_context import BlockContext
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.plan.grid import Partition, parse_grid
+from meshrun.runner.plan.halo import BOUNDARIES, Widths, check_widths, normalize
+from meshrun.runner.region import Array, Region, Shape
+from meshrun.runner.report.units import counted
 
 WIDEST_HINT = 16  # cells of a halo that a result may lack
 NUMBERS = "biufc"  # kinds of dtypes

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from runner.plan.halo import AxisCopy, Slices, Widths, copies_beyond
-from runner.region import Array, Region, Shape
+from meshrun.runner.plan.halo import AxisCopy, Slices, Widths, copies_beyond
+from meshrun.runner.region import Array, Region, Shape
 
 Range = tuple[int, int]
 

@@ -1,4 +1,4 @@
-/* Write the records of `runner.recorder.ring`: the same words as its Python, in a tenth of the time.
+/* Write the records of `meshrun.runner.recorder.ring`: the same words as its Python, in a tenth of the time.
  *
  * A rank may be stopped between any two stores. A record's number is cleared before its other words are written,
  * and written after them, so that a reader never takes a half-written record for a whole one. */

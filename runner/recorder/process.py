@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from runner.processes import PROCESSES, process_stat
-from runner.recorder.ring import FOLDER, SIZE, TRACEBACK_SIGNAL, about_of, files_of, namespace
+from meshrun.runner.processes import PROCESSES, process_stat
+from meshrun.runner.recorder.ring import FOLDER, SIZE, TRACEBACK_SIGNAL, about_of, files_of, namespace
 
 State = Literal["running", "waiting", "disk", "stopped", "dead"]
 # Letters of /proc/PID/stat; D is a sleep that no signal ends, usually in a disk or a driver.
@@ -25,9 +25,9 @@ ANSWER_TIMEOUT = 1.0  # seconds for the ranks of a host to append their tracebac
 QUIET = 0.2  # seconds without another frame, after which a traceback is whole
 WHOLE = ("in <module>\n", "  ...\n")  # ends of whole tracebacks
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-HERE = str(Path(__file__).resolve().parents[2])
+HERE = str(Path(__file__).parents[2])
 # Files that are not the user's: the runner and the door, and what is installed or comes with Python.
-INTERNAL = (f"{HERE}/runner/", f"{HERE}/launch/", f"{HERE}/meshrun.py", f"{os.path.dirname(os.__file__)}/")
+INTERNAL = (f"{HERE}/runner/", f"{HERE}/launch/", f"{HERE}/__", f"{os.path.dirname(os.__file__)}/")
 INSTALLED = ("/site-packages/", "/dist-packages/")
 
 

@@ -28,11 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.processes import process_stat
-from runner.recorder.imports import ImportCounter
+from meshrun.runner.processes import process_stat
+from meshrun.runner.recorder.imports import ImportCounter
 
 try:
-    from runner.recorder import _record
+    from meshrun.runner.recorder import _record
 except ImportError:
     BUILT = False
 else:

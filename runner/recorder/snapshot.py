@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.recorder import process, ring
-from runner.recorder.process import Frame, State
-from runner.recorder.ring import Operation, members_of, runs_of
+from meshrun.runner.recorder import process, ring
+from meshrun.runner.recorder.process import Frame, State
+from meshrun.runner.recorder.ring import Operation, members_of, runs_of
 
 LAST = 3  # operations of a rank that a snapshot has besides those that are open
 

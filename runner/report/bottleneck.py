@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.report.spans import ON_GPU, STAGES, Interval, Span, Stage, Tracks, coarser, union
-from runner.report.units import percent_text, rate_text
+from meshrun.runner.report.spans import ON_GPU, STAGES, Interval, Span, Stage, Tracks, coarser, union
+from meshrun.runner.report.units import percent_text, rate_text
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 

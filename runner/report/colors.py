@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.region import HostArray
+from meshrun.runner.region import HostArray
 
 COLORS = 255
 NOT_A_NUMBER = 255  # index of its colour

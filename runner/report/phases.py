@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from runner.recorder.ring import DEVICE_WAIT, NoRecorder, Recorder
+from meshrun.runner.recorder.ring import DEVICE_WAIT, NoRecorder, Recorder
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.report.table import table
-from runner.report.units import bytes_text, counted, percent_text, rate_text, seconds_text
+from meshrun.runner.report.table import table
+from meshrun.runner.report.units import bytes_text, counted, percent_text, rate_text, seconds_text
 
 
 def render(record: Mapping[str, Any]) -> str:

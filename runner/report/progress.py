@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from runner.report.units import cells_text, seconds_text
+from meshrun.runner.report.units import cells_text, seconds_text
 
 QUIET = 5.0  # seconds between lines without a terminal
 

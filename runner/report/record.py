@@ -13,8 +13,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from runner import files
-from runner.errors import RunError, show
+from meshrun.runner import files
+from meshrun.runner.errors import RunError, show
 
 Record = dict[str, Any]
 SCHEMA = 2  # of a run's record

@@ -9,7 +9,7 @@ from threading import Lock
 from time import perf_counter
 from typing import Literal, NamedTuple, get_args
 
-from runner.recorder.ring import NoRecorder, Recorder
+from meshrun.runner.recorder.ring import NoRecorder, Recorder
 
 Stage = Literal["read", "to device", "kernel", "from device", "write"]
 STAGES: tuple[Stage, ...] = get_args(Stage)

@@ -12,9 +12,9 @@ from itertools import islice, takewhile
 from types import TracebackType
 from typing import Any
 
-from runner.report.progress import QUIET
-from runner.report.spans import NEWEST, Span
-from runner.report.units import bytes_text, left_text
+from meshrun.runner.report.progress import QUIET
+from meshrun.runner.report.spans import NEWEST, Span
+from meshrun.runner.report.units import bytes_text, left_text
 
 BETWEEN = 0.2  # seconds between redraws on a terminal
 RECENT = 30.0  # seconds over which a rate is averaged, fewer if these have more than NEWEST spans

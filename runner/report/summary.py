@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import Any, TextIO
 
-from runner.errors import show
-from runner.report.plan_table import render_comparison
-from runner.report.record import Record
-from runner.report.table import table
-from runner.report.units import bytes_text, cells_text, counted, figure, seconds_text
+from meshrun.runner.errors import show
+from meshrun.runner.report.plan_table import render_comparison
+from meshrun.runner.report.record import Record
+from meshrun.runner.report.table import table
+from meshrun.runner.report.units import bytes_text, cells_text, counted, figure, seconds_text
 
 COLUMNS = ("phase", "slowest rank", "fastest rank", "bytes", "GB/s a rank", "of limit")
 

@@ -13,12 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runner import files
-from runner.errors import RunError, UserError
-from runner.report.bottleneck import Bottleneck, idle_share, measure
-from runner.report.record import plain
-from runner.report.spans import STAGES, Span
-from runner.report.units import bytes_text, counted, percent_text, rate_text, seconds_text
+from meshrun.runner import files
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.report.bottleneck import Bottleneck, idle_share, measure
+from meshrun.runner.report.record import plain
+from meshrun.runner.report.spans import STAGES, Span
+from meshrun.runner.report.units import bytes_text, counted, percent_text, rate_text, seconds_text
 
 SUFFIXES = (".html", ".json")
 PAGE = Path(__file__).with_name("timeline.html")

@@ -10,25 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.cpu import CpuBackend
-from runner.errors import UserError
-from runner.fuse.function_key import key_of
-from runner.job.declaration import Job
-from runner.pipeline.fusing import fused, with_inferred_halo
-from runner.pipeline.halo.exchange import HaloPlan
-from runner.pipeline.in_memory import Pipeline, no_progress
-from runner.pipeline.result_type import with_known_results
-from runner.pipeline.split_probe.probe import check_split
-from runner.pipeline.steps.stepper import Stepper
-from runner.plan.task import Task, check_feeds, plan_task
-from runner.region import HostArray
-from runner.report.phases import Phases
-from runner.report.units import counted
-from runner.run.execute import call
-from runner.run.options import Options, RunContext, whole_number
-from runner.storage.formats.registry import MemorySource
-from runner.storage.transaction import OutputTransaction
-from runner.world.world import World, single_rank_world
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import UserError
+from meshrun.runner.fuse.function_key import key_of
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.pipeline.fusing import fused, with_inferred_halo
+from meshrun.runner.pipeline.halo.exchange import HaloPlan
+from meshrun.runner.pipeline.in_memory import Pipeline, no_progress
+from meshrun.runner.pipeline.result_type import with_known_results
+from meshrun.runner.pipeline.split_probe.probe import check_split
+from meshrun.runner.pipeline.steps.stepper import Stepper
+from meshrun.runner.plan.task import Task, check_feeds, plan_task
+from meshrun.runner.region import HostArray
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.report.units import counted
+from meshrun.runner.run.execute import call
+from meshrun.runner.run.options import Options, RunContext, whole_number
+from meshrun.runner.storage.formats.registry import MemorySource
+from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.world.world import World, single_rank_world
 
 MOST_KEPT = 64  # tasks
 _KEPT: dict[Hashable, tuple[Job, Task]] = {}
@@ -42,7 +42,7 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     """
     _check_arrays(job, arrays)
     if any(hasattr(array, "__cuda_array_interface__") for array in arrays):
-        from runner.device.cuda import borrowed
+        from meshrun.runner.device.cuda import borrowed
 
         with borrowed(arrays[0]) as backend:
             return _apply(single_rank_world(backend), job, arrays, parameters)
@@ -96,7 +96,7 @@ def _iterated(
     on_device = any(hasattr(array, "__cuda_array_interface__") for array in arrays)
     with contextlib.ExitStack() as stack:
         if on_device:
-            from runner.device.cuda import borrowed, on_own_stream
+            from meshrun.runner.device.cuda import borrowed, on_own_stream
 
             backend: Any = stack.enter_context(borrowed(arrays[0]))
         else:

@@ -15,16 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, cast, overload
 
-from runner.errors import MeshrunError, UserError
-from runner.job.declaration import FUSE, Halo, Job, Trials
-from runner.job.signature import FORM, Kind, fitted, read_signature, run_name
-from runner.plan.halo import BOUNDARIES, Boundary
-from runner.plan.step_options import Copies
+from meshrun.runner.errors import MeshrunError, UserError
+from meshrun.runner.job.declaration import FUSE, Halo, Job, Trials
+from meshrun.runner.job.signature import FORM, Kind, fitted, read_signature, run_name
+from meshrun.runner.plan.halo import BOUNDARIES, Boundary
+from meshrun.runner.plan.step_options import Copies
 
 if TYPE_CHECKING:
-    from runner.report.record import Record
-    from runner.run.record.run_record import PlanRecord
-    from runner.world.binding import DeviceChoice
+    from meshrun.runner.report.record import Record
+    from meshrun.runner.run.record.run_record import PlanRecord
+    from meshrun.runner.world.binding import DeviceChoice
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,7 +82,7 @@ class DeclaredJob(Job):
 
     def __call__(self, *arrays: Any, **parameters: Any) -> Any:
         """Apply the job to whole arrays in this process. Returns the result; a tuple if there are several."""
-        from runner.run.array_call import apply
+        from meshrun.runner.run.array_call import apply
 
         return apply(self, arrays, parameters)
 
@@ -184,11 +184,11 @@ class DeclaredJob(Job):
         """
         given = locals()
         keywords = {name: given[name] for name in run_keywords() if name != "ranks"}
-        from runner.plan.machine import rates_file
-        from runner.run.execute import run
-        from runner.run.options import as_keywords, read_options
-        from runner.run.python_call import call_on_ranks, calling_ranks, check_ranks, files_of
-        from runner.run.record.run_record import RunRecord
+        from meshrun.runner.plan.machine import rates_file
+        from meshrun.runner.run.execute import run
+        from meshrun.runner.run.options import as_keywords, read_options
+        from meshrun.runner.run.python_call import call_on_ranks, calling_ranks, check_ranks, files_of
+        from meshrun.runner.run.record.run_record import RunRecord
 
         short = {name: parameters.pop(name) for name in FORM if name in parameters}
         parameters = _own(parameters)
@@ -238,9 +238,9 @@ class DeclaredJob(Job):
         chunk_bytes, host_memory, device_memory: bytes, or texts such as "64M". steps: time steps of the run.
         The others are as in `run`. Raises UserError where the job cannot be planned or a value is wrong.
         """
-        from runner.run.options import as_keywords, checked
-        from runner.run.planned import plan_record
-        from runner.run.record.run_record import PlanRecord
+        from meshrun.runner.run.options import as_keywords, checked
+        from meshrun.runner.run.planned import plan_record
+        from meshrun.runner.run.record.run_record import PlanRecord
 
         keywords: dict[str, Any] = {
             "input_shape": input_shape, "input_dtype": input_dtype, "input_order": input_order,
@@ -268,7 +268,7 @@ class DeclaredJob(Job):
         return an iterator instead, which yields the results after every so many steps and after the last.
         Raises UserError for a job whose results cannot become its inputs.
         """
-        from runner.run.array_call import iterate
+        from meshrun.runner.run.array_call import iterate
 
         return iterate(self, arrays, _own(parameters), steps, every)
 

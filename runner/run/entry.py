@@ -6,19 +6,19 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runner.errors import printable
-from runner.job.declaration import Job
-from runner.report.progress import ProgressBar
-from runner.report.record import STDOUT, plain, stdout_for
-from runner.report.stream_progress import StreamProgress
-from runner.report.summary import render, show_result
-from runner.run.declare import renamed_options
-from runner.run.execute import Options, execute
-from runner.run.options import as_options, rename_options
-from runner.system.launcher import BY_HAND, Started
-from runner.world.failure import FailureHandler
-from runner.world.rank_process import run_as_rank
-from runner.world.world import World
+from meshrun.runner.errors import printable
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.report.progress import ProgressBar
+from meshrun.runner.report.record import STDOUT, plain, stdout_for
+from meshrun.runner.report.stream_progress import StreamProgress
+from meshrun.runner.report.summary import render, show_result
+from meshrun.runner.run.declare import renamed_options
+from meshrun.runner.run.execute import Options, execute
+from meshrun.runner.run.options import as_options, rename_options
+from meshrun.runner.system.launcher import BY_HAND, Started
+from meshrun.runner.world.failure import FailureHandler
+from meshrun.runner.world.rank_process import run_as_rank
+from meshrun.runner.world.world import World
 
 
 def main(

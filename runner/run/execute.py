@@ -13,41 +13,41 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import RunError, UserError
-from runner.files import remove_path
-from runner.job.declaration import Job
-from runner.job.discover import names as installed
-from runner.pipeline.decoded_inputs import open_decoded
-from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress
-from runner.pipeline.inputs import note
-from runner.pipeline.reduce import Tiles, reduce_array
-from runner.pipeline.streamed.chunk_agreement import limits
-from runner.plan.task import check_unmasked, in_own_byte_order
-from runner.region import Region
-from runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, write_json
-from runner.report.stream_progress import OnStreamProgress, no_stream_progress
-from runner.report.units import counted
-from runner.run.declare import renamed_options
-from runner.run.map_run import run_map
-from runner.run.options import VERIFY, Options, RunContext, forms_of_inputs
-from runner.run.record.forecast_record import type_record
-from runner.run.record.record_builder import checksum_record, phase_table, places, versions
-from runner.run.services.created_output import CreateOutput
-from runner.run.services.simulation import Simulate
-from runner.storage.formats.containers import prefixes
-from runner.storage.formats.image_folder import Folder, check_output_folder, open_folder
-from runner.storage.formats.registry import (
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.files import remove_path
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.discover import names as installed
+from meshrun.runner.pipeline.decoded_inputs import open_decoded
+from meshrun.runner.pipeline.in_memory import OnProgress, OnSteps, no_progress
+from meshrun.runner.pipeline.inputs import note
+from meshrun.runner.pipeline.reduce import Tiles, reduce_array
+from meshrun.runner.pipeline.streamed.chunk_agreement import limits
+from meshrun.runner.plan.task import check_unmasked, in_own_byte_order
+from meshrun.runner.region import Region
+from meshrun.runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, write_json
+from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
+from meshrun.runner.report.units import counted
+from meshrun.runner.run.declare import renamed_options
+from meshrun.runner.run.map_run import run_map
+from meshrun.runner.run.options import VERIFY, Options, RunContext, forms_of_inputs
+from meshrun.runner.run.record.forecast_record import type_record
+from meshrun.runner.run.record.record_builder import checksum_record, phase_table, places, versions
+from meshrun.runner.run.services.created_output import CreateOutput
+from meshrun.runner.run.services.simulation import Simulate
+from meshrun.runner.storage.formats.containers import prefixes
+from meshrun.runner.storage.formats.image_folder import Folder, check_output_folder, open_folder
+from meshrun.runner.storage.formats.registry import (
     Source,
     array_at,
     check_output,
     check_place,
     open_sink,
 )
-from runner.storage.overwrite import check_overwrites, same_file
-from runner.storage.paths import CONTAINERS, abandoned, job_paths, named, split, suffix
-from runner.storage.transaction import OutputTransaction
-from runner.world.failure import FailureHandler, Guard
-from runner.world.world import World, open_world, with_checksums
+from meshrun.runner.storage.overwrite import check_overwrites, same_file
+from meshrun.runner.storage.paths import CONTAINERS, abandoned, job_paths, named, split, suffix
+from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.world.failure import FailureHandler, Guard
+from meshrun.runner.world.world import World, open_world, with_checksums
 
 __all__ = ["Options", "execute", "run"]
 
@@ -138,7 +138,7 @@ def execute(
         argument=str(sources_at[0]),
     )
     if folder is not None:
-        from runner.run.image_run import FolderRun
+        from meshrun.runner.run.image_run import FolderRun
 
         details = FolderRun(run, folder).write()
     else:
@@ -407,7 +407,7 @@ def _result(run: RunContext) -> Record:
         proof, kind = create.finish()
         results = [kind]
     elif options.verify != "off":
-        from runner.run.verify.results import verify_result
+        from meshrun.runner.run.verify.results import verify_result
 
         run.proof(0, 1)
         with run.phases("verify"):

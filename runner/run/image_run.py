@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import RunError, UserError
-from runner.pipeline.fusing import ImageKernels, fused, with_inferred_halo
-from runner.pipeline.images import StreamedFolder
-from runner.plan.grid import bounds
-from runner.plan.sampling import everything, sample
-from runner.plan.task import Task, plan_task
-from runner.region import Region, Shape
-from runner.report.record import Record
-from runner.run.options import RunContext, must_fuse
-from runner.run.verify.results import REFERENCE, RERUN, compare, failure, gather_proof, leave_cache
-from runner.storage.file_errors import listing
-from runner.storage.formats.image_folder import LOSSY, Folder
-from runner.storage.formats.registry import Source, open_source
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.pipeline.fusing import ImageKernels, fused, with_inferred_halo
+from meshrun.runner.pipeline.images import StreamedFolder
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.plan.sampling import everything, sample
+from meshrun.runner.plan.task import Task, plan_task
+from meshrun.runner.region import Region, Shape
+from meshrun.runner.report.record import Record
+from meshrun.runner.run.options import RunContext, must_fuse
+from meshrun.runner.run.verify.results import REFERENCE, RERUN, compare, failure, gather_proof, leave_cache
+from meshrun.runner.storage.file_errors import listing
+from meshrun.runner.storage.formats.image_folder import LOSSY, Folder
+from meshrun.runner.storage.formats.registry import Source, open_source
 
 
 @dataclass

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runner.errors import UserError
-from runner.fuse import host_source, single_pass
-from runner.fuse.branches import BranchCost, branch_costs, common_operations
-from runner.fuse.graph import Program, merge_components
-from runner.fuse.operations import INEXACT, compiler_options
-from runner.fuse.steps import choice as step_choice
-from runner.fuse.steps import kernel as step_kernel
-from runner.fuse.steps.layout import NotFusable
-from runner.fuse.trace import NotTraceable
-from runner.pipeline.fusing import not_one_kernel, result_types, traced
-from runner.plan.task import Task, check_feeds
-from runner.report.units import counted
-from runner.system.compiler import NotCompiled
+from meshrun.runner.errors import UserError
+from meshrun.runner.fuse import host_source, single_pass
+from meshrun.runner.fuse.branches import BranchCost, branch_costs, common_operations
+from meshrun.runner.fuse.graph import Program, merge_components
+from meshrun.runner.fuse.operations import INEXACT, compiler_options
+from meshrun.runner.fuse.steps import choice as step_choice
+from meshrun.runner.fuse.steps import kernel as step_kernel
+from meshrun.runner.fuse.steps.layout import NotFusable
+from meshrun.runner.fuse.trace import NotTraceable
+from meshrun.runner.pipeline.fusing import not_one_kernel, result_types, traced
+from meshrun.runner.plan.task import Task, check_feeds
+from meshrun.runner.report.units import counted
+from meshrun.runner.system.compiler import NotCompiled
 
 # Operations that a GPU computes while its memory moves a byte: 7 of float32 on an H200 (33.5 T operations
 # without contraction and 4.8 TB a second), half as many of float64.
@@ -109,8 +109,8 @@ def _extents(program: Program, number: int) -> str:
 def _registers(source: str, name: str, options: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return the registers of a thread, on a machine with a GPU."""
     try:
-        from runner.device import cuda
-        from runner.device.nvrtc import registers_of
+        from meshrun.runner.device import cuda
+        from meshrun.runner.device.nvrtc import registers_of
     except ImportError:
         return [("registers", "not known without CuPy and a GPU")]
     if not cuda.count():

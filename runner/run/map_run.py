@@ -7,27 +7,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import RunError, UserError
-from runner.pipeline.fusing import fused, with_inferred_halo
-from runner.pipeline.in_memory import BlockDoesNotFit, Pipeline
-from runner.pipeline.load import load_blocks
-from runner.pipeline.split_probe.probe import check_split
-from runner.pipeline.store import store_of
-from runner.pipeline.streamed.chunk_agreement import file_chunks, in_chunks
-from runner.plan.chunking import Files, has_own_grid, streamed_grid
-from runner.plan.grid import check_blocks
-from runner.plan.task import Task, plan_task
-from runner.report.record import Record
-from runner.report.spans import STAGES
-from runner.run.options import RunContext
-from runner.run.record.forecast_record import type_record
-from runner.storage.formats.registry import Sink, create, first_serial, open_sink
-from runner.storage.journal import Journal
-from runner.storage.paths import KEPT, partial_path, split
-from runner.system.host_memory import host_memory
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.pipeline.fusing import fused, with_inferred_halo
+from meshrun.runner.pipeline.in_memory import BlockDoesNotFit, Pipeline
+from meshrun.runner.pipeline.load import load_blocks
+from meshrun.runner.pipeline.split_probe.probe import check_split
+from meshrun.runner.pipeline.store import store_of
+from meshrun.runner.pipeline.streamed.chunk_agreement import file_chunks, in_chunks
+from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
+from meshrun.runner.plan.grid import check_blocks
+from meshrun.runner.plan.task import Task, plan_task
+from meshrun.runner.report.record import Record
+from meshrun.runner.report.spans import STAGES
+from meshrun.runner.run.options import RunContext
+from meshrun.runner.run.record.forecast_record import type_record
+from meshrun.runner.storage.formats.registry import Sink, create, first_serial, open_sink
+from meshrun.runner.storage.journal import Journal
+from meshrun.runner.storage.paths import KEPT, partial_path, split
+from meshrun.runner.system.host_memory import host_memory
 
 if TYPE_CHECKING:
-    from runner.pipeline.streamed.redo import Redo
+    from meshrun.runner.pipeline.streamed.redo import Redo
 
 
 def run_map(run: RunContext) -> Record:
@@ -36,7 +36,7 @@ def run_map(run: RunContext) -> Record:
     types = [(source.shape, source.dtype) for source in run.sources]
     run.job = world.collective_call(lambda: with_inferred_halo(run.job, types, run.parameters))
     if options.steps.steps is not None:
-        from runner.run.step_run import run_steps
+        from meshrun.runner.run.step_run import run_steps
 
         return run_steps(run)
     other = has_own_grid(options.grid, world.size)
@@ -104,7 +104,7 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
     elif task.kernel is not None:
         blocks = fuse(run, blocks)
     check_split(world, blocks)
-    from runner.pipeline.streamed.streaming import StreamedRun
+    from meshrun.runner.pipeline.streamed.streaming import StreamedRun
 
     streamed = StreamedRun(
         world,
@@ -170,8 +170,8 @@ def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files
     """Compare the run's forecast with what rank 0 measured; None if there is no forecast."""
     if 0 in task.shape:
         return None
-    from runner.plan.machine import nominal_cpu
-    from runner.run.record.forecast_record import beside_run
+    from meshrun.runner.plan.machine import nominal_cpu
+    from meshrun.runner.run.record.forecast_record import beside_run
 
     world, options = run.world, run.options
     measured = {name: (phase.moved, phase.seconds) for name, phase in run.phases.phases.items()}
@@ -242,7 +242,7 @@ def check_nothing_unfinished(run: RunContext) -> None:
 def _proof(run: RunContext, task: Task, sinks: Sequence[Sink], redo: Redo | None = None) -> Record | None:
     if run.options.verify == "off":
         return None
-    from runner.run.verify.results import verify
+    from meshrun.runner.run.verify.results import verify
 
     with run.phases("verify"):
         return verify(run.world, task, run.sources, sinks, run.options.verify, redo=redo, progress=run.proof)

@@ -14,16 +14,16 @@ from typing import Any, get_args
 
 import numpy as np
 
-from runner.comm.checksum.checked import Checksum
-from runner.errors import MeshrunError, UserError, is_of_the_runner
-from runner.job.declaration import FUSE, FUSE_MATH, Job
-from runner.job.signature import FORM
-from runner.pipeline.fusing import Fusion
-from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress
-from runner.pipeline.inputs import Inputs
-from runner.plan.grid import is_length
-from runner.plan.halo import BOUNDARIES
-from runner.plan.step_options import (
+from meshrun.runner.comm.checksum.checked import Checksum
+from meshrun.runner.errors import MeshrunError, UserError, is_of_the_runner
+from meshrun.runner.job.declaration import FUSE, FUSE_MATH, Job
+from meshrun.runner.job.signature import FORM
+from meshrun.runner.pipeline.fusing import Fusion
+from meshrun.runner.pipeline.in_memory import OnProgress, OnSteps, no_progress
+from meshrun.runner.pipeline.inputs import Inputs
+from meshrun.runner.plan.grid import is_length
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.plan.step_options import (
     COLORS,
     COPIES,
     HALOS,
@@ -33,13 +33,13 @@ from runner.plan.step_options import (
     parse_range,
     parse_until,
 )
-from runner.plan.stream_options import DEPTH_MOST, StreamOptions, check_size, parse_size
-from runner.report.phases import Phases
-from runner.report.stream_progress import OnStreamProgress, no_stream_progress
-from runner.storage.formats.registry import Form, Source
-from runner.storage.transaction import OutputTransaction
-from runner.world.binding import DeviceChoice
-from runner.world.world import World
+from meshrun.runner.plan.stream_options import DEPTH_MOST, StreamOptions, check_size, parse_size
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
+from meshrun.runner.storage.formats.registry import Form, Source
+from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.world.binding import DeviceChoice
+from meshrun.runner.world.world import World
 
 TEXTS = {"checkpoint": parse_interval, "frame_range": parse_range, "until": parse_until}
 VERIFY = ("off", "sample", "full")

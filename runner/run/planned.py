@@ -9,28 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.cpu import CpuBackend
-from runner.errors import UserError, describe
-from runner.job.declaration import Job
-from runner.pipeline.decoded_inputs import check_decoded
-from runner.pipeline.fusing import with_inferred_halo
-from runner.pipeline.result_type import with_known_results
-from runner.pipeline.streamed.chunk_agreement import file_chunks
-from runner.plan.chunking import PLAIN, Files, check_limit, not_streamed
-from runner.plan.forecast import by_ranks, forecast
-from runner.plan.machine import Machine, choose, load, nominal_cpu, rates_file
-from runner.plan.step_options import Copies
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import ArrayType, Task, plan_task
-from runner.report.record import Record
-from runner.report.units import counted
-from runner.run.options import form_of, forms_of_inputs
-from runner.run.planned_job import plan_job
-from runner.run.planned_steps import plan_map_steps, plan_steps
-from runner.run.record.forecast_record import SCHEMA, record
-from runner.storage.formats.registry import Form, Source, open_source
-from runner.storage.paths import named
-from runner.system.host_memory import host_memory
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import UserError, describe
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.pipeline.decoded_inputs import check_decoded
+from meshrun.runner.pipeline.fusing import with_inferred_halo
+from meshrun.runner.pipeline.result_type import with_known_results
+from meshrun.runner.pipeline.streamed.chunk_agreement import file_chunks
+from meshrun.runner.plan.chunking import PLAIN, Files, check_limit, not_streamed
+from meshrun.runner.plan.forecast import by_ranks, forecast
+from meshrun.runner.plan.machine import Machine, choose, load, nominal_cpu, rates_file
+from meshrun.runner.plan.step_options import Copies
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import ArrayType, Task, plan_task
+from meshrun.runner.report.record import Record
+from meshrun.runner.report.units import counted
+from meshrun.runner.run.options import form_of, forms_of_inputs
+from meshrun.runner.run.planned_job import plan_job
+from meshrun.runner.run.planned_steps import plan_map_steps, plan_steps
+from meshrun.runner.run.record.forecast_record import SCHEMA, record
+from meshrun.runner.storage.formats.registry import Form, Source, open_source
+from meshrun.runner.storage.paths import named
+from meshrun.runner.system.host_memory import host_memory
 
 __all__ = ["SCHEMA", "describe_inputs", "open_inputs", "plan_record"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from runner.errors import UserError
-from runner.job.declaration import Job
-from runner.plan.forecast import limits_on
-from runner.plan.job_forecast import JobForecast, Place, links_of
-from runner.plan.machine import Machine
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import ArrayType
-from runner.report.record import Record
-from runner.run.record.forecast_record import plan_envelope, type_record
+from meshrun.runner.errors import UserError
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.plan.forecast import limits_on
+from meshrun.runner.plan.job_forecast import JobForecast, Place, links_of
+from meshrun.runner.plan.machine import Machine
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import ArrayType
+from meshrun.runner.report.record import Record
+from meshrun.runner.run.record.forecast_record import plan_envelope, type_record
 
 
 def plan_job(

@@ -11,29 +11,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from runner.comm.threads import ThreadComm
-from runner.errors import UserError
-from runner.fuse import host
-from runner.fuse.branches import common_operations
-from runner.fuse.compiled import DeviceKernel
-from runner.fuse.graph import Program
-from runner.fuse.trace import NotTraceable
-from runner.job.declaration import Job
-from runner.pipeline.fusing import reads_of, traced
-from runner.pipeline.steps.fused_steps import most_fused_steps, takes_several
-from runner.plan.forecast import limits_on, ranks_of_host
-from runner.plan.machine import Machine
-from runner.plan.step_options import Copies, StepOptions
-from runner.plan.steps import fields_memory, halo_bytes, kept_memory, most_steps, step_memory
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import Task, check_feeds, plan_task
-from runner.report.record import Record
-from runner.report.units import counted
-from runner.run.options import RANKS_MOST
-from runner.run.record.forecast_record import plan_envelope, type_record
-from runner.run.step_run import Additions
-from runner.storage.formats.registry import Source
-from runner.world.world import open_world
+from meshrun.runner.comm.threads import ThreadComm
+from meshrun.runner.errors import UserError
+from meshrun.runner.fuse import host
+from meshrun.runner.fuse.branches import common_operations
+from meshrun.runner.fuse.compiled import DeviceKernel
+from meshrun.runner.fuse.graph import Program
+from meshrun.runner.fuse.trace import NotTraceable
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.pipeline.fusing import reads_of, traced
+from meshrun.runner.pipeline.steps.fused_steps import most_fused_steps, takes_several
+from meshrun.runner.plan.forecast import limits_on, ranks_of_host
+from meshrun.runner.plan.machine import Machine
+from meshrun.runner.plan.step_options import Copies, StepOptions
+from meshrun.runner.plan.steps import fields_memory, halo_bytes, kept_memory, most_steps, step_memory
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import Task, check_feeds, plan_task
+from meshrun.runner.report.record import Record
+from meshrun.runner.report.units import counted
+from meshrun.runner.run.options import RANKS_MOST
+from meshrun.runner.run.record.forecast_record import plan_envelope, type_record
+from meshrun.runner.run.step_run import Additions
+from meshrun.runner.storage.formats.registry import Source
+from meshrun.runner.world.world import open_world
 
 LONG_LOOK = 1 << 40  # bytes of fields of a domain whose cells a job would look at for long
 

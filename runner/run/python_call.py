@@ -29,21 +29,21 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from runner import lock
-from runner.device.cpu import CpuBackend
-from runner.errors import MeshrunError, RunError, UserError, describe
-from runner.job.declaration import Job
-from runner.job.pickling import dumps
-from runner.plan.task import check_numbers
-from runner.region import HostArray
-from runner.report.record import Record
-from runner.run.array_call import host_array
-from runner.run.options import Options, whole_number
-from runner.system.host_memory import memory_folder
-from runner.system.launcher import check_connected, detect_launcher
-from runner.world.world import World, open_world, single_rank_world
+from meshrun.runner import lock
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import MeshrunError, RunError, UserError, describe
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.pickling import dumps
+from meshrun.runner.plan.task import check_numbers
+from meshrun.runner.region import HostArray
+from meshrun.runner.report.record import Record
+from meshrun.runner.run.array_call import host_array
+from meshrun.runner.run.options import Options, whole_number
+from meshrun.runner.system.host_memory import memory_folder
+from meshrun.runner.system.launcher import check_connected, detect_launcher
+from meshrun.runner.world.world import World, open_world, single_rank_world
 
-PROGRAM = (sys.executable, str(Path(__file__).resolve().parents[2] / "launch" / "__main__.py"))
+PROGRAM = (sys.executable, str(Path(__file__).parents[2] / "__main__.py"))
 COPIES = 3  # of the arrays: the files, and the blocks and results of the ranks
 # Raised by objects that cannot be pickled, or by the modules that have them.
 UNPICKLABLE = (
@@ -374,7 +374,7 @@ def _is_installed(module: ModuleType) -> bool:
     """Return whether a module is of a package that is installed, such as this one."""
     file = getattr(module, "__file__", None)
     places = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    ours = module.__name__.partition(".")[0] in ("runner", "jobs", "meshrun")
+    ours = module.__name__.partition(".")[0] == "meshrun"
     return ours or (file is not None and any(Path(file).is_relative_to(place) for place in places))
 
 

@@ -8,30 +8,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.errors import RunError, UserError
-from runner.job.declaration import Job
-from runner.pipeline.fusing import stage_lines
-from runner.pipeline.load import load_blocks
-from runner.pipeline.split_probe.probe import check_split
-from runner.pipeline.steps.checkpoints import Checkpoints, KeepsState, find_state
-from runner.pipeline.steps.frames import FrameContent, Frames, open_frames
-from runner.pipeline.steps.fused_steps import most_fused_steps
-from runner.pipeline.steps.loop import CheckFinite, StepObserver, Until, take_steps
-from runner.pipeline.steps.steady import SteadyField, UntilSteady, bytes_kept
-from runner.pipeline.steps.stepper import BeforeStep, Stepper
-from runner.pipeline.steps.streamed_steps import StreamedSteps
-from runner.pipeline.store import store_of
-from runner.pipeline.streamed.chunk_agreement import (
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.pipeline.fusing import stage_lines
+from meshrun.runner.pipeline.load import load_blocks
+from meshrun.runner.pipeline.split_probe.probe import check_split
+from meshrun.runner.pipeline.steps.checkpoints import Checkpoints, KeepsState, find_state
+from meshrun.runner.pipeline.steps.frames import FrameContent, Frames, open_frames
+from meshrun.runner.pipeline.steps.fused_steps import most_fused_steps
+from meshrun.runner.pipeline.steps.loop import CheckFinite, StepObserver, Until, take_steps
+from meshrun.runner.pipeline.steps.steady import SteadyField, UntilSteady, bytes_kept
+from meshrun.runner.pipeline.steps.stepper import BeforeStep, Stepper
+from meshrun.runner.pipeline.steps.streamed_steps import StreamedSteps
+from meshrun.runner.pipeline.store import store_of
+from meshrun.runner.pipeline.streamed.chunk_agreement import (
     known_results,
     limits,
     serial_file,
 )
-from runner.plan.chunking import not_streamed
-from runner.plan.step_options import EVERY, FieldChange, Steady, StepOptions
-from runner.plan.steps import fields_memory, step_memory
-from runner.plan.task import Task, check_feeds
-from runner.report.record import Record
-from runner.run.map_run import (
+from meshrun.runner.plan.chunking import not_streamed
+from meshrun.runner.plan.step_options import EVERY, FieldChange, Steady, StepOptions
+from meshrun.runner.plan.steps import fields_memory, step_memory
+from meshrun.runner.plan.task import Task, check_feeds
+from meshrun.runner.report.record import Record
+from meshrun.runner.run.map_run import (
     check_nothing_unfinished,
     commit,
     create_outputs,
@@ -39,12 +39,12 @@ from runner.run.map_run import (
     fuse,
     planned,
 )
-from runner.run.options import RunContext, must_fuse
-from runner.storage.checkpoint_folder import SavedState
-from runner.storage.formats.frame_files import ARRAYS
-from runner.storage.formats.registry import Sink, Source
-from runner.storage.paths import partial_path
-from runner.world.world import World
+from meshrun.runner.run.options import RunContext, must_fuse
+from meshrun.runner.storage.checkpoint_folder import SavedState
+from meshrun.runner.storage.formats.frame_files import ARRAYS
+from meshrun.runner.storage.formats.registry import Sink, Source
+from meshrun.runner.storage.paths import partial_path
+from meshrun.runner.world.world import World
 
 UntilAny = Until | UntilSteady
 
@@ -525,7 +525,7 @@ def _verified(
 ) -> Record | None:
     if run.options.verify == "off":
         return None
-    from runner.run.verify.steps import verify_steps
+    from meshrun.runner.run.verify.steps import verify_steps
 
     try:
         with run.phases("verify"):

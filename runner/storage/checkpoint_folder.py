@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner import files
-from runner.errors import UserError
-from runner.storage.file_errors import write_error
-from runner.storage.formats.registry import Source, open_source
-from runner.storage.journal import check_same, start_over
+from meshrun.runner import files
+from meshrun.runner.errors import UserError
+from meshrun.runner.storage.file_errors import write_error
+from meshrun.runner.storage.formats.registry import Source, open_source
+from meshrun.runner.storage.journal import check_same, start_over
 
 KEPT = 2  # complete checkpoints that are kept
 STATE = "state.json"

@@ -20,14 +20,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from runner.errors import UserError
-from runner.files import remove_path
-from runner.region import HostArray, Region, Shape
-from runner.storage.file_errors import check_room, write_error
-from runner.storage.formats.containers import check_alone
-from runner.storage.formats.flat import create_file
-from runner.storage.formats.registry import EXTRAS, check_place, rename
-from runner.storage.paths import partial_path
+from meshrun.runner.errors import UserError
+from meshrun.runner.files import remove_path
+from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.storage.file_errors import check_room, write_error
+from meshrun.runner.storage.formats.containers import check_alone
+from meshrun.runner.storage.formats.flat import create_file
+from meshrun.runner.storage.formats.registry import EXTRAS, check_place, rename
+from meshrun.runner.storage.paths import partial_path
 
 HDF5 = (".vtkhdf", ".h5", ".hdf5")
 ZARR = ".zarr"
@@ -80,11 +80,11 @@ def _check_replaced(path: Path, fields: Sequence[GridField]) -> None:
     """Raise UserError if an existing file holds anything but such fields."""
     names = {field.name for field in fields}
     if path.suffix.lower() == ZARR:
-        from runner.storage.formats import zarr
+        from meshrun.runner.storage.formats import zarr
 
         check_alone(path, set(zarr.names(path)) - names - {"time", *AXES})
     else:
-        from runner.storage.formats import hdf5
+        from meshrun.runner.storage.formats import hdf5
 
         check_alone(path, {one for one in hdf5.names(path) if not one.startswith(f"{GROUP}/")})
 
@@ -156,7 +156,7 @@ class FieldFile:
         """Create the file, with its space allocated if possible. On one rank."""
         sinks = list(self._sinks.values())
         if self.is_zarr:
-            from runner.storage.formats.zarr import create
+            from meshrun.runner.storage.formats.zarr import create
 
             create(sinks)
         else:
@@ -226,7 +226,7 @@ class FieldFile:
         steps = (1 if field.steady else self.count,) if self._has_steps(field) else ()
         shape = (*steps, *self.shape, *more)
         if self.is_zarr:
-            from runner.storage.formats.zarr import ZarrSink, zarr_chunks
+            from meshrun.runner.storage.formats.zarr import ZarrSink, zarr_chunks
 
             rows, *inner = zarr_chunks(shape[len(steps) :], field.dtype)
             if rows < self._rows:  # parts of a rank's chunk
@@ -241,7 +241,7 @@ class FieldFile:
                 (*((1,) if steps else ()), min(rows, self._rows), *inner),
                 dimensions=("time", *dimensions) if steps else dimensions,
             )
-        from runner.storage.formats.hdf5 import Hdf5Sink
+        from meshrun.runner.storage.formats.hdf5 import Hdf5Sink
 
         return Hdf5Sink(self.path, self.partial, shape, field.dtype, f"{POINTS}/{field.name}")
 
@@ -250,7 +250,7 @@ class FieldFile:
 
         with h5py.File(file, "w") as container:
             self._describe(container)
-            from runner.storage.formats.hdf5 import allocated
+            from meshrun.runner.storage.formats.hdf5 import allocated
 
             for field in self.fields:
                 sink = self._sinks[field.name]

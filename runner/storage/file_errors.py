@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import RunError, UserError
-from runner.region import Region
-from runner.storage.paths import is_kept
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.region import Region
+from meshrun.runner.storage.paths import is_kept
 
 LISTED = 8  # names in a message
 BLOCK = 512  # bytes: the unit of a file's allocated size in stat(2)

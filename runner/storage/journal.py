@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner import files
-from runner.errors import MeshrunError, RunError, UserError
+from meshrun.runner import files
+from meshrun.runner.errors import MeshrunError, RunError, UserError
 
 IDENTITY, TEMPORARY = "identity.json", ".partial"  # TEMPORARY: suffix of an identity that is being written
 LOG, FAILED = ".log", ".failed"  # a log, and one whose writer could not sync

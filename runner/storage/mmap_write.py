@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from runner.files import open_file
-from runner.region import HostArray
-from runner.storage.file_errors import unclaimed
+from meshrun.runner.files import open_file
+from meshrun.runner.region import HostArray
+from meshrun.runner.storage.file_errors import unclaimed
 
 # File systems whose fallocate reserves the space that a page will need.
 CLAIMING = ("tmpfs", "ext4", "xfs")

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner.errors import UserError
-from runner.storage.formats.registry import FOLDERS, array_at, is_same_array
-from runner.storage.paths import suffix
+from meshrun.runner.errors import UserError
+from meshrun.runner.storage.formats.registry import FOLDERS, array_at, is_same_array
+from meshrun.runner.storage.paths import suffix
 
 Place = tuple[Path, str | None]  # a file or folder, and the name of an array in it
 

@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from runner.errors import UserError
+from meshrun.runner.errors import UserError
 
 BESIDE = len(".." + 12 * "x" + ".partial")  # bytes by which a temporary name is longer than the output's
 RUN = "[0-9a-f]{12}"  # a run's id

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from runner import lock
-from runner.files import remove_path
-from runner.storage.formats import registry
+from meshrun.runner import lock
+from meshrun.runner.files import remove_path
+from meshrun.runner.storage.formats import registry
 
 
 class Observer(Protocol):

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import RunError
-from runner.system.launcher import environment
-from runner.system.sysfs import text
+from meshrun.runner.errors import RunError
+from meshrun.runner.system.launcher import environment
+from meshrun.runner.system.sysfs import text
 
 NAMES = ("c++", "g++", "clang++")
 SECONDS = 60  # for one run of the compiler

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from runner.system.gpu_counters import gpu_counters
-from runner.system.network_counters import network_counters
-from runner.system.processor_counters import processor_counters
+from meshrun.runner.system.gpu_counters import gpu_counters
+from meshrun.runner.system.network_counters import network_counters
+from meshrun.runner.system.processor_counters import processor_counters
 
 CLOCK = ("clock", "seconds")
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UserError
-from runner.system import sysfs
-from runner.system.links import nvlink_states
-from runner.system.nvml import handle
+from meshrun.runner.errors import UserError
+from meshrun.runner.system import sysfs
+from meshrun.runner.system.links import nvlink_states
+from meshrun.runner.system.nvml import handle
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from runner.errors import UserError
-from runner.system.links import nvlink_states
-from runner.system.nvml import handle
+from meshrun.runner.errors import UserError
+from meshrun.runner.system.links import nvlink_states
+from meshrun.runner.system.nvml import handle
 
 Part = tuple[str, str]  # part such as "GPU 3" or "GPU 3, NVLink 11", counter
 

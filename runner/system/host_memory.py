@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from runner.system.launcher import environment
+from meshrun.runner.system.launcher import environment
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 SHARED_MEMORY = Path("/dev/shm")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import UserError
+from meshrun.runner.errors import UserError
 
 # (launcher, size, rank), most reliable first: variables of MPI's own launcher come before Slurm's.
 VARIABLES = (

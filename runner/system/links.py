@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from runner.errors import UserError, first_line
-from runner.system.nvml import handle
-from runner.system.sysfs import text as read
+from meshrun.runner.errors import UserError, first_line
+from meshrun.runner.system.nvml import handle
+from meshrun.runner.system.sysfs import text as read
 
 # NVML's MB/s of one link in one direction, including the line code -> GB/s of data: NVLink 1 (8b/10b, already
 # excluded), 2 and 3 (64b/66b), 4 and 5 (256b/257b and the Reed-Solomon code RS(544, 514): 16/17 together).

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from runner.system import sysfs
-from runner.system.links import gigabits
+from meshrun.runner.system import sysfs
+from meshrun.runner.system.links import gigabits
 
 # From linux/sockios.h and linux/if.h.
 SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from runner.system.sysfs import text as read
+from meshrun.runner.system.sysfs import text as read
 
 Part = tuple[str, str]  # part such as "mlx5_0 port 1", "eth0" or "TCP", counter
 

@@ -6,7 +6,7 @@ import threading
 from functools import cache
 from typing import Any
 
-from runner.errors import UserError, first_line
+from meshrun.runner.errors import UserError, first_line
 
 _STARTING = threading.Lock()  # one thread initialises NVML while the others wait
 

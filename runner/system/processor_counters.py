@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Set
 from pathlib import Path
 
-from runner.system.sysfs import text
+from meshrun.runner.system.sysfs import text
 
 PROC = Path("/proc")
 TICKS = 8  # user, nice, system, idle, iowait, irq, softirq, steal: later columns are included in these

@@ -7,15 +7,15 @@ import sys
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from runner.comm.api import Arrays, Control
-from runner.comm.checksum.checked import CheckedControl
-from runner.comm.checksum.sums import sums_of
-from runner.comm.collectives.api import Collectives, NcclTuning
-from runner.comm.peer_memory import Peers
-from runner.comm.recorded import RecordedControl, unrecorded
-from runner.comm.threads import ThreadComm
-from runner.device.api import Backend, Device
-from runner.errors import UserError, first_line
+from meshrun.runner.comm.api import Arrays, Control
+from meshrun.runner.comm.checksum.checked import CheckedControl
+from meshrun.runner.comm.checksum.sums import sums_of
+from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
+from meshrun.runner.comm.peer_memory import Peers
+from meshrun.runner.comm.recorded import RecordedControl, unrecorded
+from meshrun.runner.comm.threads import ThreadComm
+from meshrun.runner.device.api import Backend, Device
+from meshrun.runner.errors import UserError, first_line
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DEVICES: tuple[str, ...] = get_args(DeviceChoice)
@@ -31,7 +31,7 @@ def visible_gpus(choice: str) -> int:
     if choice == "cpu":
         return 0
     try:
-        from runner.device import cuda
+        from meshrun.runner.device import cuda
     except ImportError as reason:
         return _without_cupy(reason, required=choice == "cuda")
     visible = cuda.count()
@@ -61,7 +61,7 @@ def bind_device(
 ) -> Backend:
     """This rank's back end, where rank i sees visible[i] GPUs; the CPU only if no rank sees a GPU."""
     if not any(visible):
-        from runner.device.cpu import CpuBackend
+        from meshrun.runner.device.cpu import CpuBackend
 
         return CpuBackend()
     mine = visible[control.rank]
@@ -71,11 +71,11 @@ def bind_device(
             hint="CUDA_VISIBLE_DEVICES and nvidia-smi on this host, or --device cpu for all",
         )
     if control.size > 1 and not oversubscribe:
-        from runner.comm import nccl
+        from meshrun.runner.comm import nccl
 
         nccl.load()
     index = choose_gpu(mine, local, local_size, oversubscribe)
-    from runner.device.cuda import CudaBackend
+    from meshrun.runner.device.cuda import CudaBackend
 
     return CudaBackend(index)
 
@@ -105,10 +105,10 @@ def open_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
     if isinstance(control, CheckedControl):
         return control.checked(open_arrays(control.control, backend, shared_gpu), sums_of(backend))
     if shared_gpu:
-        from runner.comm.staged import StagedComm
+        from meshrun.runner.comm.staged import StagedComm
 
         return StagedComm(control, backend)
-    from runner.comm.nccl_arrays import NcclComm
+    from meshrun.runner.comm.nccl_arrays import NcclComm
 
     arrays = NcclComm(control)
     return control.recorded(arrays) if isinstance(control, RecordedControl) else arrays
@@ -119,7 +119,7 @@ def open_peers(control: Control, devices: Sequence[Device]) -> Peers | str:
 
     devices: of each rank, GPUs of one host. The same on every rank. Collective.
     """
-    from runner.comm.peer_arrays import PeerArrays
+    from meshrun.runner.comm.peer_arrays import PeerArrays
 
     peers = PeerArrays(control, devices)
     problem = next(filter(None, control.allgather(peers.problem())), None)
@@ -159,19 +159,19 @@ def open_collectives(
             everywhere=True,
         )
     if transport == "mpi" and backend.device.kind == "cuda":
-        from runner.comm.collectives.device_mpi import DeviceMpiCollectives
+        from meshrun.runner.comm.collectives.device_mpi import DeviceMpiCollectives
 
         return DeviceMpiCollectives(group, backend)
     if backend.device.kind == "cuda":
-        from runner.comm.collectives.nccl import NcclCollectives
+        from meshrun.runner.comm.collectives.nccl import NcclCollectives
 
         given = {"main": backend.stream, "null": backend.null_stream}
         chosen = backend.new_stream() if stream == "own" else given[stream]
         return NcclCollectives(group, chosen, cta_policy=cta_policy, peers=peers, tuning=tuning)
     if isinstance(group, ThreadComm):
-        from runner.comm.collectives.threads import ThreadCollectives
+        from meshrun.runner.comm.collectives.threads import ThreadCollectives
 
         return ThreadCollectives(group)
-    from runner.comm.collectives.mpi import MpiCollectives
+    from meshrun.runner.comm.collectives.mpi import MpiCollectives
 
     return MpiCollectives(group)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from runner.errors import (
+from meshrun.runner.errors import (
     BadResult,
     MeshrunError,
     RunError,
@@ -27,10 +27,10 @@ from runner.errors import (
     tell,
     traceback_of,
 )
-from runner.storage.transaction import OutputTransaction
-from runner.system.launcher import detect_launcher
-from runner.world.run_status import RunLines, RunStatus
-from runner.world.world import World
+from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.system.launcher import detect_launcher
+from meshrun.runner.world.run_status import RunLines, RunStatus
+from meshrun.runner.world.world import World
 
 # Errors of the software and of what it is installed on, rather than of GPUs or the network.
 SOFTWARE = (

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from runner.comm.api import Arrays, Control, Message, Operation, Pending
-from runner.comm.checksum.checked import named
-from runner.device.api import Backend
-from runner.errors import UserError
-from runner.plan.grid import bounds
-from runner.region import Array, Shape, packed
+from meshrun.runner.comm.api import Arrays, Control, Message, Operation, Pending
+from meshrun.runner.comm.checksum.checked import named
+from meshrun.runner.device.api import Backend
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.region import Array, Shape, packed
 
 ELEMENTWISE = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
 

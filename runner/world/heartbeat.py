@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner import files
-from runner.errors import RunError
-from runner.system.launcher import slurm_job
-from runner.world import helper_process
-from runner.world.run_status import lost_note, signed_note
-from runner.world.watchdog.channel import host_addresses, interface_address
-from runner.world.watchdog.report import ranks_text
-from runner.world.world import Rank, World
+from meshrun.runner import files
+from meshrun.runner.errors import RunError
+from meshrun.runner.system.launcher import slurm_job
+from meshrun.runner.world import helper_process
+from meshrun.runner.world.run_status import lost_note, signed_note
+from meshrun.runner.world.watchdog.channel import host_addresses, interface_address
+from meshrun.runner.world.watchdog.report import ranks_text
+from meshrun.runner.world.world import Rank, World
 
 NOTE_TIMEOUT = 1.0  # seconds to write a note of the loss: the file system may be lost with the host
-PROCESS = "runner.world.heartbeat_process"
+PROCESS = "meshrun.runner.world.heartbeat_process"
 
 
 class Heartbeat:

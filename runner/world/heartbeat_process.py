@@ -15,8 +15,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner.world.helper_process import rank_has_ended, read_setting, write_message
-from runner.world.watchdog.channel import Connection, Hub, connect
+from meshrun.runner.world.helper_process import rank_has_ended, read_setting, write_message
+from meshrun.runner.world.watchdog.channel import Connection, Hub, connect
 
 MAX_MISSED_BEATS = 3  # of this process itself; if it missed more, it was stopped
 BEATS_PER_TIMEOUT = 5

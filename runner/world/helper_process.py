@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = str(Path(__file__).resolve().parents[2])  # of the packages
+ROOT = str(Path(__file__).parents[3])  # the folder that has the package meshrun
 
 
 def command(module: str) -> list[str]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from runner.errors import MeshrunError, UserError
-from runner.system import nvml
+from meshrun.runner.errors import MeshrunError, UserError
+from meshrun.runner.system import nvml
 
 
 def start(device: str) -> threading.Thread | None:
@@ -31,6 +31,6 @@ def _load() -> None:
     except UserError:
         return
     with contextlib.suppress(ImportError, MeshrunError, RuntimeError):
-        from runner.comm import nccl
+        from meshrun.runner.comm import nccl
 
         nccl.load()

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runner.errors import UserError
-from runner.plan.grid import Partition, factorizations
-from runner.region import Shape
-from runner.world.binding import open_arrays
-from runner.world.group import Group
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.grid import Partition, factorizations
+from meshrun.runner.region import Shape
+from meshrun.runner.world.binding import open_arrays
+from meshrun.runner.world.group import Group
 
 
 @dataclass

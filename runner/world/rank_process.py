@@ -8,19 +8,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from runner.errors import MeshrunError, RunError, UserError, is_met_by_all, tell
-from runner.files import working_directory
-from runner.system import launcher
-from runner.system.launcher import BY_HAND, Started
-from runner.world import preload
-from runner.world.binding import DeviceChoice
-from runner.world.failure import GRACE, FailureHandler, Guard
-from runner.world.heartbeat import Heartbeat
-from runner.world.preflight.inspection import preflight
-from runner.world.run_status import RunLines, run_at
-from runner.world.stuck import monitor
-from runner.world.termination import end_with_parent, on_termination
-from runner.world.world import Check, World, open_world
+from meshrun.runner.errors import MeshrunError, RunError, UserError, is_met_by_all, tell
+from meshrun.runner.files import working_directory
+from meshrun.runner.system import launcher
+from meshrun.runner.system.launcher import BY_HAND, Started
+from meshrun.runner.world import preload
+from meshrun.runner.world.binding import DeviceChoice
+from meshrun.runner.world.failure import GRACE, FailureHandler, Guard
+from meshrun.runner.world.heartbeat import Heartbeat
+from meshrun.runner.world.preflight.inspection import preflight
+from meshrun.runner.world.run_status import RunLines, run_at
+from meshrun.runner.world.stuck import monitor
+from meshrun.runner.world.termination import end_with_parent, on_termination
+from meshrun.runner.world.world import Check, World, open_world
 
 Record = dict[str, Any]
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from runner import files, lock
-from runner.errors import UserError
-from runner.system.launcher import temporary_folder
+from meshrun.runner import files, lock
+from meshrun.runner.errors import UserError
+from meshrun.runner.system.launcher import temporary_folder
 
 CLAIMED = 60.0  # seconds after which every rank of a run that fails has found its host's claim
 NOTE_BYTES = 1 << 16  # most of a note of a lost host that are read

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-from runner.processes import TERMINATING
+from meshrun.runner.processes import TERMINATING
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 

@@ -10,25 +10,31 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal, TypeVar
 
-from runner.comm.api import Control
-from runner.comm.checksum.checked import SHARE, CheckedControl, Checksum, Checksums
-from runner.comm.checksum.sums import sums_of
-from runner.comm.collective_call import collective_call, gather_calls, on_root
-from runner.comm.collectives.api import Collectives, NcclTuning
-from runner.comm.recorded import RecordedControl
-from runner.comm.threads import ThreadComm
-from runner.device.api import Backend, Device
-from runner.errors import UserError, first_line, is_met_by_all, tell
-from runner.processes import boot_id
-from runner.recorder.process import remove_stale
-from runner.recorder.ring import NoRecorder, Recorder, file_of
-from runner.report.phases import Phases
-from runner.system import launcher
-from runner.world.binding import DeviceChoice, bind_device, open_arrays, open_collectives, visible_gpus
-from runner.world.group import Group
-from runner.world.process_grid import Grid, open_grid, process_grid
-from runner.world.run_status import remove_stale_claims
-from runner.world.stuck import nccl_ras
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.checksum.checked import SHARE, CheckedControl, Checksum, Checksums
+from meshrun.runner.comm.checksum.sums import sums_of
+from meshrun.runner.comm.collective_call import collective_call, gather_calls, on_root
+from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
+from meshrun.runner.comm.recorded import RecordedControl
+from meshrun.runner.comm.threads import ThreadComm
+from meshrun.runner.device.api import Backend, Device
+from meshrun.runner.errors import UserError, first_line, is_met_by_all, tell
+from meshrun.runner.processes import boot_id
+from meshrun.runner.recorder.process import remove_stale
+from meshrun.runner.recorder.ring import NoRecorder, Recorder, file_of
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.system import launcher
+from meshrun.runner.world.binding import (
+    DeviceChoice,
+    bind_device,
+    open_arrays,
+    open_collectives,
+    visible_gpus,
+)
+from meshrun.runner.world.group import Group
+from meshrun.runner.world.process_grid import Grid, open_grid, process_grid
+from meshrun.runner.world.run_status import remove_stale_claims
+from meshrun.runner.world.stuck import nccl_ras
 
 Value = TypeVar("Value")
 
@@ -85,7 +91,7 @@ class World(Group):
         if failure is None or self.size == 1 or is_met_by_all(failure):
             self.close()
         elif isinstance(failure, Exception):
-            from runner.world.failure import FailureHandler, Guard  # which import this module
+            from meshrun.runner.world.failure import FailureHandler, Guard  # which import this module
 
             Guard(self, FailureHandler(debug=True)).__exit__(kind, failure, trace)
 
@@ -313,7 +319,7 @@ def find_ranks(expected: int | None) -> Control:
             )
         launcher.check_expected(expected, 1, launched)
         return ThreadComm()
-    from runner.comm.mpi import MpiComm
+    from meshrun.runner.comm.mpi import MpiComm
 
     try:
         comm = MpiComm()

@@ -23,7 +23,7 @@ from typing import Any
 from hosts import Hosts
 from namespaces import call
 
-import launch
+import meshrun
 
 ROOT = Path(__file__).parents[2]
 DOMAIN = "{name}.{namespace}.svc"
@@ -61,7 +61,7 @@ def image(containerfile: str) -> tuple[dict[str, str], dict[str, str]]:
 
 def needed() -> list[Path]:
     """The outermost folders of this Python, its environment and this project, wherever each lies."""
-    places = {Path(sys.prefix), Path(sys.base_prefix), Path(launch.__path__[0]).parent}
+    places = {Path(sys.prefix), Path(sys.base_prefix), Path(meshrun.__path__[0]).parent}
     places |= {place.resolve() for place in places}
     return [place for place in sorted(places) if not places & {*place.parents}]
 

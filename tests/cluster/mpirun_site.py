@@ -14,7 +14,7 @@ import pytest
 from hosts import Hosts
 from processes import DEADLOCK, wait_for
 
-from launch.mpi.rank_command import PROGRAM
+from meshrun.launch.mpi.rank_command import PROGRAM
 
 EVERYONE = "n1,n2,n3"
 ROW = re.compile(r" +\d+ +\d+ +float ")

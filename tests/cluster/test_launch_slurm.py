@@ -16,9 +16,9 @@ import slurm_farm
 from processes import DEADLOCK, launcher_problem, nightly, own_lines, wait_for
 from slurm_farm import Slurm
 
-from launch.mpi import library as mpi_library
-from launch.mpi.rank_command import PROGRAM
-from launch.slurm import pmi
+from meshrun.launch.mpi import library as mpi_library
+from meshrun.launch.mpi.rank_command import PROGRAM
+from meshrun.launch.slurm import pmi
 
 SCRIPTS = Path(__file__).parents[2] / "slurm"
 # A cluster of device files: jobs may ask for GPUs, and nobody can compute on them. More ranks than cores.

@@ -15,13 +15,13 @@ from hosts import problem
 from mpijob import MpiJob
 from mpijob_schema import problems
 
-from launch.kubernetes import manifest
-from launch.kubernetes.pods import Implementation, Pods
-from launch.mpi.launcher import find
-from launch.spec import LaunchSpec, make_spec
-from launch.supervise.judge import Outcome, judge
-from launch.supervise.status_lines import StatusLines
-from runner.world.run_status import RunDirectory
+from meshrun.launch.kubernetes import manifest
+from meshrun.launch.kubernetes.pods import Implementation, Pods
+from meshrun.launch.mpi.launcher import find
+from meshrun.launch.spec import LaunchSpec, make_spec
+from meshrun.launch.supervise.judge import Outcome, judge
+from meshrun.launch.supervise.status_lines import StatusLines
+from meshrun.runner.world.run_status import RunDirectory
 
 TOKEN = "f00d"
 BENCH = ("bench", "all_reduce", "--device", "cpu", "-b", "8", "-e", "1K", "-f", "8", "-n", "2", "-w", "1")

@@ -17,8 +17,8 @@ from hosts import inside
 from mpirun_site import EVERYONE, ROW, Site
 from processes import DEADLOCK, launcher_problem, nightly, promised
 
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi.rank_command import PROGRAM
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi.rank_command import PROGRAM
 
 SILENT = 4  # --host-timeout
 PROMISE = SILENT + 20  # seconds until a run ends when a host goes silent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runner.region import Array
+from meshrun.runner.region import Array
 
 
 def noise(shape: tuple[int, ...], dtype: str) -> Array:

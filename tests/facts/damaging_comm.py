@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.comm.api import Message, Operation, as_bytes
-from runner.comm.threads import ThreadComm, ThreadHub
+from meshrun.runner.comm.api import Message, Operation, as_bytes
+from meshrun.runner.comm.threads import ThreadComm, ThreadHub
 
 TRAILER = 24  # bytes of a checksum's message, which is not damaged
 

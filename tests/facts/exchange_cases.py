@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.errors import UserError
-from runner.plan.grid import bounds
-from runner.world.group import ELEMENTWISE, Group
-from runner.world.world import World
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.world.group import ELEMENTWISE, Group
+from meshrun.runner.world.world import World
 
 DTYPES = ("bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64", "complex128")
 

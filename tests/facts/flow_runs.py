@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from jobs.airflow import units
-from jobs.airflow.cells import Cell
-from jobs.airflow.forces import History, coefficients
-from jobs.airflow.lattice import D2Q9
-from jobs.airflow.links import addresses, find_links, force, momentum, set_slots
-from jobs.airflow.shapes.bodies import Body, Round
-from jobs.airflow.step import step_job
-from runner.device.api import Device
-from runner.errors import RunError
-from runner.fuse.compiled import compile_for
-from runner.fuse.graph import Operand
-from runner.fuse.trace import trace
-from runner.region import Region
+from meshrun.jobs.airflow import units
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.forces import History, coefficients
+from meshrun.jobs.airflow.lattice import D2Q9
+from meshrun.jobs.airflow.links import addresses, find_links, force, momentum, set_slots
+from meshrun.jobs.airflow.shapes.bodies import Body, Round
+from meshrun.jobs.airflow.step import step_job
+from meshrun.runner.device.api import Device
+from meshrun.runner.errors import RunError
+from meshrun.runner.fuse.compiled import compile_for
+from meshrun.runner.fuse.graph import Operand
+from meshrun.runner.fuse.trace import trace
+from meshrun.runner.region import Region
 
 Array = Any
 WIDTHS = ((1, 1), (1, 1))

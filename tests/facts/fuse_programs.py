@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.fuse.graph import Operand
-from runner.region import HostArray
+from meshrun.runner.fuse.graph import Operand
+from meshrun.runner.region import HostArray
 
 KINDS = ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "f4", "f8", "f4", "u1")
 ARITHMETIC = ("+", "-", "*", "/", "//", "%", "+", "-", "*")

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from runner.fuse.evaluate import evaluate
-from runner.fuse.graph import Extents, Graph, Node, Operand, Program
-from runner.fuse.single_pass import PassKernel, launch_arguments
-from runner.fuse.trace import trace
-from runner.job.discover import find
+from meshrun.runner.fuse.evaluate import evaluate
+from meshrun.runner.fuse.graph import Extents, Graph, Node, Operand, Program
+from meshrun.runner.fuse.single_pass import PassKernel, launch_arguments
+from meshrun.runner.fuse.trace import trace
+from meshrun.runner.job.discover import find
 
 ROOT = Path(__file__).parents[2]
 SHIM = ROOT / "tests" / "unit" / "fuse" / "host"

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.comm.api import Control
-from runner.comm.peer_memory import Unreachable
-from runner.device.api import HEADERS
-from runner.pipeline.halo import boxes as halo_boxes
-from runner.region import Array
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.peer_memory import Unreachable
+from meshrun.runner.device.api import HEADERS
+from meshrun.runner.pipeline.halo import boxes as halo_boxes
+from meshrun.runner.region import Array
 
 HEADER = Path(__file__).with_suffix(".h")
 LAUNCHES = """

@@ -21,13 +21,13 @@ from pathlib import Path
 import numpy as np
 from measured_kernels import INSTANCES
 
-import jobs.kernels
-from jobs.filters.dtypes import SUPPORTED, WIDE
-from jobs.kernels import instance
-from jobs.measure.exact_reductions import RecipeKind
+import meshrun.jobs.kernels
+from meshrun.jobs.filters.dtypes import SUPPORTED, WIDE
+from meshrun.jobs.kernels import instance
+from meshrun.jobs.measure.exact_reductions import RecipeKind
 
 GXX = shutil.which("g++")
-KERNELS = Path(jobs.kernels.__file__).parent
+KERNELS = Path(meshrun.jobs.kernels.__file__).parent
 SHIM = Path(__file__).parents[1] / "unit" / "kernels" / "host"
 FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Wno-unknown-pragmas",
          "-Wno-sign-compare", f"-I{SHIM}", f"-I{KERNELS}")  # fmt: skip

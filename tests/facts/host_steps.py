@@ -16,14 +16,14 @@ from typing import Any
 
 from numpy_kernel import with_ends
 
-from runner.device.api import Backend
-from runner.fuse.compiled import DeviceKernel
-from runner.fuse.evaluate import evaluate
-from runner.fuse.operations import KERNELS
-from runner.fuse.steps.choice import Choice
-from runner.fuse.steps.kernel import build
-from runner.fuse.steps.layout import StepKernel
-from runner.region import Shape
+from meshrun.runner.device.api import Backend
+from meshrun.runner.fuse.compiled import DeviceKernel
+from meshrun.runner.fuse.evaluate import evaluate
+from meshrun.runner.fuse.operations import KERNELS
+from meshrun.runner.fuse.steps.choice import Choice
+from meshrun.runner.fuse.steps.kernel import build
+from meshrun.runner.fuse.steps.layout import StepKernel
+from meshrun.runner.region import Shape
 
 GXX = shutil.which("g++")
 # -O1 takes half as long again to compile.

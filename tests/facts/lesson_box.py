@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.raw.memory import GpuProperties, Memory
-from runner.errors import UserError
+from meshrun.runner.device.raw.memory import GpuProperties, Memory
+from meshrun.runner.errors import UserError
 
 POISON = 0xA5
 TICK = 1e-6  # seconds that a look at the clock takes
@@ -179,7 +179,7 @@ class LessonBox:
         return {self.places.get(page) for page in _pages(memory)} == {"host" if host else "device"}
 
     def load(self, file: str, instance: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
-        """Instead of jobs.kernels.load."""
+        """Instead of meshrun.jobs.kernels.load."""
         if instance == "gate":
             return self._gate
         kernel = self.kernels[instance]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from queued_device import QueuedBackend
 
-from runner.device.api import Shortage, bytes_needed
+from meshrun.runner.device.api import Shortage, bytes_needed
 
 
 class OutOfMemoryError(MemoryError):

@@ -3,7 +3,7 @@
     host = MadeHost(gpus=3)                     what its processes share
     box = MadeBox(host)                         one process that sees all of them
     box = MadeBox(host, [2])                    one that sees GPU 2 alone, as its GPU 0
-    monkeypatch.setattr(jobs.kernels, "load", load)   kernels run here
+    monkeypatch.setattr(meshrun.jobs.kernels, "load", load)   kernels run here
 
 Addresses mean something in their own process only, as on a real host. Work is done when it is waited for, in
 the order of its stream, and takes as long as the host's rates say, on a clock of its own.
@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.raw.memory import GpuProperties, Memory
-from runner.errors import UserError
+from meshrun.runner.device.raw.memory import GpuProperties, Memory
+from meshrun.runner.errors import UserError
 
 Bytes = np.ndarray[Any, Any]
 GPU_MEMORY = 1 << 30

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jobs.validate.plan import RUNGS, RungName
-from jobs.validate.probe.api import LoadReadings, WrongData
-from jobs.validate.report.model import Change, Drift, HardwareLimit, Member, RateCurve, RateMatrix, Report
-from jobs.validate.verdict import Alarm, Evidence, Finding, RungResult, Verdict
-from runner.world.stuck.nccl_ras import NcclDiagnostics
+from meshrun.jobs.validate.plan import RUNGS, RungName
+from meshrun.jobs.validate.probe.api import LoadReadings, WrongData
+from meshrun.jobs.validate.report.model import (
+    Change,
+    Drift,
+    HardwareLimit,
+    Member,
+    RateCurve,
+    RateMatrix,
+    Report,
+)
+from meshrun.jobs.validate.verdict import Alarm, Evidence, Finding, RungResult, Verdict
+from meshrun.runner.world.stuck.nccl_ras import NcclDiagnostics
 
 GB = 1e9
 RATES: dict[RungName, dict[str, float]] = {

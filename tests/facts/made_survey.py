@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.world.preflight.survey import GpuFacts, Interface, Port, Survey
+from meshrun.runner.world.preflight.survey import GpuFacts, Interface, Port, Survey
 
 GIB = 1 << 30
 

@@ -1,7 +1,7 @@
 """The instances of each kernel file that measurements and the jobs airflow and matmul launch."""
 
-from jobs.bench.lessons.transpose.methods import SINGLE, variants
-from jobs.kernels import FLOAT32, instance
+from meshrun.jobs.bench.lessons.transpose.methods import SINGLE, variants
+from meshrun.jobs.kernels import FLOAT32, instance
 
 WORDS = ("float", "unsigned short", "unsigned", "unsigned long long")
 REALS = ("float", "__half", "__nv_bfloat16")

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from jobs.validate.plan import CPU_BLIND, Plan
-from jobs.validate.probe.api import LoadReadings, RankPlace, Seconds, SingleRankOp, WrongData
-from jobs.validate.verdict import Unit
+from meshrun.jobs.validate.plan import CPU_BLIND, Plan
+from meshrun.jobs.validate.probe.api import LoadReadings, RankPlace, Seconds, SingleRankOp, WrongData
+from meshrun.jobs.validate.verdict import Unit
 
 RATES = {"memory": 8e9, "product": 2e9, "to_device": 8e9, "to_host": 8e9}
 INSIDE, OUTSIDE = 4e9, 2e9

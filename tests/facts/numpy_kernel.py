@@ -12,11 +12,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from step_runs import PAD, Arrays, beyond_ends
 
-from runner.fuse import single_pass
-from runner.fuse.compiled import DeviceKernel, Feeds
-from runner.fuse.evaluate import evaluate
-from runner.fuse.graph import Extents, Program, in_order
-from runner.fuse.steps.layout import Axis, Sending
+from meshrun.runner.fuse import single_pass
+from meshrun.runner.fuse.compiled import DeviceKernel, Feeds
+from meshrun.runner.fuse.evaluate import evaluate
+from meshrun.runner.fuse.graph import Extents, Program, in_order
+from meshrun.runner.fuse.steps.layout import Axis, Sending
 
 
 class NumpyKernel:

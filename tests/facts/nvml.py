@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runner.system import nvml
+from meshrun.runner.system import nvml
 
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 

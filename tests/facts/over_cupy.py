@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 
 NAMES = (
-    "runner.comm.peer_arrays", "runner.device.cuda", "runner.device.copy_streams", "runner.device.nvrtc",
-    "runner.device.raw.cuda_memory",
-)  # fmt: skip
+    "meshrun.runner.comm.peer_arrays",
+    "meshrun.runner.device.cuda",
+    "meshrun.runner.device.copy_streams",
+    "meshrun.runner.device.nvrtc",
+    "meshrun.runner.device.raw.cuda_memory",
+)
 
 
 def forget() -> None:

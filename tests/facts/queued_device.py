@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.api import POISON, Device
-from runner.device.cpu import CpuBackend
+from meshrun.runner.device.api import POISON, Device
+from meshrun.runner.device.cpu import CpuBackend
 
 LATER = 0.003  # seconds that a copy gives what is computed next to come before it
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from runner.world.world import World
+from meshrun.runner.world.world import World
 
 
 def shared_folder(world: World, prefix: str) -> Iterator[Path]:

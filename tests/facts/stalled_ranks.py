@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.recorder.process import Frame
-from runner.recorder.ring import Operation
-from runner.recorder.snapshot import RankSnapshot
-from runner.world.run_status import RunDirectory
+from meshrun.runner.recorder.process import Frame
+from meshrun.runner.recorder.ring import Operation
+from meshrun.runner.recorder.snapshot import RankSnapshot
+from meshrun.runner.world.run_status import RunDirectory
 
 GROUPS = {"world": (0, 1)}
 WAITING = RankSnapshot(

@@ -9,11 +9,11 @@ import numpy as np
 from queued_device import QueuedBackend
 
 import meshrun
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.plan.step_options import StepOptions
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 PAD: dict[str, Any] = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}
 Arrays = list[np.ndarray[Any, Any]]

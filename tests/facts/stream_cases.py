@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from queued_device import QueuedBackend, poisoned
 
 import meshrun
-from runner.comm.threads import run_ranks
-from runner.pipeline.streamed.cpu_engine import HostEngine
-from runner.pipeline.streamed.gpu_engine import DeviceEngine
-from runner.plan.grid import Partition, grid_size, parse_grid
-from runner.plan.halo import BOUNDARIES
-from runner.plan.stream_options import StreamOptions
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.pipeline.streamed.cpu_engine import HostEngine
+from meshrun.runner.pipeline.streamed.gpu_engine import DeviceEngine
+from meshrun.runner.plan.grid import Partition, grid_size, parse_grid
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 STREAM = {field.name for field in fields(StreamOptions)}
 Record = dict[str, Any]

@@ -1,6 +1,6 @@
 """The lattice-Boltzmann method as textbooks write it: float64, numpy.roll, loops over velocities.
 
-Shares nothing with jobs.airflow but the order of velocities: populations are not shifted by their weights,
+Shares nothing with jobs/airflow but the order of velocities: populations are not shifted by their weights,
 pairs share no terms, and each population relaxes on its own.
 """
 

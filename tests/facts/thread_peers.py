@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.comm.peer_memory import Unreachable
-from runner.world.world import World
+from meshrun.runner.comm.peer_memory import Unreachable
+from meshrun.runner.world.world import World
 
 
 class ThreadPeers:

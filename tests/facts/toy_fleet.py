@@ -7,9 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jobs.validate.plan import RungName
-from jobs.validate.probe.api import CounterKey, LoadReadings, RankPlace, Seconds, SingleRankOp, WrongData
-from jobs.validate.verdict import Unit
+from meshrun.jobs.validate.plan import RungName
+from meshrun.jobs.validate.probe.api import (
+    CounterKey,
+    LoadReadings,
+    RankPlace,
+    Seconds,
+    SingleRankOp,
+    WrongData,
+)
+from meshrun.jobs.validate.verdict import Unit
 
 RATES = {"memory": 2e12, "product": 1e10, "tensor": 1e11, "to_device": 55e9, "to_host": 55e9}
 

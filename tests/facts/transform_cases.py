@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 import meshrun
-from runner.plan.grid import bounds
-from runner.world.world import World
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.world.world import World
 
 DTYPES = ("bool", "int16", "float16", "float32", "float64", "complex64", "complex128")
 

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from unittest.mock import patch
 
-import runner.world.rank_process
-from launch.cli.main import main
-from runner.system.launcher import RANK_ONLY, VARIABLES
+import meshrun.runner.world.rank_process
+from meshrun.launch.cli.main import main
+from meshrun.runner.system.launcher import RANK_ONLY, VARIABLES
 
 LAUNCHERS = tuple(name for _, *names in (*VARIABLES, *RANK_ONLY) for name in names)
 
@@ -31,7 +31,7 @@ def typed(*words: str, environment: Mapping[str, str] | None = None) -> subproce
         patch.object(sys, "path", sys.path.copy()),  # a job's file adds its folder
         patch.object(sys, "dont_write_bytecode", True),  # of that file, beside it
         patch.object(
-            runner.world.rank_process, "on_termination", lambda action: None
+            meshrun.runner.world.rank_process, "on_termination", lambda action: None
         ),  # its signals are pytest's
         redirect_stdout(out),
         redirect_stderr(errors),

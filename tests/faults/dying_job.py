@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import meshrun
-import runner.pipeline.streamed.streaming
-from runner.storage.formats.flat import FlatSink, FlatSource
-from runner.storage.journal import Journal, Log, Syncer
-from runner.storage.transaction import OutputTransaction
+import meshrun.runner.pipeline.streamed.streaming
+from meshrun.runner.storage.formats.flat import FlatSink, FlatSource
+from meshrun.runner.storage.journal import Journal, Log, Syncer
+from meshrun.runner.storage.transaction import OutputTransaction
 
 notes = Path(os.environ["MESHRUN_TEST_RUN"])
 told = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
@@ -95,7 +95,7 @@ PLACES: dict[str, tuple[Any, str, Callable[[], bool], Callable[..., Any]]] = {
 whole_write = FlatSink.write
 in_sync = place in ("sync", "synced")
 if in_sync:
-    runner.pipeline.streamed.streaming.Syncer = partial(Syncer, seconds=0.02)
+    meshrun.runner.pipeline.streamed.streaming.Syncer = partial(Syncer, seconds=0.02)
 if place in PLACES:
     owner, name, now, first = PLACES[place]
     original = getattr(owner, name)

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 import meshrun
-from runner import files
-from runner.storage.checkpoint_folder import CheckpointFolder
-from runner.storage.formats.flat import FlatSink
+from meshrun.runner import files
+from meshrun.runner.storage.checkpoint_folder import CheckpointFolder
+from meshrun.runner.storage.formats.flat import FlatSink
 
 notes = Path(os.environ["MESHRUN_TEST_RUN"])
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))

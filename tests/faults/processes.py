@@ -18,9 +18,9 @@ from typing import IO, TypeVar
 import pytest
 from _pytest.mark import ParameterSet
 
-from launch.mpi import launcher as mpi_launcher
-from launch.supervise import shared_memory
-from runner.errors import MeshrunError
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.launch.supervise import shared_memory
+from meshrun.runner.errors import MeshrunError
 
 DEADLOCK = 100  # seconds; nothing that is waited for takes a tenth of it on an idle machine
 FEW_CORES = re.compile(r"meshrun: warning: ([\d,]+ ranks share \d+ cores?|ranks are bound to a single core)")

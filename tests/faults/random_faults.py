@@ -35,7 +35,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-MESHRUN = (sys.executable, str(ROOT / "launch" / "__main__.py"))
+MESHRUN = (sys.executable, str(ROOT / "meshrun" / "__main__.py"))
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 MARK = "MESHRUN_TEST_RUN"
 

@@ -25,7 +25,7 @@ from processes import (
     wait_for,
 )
 
-from launch.mpi.rank_command import PROGRAM
+from meshrun.launch.mpi.rank_command import PROGRAM
 
 PROMISE = 10  # seconds from a rank's failure to the end of the command
 HOST = os.uname().nodename

@@ -23,10 +23,10 @@ import itertools, os, signal, time
 from pathlib import Path
 
 import meshrun
-import runner.pipeline.image_engine
-from runner.storage.journal import Journal, Log
-from runner.storage.formats.flat import FlatSink
-from runner.pipeline.images import StreamedFolder
+from meshrun.runner.pipeline import image_engine
+from meshrun.runner.storage.journal import Journal, Log
+from meshrun.runner.storage.formats.flat import FlatSink
+from meshrun.runner.pipeline.images import StreamedFolder
 
 notes = Path(os.environ["MESHRUN_TEST_RUN"])
 told = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
@@ -45,8 +45,8 @@ def write_half(sink, region, array):
 write = FlatSink.write
 PLACES = {
     "half a file": (FlatSink, "write", write_half),
-    "before its name": (runner.pipeline.image_engine, "commit", nothing),
-    "after its name": (runner.pipeline.image_engine, "commit", runner.pipeline.image_engine.commit),
+    "before its name": (image_engine, "commit", nothing),
+    "after its name": (image_engine, "commit", image_engine.commit),
     "before its line": (Log, "done", nothing),
     "after its line": (Log, "done", Log.done),
     "rename": (StreamedFolder, "commit", nothing),

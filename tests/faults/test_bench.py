@@ -31,9 +31,9 @@ from processes import (
     wait_for,
 )
 
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi import local
-from launch.mpi.rank_command import PROGRAM
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi import local
+from meshrun.launch.mpi.rank_command import PROGRAM
 
 ALLOWED = 2  # seconds without progress: -T
 PROMISE = ALLOWED + 10  # seconds from a fault to the end of the command
@@ -48,12 +48,12 @@ PLANTED = f"""
 import os, sys, time
 sys.path.append({str(Path(local.__file__).parents[2])!r})
 from pathlib import Path
-from jobs.bench.collectives import checks, measure, timing
+from meshrun.jobs.bench.collectives import checks, measure, timing
 notes = Path(os.environ[{MARK!r}])
 told = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 """
 MAIN = """
-from launch.cli.main import main
+from meshrun.launch.cli.main import main
 sys.exit(main())
 """
 BIT = """
@@ -102,7 +102,7 @@ class Site(Place):
             script.write_text(PLANTED + planted + MAIN)
             starter = (
                 f"import sys; sys.path.append({str(Path(local.__file__).parents[2])!r}); "
-                "from launch.mpi.local import start; "
+                "from meshrun.launch.mpi.local import start; "
                 f"sys.exit(start({ranks}, {arguments!r}, program=(sys.executable, {str(script)!r})))"
             )
             command = [sys.executable, "-c", starter]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from processes import DEADLOCK, MARK, launcher_problem, left_running, own_lines, wait_for
 
-from launch.mpi.rank_command import PROGRAM
+from meshrun.launch.mpi.rank_command import PROGRAM
 
 pytestmark = [
     pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem())),

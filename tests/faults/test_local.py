@@ -23,9 +23,9 @@ import numpy as np
 import pytest
 from processes import DEADLOCK, alive, launcher_problem, nightly, own_lines, wait_for
 
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi import local
-from launch.mpi.rank_command import PROGRAM
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi import local
+from meshrun.launch.mpi.rank_command import PROGRAM
 
 ROOT = Path(local.__file__).parents[2]
 
@@ -33,8 +33,8 @@ RANK = f"""
 import os, signal, socket, sys, time
 from pathlib import Path
 sys.path.append({str(ROOT)!r})
-from runner.world.termination import end_with_parent
-from runner.world.run_status import RunDirectory
+from meshrun.runner.world.termination import end_with_parent
+from meshrun.runner.world.run_status import RunDirectory
 end_with_parent()  # as every rank: a launcher that is told to end while nobody reads it may leave them
 case, folder = sys.argv[-2], Path(sys.argv[-1])
 run = RunDirectory(Path(sys.argv[sys.argv.index("--run-dir") + 1]))
@@ -222,7 +222,7 @@ DOOR = f"""
 import signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the command respects nohup, under which this may run
 sys.path.insert(0, {str(ROOT)!r})
-from launch.mpi import local
+from meshrun.launch.mpi import local
 sys.exit(local.start(2, ["case", sys.argv[1]], program=sys.argv[2:]))
 """
 

@@ -11,9 +11,9 @@ import pytest
 import random_faults
 from processes import MARK, alive, left_running, own_lines
 
-from runner.report import progress, stream_progress
-from runner.report.progress import ProgressBar
-from runner.report.stream_progress import StreamProgress
+from meshrun.runner.report import progress, stream_progress
+from meshrun.runner.report.progress import ProgressBar
+from meshrun.runner.report.stream_progress import StreamProgress
 
 
 def test_a_process_that_was_left_is_seen(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from processes import wait_for
 from streamed import CHUNKS, HOST, Site, needs_mpi, site_at
 from test_steps import COLUMNS, FILES, ROWS, RUN, STEPS, start
 
-from launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi import launcher as mpi_launcher
 
 GO_ON = ["--on-failure", "resume"]
 

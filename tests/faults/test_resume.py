@@ -32,7 +32,7 @@ from streamed import (
     smoothed,
 )
 
-from launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi import launcher as mpi_launcher
 
 LEFT_BEHIND = f"or to start from the beginning: rm -r {JOURNAL} {PARTIAL}"
 

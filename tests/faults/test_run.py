@@ -30,8 +30,8 @@ from processes import (
     wait_for,
 )
 
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi.rank_command import PROGRAM
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi.rank_command import PROGRAM
 
 ROOT = Path(__file__).parents[2]
 PROMISE, PROMISE_KILLED = 5, 10  # seconds from a rank's failure, or death, to the end of the command

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from processes import DEADLOCK, MARK, launcher_problem, left_running
 
-from runner.recorder import ring
+from meshrun.runner.recorder import ring
 
 pytestmark = [
     pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem())),
@@ -28,7 +28,7 @@ pytestmark = [
 ]
 JOB = Path(__file__).with_name("stalling_job.py")
 ROOT = Path(ring.__file__).parents[2]
-COMMAND = (sys.executable, "-m", "launch")
+COMMAND = (sys.executable, "-m", "meshrun")
 SECONDS = 2  # --stall-timeout
 FAULTS = ("spin", "sleep_for_ever", "stop", "missing", "receive_first", "send_first")
 # What the first sentence says of each, with the culprit as {rank} and the other rank of a deadlock as {peer}.

@@ -21,7 +21,7 @@ import pytest
 from processes import nightly, small_disk, wait_for
 from streamed import HOST, Site, content, needs_mpi, site_at
 
-from launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi import launcher as mpi_launcher
 
 ROWS, COLUMNS, STEPS, EVERY, FRAMES = 36, 150, 30, 7, 4
 FILES = ["in.npy", "clock.npy", "out.npy", "end.npy"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from processes import DEADLOCK, alive, launcher_problem, promised
 
-from launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi import launcher as mpi_launcher
 
 ROOT = Path(mpi_launcher.__file__).parents[2]
 ALLOWED = 2  # seconds without progress
@@ -25,8 +25,8 @@ RANK = f"""
 import os, sys, threading, time
 from pathlib import Path
 sys.path.append({str(ROOT)!r})
-from runner.comm.mpi import MpiComm
-from runner.world.watchdog.watchdog import Watchdog
+from meshrun.runner.comm.mpi import MpiComm
+from meshrun.runner.world.watchdog.watchdog import Watchdog
 folder = Path(sys.argv[1])
 comm = MpiComm()
 def end(status):

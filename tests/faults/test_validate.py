@@ -27,9 +27,9 @@ from processes import (
     wait_for,
 )
 
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi import local
-from launch.mpi.rank_command import PROGRAM
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi import local
+from meshrun.launch.mpi.rank_command import PROGRAM
 
 HOST = os.uname().nodename
 ALLOWED = 3  # seconds without progress: -T
@@ -45,10 +45,10 @@ PLANTED = f"""
 import os, signal, sys, time
 sys.path.append({str(Path(local.__file__).parents[2])!r})
 from pathlib import Path
-from jobs.measure import check
-from jobs.validate.localize import retest
-from jobs.validate import plan
-from jobs.validate.probe import rank_probe as ranks
+from meshrun.jobs.measure import check
+from meshrun.jobs.validate.localize import retest
+from meshrun.jobs.validate import plan
+from meshrun.jobs.validate.probe import rank_probe as ranks
 retest.HIDDEN = plan.CPU_SPAN = 0.0
 plan.QUICK_CPU_SECONDS = 600.0
 notes = Path(os.environ[{MARK!r}])
@@ -93,7 +93,7 @@ def even(*words):
 ranks.sample = even
 """
 MAIN = """
-from launch.cli.main import main
+from meshrun.launch.cli.main import main
 sys.exit(main())
 """
 
@@ -119,8 +119,8 @@ class Site(Place):
         script.write_text(planted + MAIN)
         starter = (
             f"import sys; sys.path.append({str(Path(local.__file__).parents[2])!r}); "
-            "from functools import partial; from launch.cli.plugins import conclude; "
-            f"from launch.mpi.local import start; words = {['validate', *words]!r}; "
+            "from functools import partial; from meshrun.launch.cli.plugins import conclude; "
+            f"from meshrun.launch.mpi.local import start; words = {['validate', *words]!r}; "
             f"program = (sys.executable, {str(script)!r}); "
             "sys.exit(start(3, words, program=program, conclude=partial(conclude, words)))"
         )

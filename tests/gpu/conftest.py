@@ -11,10 +11,10 @@ import pytest
 from shared_folder import shared_folder
 
 import meshrun
-from jobs.bench.lessons.protocol import Context
-from jobs.kernels import FOLDER
-from runner.device.raw.memory import open_box
-from runner.world.world import World, open_world, single_rank_world
+from meshrun.jobs.bench.lessons.protocol import Context
+from meshrun.jobs.kernels import FOLDER
+from meshrun.runner.device.raw.memory import open_box
+from meshrun.runner.world.world import World, open_world, single_rank_world
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def missing_gpu() -> str | None:
     """Why GPU tests cannot run here; None when they can."""
     try:
-        from runner.device import cuda
+        from meshrun.runner.device import cuda
     except ImportError as reason:
         return f"no CuPy: {reason}"
     return None if cuda.count() else "CuPy is here, a GPU is not"
@@ -59,7 +59,7 @@ def folder(world: World) -> Iterator[Path]:
 @pytest.fixture
 def context() -> Iterator[Callable[..., Context]]:
     """Makes contexts on the first GPU with two samples; words: fields of the context."""
-    from runner.device.cuda import CudaBackend
+    from meshrun.runner.device.cuda import CudaBackend
 
     box = open_box()
     world = single_rank_world(CudaBackend(0))

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.measure import check, patterns
-from jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
-from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
+from meshrun.jobs.measure import check, patterns
+from meshrun.jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
+from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 

@@ -24,19 +24,19 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.collectives import session
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.measure import measure, sweep
-from jobs.bench.collectives.session import Point
-from jobs.bench.collectives.specs import SPECS
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi.rank_command import PROGRAM
 from meshrun import World, open_world
-from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Call
-from runner.errors import MeshrunError
-from runner.world.failure import FailureHandler
-from runner.world.rank_process import run_as_rank
-from runner.world.watchdog.watchdog import MeasurementProgress
+from meshrun.jobs.bench.collectives import session
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
+from meshrun.jobs.bench.collectives.measure import measure, sweep
+from meshrun.jobs.bench.collectives.session import Point
+from meshrun.jobs.bench.collectives.specs import SPECS
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi.rank_command import PROGRAM
+from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS, Call
+from meshrun.runner.errors import MeshrunError
+from meshrun.runner.world.failure import FailureHandler
+from meshrun.runner.world.rank_process import run_as_rank
+from meshrun.runner.world.watchdog.watchdog import MeasurementProgress
 
 ROOT = Path(__file__).parents[2]
 SAME = ROOT / "tests" / "unit" / "bench" / "collectives" / "test_corruption.py"
@@ -202,7 +202,7 @@ def survey(world: World) -> Json:
 
 def gpus() -> int:
     try:
-        from runner.device import cuda
+        from meshrun.runner.device import cuda
     except ImportError:
         return 0
     return cuda.count()
@@ -388,7 +388,7 @@ APART = """
 import os, sys
 rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]
 os.environ["NCCL_HOSTID"] = "host-" + rank  # before CuPy and NCCL are there
-from launch.cli.main import main
+from meshrun.launch.cli.main import main
 sys.exit(main())
 """
 

@@ -16,22 +16,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-import jobs.kernels
 import meshrun
-from jobs.bench.copy import latency
-from jobs.bench.copy.cases import CASES
-from jobs.bench.copy.engines import SMALL
-from jobs.bench.copy.run import CopyOptions, run
-from jobs.bench.lessons.protocol import Context
-from jobs.measure import gate
-from jobs.measure.exit_codes import WrongResults
-from jobs.measure.timers import gated_event_seconds
-from launch.mpi.rank_command import PROGRAM
-from runner.device.raw.memory import open_box
-from runner.errors import RunError
+import meshrun.jobs.kernels
+from meshrun.jobs.bench.copy import latency
+from meshrun.jobs.bench.copy.cases import CASES
+from meshrun.jobs.bench.copy.engines import SMALL
+from meshrun.jobs.bench.copy.run import CopyOptions, run
+from meshrun.jobs.bench.lessons.protocol import Context
+from meshrun.jobs.measure import gate
+from meshrun.jobs.measure.exit_codes import WrongResults
+from meshrun.jobs.measure.timers import gated_event_seconds
+from meshrun.launch.mpi.rank_command import PROGRAM
+from meshrun.runner.device.raw.memory import open_box
+from meshrun.runner.errors import RunError
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
-cuda = pytest.importorskip("runner.device.cuda", reason="needs CuPy")
+cuda = pytest.importorskip("meshrun.runner.device.cuda", reason="needs CuPy")
 
 UNITS = (1, 31, 32, 33, 1023, 1025, 4097 * 129)  # of 16 bytes
 GUARD = 64  # bytes behind the copied ones
@@ -129,7 +129,7 @@ BROKEN = [
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_kernel_moves_every_byte(name: str) -> None:
-    CHECKS[name](jobs.kernels.load(f"{name}.cu", name))
+    CHECKS[name](meshrun.jobs.kernels.load(f"{name}.cu", name))
 
 
 @pytest.mark.parametrize(("name", "line", "instead", "what"), BROKEN, ids=[what for *_, what in BROKEN])
@@ -231,7 +231,7 @@ def test_a_case_with_a_broken_kernel_is_wrong(
     kernel: str,
     case: str,
 ) -> None:
-    load = jobs.kernels.load
+    load = meshrun.jobs.kernels.load
     name, line, instead, _ = next(one for one in BROKEN if one[0] == kernel)
 
     def loaded(file: str, instance: str, options: tuple[str, ...] = ()) -> Launch:
@@ -239,7 +239,7 @@ def test_a_case_with_a_broken_kernel_is_wrong(
             broken(f"{name}.cu", name, line, instead) if instance == kernel else load(file, instance, options)
         )
 
-    monkeypatch.setattr(jobs.kernels, "load", loaded)
+    monkeypatch.setattr(meshrun.jobs.kernels, "load", loaded)
     size = 1 << 16
     if kernel == "copy_streaming":  # enough for it, and a round more than a number of 12, for its last loop
         whole = 16 * 512 * processors()

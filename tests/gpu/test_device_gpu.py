@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from runner.system.links import gpu_links
+from meshrun.runner.system.links import gpu_links
 
 
 def test_the_names_of_gpus_are_those_that_nvml_knows() -> None:
-    from runner.device.cuda import count, describe
+    from meshrun.runner.device.cuda import count, describe
 
     nvml = pytest.importorskip("pynvml")
     nvml.nvmlInit()
@@ -21,7 +21,7 @@ def test_the_names_of_gpus_are_those_that_nvml_knows() -> None:
 
 
 def test_released_memory_is_that_of_fourier_plans_too() -> None:
-    from runner.device.cuda import CudaBackend
+    from meshrun.runner.device.cuda import CudaBackend
 
     cupy = pytest.importorskip("cupy", reason="needs CuPy")
     backend, pool = CudaBackend(0), cupy.get_default_memory_pool()

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.device import gds
-from runner.errors import RunError
-from runner.plan.stream_options import StreamOptions
-from runner.run.execute import Options, run
+from meshrun.runner.device import gds
+from meshrun.runner.errors import RunError
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.run.execute import Options, run
 
 kvikio = pytest.importorskip("kvikio")
 

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.errors import RunError
-from runner.fuse.steps.layout import Neighbour, Sending
-from runner.pipeline.halo import direct
-from runner.pipeline.halo.direct import DirectHalos
-from runner.plan.halo import BOUNDARIES
-from runner.plan.step_options import StepOptions
-from runner.run.execute import Options, run
-from runner.system.launcher import detect_launcher
-from runner.world.world import World, open_world
+from meshrun.runner.errors import RunError
+from meshrun.runner.fuse.steps.layout import Neighbour, Sending
+from meshrun.runner.pipeline.halo import direct
+from meshrun.runner.pipeline.halo.direct import DirectHalos
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.system.launcher import detect_launcher
+from meshrun.runner.world.world import World, open_world
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 PAD: dict[str, Any] = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}
@@ -182,7 +182,7 @@ def test_graphs_of_single_steps_are_a_plain_loop(
     )  # observed between graphs of all lengths
     options = Options(device="cuda", fuse="require", overlap=overlap, steps=steps, oversubscribe=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runner.fuse.compiled.DeviceKernel.most_steps", 1)
+        patch.setattr("meshrun.runner.fuse.compiled.DeviceKernel.most_steps", 1)
         record = run(job, inputs, outputs, {}, options, world=world)
     assert record["steps"]["steps_per_kernel"] == 1
     assert record["steps"]["steps_per_exchange"] == every

@@ -7,8 +7,8 @@ import pytest
 from exchange_cases import part, same, whole
 
 import meshrun
-from jobs.transforms.direct import DirectTranspose, open_direct
-from runner.world.world import World
+from meshrun.jobs.transforms.direct import DirectTranspose, open_direct
+from meshrun.runner.world.world import World
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 pytestmark = pytest.mark.mpi
@@ -34,7 +34,7 @@ def test_messages_in_parts_give_the_same(
     several: World, axes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The redistribution in parts, with packing, messages and transposes on two streams."""
-    monkeypatch.setattr("jobs.transforms.in_parts.LEAST", 1)
+    monkeypatch.setattr("meshrun.jobs.transforms.in_parts.LEAST", 1)
     for turn in range(20):
         array = np.roll(whole((513, 771), "float32"), turn, axis=1)
         block = cupy.asarray(part(array, several, 0))

@@ -11,7 +11,7 @@ import meshrun
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 
-from runner.device.fourier_lines import line_plan  # noqa: E402
+from meshrun.runner.device.fourier_lines import line_plan  # noqa: E402
 
 
 def noise(shape: tuple[int, ...], dtype: str = "complex64") -> Any:

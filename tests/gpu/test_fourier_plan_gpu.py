@@ -8,8 +8,8 @@ import pytest
 import transform_cases as cases
 
 import meshrun
-from jobs.transforms import direct_fourier, fourier_plan
-from runner.world.world import World
+from meshrun.jobs.transforms import direct_fourier, fourier_plan
+from meshrun.runner.world.world import World
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 pytestmark = pytest.mark.mpi

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from packed_cases import SMALL, of_floats, of_integers, of_neighbours, of_sums
 from random_programs import programs
 
-from runner.fuse.compiled import DeviceKernel
-from runner.fuse.evaluate import evaluate
-from runner.fuse.graph import Operand, Program, merge_components
-from runner.fuse.single_pass import PassKernel, emit, launch_arguments
-from runner.fuse.steps.choice import MEASURED, choices
-from runner.fuse.steps.layout import Axis
-from runner.fuse.trace import trace
+from meshrun.runner.fuse.compiled import DeviceKernel
+from meshrun.runner.fuse.evaluate import evaluate
+from meshrun.runner.fuse.graph import Operand, Program, merge_components
+from meshrun.runner.fuse.single_pass import PassKernel, emit, launch_arguments
+from meshrun.runner.fuse.steps.choice import MEASURED, choices
+from meshrun.runner.fuse.steps.layout import Axis
+from meshrun.runner.fuse.trace import trace
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 
 
 def launch(kernel: PassKernel, blocks: list[Any], outs: list[Any], widths: Any) -> None:
-    from runner.device.cuda import kernel_of_text
+    from meshrun.runner.device.cuda import kernel_of_text
 
     compiled = kernel_of_text(kernel.source, kernel.name, kernel.options)
     call = launch_arguments(kernel, blocks, outs, widths)
@@ -119,7 +119,7 @@ def test_choices_take_the_steps_of_numpy(dtype: str, boundary: str) -> None:
 
 
 def test_a_measured_choice_is_one_of_the_fastest_as_predicted() -> None:
-    from runner.device.cuda import CudaBackend
+    from meshrun.runner.device.cuda import CudaBackend
 
     program = trace(heat, [Operand("u", np.dtype("f4"))], ((1, 1),) * 2, {}, frozenset(), ["v"])
     kernel = DeviceKernel(program, ((1, 1),) * 2, feeds=(0,))
@@ -141,8 +141,8 @@ __global__ void roots(unsigned first, unsigned* wrong) {
 
 
 def test_the_square_root_of_every_float_is_correctly_rounded() -> None:
-    from runner.device.cuda import kernel_of_text
-    from runner.fuse.operations import HEADER
+    from meshrun.runner.device.cuda import kernel_of_text
+    from meshrun.runner.fuse.operations import HEADER
 
     roots = kernel_of_text(HEADER.read_text().replace("#pragma once", "") + ROOTS, "roots")
     wrong = cupy.zeros(1, cupy.uint32)
@@ -201,8 +201,8 @@ __global__ void halves(unsigned first, unsigned* wrong) {
 
 
 def test_sums_and_products_of_all_halves_are_those_of_floats() -> None:
-    from runner.device.cuda import kernel_of_text
-    from runner.fuse.operations import HEADER, KERNELS
+    from meshrun.runner.device.cuda import kernel_of_text
+    from meshrun.runner.fuse.operations import HEADER, KERNELS
 
     headers = [path.read_text().replace("#pragma once", "") for path in (HEADER, KERNELS / "packed.cuh")]
     halves = kernel_of_text("\n".join([*headers, HALVES]), "halves")

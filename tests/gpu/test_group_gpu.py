@@ -7,7 +7,7 @@ from collections.abc import Callable
 import exchange_cases as cases
 import pytest
 
-from runner.world.world import World
+from meshrun.runner.world.world import World
 
 pytestmark = pytest.mark.mpi
 

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.filters import moments, statistics
-from jobs.filters.convolve import convolve
-from jobs.filters.dtypes import SUPPORTED, is_wide
-from jobs.filters.elementwise import elementwise
-from jobs.filters.expression import FUNCTIONS
-from jobs.filters.grayscale import grayscale
-from jobs.filters.laplacian import laplacian
-from runner.device.api import poison
-from runner.job.declaration import Job
-from runner.plan.halo import normalize
+from meshrun.jobs.filters import moments, statistics
+from meshrun.jobs.filters.convolve import convolve
+from meshrun.jobs.filters.dtypes import SUPPORTED, is_wide
+from meshrun.jobs.filters.elementwise import elementwise
+from meshrun.jobs.filters.expression import FUNCTIONS
+from meshrun.jobs.filters.grayscale import grayscale
+from meshrun.jobs.filters.laplacian import laplacian
+from meshrun.runner.device.api import poison
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.plan.halo import normalize
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 Array = np.ndarray[Any, Any]

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import jobs.kernels
-from jobs.bench.lessons import show
-from jobs.bench.lessons.coalescing import lesson as coalescing
-from jobs.bench.lessons.protocol import Context
-from jobs.bench.lessons.streams import lesson as streams
-from jobs.bench.lessons.transfer import lesson as transfer
-from jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS
-from jobs.kernels import instance
+import meshrun.jobs.kernels
+from meshrun.jobs.bench.lessons import show
+from meshrun.jobs.bench.lessons.coalescing import lesson as coalescing
+from meshrun.jobs.bench.lessons.protocol import Context
+from meshrun.jobs.bench.lessons.streams import lesson as streams
+from meshrun.jobs.bench.lessons.transfer import lesson as transfer
+from meshrun.jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS
+from meshrun.jobs.kernels import instance
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 
@@ -96,7 +96,7 @@ KERNELS = [
 
 @pytest.mark.parametrize(("file", "name", "check"), [kernel[:3] for kernel in KERNELS])
 def test_a_kernel_is_right(file: str, name: str, check: Callable[[Launch], None]) -> None:
-    check(jobs.kernels.load(file, name))
+    check(meshrun.jobs.kernels.load(file, name))
 
 
 @pytest.mark.parametrize(

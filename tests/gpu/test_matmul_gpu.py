@@ -9,13 +9,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jobs import kernels
-from jobs.bench.lessons.matmul import lesson as matmul
-from jobs.bench.lessons.matmul.methods import PRECISIONS, LessonPrecision, ProductShape, launch
-from jobs.bench.lessons.protocol import Context
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.lessons.matmul import lesson as matmul
+from meshrun.jobs.bench.lessons.matmul.methods import PRECISIONS, LessonPrecision, ProductShape, launch
+from meshrun.jobs.bench.lessons.protocol import Context
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
-blas = pytest.importorskip("runner.device.raw.blas")
+blas = pytest.importorskip("meshrun.runner.device.raw.blas")
 
 SHAPES = [(1, 1, 1), (31, 33, 35), (129, 1, 7), (1, 129, 300), (4, 4, 4), (130, 132, 12), (257, 140, 20),
           (129, 257, 31), (256, 384, 512), (4097, 129, 67)]  # fmt: skip

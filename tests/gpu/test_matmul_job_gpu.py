@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import meshrun
-from jobs.linalg.matmul.job import matmul
-from jobs.linalg.matmul.precision import choose
-from jobs.linalg.matmul.products import open_products
-from runner.device.cpu import CpuBackend
-from runner.run.execute import Options, run
+from meshrun.jobs.linalg.matmul.job import matmul
+from meshrun.jobs.linalg.matmul.precision import choose
+from meshrun.jobs.linalg.matmul.products import open_products
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.run.execute import Options, run
 
 PRECISIONS = {"float64": 1e-13, "float32": 1e-5, "tf32": 2e-3, "float16": 2e-3, "bfloat16": 2e-2}
 
@@ -60,7 +60,7 @@ def test_dtypes(dtype: str) -> None:
 def test_little_memory(tmp_path: Path, word: str) -> None:
     from dataclasses import replace
 
-    from runner.plan.stream_options import StreamOptions
+    from meshrun.runner.plan.stream_options import StreamOptions
 
     a, b = made("float32", 3000, 2000), made("float32", 2000, 2500)
     np.save(tmp_path / "a.npy", a)
@@ -80,7 +80,7 @@ def stored(array: np.ndarray[Any, Any], *, gpu: bool) -> np.ndarray[Any, Any]:
         return found.view(np.uint32) >> 16
     import cupy
 
-    from runner.device.cuda import CudaBackend
+    from meshrun.runner.device.cuda import CudaBackend
 
     found = open_products(CudaBackend(0), precision).stored(cupy.asarray(array)).get()
     return found
@@ -112,7 +112,7 @@ def test_rounding_a_factor_takes_one_pass() -> None:
     """Less than two copies of its bytes; several kernels in turn take more."""
     import cupy
 
-    from runner.device.cuda import CudaBackend
+    from meshrun.runner.device.cuda import CudaBackend
 
     array = cupy.ones((8192, 8192), np.float32)
     products = open_products(CudaBackend(0), choose(array.dtype, array.dtype, "bfloat16", gpu=True))

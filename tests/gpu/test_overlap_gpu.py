@@ -28,7 +28,7 @@ def test_all_at_once_with_the_right_data(
     words = ["bench", "overlap", operation, "-b", "64", "-e", "64M", "-f", "1024", "-d", "int32"]
     words += ["--communicators", str(communicators), "--kernel", kernel, "-J", str(file), "-T", "60"]
     gpus = str(cupy.cuda.runtime.getDeviceCount())
-    subprocess.run([sys.executable, "-m", "launch", "-n", gpus, *words], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "meshrun", "-n", gpus, *words], check=True, timeout=120)
     record = json.loads(file.read_text())
     assert [row["size"] for row in record["rows"]] == [64, 64 << 10, 64 << 20]
     for row in record["rows"]:

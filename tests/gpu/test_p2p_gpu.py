@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import meshrun
-from jobs import kernels
-from jobs.bench.copy.engines import Copies
-from jobs.bench.lessons.p2p.methods import peer_copies
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi.rank_command import PROGRAM
-from runner.device.raw.memory import open_box
-from runner.errors import MeshrunError
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.copy.engines import Copies
+from meshrun.jobs.bench.lessons.p2p.methods import peer_copies
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi.rank_command import PROGRAM
+from meshrun.runner.device.raw.memory import open_box
+from meshrun.runner.errors import MeshrunError
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 

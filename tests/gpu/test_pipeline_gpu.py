@@ -10,10 +10,10 @@ import pytest
 from scipy import ndimage
 
 import meshrun
-from runner.job.discover import find
-from runner.plan.halo import BOUNDARIES
-from runner.plan.stream_options import StreamOptions
-from runner.run.execute import Options, run
+from meshrun.runner.job.discover import find
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.run.execute import Options, run
 
 KERNEL = np.arange(1.0, 21.0).reshape(4, 5)
 
@@ -186,7 +186,7 @@ def test_a_reduction_knows_its_tiles_places_on_a_gpu(tmp_path: Path) -> None:
 def test_out_of_memory_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import cupy
 
-    from runner.errors import describe
+    from meshrun.runner.errors import describe
 
     with pytest.raises(MemoryError) as caught:
         cupy.empty(1 << 50, np.uint8)
@@ -196,7 +196,7 @@ def test_out_of_memory_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_what_follows_waits_for_what_ran_beside() -> None:
     import cupy
 
-    from runner.device.cuda import CudaBackend
+    from meshrun.runner.device.cuda import CudaBackend
 
     before = cupy.cuda.get_current_stream()
     try:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.lessons.pool import lesson
-from jobs.bench.lessons.pool.workload import account, workload
-from jobs.bench.lessons.protocol import Context
-from runner.device.raw.allocators import Pool, open_pools
-from runner.device.raw.memory import open_box
-from runner.errors import UserError
-from runner.world.world import single_rank_world
+from meshrun.jobs.bench.lessons.pool import lesson
+from meshrun.jobs.bench.lessons.pool.workload import account, workload
+from meshrun.jobs.bench.lessons.protocol import Context
+from meshrun.runner.device.raw.allocators import Pool, open_pools
+from meshrun.runner.device.raw.memory import open_box
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.world import single_rank_world
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 
@@ -88,7 +88,7 @@ def test_too_much_is_refused_and_the_pool_goes_on(pool: Pool) -> None:
 
 
 def test_the_lesson() -> None:
-    from runner.device.cuda import CudaBackend
+    from meshrun.runner.device.cuda import CudaBackend
 
     world, box = single_rank_world(CudaBackend(0)), open_box()
     before = box.free_memory(0)

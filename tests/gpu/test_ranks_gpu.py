@@ -10,9 +10,9 @@ import pytest
 from scipy import ndimage
 
 import meshrun
-from runner.plan.halo import BOUNDARIES
-from runner.run.execute import Options, run
-from runner.world.world import World
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import World
 
 pytestmark = pytest.mark.mpi
 KERNEL = np.arange(1.0, 16.0).reshape(5, 3)
@@ -82,7 +82,7 @@ def test_products_of_blocks(
 ) -> None:
     """Slabs of columns that are gathered: several, and an odd number in the last."""
     for name in ("WIDE", "FIRST_SLAB"):
-        monkeypatch.setattr(f"jobs.linalg.matmul.plan.{name}", 64)
+        monkeypatch.setattr(f"meshrun.jobs.linalg.matmul.plan.{name}", 64)
     dtype = "float64" if precision == "float64" else "float32"
     a, b = (np.random.default_rng(n).standard_normal(shape[n : n + 2]).astype(dtype) for n in range(2))
     expected = (a.astype(np.float64) @ b.astype(np.float64))[world.part(shape[0])]

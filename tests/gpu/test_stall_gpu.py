@@ -35,7 +35,7 @@ def test_a_stall_is_told_with_the_gpus_states_and_what_nccl_knows(tmp_path: Path
     np.save(tmp_path / "in.npy", np.zeros(8))
     words = ["--stall-timeout", "5", "-n", "2", "run", "job.py:stuck", "in.npy"]
     done = subprocess.run(
-        [sys.executable, "-m", "launch", *words],
+        [sys.executable, "-m", "meshrun", *words],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.job.discover import find
-from runner.plan.halo import BOUNDARIES
-from runner.plan.step_options import SaveInterval, StepOptions
-from runner.plan.stream_options import StreamOptions
-from runner.run.execute import Options, run
+from meshrun.runner.job.discover import find
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.plan.step_options import SaveInterval, StepOptions
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.run.execute import Options, run
 
 PAD: dict[str, Any] = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.plan.halo import BOUNDARIES
-from runner.plan.stream_options import StreamOptions
-from runner.run.execute import Options, run
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.run.execute import Options, run
 
 ROWS, COLUMNS = 2000, 1024
 

@@ -10,7 +10,7 @@ import transform_cases as cases
 from exchange_cases import part, same, whole
 
 import meshrun
-from runner.world.world import World
+from meshrun.runner.world.world import World
 
 pytestmark = pytest.mark.mpi
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs import kernels
-from jobs.bench.lessons import pseudorandom
-from jobs.bench.lessons.protocol import Context
-from jobs.bench.lessons.transpose import lesson as transpose
-from jobs.bench.lessons.transpose.methods import BEST, SINGLE, THREADS, launch, variants
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.lessons import pseudorandom
+from meshrun.jobs.bench.lessons.protocol import Context
+from meshrun.jobs.bench.lessons.transpose import lesson as transpose
+from meshrun.jobs.bench.lessons.transpose.methods import BEST, SINGLE, THREADS, launch, variants
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
-blas = pytest.importorskip("runner.device.raw.blas")
+blas = pytest.importorskip("meshrun.runner.device.raw.blas")
 
 SEEDS = itertools.count()  # other numbers each time: stale results of a correct run are wrong
 SHAPES = [(1, 1), (1, 31), (31, 1), (33, 31), (64, 64), (200, 72), (72, 200), (4097, 129), (1000, 4104)]

@@ -22,14 +22,14 @@ import numpy as np
 import pytest
 
 import meshrun
-from jobs.validate.ladder.ladder import climb_ladder
-from jobs.validate.plan import Plan
-from jobs.validate.probe import single_rank
-from jobs.validate.probe.api import SINGLE_RANK_OPS
-from jobs.validate.probe.buffers import fit_to_devices
-from launch.mpi import launcher as mpi_launcher
 from meshrun import World
-from runner.errors import MeshrunError, UserError
+from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.probe import single_rank
+from meshrun.jobs.validate.probe.api import SINGLE_RANK_OPS
+from meshrun.jobs.validate.probe.buffers import fit_to_devices
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.runner.errors import MeshrunError, UserError
 
 ROOT = Path(__file__).parents[2]
 same = SimpleNamespace(
@@ -259,7 +259,7 @@ def survey(world: World) -> Json:
 
 def lose_last_bytes() -> None:
     """Of this rank's copies, from now on."""
-    from runner.device.raw.cuda_memory import CudaBox
+    from meshrun.runner.device.raw.cuda_memory import CudaBox
 
     whole = CudaBox.copy
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from shared_folder import shared_folder
 
-from runner.comm.mpi import MpiComm
-from runner.world.world import World, open_world
+from meshrun.runner.comm.mpi import MpiComm
+from meshrun.runner.world.world import World, open_world
 
 
 @pytest.fixture(scope="module")

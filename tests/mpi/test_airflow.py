@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from jobs.airflow.airflow import airflow
-from runner.comm.threads import ThreadComm
-from runner.errors import RunError
-from runner.pipeline.steps.steady import UntilSteady
-from runner.plan.step_options import SaveInterval, Steady, StepOptions
-from runner.plan.stream_options import StreamOptions
-from runner.run.execute import Options, run
-from runner.world.world import World, open_world
+from meshrun.jobs.airflow.airflow import airflow
+from meshrun.runner.comm.threads import ThreadComm
+from meshrun.runner.errors import RunError
+from meshrun.runner.pipeline.steps.steady import UntilSteady
+from meshrun.runner.plan.step_options import SaveInterval, Steady, StepOptions
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import World, open_world
 
 pytestmark = pytest.mark.mpi
 

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.bench.collectives import checks
-from jobs.bench.collectives.commands import pingpong, scaling
-from jobs.bench.collectives.commands.run import run
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.specs import SPECS
-from jobs.measure.exit_codes import WrongResults
-from launch.cli.cli_context import CliContext
-from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
-from runner.errors import UserError
-from runner.system.launcher import BY_HAND
-from runner.world.failure import FailureHandler
-from runner.world.world import World
+from meshrun.jobs.bench.collectives import checks
+from meshrun.jobs.bench.collectives.commands import pingpong, scaling
+from meshrun.jobs.bench.collectives.commands.run import run
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
+from meshrun.jobs.bench.collectives.specs import SPECS
+from meshrun.jobs.measure.exit_codes import WrongResults
+from meshrun.launch.cli.cli_context import CliContext
+from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
+from meshrun.runner.errors import UserError
+from meshrun.runner.system.launcher import BY_HAND
+from meshrun.runner.world.failure import FailureHandler
+from meshrun.runner.world.world import World
 
 pytestmark = pytest.mark.mpi
 SIZES = [64, 1024, 16384, 262144]

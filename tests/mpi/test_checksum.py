@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.comm import mpi
-from runner.comm.api import as_bytes
-from runner.comm.checksum.checked import CheckedControl, Damaged
-from runner.comm.mpi import MpiComm
-from runner.world.world import World, with_checksums
+from meshrun.runner.comm import mpi
+from meshrun.runner.comm.api import as_bytes
+from meshrun.runner.comm.checksum.checked import CheckedControl, Damaged
+from meshrun.runner.comm.mpi import MpiComm
+from meshrun.runner.world.world import World, with_checksums
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
 DTYPES = ("bool", "uint8", "float16", "float32", ">f8", "complex128")

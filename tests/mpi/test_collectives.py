@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from numbered import misnumbered, number
 
-from runner.comm.clock import Clock, clock_offsets
-from runner.comm.collectives import device_mpi
-from runner.comm.collectives.api import DATATYPES, OPERATIONS, REDUCTIONS, Call, Pointer
-from runner.comm.collectives.mpi import MpiCollectives
-from runner.comm.mpi import MpiComm
-from runner.comm.threads import ThreadComm
-from runner.device.cpu import CpuBackend
-from runner.errors import RunError, UserError
+from meshrun.runner.comm.clock import Clock, clock_offsets
+from meshrun.runner.comm.collectives import device_mpi
+from meshrun.runner.comm.collectives.api import DATATYPES, OPERATIONS, REDUCTIONS, Call, Pointer
+from meshrun.runner.comm.collectives.mpi import MpiCollectives
+from meshrun.runner.comm.mpi import MpiComm
+from meshrun.runner.comm.threads import ThreadComm
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import RunError, UserError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
 SAME = Path(__file__).parents[1] / "unit" / "comm" / "test_collectives.py"

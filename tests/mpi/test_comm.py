@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numbered import misnumbered, number
 
-from runner.comm.api import Operation
-from runner.comm.mpi import MpiComm
+from meshrun.runner.comm.api import Operation
+from meshrun.runner.comm.mpi import MpiComm
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
 DTYPES = ["bool", "int8", "uint16", "int32", "uint64", "float16", "float32", ">f8", "complex64", "complex128"]
@@ -50,7 +50,7 @@ def test_big_messages(comm: MpiComm) -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 99, 100, 101, 250, 300])
 def test_a_message_larger_than_a_piece(comm: MpiComm, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
-    monkeypatch.setattr("runner.comm.mpi.PIECE", 400)  # 100 elements
+    monkeypatch.setattr("meshrun.runner.comm.mpi.PIECE", 400)  # 100 elements
     swap(comm, (length,), "float32", count=3)
 
 

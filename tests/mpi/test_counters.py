@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner.comm.api import Counters
-from runner.comm.mpi import MpiComm
-from runner.errors import RunError
-from runner.pipeline.streamed.work_stealing import ChunkQueue
-from runner.plan.grid import bounds
+from meshrun.runner.comm.api import Counters
+from meshrun.runner.comm.mpi import MpiComm
+from meshrun.runner.errors import RunError
+from meshrun.runner.pipeline.streamed.work_stealing import ChunkQueue
+from meshrun.runner.plan.grid import bounds
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
 SLOW = 0  # the slow rank

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from runner.comm.mpi import MpiComm
-from runner.errors import UserError
-from runner.run.installation.doctor import SCHEMA, main
-from runner.system.launcher import BY_HAND, Started
-from runner.world import rank_process
-from runner.world.preflight.inspection import PreflightFailed, gather_surveys, preflight
-from runner.world.preflight.rank_table import render
-from runner.world.preflight.survey import Survey
-from runner.world.world import World, open_world
+from meshrun.runner.comm.mpi import MpiComm
+from meshrun.runner.errors import UserError
+from meshrun.runner.run.installation.doctor import SCHEMA, main
+from meshrun.runner.system.launcher import BY_HAND, Started
+from meshrun.runner.world import rank_process
+from meshrun.runner.world.preflight.inspection import PreflightFailed, gather_surveys, preflight
+from meshrun.runner.world.preflight.rank_table import render
+from meshrun.runner.world.preflight.survey import Survey
+from meshrun.runner.world.world import World, open_world
 
 pytestmark = pytest.mark.mpi
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from factor_cases import Case
 
-from runner.errors import UserError
-from runner.plan.stream_options import StreamOptions
-from runner.run.execute import Options, run
-from runner.world.world import World
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import World
 
 pytestmark = pytest.mark.mpi
 HALO = ((1, 2), (2, 1))

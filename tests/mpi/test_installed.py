@@ -6,6 +6,7 @@ MESHRUN_INSTALLED=1 says that ranks are to have the installed package, not the c
 from __future__ import annotations
 
 import ctypes
+import importlib.machinery
 import os
 import shutil
 import sysconfig
@@ -14,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import jobs
-import launch
 import meshrun
-import runner
-from runner.comm.collectives.call_batch import BUILT, Batch
-from runner.comm.mpi import MpiComm
+import meshrun.jobs
+import meshrun.launch
+import meshrun.runner
+from meshrun.runner.comm.collectives.call_batch import BUILT, Batch
+from meshrun.runner.comm.mpi import MpiComm
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
 COMPILER = shutil.which("cc") or shutil.which("gcc")
@@ -29,15 +30,24 @@ INSTALLED = pytest.mark.skipif("MESHRUN_INSTALLED" not in os.environ, reason="of
 @INSTALLED
 def test_ranks_import_the_installed_package(comm: MpiComm) -> None:
     place = Path(sysconfig.get_path("platlib"))
-    found = {Path(module.__file__ or "").parents[1] for module in (meshrun, runner, jobs, launch)}
-    assert comm.allgather(found) == [{place}] * comm.size
+    packages = (meshrun, meshrun.runner, meshrun.jobs, meshrun.launch)
+    folders = [Path(package.__file__ or "").parent.relative_to(place).as_posix() for package in packages]
+    assert folders == ["meshrun", "meshrun/runner", "meshrun/jobs", "meshrun/launch"]
+    assert comm.allgather(folders) == [folders] * comm.size
+
+
+@INSTALLED
+@pytest.mark.parametrize("name", ["runner", "jobs", "launch"])
+def test_nothing_but_meshrun_is_installed(name: str) -> None:
+    found = importlib.machinery.PathFinder.find_spec(name, [sysconfig.get_path("platlib")])
+    assert found is None
 
 
 @INSTALLED
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 def test_the_installed_package_is_compiled(comm: MpiComm) -> None:
-    from runner.comm.collectives import _batch
-    from runner.recorder import _record
+    from meshrun.runner.comm.collectives import _batch
+    from meshrun.runner.recorder import _record
 
     for module in (_batch, _record):
         assert comm.allgather(Path(module.__file__).suffix) == [".so"] * comm.size

@@ -13,16 +13,16 @@ import pytest
 from PIL import Image
 
 import meshrun
-from jobs.filters.convolve import convolve
-from jobs.filters.elementwise import elementwise
-from jobs.filters.grayscale import grayscale
-from jobs.filters.laplacian import laplacian
-from jobs.filters.statistics import statistics
-from runner.errors import RunError, UserError
-from runner.job.declaration import Job
-from runner.report.record import plain
-from runner.run.execute import Options, run
-from runner.world.world import World
+from meshrun.jobs.filters.convolve import convolve
+from meshrun.jobs.filters.elementwise import elementwise
+from meshrun.jobs.filters.grayscale import grayscale
+from meshrun.jobs.filters.laplacian import laplacian
+from meshrun.jobs.filters.statistics import statistics
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.report.record import plain
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import World
 
 pytestmark = pytest.mark.mpi
 PHOTOGRAPH = Path(__file__).parents[2] / "examples" / "rocket.jpg"

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import meshrun
-from jobs.linalg.matmul.job import matmul
-from runner.plan.grid import bounds
-from runner.run.execute import Options, run
-from runner.world.world import World
+from meshrun.jobs.linalg.matmul.job import matmul
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import World
 
 pytestmark = pytest.mark.mpi
 
@@ -37,7 +37,7 @@ def test_files(world: World, folder: Path, shape: tuple[int, int, int], dtype: s
 
 @pytest.mark.parametrize("shape", [(5, 3, 4), (700, 1500, 300)])
 def test_blocks(world: World, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.linalg.matmul.plan.DEEP_IN_PLACE", 64)
+    monkeypatch.setattr("meshrun.jobs.linalg.matmul.plan.DEEP_IN_PLACE", 64)
     generator = np.random.default_rng(4)
     a, b = generator.standard_normal(shape[:2]), generator.standard_normal(shape[1:])
     rows = [slice(*bounds(len(array), world.size, world.rank)) for array in (a, b)]

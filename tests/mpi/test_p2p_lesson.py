@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.bench.lessons.run import LessonOptions, run
-from jobs.measure.exit_codes import WrongResults
-from launch.cli.cli_context import CliContext
-from runner.errors import UserError
-from runner.system.launcher import BY_HAND
-from runner.world.failure import FailureHandler
-from runner.world.world import World
+from meshrun.jobs.bench.lessons.run import LessonOptions, run
+from meshrun.jobs.measure.exit_codes import WrongResults
+from meshrun.launch.cli.cli_context import CliContext
+from meshrun.runner.errors import UserError
+from meshrun.runner.system.launcher import BY_HAND
+from meshrun.runner.world.failure import FailureHandler
+from meshrun.runner.world.world import World
 
 pytestmark = pytest.mark.mpi
 DOOR = CliContext(BY_HAND, words=("bench", "memory", "p2p"))

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.errors import RunError
-from runner.job.declaration import Job
-from runner.plan.halo import BOUNDARIES
-from runner.plan.step_options import SaveInterval, StepOptions
-from runner.plan.stream_options import StreamOptions
-from runner.run.execute import Options, run
-from runner.world.world import World
+from meshrun.runner.errors import RunError
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.plan.step_options import SaveInterval, StepOptions
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import World
 
 pytestmark = pytest.mark.mpi
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}

@@ -11,8 +11,8 @@ import pytest
 from tiff_files import write_random
 
 import meshrun
-from runner.run.execute import Options, run
-from runner.world.world import World
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import World
 
 pytestmark = pytest.mark.mpi
 

@@ -11,10 +11,10 @@ import transform_cases as cases
 from exchange_cases import part, same, whole
 
 import meshrun
-from jobs.transforms.fft_job import fft
-from jobs.transforms.transpose_job import transpose_job
-from runner.run.execute import Options, run
-from runner.world.world import World
+from meshrun.jobs.transforms.fft_job import fft
+from meshrun.jobs.transforms.transpose_job import transpose_job
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import World
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
 
@@ -39,7 +39,7 @@ def test_transposes_by_every_permutation(world: World, dtype: str) -> None:
 
 def test_redistributions_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of several parts are under way while others are transformed."""
-    monkeypatch.setattr("jobs.transforms.in_parts.LEAST", 1)
+    monkeypatch.setattr("meshrun.jobs.transforms.in_parts.LEAST", 1)
     for name in ("fft", "irfft"):
         cases.transforms(world, name, (12, 13, 10), (0, 1, 2))
     array = whole((29, 6, 17), "float32")

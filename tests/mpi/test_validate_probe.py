@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.validate import plan as validate_plan
-from jobs.validate.ladder.ladder import climb_ladder
-from jobs.validate.plan import Plan
-from jobs.validate.probe import sampling
-from jobs.validate.probe.api import WrongData
-from jobs.validate.probe.buffers import fit_to_devices
-from runner.errors import UserError
-from runner.world.world import World, open_world
+from meshrun.jobs.validate import plan as validate_plan
+from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.probe import sampling
+from meshrun.jobs.validate.probe.api import WrongData
+from meshrun.jobs.validate.probe.buffers import fit_to_devices
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.world import World, open_world
 
 pytestmark = pytest.mark.mpi
 same = SimpleNamespace(

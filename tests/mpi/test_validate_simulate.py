@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli.main import main
-from runner.comm.mpi import MpiComm
+from meshrun.launch.cli.main import main
+from meshrun.runner.comm.mpi import MpiComm
 
 pytestmark = pytest.mark.mpi
 WORDS = ["validate", "--quick", "--rungs", "gpu", "--simulate"]

@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from runner.comm.mpi import MpiComm
-from runner.errors import RunError, UserError
-from runner.world import world
-from runner.world.world import find_ranks, open_world
+from meshrun.runner.comm.mpi import MpiComm
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.world import world
+from meshrun.runner.world.world import find_ranks, open_world
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
 

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("meshrun", "runner", "jobs", "launch")
+OURS = ("meshrun.runner", "meshrun.jobs", "meshrun.launch")
 
 # From the ground up: a module may import its own room and the rooms of lower floors.
 FLOORS = (
@@ -34,7 +35,6 @@ GROUND = FLOORS[0]  # files, not rooms: each may import those before it
 
 # Inside launch/, likewise: a module may import what is in its own room, and the rooms in lower lines.
 LAUNCH_ROOMS = (
-    ("__main__",),
     ("cli",),
     ("slurm", "kubernetes"),
     ("mpi",),
@@ -45,7 +45,17 @@ LAUNCH_ROOMS = (
 CUPY = ("runner/device/*.py", "runner/comm/*.py")
 MPI4PY = ("runner/comm/*.py", "runner/world/*.py")
 ENVIRONMENT = ("runner/system/launcher.py", "runner/world/*.py", "runner/comm/mpi.py", "launch/*.py")
-COSTLY = ("runner", "jobs", "numpy", "cupy", "mpi4py", "PIL", "rich", "jinja2", "prometheus_client")
+COSTLY = (
+    "meshrun.runner",
+    "meshrun.jobs",
+    "numpy",
+    "cupy",
+    "mpi4py",
+    "PIL",
+    "rich",
+    "jinja2",
+    "prometheus_client",
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,12 @@ class Import:
     early: bool
 
     def of(self, *packages: str) -> bool:
-        return self.name.split(".")[0] in packages
+        return any(f"{self.name}.".startswith(f"{package}.") for package in packages)
+
+    @property
+    def room(self) -> str:
+        """The package's folder and the room, such as "runner.plan"; "" for what is not ours."""
+        return ".".join(self.name.split(".")[1:3]) if self.of(*OURS) else ""
 
 
 @dataclass(frozen=True)
@@ -137,7 +152,7 @@ def nvml_has_one_home(source: Source) -> Iterator[str]:
 
 def the_runner_knows_neither_jobs_nor_the_door(source: Source) -> Iterator[str]:
     if source.is_one_of("runner/*"):
-        yield from (f"{i.line}: {i.name}" for i in source.imports if i.of("jobs", "launch"))
+        yield from (f"{i.line}: {i.name}" for i in source.imports if i.of("meshrun.jobs", "meshrun.launch"))
 
 
 def jobs_know_rooms(source: Source) -> Iterator[str]:
@@ -145,8 +160,8 @@ def jobs_know_rooms(source: Source) -> Iterator[str]:
     if not source.is_one_of("jobs/*"):
         return
     for found in source.imports:
-        room = ".".join(found.name.split(".")[:2])
-        if found.of("launch") or (found.of("runner") and not any(room in rooms for rooms in FLOORS)):
+        known = any(found.room in rooms for rooms in FLOORS)
+        if found.of("meshrun.launch") or (found.of("meshrun.runner") and not known):
             yield f"{found.line}: {found.name}"
 
 
@@ -168,8 +183,8 @@ def lower_rooms_of_launch_know_no_upper_ones(source: Source) -> Iterator[str]:
     if row < 0:
         yield "1: the module is in no room of LAUNCH_ROOMS"
     for found in source.imports:
-        if found.of("launch") or found.name.startswith("."):
-            other_row, other = launch_room(found.name)
+        if found.of("meshrun.launch") or found.name.startswith("."):
+            other_row, other = launch_room(found.name.removeprefix("meshrun."))
             if other_row < 0 or not (other_row > row or other == room):
                 yield f"{found.line}: {found.name}"
 
@@ -192,8 +207,8 @@ def imports_go_down(source: Source) -> Iterator[str]:
     for found in source.imports:
         if found.name.startswith("."):
             yield f"{found.line}: {found.name}"
-        elif found.of("runner", "jobs"):
-            other, other_room = floor(found.name)
+        elif found.of("meshrun.runner", "meshrun.jobs"):
+            other, other_room = floor(found.room)
             before = room in GROUND and other_room in GROUND[: GROUND.index(room)]
             if other < 0 or not (other < here or other_room == room or before):
                 yield f"{found.line}: {found.name}"
@@ -251,38 +266,38 @@ RULES: dict[Callable[[Source], Iterator[str]], list[tuple[str, str]]] = {
     ],
     nvml_has_one_home: [("runner/links.py", "def f():\n    import pynvml")],
     the_runner_knows_neither_jobs_nor_the_door: [
-        ("runner/job/discover.py", "import jobs.laplacian"),
-        ("runner/report/summary.py", "def f():\n    from launch import cli"),
+        ("runner/job/discover.py", "import meshrun.jobs.laplacian"),
+        ("runner/report/summary.py", "def f():\n    from meshrun.launch import cli"),
     ],
     jobs_know_rooms: [
-        ("jobs/filters/a.py", "from runner import map_blocks"),
-        ("jobs/filters/a.py", "import runner"),
-        ("jobs/filters/a.py", "from launch import cli"),
+        ("jobs/filters/a.py", "from meshrun.runner import map_blocks"),
+        ("jobs/filters/a.py", "import meshrun.runner"),
+        ("jobs/filters/a.py", "from meshrun.launch import cli"),
     ],
     the_door_opens_at_once: [
         ("launch/cli/main.py", "import numpy as np"),
-        ("launch/cli/main.py", "try:\n    from runner.errors import UserError\nfinally:\n    pass"),
+        ("launch/cli/main.py", "try:\n    from meshrun.runner.errors import UserError\nfinally:\n    pass"),
         ("launch/cli/main.py", "class A:\n    import mpi4py"),
     ],
     lower_rooms_of_launch_know_no_upper_ones: [
-        ("launch/mpi/local.py", "def f():\n    from launch.cli.plugins import conclude"),
-        ("launch/mpi/local.py", "from launch.slurm import job"),
-        ("launch/kubernetes/job.py", "import launch.slurm.job"),
-        ("launch/supervise/judge.py", "from launch import mpi"),
+        ("launch/mpi/local.py", "def f():\n    from meshrun.launch.cli.plugins import conclude"),
+        ("launch/mpi/local.py", "from meshrun.launch.slurm import job"),
+        ("launch/kubernetes/job.py", "import meshrun.launch.slurm.job"),
+        ("launch/supervise/judge.py", "from meshrun.launch import mpi"),
         ("launch/spec.py", "from .mpi import launcher"),
         ("launch/brand_new.py", "import os"),
     ],
     imports_go_down: [
-        ("runner/plan/grid.py", "from runner.world.world import World"),
-        ("runner/plan/halo.py", "def f():\n    import runner.run.execute"),
-        ("runner/plan/halo.py", "from runner.device import api"),
-        ("runner/comm/mpi.py", "from runner import world"),
+        ("runner/plan/grid.py", "from meshrun.runner.world.world import World"),
+        ("runner/plan/halo.py", "def f():\n    import meshrun.runner.run.execute"),
+        ("runner/plan/halo.py", "from meshrun.runner.device import api"),
+        ("runner/comm/mpi.py", "from meshrun.runner import world"),
         ("runner/plan/halo.py", "from . import grid"),
-        ("runner/plan/halo.py", "from runner import map_blocks"),
-        ("runner/errors.py", "from runner.files import write_file"),
+        ("runner/plan/halo.py", "from meshrun.runner import map_blocks"),
+        ("runner/errors.py", "from meshrun.runner.files import write_file"),
         ("runner/brand_new.py", "import os"),
-        ("jobs/measure/a.py", "from jobs.bench import cli"),
-        ("jobs/validate/a.py", "from jobs.bench.copy import cases"),
+        ("jobs/measure/a.py", "from meshrun.jobs.bench import cli"),
+        ("jobs/validate/a.py", "from meshrun.jobs.bench.copy import cases"),
     ],
     rooms_say_what_they_are_for: [
         ("runner/plan/__init__.py", '"""Plans."""'),
@@ -396,5 +411,7 @@ def test_what_needs_a_gpu_imports_what_exists() -> None:
     files = [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("tests/gpu/*.py")]
     assert len(files) > 50
     assert not {path.name: names for path in files if (names := _not_there(path.read_text()))}
-    assert _not_there("from runner.errors import UserError, Nothing") == ["runner.errors.Nothing"]
+    assert _not_there("from meshrun.runner.errors import UserError, Nothing") == [
+        "meshrun.runner.errors.Nothing"
+    ]
     assert _not_there("from runner.nowhere import a") == ["runner.nowhere.a"]

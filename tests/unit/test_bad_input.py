@@ -20,9 +20,9 @@ import pytest
 from PIL import Image
 from typed import LAUNCHERS, typed
 
-from jobs.filters.laplacian import laplacian
-from launch.cli.main import main
-from launch.mpi.rank_command import PROGRAM
+from meshrun.jobs.filters.laplacian import laplacian
+from meshrun.launch.cli.main import main
+from meshrun.launch.mpi.rank_command import PROGRAM
 
 DEADLOCK = 60  # seconds; nothing here takes a twentieth of it
 SHAPE = (6, 8, 3)
@@ -425,7 +425,7 @@ def test_ranks_for_what_no_rank_does(run: Run, words: str) -> None:
 def test_a_rehearsal_starts_no_ranks(
     words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("launch.mpi.local.start", lambda *_, **__: pytest.fail("ranks were started"))
+    monkeypatch.setattr("meshrun.launch.mpi.local.start", lambda *_, **__: pytest.fail("ranks were started"))
     assert main(["-n", "2", "validate", *words.split()]) == 3
     written = capsys.readouterr()
     one_sentence(written.err, "`meshrun validate --simulate` starts no ranks; remove -n", "Try: ")

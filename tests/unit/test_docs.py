@@ -24,28 +24,28 @@ from scipy import ndimage
 from scripts import load
 
 import meshrun
-from jobs.airflow.airflow import airflow
-from jobs.bench.command_base import BAD_USAGE
-from jobs.linalg.matmul.job import matmul
-from jobs.measure.exit_codes import NeedsGpu, Stuck, WrongResults
-from jobs.transforms.fft_job import fft
-from jobs.transforms.transpose_job import transpose_job
-from jobs.validate.simulation.spec import FORMS, FleetSpec, parse_fleet
-from jobs.validate.verdict import EXIT
-from launch.cli.main import command as root_command
-from launch.cli.main import main
-from launch.cli.plugins import check_words
-from runner.comm.threads import run_ranks
-from runner.errors import RunError, UserError
-from runner.fuse.host import most_steps as most_steps_on_a_cpu
-from runner.fuse.steps.kernel import MOST_STEPS
-from runner.plan.job_forecast import Place, links_of
-from runner.plan.machine import nominal
-from runner.plan.step_options import StepOptions
-from runner.plan.stream_options import StreamOptions
-from runner.report import summary
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.jobs.airflow.airflow import airflow
+from meshrun.jobs.bench.command_base import BAD_USAGE
+from meshrun.jobs.linalg.matmul.job import matmul
+from meshrun.jobs.measure.exit_codes import NeedsGpu, Stuck, WrongResults
+from meshrun.jobs.transforms.fft_job import fft
+from meshrun.jobs.transforms.transpose_job import transpose_job
+from meshrun.jobs.validate.simulation.spec import FORMS, FleetSpec, parse_fleet
+from meshrun.jobs.validate.verdict import EXIT
+from meshrun.launch.cli.main import command as root_command
+from meshrun.launch.cli.main import main
+from meshrun.launch.cli.plugins import check_words
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.fuse.host import most_steps as most_steps_on_a_cpu
+from meshrun.runner.fuse.steps.kernel import MOST_STEPS
+from meshrun.runner.plan.job_forecast import Place, links_of
+from meshrun.runner.plan.machine import nominal
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.report import summary
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.job.declaration import Job
-from runner.job.discover import find
-from runner.plan.step_options import StepOptions
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.discover import find
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -34,7 +34,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from mutated import mutated
 
-from runner.errors import MeshrunError
+from meshrun.runner.errors import MeshrunError
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300" if SECONDS else "3"))
@@ -71,15 +71,15 @@ def texts(
 
 def raw(path: Path) -> object:
     """Open a file without a header, as an array of 6 x 8 float32."""
-    from runner.storage.formats.registry import Form
+    from meshrun.runner.storage.formats.registry import Form
 
     return whole(path, Form((6, 8), "float32"))
 
 
 def whole(path: Path, form: Any = None) -> object:
     """Open an array, and read its first rows."""
-    from runner.region import Region
-    from runner.storage.formats.registry import open_source
+    from meshrun.runner.region import Region
+    from meshrun.runner.storage.formats.registry import open_source
 
     source = open_source(path, form)
     shape = (min(source.shape[0], 4), *source.shape[1:]) if source.shape else ()
@@ -91,7 +91,7 @@ def whole(path: Path, form: Any = None) -> object:
 
 def opened(path: Path) -> object:
     """Open a picture by its header, as a plan does."""
-    from runner.storage.formats.registry import open_source
+    from meshrun.runner.storage.formats.registry import open_source
 
     return open_source(path)
 
@@ -143,7 +143,7 @@ def zarr_header(version: int) -> bytes:
 
 
 def journal_identity(path: Path) -> object:
-    from runner.storage.journal import Journal
+    from meshrun.runner.storage.journal import Journal
 
     journal = Journal(path.with_suffix(""))
     journal.folder.mkdir(exist_ok=True)
@@ -155,7 +155,7 @@ def journal_identity(path: Path) -> object:
 
 
 def journal_log(path: Path) -> object:
-    from runner.storage.journal import Journal
+    from meshrun.runner.storage.journal import Journal
 
     journal = Journal(path.with_suffix(""))
     journal.folder.mkdir(exist_ok=True)
@@ -164,7 +164,7 @@ def journal_log(path: Path) -> object:
 
 
 def a_log() -> bytes:
-    from runner.storage.journal import Journal
+    from meshrun.runner.storage.journal import Journal
 
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "out.npy")
@@ -178,7 +178,7 @@ def a_log() -> bytes:
 
 
 def checkpoint(path: Path) -> object:
-    from runner.storage.checkpoint_folder import CheckpointFolder
+    from meshrun.runner.storage.checkpoint_folder import CheckpointFolder
 
     folder = path.parent / "saved.checkpoint"
     shutil.rmtree(folder, ignore_errors=True)
@@ -199,7 +199,7 @@ STATE = {
 
 
 def machine_rates() -> bytes:
-    from runner.plan.machine import nominal_cpu, save
+    from meshrun.runner.plan.machine import nominal_cpu, save
 
     with tempfile.TemporaryDirectory() as folder:
         save(nominal_cpu(4, 1 << 30), Path(folder) / "r.json")
@@ -207,7 +207,7 @@ def machine_rates() -> bytes:
 
 
 def recorded() -> bytes:
-    from runner.recorder.ring import Recorder
+    from meshrun.runner.recorder.ring import Recorder
 
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(
@@ -223,14 +223,14 @@ def recorded() -> bytes:
 
 
 def recording(path: Path) -> object:
-    from runner.recorder import ring
+    from meshrun.runner.recorder import ring
 
     return ring.about_of(path), ring.read(path)
 
 
 def a_snapshot() -> bytes:
-    from runner.recorder import ring
-    from runner.recorder.snapshot import snapshot, to_json
+    from meshrun.runner.recorder import ring
+    from meshrun.runner.recorder.snapshot import snapshot, to_json
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "r"
@@ -242,7 +242,7 @@ def a_snapshot() -> bytes:
 
 def rank_snapshot(content: bytes) -> object:
     """`json.loads` is the caller's; the rest is ours."""
-    from runner.recorder.snapshot import from_json
+    from meshrun.runner.recorder.snapshot import from_json
 
     try:
         document = json.loads(content)
@@ -253,7 +253,7 @@ def rank_snapshot(content: bytes) -> object:
 
 def report(content: bytes) -> object:
     """Likewise."""
-    from jobs.validate.report.formats import json as form
+    from meshrun.jobs.validate.report.formats import json as form
 
     try:
         document = json.loads(content)
@@ -263,8 +263,8 @@ def report(content: bytes) -> object:
 
 
 def a_baseline(suffix: str) -> bytes:
-    from jobs.validate.baseline.baseline_run import BaselineRun
-    from jobs.validate.baseline.compare import format_of
+    from meshrun.jobs.validate.baseline.baseline_run import BaselineRun
+    from meshrun.jobs.validate.baseline.compare import format_of
 
     figures = {("gpu", "memory", ""): 3e12, ("gpu", "memory", "host c7, GPU 3"): 2.9e12}
     new = BaselineRun("2026-01-01", (("c7", 8),), ("H200",), {"numpy": "2"}, {"gpu memory": 8}, figures)  # type: ignore[arg-type]
@@ -300,9 +300,9 @@ NCCL_TESTS = (
 
 
 def bench_document() -> bytes:
-    from jobs.bench.collectives.config import SweepSettings
-    from jobs.bench.collectives.output.nccl_tests_json import record
-    from jobs.bench.collectives.results import Footer, Header, PlacementResult, RankDevice, ResultRow
+    from meshrun.jobs.bench.collectives.config import SweepSettings
+    from meshrun.jobs.bench.collectives.output.nccl_tests_json import record
+    from meshrun.jobs.bench.collectives.results import Footer, Header, PlacementResult, RankDevice, ResultRow
 
     header = Header("all_reduce_perf", 22809, "MPI", (RankDevice(0, 0, 7, "c7", 0, "0000:00:00", "CPU"),))
     placement = PlacementResult(12.5e-6, 1.5e-6, 1.25, 1.5, 0)
@@ -312,7 +312,7 @@ def bench_document() -> bytes:
 
 def message(content: bytes) -> object:
     """What a peer sends, before and after it has proven itself."""
-    from runner.world.watchdog.channel import Connection, Handshake
+    from meshrun.runner.world.watchdog.channel import Connection, Handshake
 
     found = []
     for secured in (False, True):
@@ -354,19 +354,19 @@ def lazily(module: str, name: str, *more: Any) -> Parse:
 
 
 def settings_file(path: Path) -> object:
-    from launch.settings import read_settings
+    from meshrun.launch.settings import read_settings
 
     return read_settings({}, (path,))
 
 
 def matrix(path: Path) -> object:
-    from jobs.bench.collectives.specs import read_matrix
+    from meshrun.jobs.bench.collectives.specs import read_matrix
 
     return read_matrix(path, 1.0, 2)
 
 
 def fleet(path: Path) -> object:
-    from jobs.validate.simulation.spec import parse_fleet
+    from meshrun.jobs.validate.simulation.spec import parse_fleet
 
     return parse_fleet(str(path))
 
@@ -414,21 +414,27 @@ TARGETS = [
     Target(
         "baseline json",
         lambda: a_baseline(".json"),
-        lazily("jobs.validate.baseline.compare", "read"),
+        lazily("meshrun.jobs.validate.baseline.compare", "read"),
         ".json",
     ),
     Target(
-        "baseline sqlite", lambda: a_baseline(".db"), lazily("jobs.validate.baseline.compare", "read"), ".db"
+        "baseline sqlite",
+        lambda: a_baseline(".db"),
+        lazily("meshrun.jobs.validate.baseline.compare", "read"),
+        ".db",
     ),
     Target("report", GOLDEN.read_bytes, report),
     Target(
         "nccl-tests text",
         NCCL_TESTS.encode,
-        lazily("jobs.bench.collectives.output.reader", "read_each"),
+        lazily("meshrun.jobs.bench.collectives.output.reader", "read_each"),
         ".txt",
     ),
     Target(
-        "bench json", bench_document, lazily("jobs.bench.collectives.output.reader", "read_each"), ".json"
+        "bench json",
+        bench_document,
+        lazily("meshrun.jobs.bench.collectives.output.reader", "read_each"),
+        ".json",
     ),
     Target(
         "settings", b'network = "eth0"\n[slurm]\npartition = "gpu"\n'.strip, settings_file, ".toml", USAGE
@@ -438,75 +444,85 @@ TARGETS = [
     Target(
         "known rates",
         json.dumps(RATES).encode,
-        lazily("jobs.validate.health.known_rates", "known_rates"),
+        lazily("meshrun.jobs.validate.health.known_rates", "known_rates"),
         ".json",
     ),
-    Target("machine rates", machine_rates, lazily("runner.plan.machine", "load"), ".json"),
-    Target("stl text", functools.partial(surface, False), lazily("jobs.airflow.shapes.stl", "read"), ".stl"),
-    Target("stl binary", functools.partial(surface, True), lazily("jobs.airflow.shapes.stl", "read"), ".stl"),
+    Target("machine rates", machine_rates, lazily("meshrun.runner.plan.machine", "load"), ".json"),
+    Target(
+        "stl text",
+        functools.partial(surface, False),
+        lazily("meshrun.jobs.airflow.shapes.stl", "read"),
+        ".stl",
+    ),
+    Target(
+        "stl binary",
+        functools.partial(surface, True),
+        lazily("meshrun.jobs.airflow.shapes.stl", "read"),
+        ".stl",
+    ),
     Target("recorder", recorded, recording, ".ring"),
     Target("messages", b'{"rank": 1, "challenge": "ab"}\n{"beat": true}\n'.strip, message),
     Target(
         "hostfile",
         b"n1 slots=8\nn2:4 # spare\nn3\n".strip,
-        lazily("launch.spec", "read_hostfile"),
+        lazily("meshrun.launch.spec", "read_hostfile"),
         ".hosts",
         (ValueError,),
     ),
     Target("traffic matrix", b"0 16\n32 0\n".strip, matrix, ".txt"),
-    *texts("size", lazily("runner.plan.stream_options", "parse_size"), "1.5G", "64M"),
+    *texts("size", lazily("meshrun.runner.plan.stream_options", "parse_size"), "1.5G", "64M"),
     *texts(
         "nccl size",
-        lazily("jobs.measure.sizes", "parse_nccl_tests_size"),
+        lazily("meshrun.jobs.measure.sizes", "parse_nccl_tests_size"),
         "8M",
         "1K",
         errors=(MeshrunError, ValueError),
     ),
-    *texts("hosts", lazily("launch.spec", "parse_hosts"), "a:8,b:8", errors=(ValueError,)),
-    *texts("shape", lazily("launch.spec", "parse_shape"), "2x8", errors=(ValueError,)),
+    *texts("hosts", lazily("meshrun.launch.spec", "parse_hosts"), "a:8,b:8", errors=(ValueError,)),
+    *texts("shape", lazily("meshrun.launch.spec", "parse_shape"), "2x8", errors=(ValueError,)),
     *texts(
         "input shape",
-        lazily("runner.run.options", "parse_shape"),
+        lazily("meshrun.runner.run.options", "parse_shape"),
         "512x256",
         errors=(MeshrunError, ValueError),
     ),
-    *texts("grid", lazily("runner.plan.grid", "parse_grid", (64, 64), 4), "2x2", "0x1"),
-    *texts("interval", lazily("runner.plan.step_options", "parse_interval"), "4", "10min"),
-    *texts("until", lazily("runner.plan.step_options", "parse_until"), "1e-6", "steady:1e-3"),
-    *texts("range", lazily("runner.plan.step_options", "parse_range"), "0:1.5"),
-    *texts("dtype", lazily("runner.storage.formats.declared_form", "parse_dtype"), "float32", ">i2"),
-    *texts("axes", lazily("jobs.transforms.axes", "parse_axes"), "1,0,2"),
-    *texts("expression", lazily("jobs.filters.expression", "parse"), "x * 2 + sqrt(x)"),
-    *texts("weights", lazily("jobs.filters.grayscale", "parse"), "0.299,0.587,0.114"),
-    *texts("kernel", lazily("jobs.filters.weights", "read", True), "1,2,1;2,4,2;1,2,1"),
-    *texts("airfoil", lazily("jobs.airflow.shapes.airfoil", "parse"), "2412@8"),
+    *texts("grid", lazily("meshrun.runner.plan.grid", "parse_grid", (64, 64), 4), "2x2", "0x1"),
+    *texts("interval", lazily("meshrun.runner.plan.step_options", "parse_interval"), "4", "10min"),
+    *texts("until", lazily("meshrun.runner.plan.step_options", "parse_until"), "1e-6", "steady:1e-3"),
+    *texts("range", lazily("meshrun.runner.plan.step_options", "parse_range"), "0:1.5"),
+    *texts("dtype", lazily("meshrun.runner.storage.formats.declared_form", "parse_dtype"), "float32", ">i2"),
+    *texts("axes", lazily("meshrun.jobs.transforms.axes", "parse_axes"), "1,0,2"),
+    *texts("expression", lazily("meshrun.jobs.filters.expression", "parse"), "x * 2 + sqrt(x)"),
+    *texts("weights", lazily("meshrun.jobs.filters.grayscale", "parse"), "0.299,0.587,0.114"),
+    *texts("kernel", lazily("meshrun.jobs.filters.weights", "read", True), "1,2,1;2,4,2;1,2,1"),
+    *texts("airfoil", lazily("meshrun.jobs.airflow.shapes.airfoil", "parse"), "2412@8"),
     *texts(
         "rungs",
-        lazily("jobs.validate.cli", "parse_rungs"),
+        lazily("meshrun.jobs.validate.cli", "parse_rungs"),
         "gpu,host",
         errors=(MeshrunError, click.UsageError, ValueError),
     ),
     *texts(
         "duration",
-        lazily("jobs.validate.ladder.budget", "parse_duration"),
+        lazily("meshrun.jobs.validate.ladder.budget", "parse_duration"),
         "30s",
         "5m",
         errors=(MeshrunError, ValueError),
     ),
     *texts(
         "fleet words",
-        lazily("jobs.validate.simulation.spec", "parse_fleet"),
+        lazily("meshrun.jobs.validate.simulation.spec", "parse_fleet"),
         "hosts=4,gpus=2,fault=nic:h3:1:0.6",
     ),
     *texts(
         "channels",
-        lazily("jobs.bench.collectives.options", "parse_channels"),
+        lazily("meshrun.jobs.bench.collectives.options", "parse_channels"),
         "1,2,4",
         errors=(MeshrunError, click.UsageError, ValueError),
     ),
     *texts(
         "pairs",
-        lazily("jobs.bench.collectives.commands.pingpong", "parse_pairs", 4),
+        lazily("meshrun.jobs.bench.collectives.commands.pingpong", "parse_pairs", 4),
         "0-1,2-3",
         errors=(MeshrunError, click.UsageError, ValueError),
     ),
@@ -633,7 +649,7 @@ FOUND = [  # by the test above; each was another exception than the parser's own
 
 
 def test_a_refused_fault_is_not_repeated_in_full() -> None:
-    from jobs.validate.simulation.spec import parse_fleet
+    from meshrun.jobs.validate.simulation.spec import parse_fleet
 
     for fault in (f"nic:h{'1' * 5000}:1:0.6", f"nic:h1:1:{'1' * 5000}"):
         with pytest.raises(MeshrunError) as refused:
@@ -649,7 +665,7 @@ def test_what_was_found_stays_mended(name: str, content: bytes, tmp_path: Path) 
 
 
 def test_a_damaged_recorder_is_none(tmp_path: Path) -> None:
-    from runner.recorder import ring
+    from meshrun.runner.recorder import ring
 
     path, content = tmp_path / "r", recorded()
     for old, new in ((b'"rank"', b'"wrong'), (b'"rank"', b'"name"'), (b'"world", [[0', b'"world", [["')):

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.filters.weights import read
-from runner.errors import UserError, printable, tell
-from runner.files import keep_mode
-from runner.region import Region
-from runner.storage.formats.image_folder import open_folder
-from runner.storage.formats.registry import commit, open_sink
+from meshrun.jobs.filters.weights import read
+from meshrun.runner.errors import UserError, printable, tell
+from meshrun.runner.files import keep_mode
+from meshrun.runner.region import Region
+from meshrun.runner.storage.formats.image_folder import open_folder
+from meshrun.runner.storage.formats.registry import commit, open_sink
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from runner import lock
+from meshrun.runner import lock
 
 MAKE = """
 import os, sys
 from pathlib import Path
-from runner.lock import private_folder
+from meshrun.runner.lock import private_folder
 made = private_folder("run", Path(sys.argv[1]))
 (made / "note").write_text("x")
 print(made, flush=True)

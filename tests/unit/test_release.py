@@ -24,7 +24,7 @@ def declared() -> str:
 def test_the_version_is_in_one_place() -> None:
     assert version("meshrun") == declared()
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == declared()
-    packages = ("meshrun", "runner", "jobs", "launch")
+    packages = ("runner", "jobs", "launch")
     sources = [path for name in packages for path in (ROOT / name).rglob("*.py")]
     assert len(sources) > 300
     assert [path for path in sources if re.search(r"^__version__ ?=", path.read_text(), re.MULTILINE)] == []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.kubernetes import launcher_script
+from meshrun.launch.kubernetes import launcher_script
 
 ROOT = Path(__file__).parents[2]
 PLACES = (".ci", "benchmarks", "examples", "kubernetes", "launch", "slurm", "tests")

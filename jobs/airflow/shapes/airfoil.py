@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runner.errors import UserError
-from runner.region import HostArray
+from meshrun.runner.errors import UserError
+from meshrun.runner.region import HostArray
 
 POINTS = 800  # of an outline
 WORD = re.compile(r"([^@]*)(?:@(.*))?")

@@ -17,7 +17,7 @@ from itertools import product
 
 import numpy as np
 
-from runner.region import HostArray, Region, Shape, overlap
+from meshrun.runner.region import HostArray, Region, Shape, overlap
 
 CELLS = 2**24  # of a slab that is looked at in one go
 NEARLY = 1e-9  # cells by which two computations of the same place may differ

@@ -7,9 +7,9 @@ from itertools import product
 
 import numpy as np
 
-from jobs.airflow.shapes.bodies import Body, CellBody
-from jobs.airflow.shapes.surface import Surface
-from runner.region import HostArray, Region
+from meshrun.jobs.airflow.shapes.bodies import Body, CellBody
+from meshrun.jobs.airflow.shapes.surface import Surface
+from meshrun.runner.region import HostArray, Region
 
 MOST_PARTS = 8  # specks of a picture are no bodies
 MOST_CELLS = 2**24  # of a box whose cells are looked at

@@ -17,17 +17,17 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from jobs.airflow.shapes import airfoil, stl
-from jobs.airflow.shapes.bodies import Body, CellBody, Round, ShadedBody, of_cells, silhouette
-from jobs.airflow.shapes.parts import connected
-from jobs.airflow.shapes.surface import Surface, frontal_area
-from runner.errors import UserError
-from runner.pipeline.decoded_inputs import open_decoded
-from runner.region import HostArray, Region, Shape
-from runner.storage.formats import registry
-from runner.storage.formats.image import Appearance, is_tiff
-from runner.storage.formats.image_folder import open_folder
-from runner.storage.paths import split, suffix
+from meshrun.jobs.airflow.shapes import airfoil, stl
+from meshrun.jobs.airflow.shapes.bodies import Body, CellBody, Round, ShadedBody, of_cells, silhouette
+from meshrun.jobs.airflow.shapes.parts import connected
+from meshrun.jobs.airflow.shapes.surface import Surface, frontal_area
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline.decoded_inputs import open_decoded
+from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.storage.formats import registry
+from meshrun.runner.storage.formats.image import Appearance, is_tiff
+from meshrun.runner.storage.formats.image_folder import open_folder
+from meshrun.runner.storage.paths import split, suffix
 
 WORDS = (
     "none, cavity, cylinder, sphere, airfoil:2412@8, a picture, an .stl file, an array file or a folder of "
@@ -355,7 +355,7 @@ def _appearance(path: Path, dtype: np.dtype[Any], channels: int) -> Appearance |
     if white is None:
         return None
     if is_tiff(path):
-        from runner.storage.formats import tiff
+        from meshrun.runner.storage.formats import tiff
 
         return tiff.appearance(path)
     return Appearance(1 if channels < 3 else 3, white, opacity=channels in (2, 4))

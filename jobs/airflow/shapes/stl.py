@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from runner.errors import UserError
-from runner.region import HostArray
-from runner.report.units import counted
+from meshrun.runner.errors import UserError
+from meshrun.runner.region import HostArray
+from meshrun.runner.report.units import counted
 
 HEADER, FACET = 84, 50  # bytes
 WELD = 1e-6  # of the largest extent: corners that are closer become one

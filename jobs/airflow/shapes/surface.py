@@ -18,8 +18,8 @@ from functools import cached_property
 
 import numpy as np
 
-from jobs.airflow.shapes.bodies import NEARLY, Body, box_around
-from runner.region import HostArray, Region
+from meshrun.jobs.airflow.shapes.bodies import NEARLY, Body, box_around
+from meshrun.runner.region import HostArray, Region
 
 LINES = 512  # across a body, that tell its frontal area to 1 in 1000
 PAIRS = 2**21  # of an element and a line that are looked at in one go

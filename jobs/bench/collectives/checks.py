@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.bench.collectives.results import RankMismatch
-from jobs.bench.collectives.session import Bench, Point
-from jobs.bench.collectives.specs import GUARD, data_layout, surroundings
-from jobs.bench.collectives.timing import bound_call, places, start_of
-from jobs.measure.check import fill, poison, verify
-from jobs.measure.patterns import Segment
-from runner.comm.collectives.api import Pointer
+from meshrun.jobs.bench.collectives.results import RankMismatch
+from meshrun.jobs.bench.collectives.session import Bench, Point
+from meshrun.jobs.bench.collectives.specs import GUARD, data_layout, surroundings
+from meshrun.jobs.bench.collectives.timing import bound_call, places, start_of
+from meshrun.jobs.measure.check import fill, poison, verify
+from meshrun.jobs.measure.patterns import Segment
+from meshrun.runner.comm.collectives.api import Pointer
 
 REPEATABLE = ("min", "max")  # reductions whose result is the same with one of the inputs replaced by it
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jobs.measure.sizes import MIB
+from meshrun.jobs.measure.sizes import MIB
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,19 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from jobs.bench.collectives.checks import check, chosen_call, compare, prepare
-from jobs.bench.collectives.observe import observed_choices, observed_traffic
-from jobs.bench.collectives.results import Iterations, PlacementResult, RankMismatch, ResultRow, SplitGroup
-from jobs.bench.collectives.session import Bench, Point
-from jobs.bench.collectives.specs import bandwidths
-from jobs.bench.collectives.timing import CallTimes, bound_call, clock, start_of
-from runner.comm.collectives.api import DATATYPES
+from meshrun.jobs.bench.collectives.checks import check, chosen_call, compare, prepare
+from meshrun.jobs.bench.collectives.observe import observed_choices, observed_traffic
+from meshrun.jobs.bench.collectives.results import (
+    Iterations,
+    PlacementResult,
+    RankMismatch,
+    ResultRow,
+    SplitGroup,
+)
+from meshrun.jobs.bench.collectives.session import Bench, Point
+from meshrun.jobs.bench.collectives.specs import bandwidths
+from meshrun.jobs.bench.collectives.timing import CallTimes, bound_call, clock, start_of
+from meshrun.runner.comm.collectives.api import DATATYPES
 
 UNCHECKED_DATA = 99  # check number of the timed data, as in nccl-tests, of calls that are not checked
 AVERAGES = (lambda times: times[0], statistics.fmean, min, max)  # by -a

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from jobs.bench.collectives.results import WireTraffic
-from jobs.bench.collectives.session import Bench, Point
-from jobs.bench.collectives.timing import steps_of
 from meshrun import World
-from runner.comm.collectives.api import NcclChoice
-from runner.system.gpu_counters import nvlink_traffic
-from runner.system.network_counters import ip_traffic, rdma_traffic
+from meshrun.jobs.bench.collectives.results import WireTraffic
+from meshrun.jobs.bench.collectives.session import Bench, Point
+from meshrun.jobs.bench.collectives.timing import steps_of
+from meshrun.runner.comm.collectives.api import NcclChoice
+from meshrun.runner.system.gpu_counters import nvlink_traffic
+from meshrun.runner.system.network_counters import ip_traffic, rdma_traffic
 
 Counts = Mapping[tuple[str, str, str], tuple[float, float]]  # (kind, owner, wire): bytes sent, received
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.command_base import COUNT, MOST, NATURAL, PLOT, SIZE, BadUsage, Command
-from jobs.measure.exit_codes import Finite, Parsed, StrictCommand
-from jobs.measure.sizes import size_text
-from runner.comm.collectives import api
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
+from meshrun.jobs.bench.command_base import COUNT, MOST, NATURAL, PLOT, SIZE, BadUsage, Command
+from meshrun.jobs.measure.exit_codes import Finite, Parsed, StrictCommand
+from meshrun.jobs.measure.sizes import size_text
+from meshrun.runner.comm.collectives import api
 
 MAX_CHANNELS = 64  # MAXCHANNELS, src/include/device.h
 ONE_PROCESS_PER_GPU = (

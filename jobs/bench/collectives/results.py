@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from runner.comm.collectives.api import NcclChoice
+from meshrun.runner.comm.collectives.api import NcclChoice
 
 
 @dataclass(frozen=True)

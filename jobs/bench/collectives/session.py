@@ -9,20 +9,20 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
-from jobs.bench.collectives.config import BenchOptions, SweepSettings, Transport
-from jobs.bench.collectives.results import GpuMemoryUse, Header, RankDevice
-from jobs.bench.collectives.specs import GUARD, SPECS, CollectiveSpec, Counts, Traffic, read_matrix
-from jobs.measure.link_rates import RankLayout, assumed_algorithm, percent, wire_rate
 from meshrun import World
-from runner.comm.api import Control
-from runner.comm.clock import clock_offsets
-from runner.comm.collective_call import collective_call
-from runner.comm.collectives.api import Buffer, Collectives, Datatype, NcclTuning
-from runner.errors import UserError
-from runner.system import links
-from runner.system.launcher import environment
-from runner.system.links import gpu_links, network_rate
-from runner.world.watchdog.watchdog import MeasurementProgress
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings, Transport
+from meshrun.jobs.bench.collectives.results import GpuMemoryUse, Header, RankDevice
+from meshrun.jobs.bench.collectives.specs import GUARD, SPECS, CollectiveSpec, Counts, Traffic, read_matrix
+from meshrun.jobs.measure.link_rates import RankLayout, assumed_algorithm, percent, wire_rate
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.clock import clock_offsets
+from meshrun.runner.comm.collective_call import collective_call
+from meshrun.runner.comm.collectives.api import Buffer, Collectives, Datatype, NcclTuning
+from meshrun.runner.errors import UserError
+from meshrun.runner.system import links
+from meshrun.runner.system.launcher import environment
+from meshrun.runner.system.links import gpu_links, network_rate
+from meshrun.runner.world.watchdog.watchdog import MeasurementProgress
 
 GIB = 1 << 30
 FLOAT8_CAPABILITY = 90  # Hopper

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
-from jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
-from runner.comm.collectives.api import Datatype
-from runner.errors import UserError
+from meshrun.jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
+from meshrun.runner.comm.collectives.api import Datatype
+from meshrun.runner.errors import UserError
 
 SEEDS_PER_CHECK = 1 << 20  # more than ranks, so that no rank's data recurs in a later check
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from jobs.bench.collectives.session import STEADY_BYTES, STEADY_SECONDS, Bench, Point
-from runner.comm.collectives.api import Call, Pointer
+from meshrun.jobs.bench.collectives.session import STEADY_BYTES, STEADY_SECONDS, Bench, Point
+from meshrun.runner.comm.collectives.api import Call, Pointer
 
 STEADY_CALLS = 20  # untimed calls at once
 

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jobs.bench.copy.cases import Case, CopyTransfer, MemoryPlace
-from jobs.bench.copy.engines import UNIT
-from runner.comm.api import Control
-from runner.comm.peer_memory import PeerMemory, Unreachable, allocate_exportable
-from runner.device.raw.memory import Box, GpuProperties, Kind, Memory
-from runner.errors import UserError
+from meshrun.jobs.bench.copy.cases import Case, CopyTransfer, MemoryPlace
+from meshrun.jobs.bench.copy.engines import UNIT
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.peer_memory import PeerMemory, Unreachable, allocate_exportable
+from meshrun.runner.device.raw.memory import Box, GpuProperties, Kind, Memory
+from meshrun.runner.errors import UserError
 
 End = Literal["source", "target"]
 ENDS: tuple[End, ...] = ("source", "target")

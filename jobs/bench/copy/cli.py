@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from jobs.bench.command_base import COUNT, LAST, PLOT, SIZE, OwnCommand, run_on_ranks, with_options
-from jobs.bench.copy.cases import UnknownCase, chosen, listing
+from meshrun.jobs.bench.command_base import COUNT, LAST, PLOT, SIZE, OwnCommand, run_on_ranks, with_options
+from meshrun.jobs.bench.copy.cases import UnknownCase, chosen, listing
 
 UNIT = 16  # bytes
-MAX_COPIES = 200  # operations that can be queued behind a closed gate (jobs.measure.gate)
+MAX_COPIES = 200  # operations that can be queued behind a closed gate (meshrun.jobs.measure.gate)
 
 
 @click.command(cls=OwnCommand, short_help="Copies inside a host: nvbandwidth's test cases.")
@@ -53,7 +53,7 @@ def copy(device: Any, debug: bool, lists: bool, **words: Any) -> int:
     if lists:
         click.echo(listing(), nl=False)
         return 0
-    from jobs.bench.copy.run import CopyOptions, run
+    from meshrun.jobs.bench.copy.run import CopyOptions, run
 
     if words["names"] and words["prefixes"]:
         raise click.UsageError("-t and -p cannot be combined")

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jobs import kernels
-from runner.device.raw.memory import Box, GpuProperties, Memory
+from meshrun.jobs import kernels
+from meshrun.runner.device.raw.memory import Box, GpuProperties, Memory
 
 UNIT = 16  # bytes that a thread moves at a time
 THREADS = 512  # of a block of copy_streaming, one block a multiprocessor

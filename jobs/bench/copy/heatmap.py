@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.bench.copy.measure import CaseResult
-from jobs.bench.copy.outliers import find_outliers, measured_cells
-from jobs.measure import plots
+from meshrun.jobs.bench.copy.measure import CaseResult
+from meshrun.jobs.bench.copy.outliers import find_outliers, measured_cells
+from meshrun.jobs.measure import plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

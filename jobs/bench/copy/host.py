@@ -7,16 +7,16 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from jobs.bench.copy.cases import HOST
-from jobs.bench.copy.measure import CaseResult, CopySettings, MatrixCell
-from jobs.bench.copy.transfers import ELEMENT, WIDTH
-from jobs.measure import check
-from jobs.measure.patterns import Copied, Segment
-from jobs.measure.timers import host_seconds
-from runner.comm.api import Control
-from runner.comm.collectives.api import DATATYPES
-from runner.device.raw.huge_pages import huge_array
-from runner.report.units import counted
+from meshrun.jobs.bench.copy.cases import HOST
+from meshrun.jobs.bench.copy.measure import CaseResult, CopySettings, MatrixCell
+from meshrun.jobs.bench.copy.transfers import ELEMENT, WIDTH
+from meshrun.jobs.measure import check
+from meshrun.jobs.measure.patterns import Copied, Segment
+from meshrun.jobs.measure.timers import host_seconds
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.collectives.api import DATATYPES
+from meshrun.runner.device.raw.huge_pages import huge_array
+from meshrun.runner.report.units import counted
 
 ByteArray = np.ndarray[tuple[int], np.dtype[np.uint8]]
 

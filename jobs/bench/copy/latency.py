@@ -7,12 +7,12 @@ from functools import partial
 
 import numpy as np
 
-from jobs import kernels
-from jobs.bench.copy.buffers import BoundTransfer
-from jobs.bench.copy.transfers import TransferRunner
-from jobs.measure.patterns import Words
-from jobs.measure.timers import event_pair
-from runner.device.raw.memory import Memory
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.copy.buffers import BoundTransfer
+from meshrun.jobs.bench.copy.transfers import TransferRunner
+from meshrun.jobs.measure.patterns import Words
+from meshrun.jobs.measure.timers import event_pair
+from meshrun.runner.device.raw.memory import Memory
 
 CHAIN = 2 << 20  # bytes
 NODE = 8  # bytes of an address

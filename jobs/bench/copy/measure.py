@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jobs.bench.copy.cases import Case, CopyTransfer, CopyTransfers
-from jobs.bench.copy.engines import ENGINES
-from jobs.bench.copy.latency import CHAIN, chase
-from jobs.bench.copy.transfers import TransferRunner, TransferSample
+from meshrun.jobs.bench.copy.cases import Case, CopyTransfer, CopyTransfers
+from meshrun.jobs.bench.copy.engines import ENGINES
+from meshrun.jobs.bench.copy.latency import CHAIN, chase
+from meshrun.jobs.bench.copy.transfers import TransferRunner, TransferSample
 
 CellValues = tuple[float, ...]  # one for each matrix of a case
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from jobs.bench.copy.buffers import MatrixGpu
-from jobs.bench.copy.measure import CaseResult
-from jobs.bench.copy.outliers import Peaks, best_of_peak, find_outliers, measured_cells, messages
+from meshrun.jobs.bench.copy.buffers import MatrixGpu
+from meshrun.jobs.bench.copy.measure import CaseResult
+from meshrun.jobs.bench.copy.outliers import Peaks, best_of_peak, find_outliers, measured_cells, messages
 
 WIDTH = 10  # of a column
 RED, PLAIN = "\x1b[31m", "\x1b[0m"

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.bench.copy.measure import CaseResult, MatrixCell
-from jobs.measure.outliers import deviating
-from runner.device.raw.memory import GpuProperties
-from runner.system.links import Reading, gpu_links
+from meshrun.jobs.bench.copy.measure import CaseResult, MatrixCell
+from meshrun.jobs.measure.outliers import deviating
+from meshrun.runner.device.raw.memory import GpuProperties
+from meshrun.runner.system.links import Reading, gpu_links
 
 MAX_DESCRIBED = 6  # outliers that are described one by one
 

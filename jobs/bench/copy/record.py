@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
-from jobs.bench.copy.buffers import MatrixGpu
-from jobs.bench.copy.cases import CASES, CopyTransfer
-from jobs.bench.copy.measure import CaseResult, CopySettings
-from jobs.bench.copy.outliers import Peaks, best_of_peak, find_outliers, messages
-from jobs.measure.record_file import Json
+from meshrun.jobs.bench.copy.buffers import MatrixGpu
+from meshrun.jobs.bench.copy.cases import CASES, CopyTransfer
+from meshrun.jobs.bench.copy.measure import CaseResult, CopySettings
+from meshrun.jobs.bench.copy.outliers import Peaks, best_of_peak, find_outliers, messages
+from meshrun.jobs.measure.record_file import Json
 
 VERSION = 1
 

@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
-from jobs.bench.copy import host, nvbandwidth_text
-from jobs.bench.copy.buffers import (
+from meshrun import World
+from meshrun.jobs.bench.copy import host, nvbandwidth_text
+from meshrun.jobs.bench.copy.buffers import (
     LARGEST_SHARE,
     MatrixGpu,
     TransferBuffers,
@@ -17,26 +18,25 @@ from jobs.bench.copy.buffers import (
     fitting_size,
     gpus_of,
 )
-from jobs.bench.copy.cases import CASES, HOST, Case, chosen
-from jobs.bench.copy.measure import CopySettings, measure
-from jobs.bench.copy.outliers import Peaks, peaks_of
-from jobs.bench.copy.record import HostResults, record
-from jobs.bench.copy.transfers import TransferRunner
-from jobs.measure.exit_codes import NeedsGpu, WrongResults
-from jobs.measure.record_file import (
+from meshrun.jobs.bench.copy.cases import CASES, HOST, Case, chosen
+from meshrun.jobs.bench.copy.measure import CopySettings, measure
+from meshrun.jobs.bench.copy.outliers import Peaks, peaks_of
+from meshrun.jobs.bench.copy.record import HostResults, record
+from meshrun.jobs.bench.copy.transfers import TransferRunner
+from meshrun.jobs.measure.exit_codes import NeedsGpu, WrongResults
+from meshrun.jobs.measure.record_file import (
     create_outputs,
     print_table,
     recorded_environment,
     text_stream,
     write_record,
 )
-from jobs.measure.status_line import StatusLine
-from meshrun import World
-from runner.comm.api import Control
-from runner.device.raw.memory import Box, open_box
-from runner.system.host_memory import free_host_memory
-from runner.system.launcher import environment
-from runner.world.failure import FailureHandler
+from meshrun.jobs.measure.status_line import StatusLine
+from meshrun.runner.comm.api import Control
+from meshrun.runner.device.raw.memory import Box, open_box
+from meshrun.runner.system.host_memory import free_host_memory
+from meshrun.runner.system.launcher import environment
+from meshrun.runner.world.failure import FailureHandler
 
 MAX_NAMED = 4  # mismatches in the final error; all of them are in the text above it
 
@@ -70,7 +70,7 @@ def run(world: World, handler: FailureHandler, options: CopyOptions, cli_context
             text = record(hosts, settings, cli_context.words, recorded_environment(environment()))
             write_record(path, text)
         if options.plot:
-            from jobs.bench.copy.heatmap import draw
+            from meshrun.jobs.bench.copy.heatmap import draw
 
             draw([(one.name, result) for one in hosts for result in one.results], options.plot)
     _raise_if_wrong(hosts)

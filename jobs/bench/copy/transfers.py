@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from jobs.bench.copy.buffers import BoundTransfer, End, TransferBuffers
-from jobs.bench.copy.engines import ENGINES, PIECE, SMALL, Copies, TransferEngine
-from jobs.measure import check, patterns
-from jobs.measure.gate import Gate
-from jobs.measure.patterns import Copied, Segment, Untouched
-from jobs.measure.timers import ConcurrentEvents, queue_concurrently
-from runner.comm.collectives.api import DATATYPES
-from runner.device.raw.memory import GpuProperties, Memory
-from runner.report.units import counted
+from meshrun.jobs.bench.copy.buffers import BoundTransfer, End, TransferBuffers
+from meshrun.jobs.bench.copy.engines import ENGINES, PIECE, SMALL, Copies, TransferEngine
+from meshrun.jobs.measure import check, patterns
+from meshrun.jobs.measure.gate import Gate
+from meshrun.jobs.measure.patterns import Copied, Segment, Untouched
+from meshrun.jobs.measure.timers import ConcurrentEvents, queue_concurrently
+from meshrun.runner.comm.collectives.api import DATATYPES
+from meshrun.runner.device.raw.memory import GpuProperties, Memory
+from meshrun.runner.report.units import counted
 
 WARM_UP = 4  # copies behind the gate that are not timed
 ELEMENT = "uint64"

@@ -11,5 +11,5 @@ devices         operations on one GPU stream, or on the host
 pseudorandom    data in which every element depends on its index
 
 A lesson may not know the command line or other lessons; it takes clocks, gates, peer memory and checks of
-data from jobs.measure. Others use only `cli.memory`.
+data from meshrun.jobs.measure. Others use only `cli.memory`.
 """

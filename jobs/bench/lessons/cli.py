@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from jobs.bench.command_base import (
+from meshrun.jobs.bench.command_base import (
     COUNT,
     LAST,
     PLOT,
@@ -115,7 +115,7 @@ def _add(name: str) -> None:
     @memory.command(name, cls=OwnCommand, help=summary, short_help=summary)
     @with_options([*own, *COMMON])
     def command(device: str, debug: bool, **words: Any) -> int:
-        from jobs.bench.lessons.run import LessonOptions, run
+        from meshrun.jobs.bench.lessons.run import LessonOptions, run
 
         sizes = words.pop("minbytes", 1), words.pop("maxbytes", 1)
         if not 1 <= sizes[0] <= sizes[1]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from jobs import kernels
-from jobs.bench.lessons.protocol import Context
-from jobs.measure.timers import Work, gated_event_seconds, sampled_host_seconds
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.lessons.protocol import Context
+from meshrun.jobs.measure.timers import Work, gated_event_seconds, sampled_host_seconds
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.measure.exit_codes import NeedsGpu
 from meshrun import World
-from runner.device.raw.memory import Box
-from runner.errors import UserError
-from runner.report.units import size_name
+from meshrun.jobs.measure.exit_codes import NeedsGpu
+from meshrun.runner.device.raw.memory import Box
+from meshrun.runner.errors import UserError
+from meshrun.runner.report.units import size_name
 
 TableCell = str | float | int | None  # None: not measured, printed as "-"
 

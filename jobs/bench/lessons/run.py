@@ -6,22 +6,22 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.bench.lessons import show
-from jobs.bench.lessons.protocol import Context, Lesson
-from jobs.measure.exit_codes import NeedsGpu, WrongResults
-from jobs.measure.record_file import (
+from meshrun import World
+from meshrun.jobs.bench.lessons import show
+from meshrun.jobs.bench.lessons.protocol import Context, Lesson
+from meshrun.jobs.measure.exit_codes import NeedsGpu, WrongResults
+from meshrun.jobs.measure.record_file import (
     create_outputs,
     print_table,
     recorded_environment,
     text_stream,
     write_record,
 )
-from jobs.measure.status_line import StatusLine
-from meshrun import World
-from runner.device.raw.memory import open_box
-from runner.errors import UserError
-from runner.system.launcher import environment
-from runner.world.failure import FailureHandler
+from meshrun.jobs.measure.status_line import StatusLine
+from meshrun.runner.device.raw.memory import open_box
+from meshrun.runner.errors import UserError
+from meshrun.runner.system.launcher import environment
+from meshrun.runner.world.failure import FailureHandler
 
 GPU_ONLY = ("streams",)  # lessons without methods for a CPU
 BETWEEN_RANKS = ("p2p",)  # lessons that need two ranks or more; others measure one
@@ -44,7 +44,7 @@ def run(world: World, handler: FailureHandler, options: LessonOptions, cli_conte
     """Measure; returns the completion record. Raises WrongResults, after everything is printed."""
     options = world.control.broadcast(options)
     _refuse(world, options.name)
-    module = importlib.import_module(f"jobs.bench.lessons.{options.name}.lesson")
+    module = importlib.import_module(f"meshrun.jobs.bench.lessons.{options.name}.lesson")
     path = world.on_root(lambda: create_outputs(options.output_file, options.plot))
     box = open_box() if world.here.device.kind == "cuda" else None
     status = StatusLine(cli_context.columns if world.rank == 0 else None)

@@ -11,11 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.bench.lessons.protocol import Chart, Lesson, LessonTable, TableCell, Timeline
-from jobs.measure import plots
-from runner.report.record import plain
-from runner.report.table import table as aligned
-from runner.report.units import size_name
+from meshrun.jobs.bench.lessons.protocol import Chart, Lesson, LessonTable, TableCell, Timeline
+from meshrun.jobs.measure import plots
+from meshrun.runner.report.record import plain
+from meshrun.runner.report.table import table as aligned
+from meshrun.runner.report.units import size_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,19 +6,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jobs.linalg.matmul.gathered import multiply_gathered
-from jobs.linalg.matmul.job import shapes_of
-from jobs.linalg.matmul.plan import MatmulLayout, panel_cuts, panels_of
-from jobs.linalg.matmul.precision import choose
-from jobs.linalg.matmul.products import Products, open_products, share_of_cores
-from jobs.linalg.matmul.summa import Schedule, multiply_summa
-from runner.device.cpu import CpuBackend
-from runner.device.host_blas import adds_products
-from runner.errors import UserError
-from runner.plan.grid import bounds
-from runner.region import Array
-from runner.run.array_call import host_array
-from runner.world.world import World, single_rank_world
+from meshrun.jobs.linalg.matmul.gathered import multiply_gathered
+from meshrun.jobs.linalg.matmul.job import shapes_of
+from meshrun.jobs.linalg.matmul.plan import MatmulLayout, panel_cuts, panels_of
+from meshrun.jobs.linalg.matmul.precision import choose
+from meshrun.jobs.linalg.matmul.products import Products, open_products, share_of_cores
+from meshrun.jobs.linalg.matmul.summa import Schedule, multiply_summa
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.device.host_blas import adds_products
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.region import Array
+from meshrun.runner.run.array_call import host_array
+from meshrun.runner.world.world import World, single_rank_world
 
 Word = Literal["auto", "float64", "float32", "tf32", "float16", "bfloat16"]
 
@@ -36,7 +36,7 @@ def matmul(a: Any, b: Any, *, world: World | None = None, precision: Word = "aut
     """
     if world is None:
         if hasattr(a, "__cuda_array_interface__") or hasattr(b, "__cuda_array_interface__"):
-            from runner.device.cuda import borrowed
+            from meshrun.runner.device.cuda import borrowed
 
             with borrowed(a) as backend:
                 return _multiply(single_rank_world(backend), a, b, precision)

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from jobs.linalg.matmul.products import Products
-from runner.device.api import Backend
-from runner.pipeline.load import stages
-from runner.region import Array, HostArray, Region
-from runner.report.phases import Phases
-from runner.storage.formats.registry import Sink, Source
-from runner.world.world import World
+from meshrun.jobs.linalg.matmul.products import Products
+from meshrun.runner.device.api import Backend
+from meshrun.runner.pipeline.load import stages
+from meshrun.runner.region import Array, HostArray, Region
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.storage.formats.registry import Sink, Source
+from meshrun.runner.world.world import World
 
 Span = tuple[int, int]  # start and stop
 

@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from jobs.linalg.matmul.precision import Precision, choose
-from runner.device.cpu import CpuBackend
-from runner.errors import RunError, UserError
-from runner.plan.grid import bounds
-from runner.region import HostArray, Region
-from runner.storage.formats.registry import Source
-from runner.world.group import Group
-from runner.world.world import World
+from meshrun.jobs.linalg.matmul.precision import Precision, choose
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.region import HostArray, Region
+from meshrun.runner.storage.formats.registry import Source
+from meshrun.runner.world.group import Group
+from meshrun.runner.world.world import World
 
 VECTORS = {"sample": 20, "full": 60}
 DEVIATIONS = 8.0

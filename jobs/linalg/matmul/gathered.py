@@ -8,10 +8,10 @@ GPU a tenth of the time of the products themselves.
 
 from __future__ import annotations
 
-from jobs.linalg.matmul.plan import slab_cuts
-from jobs.linalg.matmul.products import Products
-from runner.region import Array
-from runner.world.world import World
+from meshrun.jobs.linalg.matmul.plan import slab_cuts
+from meshrun.jobs.linalg.matmul.products import Products
+from meshrun.runner.region import Array
+from meshrun.runner.world.world import World
 
 
 def multiply_gathered(

@@ -11,23 +11,23 @@ from typing import Any, Literal
 import numpy as np
 
 import meshrun
-from jobs.linalg.matmul import plan
-from jobs.linalg.matmul.files import Factor, Product
-from jobs.linalg.matmul.freivalds import check_product
-from jobs.linalg.matmul.plan import MatmulLayout, MatmulProblem, cut, panel_cuts
-from jobs.linalg.matmul.precision import Precision, choose
-from jobs.linalg.matmul.products import Products, open_products, share_of_cores
-from jobs.linalg.matmul.ring import multiply_ring
-from jobs.linalg.matmul.summa import Schedule, multiply_summa
-from runner.device.host_blas import adds_products
-from runner.errors import UserError
-from runner.plan.job_forecast import JobForecast, Place, Stage
-from runner.plan.task import ArrayType
-from runner.region import Shape
-from runner.report.record import Record
-from runner.report.units import bytes_text
-from runner.storage.formats.registry import Source
-from runner.world.world import World
+from meshrun.jobs.linalg.matmul import plan
+from meshrun.jobs.linalg.matmul.files import Factor, Product
+from meshrun.jobs.linalg.matmul.freivalds import check_product
+from meshrun.jobs.linalg.matmul.plan import MatmulLayout, MatmulProblem, cut, panel_cuts
+from meshrun.jobs.linalg.matmul.precision import Precision, choose
+from meshrun.jobs.linalg.matmul.products import Products, open_products, share_of_cores
+from meshrun.jobs.linalg.matmul.ring import multiply_ring
+from meshrun.jobs.linalg.matmul.summa import Schedule, multiply_summa
+from meshrun.runner.device.host_blas import adds_products
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.job_forecast import JobForecast, Place, Stage
+from meshrun.runner.plan.task import ArrayType
+from meshrun.runner.region import Shape
+from meshrun.runner.report.record import Record
+from meshrun.runner.report.units import bytes_text
+from meshrun.runner.storage.formats.registry import Source
+from meshrun.runner.world.world import World
 
 FILE_MOST = (1 << 63) - 1  # bytes
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from runner.errors import UserError
-from runner.pipeline.load import stages
-from runner.plan.grid import bounds, factorizations
-from runner.report.units import bytes_text, counted
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline.load import stages
+from meshrun.runner.plan.grid import bounds, factorizations
+from meshrun.runner.report.units import bytes_text, counted
 
 WIDE = 512  # columns of a piece of B from which a product runs at its full rate
 # Slabs of B's columns that are gathered. Nothing is multiplied before the first one is there, and a message

@@ -9,8 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from runner.errors import UserError
-from runner.region import HostArray
+from meshrun.runner.errors import UserError
+from meshrun.runner.region import HostArray
 
 WORDS = ("auto", "float64", "float32", "tf32", "float16", "bfloat16")
 FACTORS = {"float64": "float64", "float32": "float32", "tf32": "float32", "float16": "float16"}

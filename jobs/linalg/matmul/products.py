@@ -12,13 +12,13 @@ from typing import Protocol
 
 import numpy as np
 
-from jobs.kernels import address, instance, launch
-from jobs.linalg.matmul.plan import ROWS
-from jobs.linalg.matmul.precision import Precision
-from runner.device.api import Backend
-from runner.device.host_blas import add_product, adds_products, at_most_blas_threads
-from runner.region import Array
-from runner.world.world import World
+from meshrun.jobs.kernels import address, instance, launch
+from meshrun.jobs.linalg.matmul.plan import ROWS
+from meshrun.jobs.linalg.matmul.precision import Precision
+from meshrun.runner.device.api import Backend
+from meshrun.runner.device.host_blas import add_product, adds_products, at_most_blas_threads
+from meshrun.runner.region import Array
+from meshrun.runner.world.world import World
 
 PARTS = 2  # in which a GPU multiplies, so that a message's kernel need not wait for the whole product
 LEAST = 1024  # rows of such a part
@@ -119,7 +119,7 @@ class CudaProducts:
                 product = self.backend.xp.matmul(part, b)
                 target[...] = target + product if add else product
                 continue
-            from runner.device.raw.blas import gemm
+            from meshrun.runner.device.raw.blas import gemm
 
             gemm(
                 self.precision.name,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from jobs.linalg.matmul.files import Factor, Product
-from jobs.linalg.matmul.plan import (
+from meshrun.jobs.linalg.matmul.files import Factor, Product
+from meshrun.jobs.linalg.matmul.plan import (
     MatmulLayout,
     MatmulProblem,
     cut,
@@ -17,10 +17,10 @@ from jobs.linalg.matmul.plan import (
     ring_buffers,
     ring_results,
 )
-from jobs.linalg.matmul.products import Products
-from jobs.linalg.matmul.steps import overlapped
-from runner.region import Array
-from runner.world.world import World
+from meshrun.jobs.linalg.matmul.products import Products
+from meshrun.jobs.linalg.matmul.steps import overlapped
+from meshrun.runner.region import Array
+from meshrun.runner.world.world import World
 
 
 def multiply_ring(

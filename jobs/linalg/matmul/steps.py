@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jobs.linalg.matmul.products import NumpyProducts, Products
-from runner.comm.api import Message, Pending
-from runner.world.world import World
+from meshrun.jobs.linalg.matmul.products import NumpyProducts, Products
+from meshrun.runner.comm.api import Message, Pending
+from meshrun.runner.world.world import World
 
 
 def overlapped(

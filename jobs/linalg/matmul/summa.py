@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.linalg.matmul.plan import MatmulLayout, panel_cuts
-from jobs.linalg.matmul.products import Products
-from jobs.linalg.matmul.steps import overlapped
-from runner.comm.api import Message
-from runner.region import Array
-from runner.world.world import World
+from meshrun.jobs.linalg.matmul.plan import MatmulLayout, panel_cuts
+from meshrun.jobs.linalg.matmul.products import Products
+from meshrun.jobs.linalg.matmul.steps import overlapped
+from meshrun.runner.comm.api import Message
+from meshrun.runner.region import Array
+from meshrun.runner.world.world import World
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jobs.validate.plan import RUNGS, RungName
-from jobs.validate.report.model import Member, Report
-from runner.errors import UserError, shortened
+from meshrun.jobs.validate.plan import RUNGS, RungName
+from meshrun.jobs.validate.report.model import Member, Report
+from meshrun.runner.errors import UserError, shortened
 
 Hosts = tuple[tuple[str, int], ...]
 Figure = tuple[RungName, str, str]  # rung, measurement, part: "" (the fleet's median) or "host c7, GPU 3"

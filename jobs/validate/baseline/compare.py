@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from jobs.measure.outliers import (
+from meshrun.jobs.measure.outliers import (
     FEW_RUNS,
     common_deviation,
     drift_score,
@@ -18,9 +18,9 @@ from jobs.measure.outliers import (
     run_deviation,
     score_needed,
 )
-from jobs.validate.baseline import json as baseline_json
-from jobs.validate.baseline import sqlite as baseline_sqlite
-from jobs.validate.baseline.baseline_run import (
+from meshrun.jobs.validate.baseline import json as baseline_json
+from meshrun.jobs.validate.baseline import sqlite as baseline_sqlite
+from meshrun.jobs.validate.baseline.baseline_run import (
     FINGERPRINT,
     KEPT,
     BaselineRun,
@@ -29,10 +29,10 @@ from jobs.validate.baseline.baseline_run import (
     run_of_report,
     unwritable,
 )
-from jobs.validate.plan import RUNGS
-from jobs.validate.report.model import Drift, Member, Report
-from runner.errors import UserError
-from runner.report.units import counted
+from meshrun.jobs.validate.plan import RUNGS
+from meshrun.jobs.validate.report.model import Drift, Member, Report
+from meshrun.runner.errors import UserError
+from meshrun.runner.report.units import counted
 
 SHOWN = 8  # names in a sentence
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jobs.validate.baseline.baseline_run import (
+from meshrun.jobs.validate.baseline.baseline_run import (
     FORMAT,
     VERSION,
     BaselineRun,
@@ -33,8 +33,8 @@ from jobs.validate.baseline.baseline_run import (
     unreadable,
     unwritable,
 )
-from runner.errors import UserError
-from runner.files import write_file
+from meshrun.runner.errors import UserError
+from meshrun.runner.files import write_file
 
 TIMEOUT = 30.0  # seconds to wait for other writers
 BUSY = (errno.EWOULDBLOCK, errno.EACCES)

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from jobs.validate.baseline.baseline_run import (
+from meshrun.jobs.validate.baseline.baseline_run import (
     VERSION,
     BaselineRun,
     FigureRow,
@@ -26,7 +26,7 @@ from jobs.validate.baseline.baseline_run import (
     unreadable,
     unwritable,
 )
-from runner.files import create
+from meshrun.runner.files import create
 
 TIMEOUT = 30.0  # seconds to wait for other writers
 APPLICATION = 0x4D455348  # "MESH", in the header of the file

@@ -11,13 +11,19 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
 
-from jobs.measure.outliers import LIMIT_SHARE, far_below_limit
-from jobs.validate.health.known_rates import on_known_path
-from jobs.validate.plan import Plan, RungName
-from jobs.validate.probe.api import RankPlace, WrongData
-from jobs.validate.report.model import Change, HardwareLimit, Member, Report
-from jobs.validate.report.wording import change_sentence, drift_sentence, percent, rate_text, unit_name
-from jobs.validate.verdict import SEVERITY, Alarm, Status, Unit, Verdict, unit_of
+from meshrun.jobs.measure.outliers import LIMIT_SHARE, far_below_limit
+from meshrun.jobs.validate.health.known_rates import on_known_path
+from meshrun.jobs.validate.plan import Plan, RungName
+from meshrun.jobs.validate.probe.api import RankPlace, WrongData
+from meshrun.jobs.validate.report.model import Change, HardwareLimit, Member, Report
+from meshrun.jobs.validate.report.wording import (
+    change_sentence,
+    drift_sentence,
+    percent,
+    rate_text,
+    unit_name,
+)
+from meshrun.jobs.validate.verdict import SEVERITY, Alarm, Status, Unit, Verdict, unit_of
 
 UNSHARED = ("gpu", "pairs")  # rungs whose ranks share no hardware, so each can reach its limit
 SINGLE_GPU = ("host",)  # likewise if each host has one GPU; several share host memory, maybe slower than PCIe

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.validate.plan import RungName
-from jobs.validate.probe.api import CounterKey
-from jobs.validate.report.model import Change
+from meshrun.jobs.validate.plan import RungName
+from meshrun.jobs.validate.probe.api import CounterKey
+from meshrun.jobs.validate.report.model import Change
 
 Weight = Literal["fault", "note"]
 Value = float | str

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal
 
-from jobs.measure.link_rates import Assumed, RankLayout, assumed_algorithm, wire_rate
-from jobs.validate.plan import RungName
-from jobs.validate.probe.api import RankPlace
-from jobs.validate.report.model import HardwareLimit
 from meshrun import World
-from runner.report.units import counted
-from runner.system.launcher import environment
-from runner.system.links import gpu_links, network_rate, nics
+from meshrun.jobs.measure.link_rates import Assumed, RankLayout, assumed_algorithm, wire_rate
+from meshrun.jobs.validate.plan import RungName
+from meshrun.jobs.validate.probe.api import RankPlace
+from meshrun.jobs.validate.report.model import HardwareLimit
+from meshrun.runner.report.units import counted
+from meshrun.runner.system.launcher import environment
+from meshrun.runner.system.links import gpu_links, network_rate, nics
 
 GB = 1e9
 NVLS_CAPABILITY = 90  # Hopper

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jobs.validate.health.hardware_limits import NVLS_CAPABILITY, NominalRate, RankFacts
-from jobs.validate.plan import RUNGS
-from jobs.validate.probe.api import RankPlace
-from jobs.validate.report.model import HardwareLimit
-from runner.errors import UserError, shortened
-from runner.report.units import counted
+from meshrun.jobs.validate.health.hardware_limits import NVLS_CAPABILITY, NominalRate, RankFacts
+from meshrun.jobs.validate.plan import RUNGS
+from meshrun.jobs.validate.probe.api import RankPlace
+from meshrun.jobs.validate.report.model import HardwareLimit
+from meshrun.runner.errors import UserError, shortened
+from meshrun.runner.report.units import counted
 
 DATA = Path(__file__).with_name("known_rates.json")
 GPU_KEYS = {"model", "memory", "float32", "float16", "nvlink", "links", "source"}

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.validate.probe.api import RankPlace
-from jobs.validate.verdict import Alarm, HostPart, UnevenHost, Unit
-from runner.report.units import counted
+from meshrun.jobs.validate.probe.api import RankPlace
+from meshrun.jobs.validate.verdict import Alarm, HostPart, UnevenHost, Unit
+from meshrun.runner.report.units import counted
 
 SHOWN = 8  # hosts in a sentence
 

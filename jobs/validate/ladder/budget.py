@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from jobs.validate.plan import RUNGS, Plan, RungName
-from jobs.validate.probe.api import TENSOR_SAMPLE
-from runner.errors import UserError
+from meshrun.jobs.validate.plan import RUNGS, Plan, RungName
+from meshrun.jobs.validate.probe.api import TENSOR_SAMPLE
+from meshrun.runner.errors import UserError
 
 MiB = 1 << 20
 # Smallest sizes; below these, latency dominates. (A ring of 8 GPUs moves 16 MiB at half of its rate.)

@@ -9,22 +9,22 @@ from itertools import islice
 
 import numpy as np
 
-from jobs.measure.outliers import sample_noise
-from jobs.validate.ladder.budget import FLOORS
-from jobs.validate.ladder.ladder import CURVE_SHIFTS, curve_samples
-from jobs.validate.measurements.inter_node import TRIAL_ROUNDS, first_samples, most_subrounds
-from jobs.validate.measurements.leaf_switches import LEAST_HOSTS, ROUNDS
-from jobs.validate.measurements.repeats import repeats_needed
-from jobs.validate.measurements.schedule import (
+from meshrun.jobs.measure.outliers import sample_noise
+from meshrun.jobs.validate.ladder.budget import FLOORS
+from meshrun.jobs.validate.ladder.ladder import CURVE_SHIFTS, curve_samples
+from meshrun.jobs.validate.measurements.inter_node import TRIAL_ROUNDS, first_samples, most_subrounds
+from meshrun.jobs.validate.measurements.leaf_switches import LEAST_HOSTS, ROUNDS
+from meshrun.jobs.validate.measurements.repeats import repeats_needed
+from meshrun.jobs.validate.measurements.schedule import (
     all_at_once_rounds,
     inter_node_rounds,
     intra_node_rounds,
     split_round,
 )
-from jobs.validate.measurements.single_gpu import tensor_samples
-from jobs.validate.plan import Plan, RungName
-from jobs.validate.probe.api import SINGLE_RANK_OPS, TENSOR_SAMPLE, Probe, Seconds, operation_work
-from jobs.validate.topology import Ints, Topology, topology_of
+from meshrun.jobs.validate.measurements.single_gpu import tensor_samples
+from meshrun.jobs.validate.plan import Plan, RungName
+from meshrun.jobs.validate.probe.api import SINGLE_RANK_OPS, TENSOR_SAMPLE, Probe, Seconds, operation_work
+from meshrun.jobs.validate.topology import Ints, Topology, topology_of
 
 FEW, MANY = 1, 4  # samples of a calibration
 

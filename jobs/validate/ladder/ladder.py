@@ -11,34 +11,34 @@ from typing import Literal
 
 import numpy as np
 
-from jobs.measure.outliers import is_critical
-from jobs.validate.health.alarms import alarms, worst_first
-from jobs.validate.health.counters import changes
-from jobs.validate.health.uneven_hosts import compare_hosts, count_parts, uneven_alarm
-from jobs.validate.ladder.budget import Deadline, TimeLimit
-from jobs.validate.localize.findings import findings, merge
-from jobs.validate.localize.observations import Observations
-from jobs.validate.localize.retest import Localization, RungMeasurement, localize
-from jobs.validate.localize.set_cover import KnownFaults, PartName
-from jobs.validate.measurements.allreduce import AllReduce
-from jobs.validate.measurements.below_limit import (
+from meshrun.jobs.measure.outliers import is_critical
+from meshrun.jobs.validate.health.alarms import alarms, worst_first
+from meshrun.jobs.validate.health.counters import changes
+from meshrun.jobs.validate.health.uneven_hosts import compare_hosts, count_parts, uneven_alarm
+from meshrun.jobs.validate.ladder.budget import Deadline, TimeLimit
+from meshrun.jobs.validate.localize.findings import findings, merge
+from meshrun.jobs.validate.localize.observations import Observations
+from meshrun.jobs.validate.localize.retest import Localization, RungMeasurement, localize
+from meshrun.jobs.validate.localize.set_cover import KnownFaults, PartName
+from meshrun.jobs.validate.measurements.allreduce import AllReduce
+from meshrun.jobs.validate.measurements.below_limit import (
     Repeatable,
     has_rates_of_ranks,
     look_again,
     rates_of_ranks,
 )
-from jobs.validate.measurements.inter_node import BETWEEN, InterNode, through_nics
-from jobs.validate.measurements.intra_node import IntraNode, PairOperation
-from jobs.validate.measurements.leaf_switches import LEAST_HOSTS, measure_leaf_switches
-from jobs.validate.measurements.single_gpu import SingleGpu
-from jobs.validate.plan import RUNGS, Plan, RungName
-from jobs.validate.probe.api import Probe, SingleRankOp, WrongData, operation_work
-from jobs.validate.probe.metered import MeteredProbe, TimeUpError
-from jobs.validate.report.model import Change, RateCurve
-from jobs.validate.report.wording import rate_text, unit_name
-from jobs.validate.topology import Topology, topology_of
-from jobs.validate.verdict import Finding, RungResult, Status, Verdict, unit_of
-from runner.report.units import counted
+from meshrun.jobs.validate.measurements.inter_node import BETWEEN, InterNode, through_nics
+from meshrun.jobs.validate.measurements.intra_node import IntraNode, PairOperation
+from meshrun.jobs.validate.measurements.leaf_switches import LEAST_HOSTS, measure_leaf_switches
+from meshrun.jobs.validate.measurements.single_gpu import SingleGpu
+from meshrun.jobs.validate.plan import RUNGS, Plan, RungName
+from meshrun.jobs.validate.probe.api import Probe, SingleRankOp, WrongData, operation_work
+from meshrun.jobs.validate.probe.metered import MeteredProbe, TimeUpError
+from meshrun.jobs.validate.report.model import Change, RateCurve
+from meshrun.jobs.validate.report.wording import rate_text, unit_name
+from meshrun.jobs.validate.topology import Topology, topology_of
+from meshrun.jobs.validate.verdict import Finding, RungResult, Status, Verdict, unit_of
+from meshrun.runner.report.units import counted
 
 CURVE_SHIFTS = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: ring_bytes >> shift
 

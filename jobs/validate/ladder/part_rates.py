@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jobs.measure.outliers import group_medians
-from jobs.validate.ladder.ladder import Ladder
-from jobs.validate.localize.observations import Observations
-from jobs.validate.measurements.below_limit import has_rates_of_ranks, rates_of_ranks
-from jobs.validate.plan import RungName
-from jobs.validate.report.model import RateMatrix
-from jobs.validate.topology import Ints, Topology
+from meshrun.jobs.measure.outliers import group_medians
+from meshrun.jobs.validate.ladder.ladder import Ladder
+from meshrun.jobs.validate.localize.observations import Observations
+from meshrun.jobs.validate.measurements.below_limit import has_rates_of_ranks, rates_of_ranks
+from meshrun.jobs.validate.plan import RungName
+from meshrun.jobs.validate.report.model import RateMatrix
+from meshrun.jobs.validate.topology import Ints, Topology
 
 # (rung, measurement, part; "" is the whole fleet) -> rate, in the `verdict.unit_of` the measurement
 PartRates = dict[tuple[RungName, str, str], float]

@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from jobs.validate.ladder.budget import Deadline
-from jobs.validate.verdict import SEVERITY, Alarm, Finding, Verdict, measured_nothing
-from runner.report.units import counted
+from meshrun.jobs.validate.ladder.budget import Deadline
+from meshrun.jobs.validate.verdict import SEVERITY, Alarm, Finding, Verdict, measured_nothing
+from meshrun.runner.report.units import counted
 
 # Different names that one fault may get in different rounds.
 FAMILY = {

@@ -9,12 +9,12 @@ from typing import cast
 
 import numpy as np
 
-from jobs.measure.outliers import is_late
-from jobs.validate.localize.retest import Confirmed, Localization
-from jobs.validate.localize.set_cover import PartName
-from jobs.validate.plan import RungName
-from jobs.validate.topology import Ints, Topology
-from jobs.validate.verdict import Evidence, Finding, FindingKind, describe_part, unit_of
+from meshrun.jobs.measure.outliers import is_late
+from meshrun.jobs.validate.localize.retest import Confirmed, Localization
+from meshrun.jobs.validate.localize.set_cover import PartName
+from meshrun.jobs.validate.plan import RungName
+from meshrun.jobs.validate.topology import Ints, Topology
+from meshrun.jobs.validate.verdict import Evidence, Finding, FindingKind, describe_part, unit_of
 
 WITH_PARTNERS = ("flows",)  # operations whose evidence lists the partners
 OF_NICS = ("nic", "send", "receive", "flap")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jobs.measure.outliers import (
+from meshrun.jobs.measure.outliers import (
     ALWAYS,
     BURST,
     SAMPLE_ERRORS,
@@ -15,9 +15,9 @@ from jobs.measure.outliers import (
     intermittent_threshold,
     share_of_constant,
 )
-from jobs.validate.localize.observations import Observations
-from jobs.validate.localize.set_cover import Cover, Mask, Suspect
-from jobs.validate.topology import Ints
+from meshrun.jobs.validate.localize.observations import Observations
+from meshrun.jobs.validate.localize.set_cover import Cover, Mask, Suspect
+from meshrun.jobs.validate.topology import Ints
 
 ALIKE = 0.8  # share / largest share, above which two NICs are ties
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jobs.measure.outliers import (
+from meshrun.jobs.measure.outliers import (
     ALWAYS,
     GOOD_QUANTILE,
     Floats,
@@ -20,8 +20,8 @@ from jobs.measure.outliers import (
     slow_threshold,
     typical,
 )
-from jobs.validate.plan import Plan
-from jobs.validate.topology import Ints
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.topology import Ints
 
 LEAST_TOGETHER = 8  # rows whose median shows what slows them all: four pairs, both ways
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jobs.measure.outliers import (
+from meshrun.jobs.measure.outliers import (
     ALWAYS,
     GOOD_QUANTILE,
     LATE_SHARE,
@@ -32,8 +32,8 @@ from jobs.measure.outliers import (
     shares_differ,
     spread,
 )
-from jobs.validate.localize.observations import Observations
-from jobs.validate.localize.set_cover import (
+from meshrun.jobs.validate.localize.observations import Observations
+from meshrun.jobs.validate.localize.set_cover import (
     OF_MANY,
     Cover,
     KnownFaults,
@@ -44,9 +44,9 @@ from jobs.validate.localize.set_cover import (
     explained_rows,
     rows_through,
 )
-from jobs.validate.plan import Plan
-from jobs.validate.probe.metered import TimeUpError
-from jobs.validate.topology import Ints, Topology
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.probe.metered import TimeUpError
+from meshrun.jobs.validate.topology import Ints, Topology
 
 ALL_LOOKS = 1.0  # share of the looks in which one of many parts must be slow
 FEW = 2  # rows: the two directions of a pair that met once

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from jobs.measure.outliers import MEDIAN_ERROR, MILD_MEASUREMENTS, mostly_slow
-from jobs.validate.localize.observations import Observations
-from jobs.validate.topology import Ints
+from meshrun.jobs.measure.outliers import MEDIAN_ERROR, MILD_MEASUREMENTS, mostly_slow
+from meshrun.jobs.validate.localize.observations import Observations
+from meshrun.jobs.validate.topology import Ints
 
 PartName = tuple[str, int]  # kind, key
 Mask = np.ndarray[Any, np.dtype[np.bool_]]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from jobs.measure.outliers import Floats
-from jobs.validate.localize.set_cover import Mask
-from jobs.validate.topology import Ints
+from meshrun.jobs.measure.outliers import Floats
+from meshrun.jobs.validate.localize.set_cover import Mask
+from meshrun.jobs.validate.topology import Ints
 
 
 def two_sides(slow: Floats, known: Floats) -> Mask:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jobs.measure.outliers import clear_threshold, looks_of_loaded, ratio_threshold, row_medians
-from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.retest import Confirmed, RungMeasurement
-from jobs.validate.localize.set_cover import KnownFaults, Mask, PartKind, PartName, part_kind
-from jobs.validate.measurements.repeats import (
+from meshrun.jobs.measure.outliers import clear_threshold, looks_of_loaded, ratio_threshold, row_medians
+from meshrun.jobs.validate.localize.observations import Observations, Siblings, tabulate
+from meshrun.jobs.validate.localize.retest import Confirmed, RungMeasurement
+from meshrun.jobs.validate.localize.set_cover import KnownFaults, Mask, PartKind, PartName, part_kind
+from meshrun.jobs.validate.measurements.repeats import (
     RETEST_REPEATS,
     RetestSamples,
     joined,
@@ -28,9 +28,9 @@ from jobs.validate.measurements.repeats import (
     measure_first,
     samples_of_look,
 )
-from jobs.validate.plan import Plan
-from jobs.validate.probe.api import Probe, Seconds
-from jobs.validate.topology import Ints, Topology
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.probe.api import Probe, Seconds
+from meshrun.jobs.validate.topology import Ints, Topology
 
 OTHERS = 5  # siblings that are retested with a suspect
 LEAST_LOOKS, MOST_LOOKS = 4, 15  # at slow rails; before the first, all rails may be loaded

@@ -12,12 +12,12 @@ from typing import Protocol
 
 import numpy as np
 
-from jobs.measure.outliers import far_below_limit, looks_below_limit, row_medians
-from jobs.validate.localize.observations import Observations
-from jobs.validate.measurements.repeats import RETEST_REPEATS
-from jobs.validate.plan import Plan, RungName
-from jobs.validate.probe.api import Probe, Seconds
-from jobs.validate.topology import Ints, Topology
+from meshrun.jobs.measure.outliers import far_below_limit, looks_below_limit, row_medians
+from meshrun.jobs.validate.localize.observations import Observations
+from meshrun.jobs.validate.measurements.repeats import RETEST_REPEATS
+from meshrun.jobs.validate.plan import Plan, RungName
+from meshrun.jobs.validate.probe.api import Probe, Seconds
+from meshrun.jobs.validate.topology import Ints, Topology
 
 
 class Repeatable(Protocol):

@@ -9,7 +9,7 @@ from itertools import islice
 
 import numpy as np
 
-from jobs.measure.outliers import (
+from meshrun.jobs.measure.outliers import (
     LOADED_UP_TO,
     MANY_MEASUREMENTS,
     STANDARD_ERRORS,
@@ -21,11 +21,17 @@ from jobs.measure.outliers import (
     row_medians,
     samples_to_clear,
 )
-from jobs.validate.localize.findings import gpu_of_nic
-from jobs.validate.localize.intermittent import SlowShares, shares_of_nics
-from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.retest import ChangingLooks, Confirmed, RungMeasurement, changing_looks, nic_of
-from jobs.validate.localize.set_cover import (
+from meshrun.jobs.validate.localize.findings import gpu_of_nic
+from meshrun.jobs.validate.localize.intermittent import SlowShares, shares_of_nics
+from meshrun.jobs.validate.localize.observations import Observations, Siblings, tabulate
+from meshrun.jobs.validate.localize.retest import (
+    ChangingLooks,
+    Confirmed,
+    RungMeasurement,
+    changing_looks,
+    nic_of,
+)
+from meshrun.jobs.validate.localize.set_cover import (
     Cover,
     KnownFaults,
     Mask,
@@ -36,8 +42,8 @@ from jobs.validate.localize.set_cover import (
     part_kind,
     rows_through,
 )
-from jobs.validate.localize.two_sides import ranks_of_sides, two_sides
-from jobs.validate.measurements.repeats import (
+from meshrun.jobs.validate.localize.two_sides import ranks_of_sides, two_sides
+from meshrun.jobs.validate.measurements.repeats import (
     RETEST_REPEATS,
     joined,
     measure_first,
@@ -45,7 +51,7 @@ from jobs.validate.measurements.repeats import (
     spaced_repeats,
     unclear_suspects,
 )
-from jobs.validate.measurements.schedule import (
+from meshrun.jobs.validate.measurements.schedule import (
     both_ways,
     inter_node_rounds,
     isolated_rounds,
@@ -53,9 +59,9 @@ from jobs.validate.measurements.schedule import (
     one_rank_per_nic,
     split_round,
 )
-from jobs.validate.plan import Plan
-from jobs.validate.probe.api import Probe, Seconds
-from jobs.validate.topology import Ints, Topology
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.probe.api import Probe, Seconds
+from meshrun.jobs.validate.topology import Ints, Topology
 
 FEW_FLAPS = 4  # suspects in one retest
 MOST_LOOKS = 20  # of NICs that may be slow part of the time; a few cannot be told after 15

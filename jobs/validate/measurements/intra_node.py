@@ -8,21 +8,21 @@ from typing import Literal
 
 import numpy as np
 
-from jobs.measure.outliers import healthy_pairs
-from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.retest import RungMeasurement
-from jobs.validate.localize.set_cover import KnownFaults, PartKind, PartName, part_kind
-from jobs.validate.measurements.repeats import RetestSamples, joined, look_until_clear, measure_first
-from jobs.validate.measurements.schedule import (
+from meshrun.jobs.measure.outliers import healthy_pairs
+from meshrun.jobs.validate.localize.observations import Observations, Siblings, tabulate
+from meshrun.jobs.validate.localize.retest import RungMeasurement
+from meshrun.jobs.validate.localize.set_cover import KnownFaults, PartKind, PartName, part_kind
+from meshrun.jobs.validate.measurements.repeats import RetestSamples, joined, look_until_clear, measure_first
+from meshrun.jobs.validate.measurements.schedule import (
     intra_node_rounds,
     isolated_rounds,
     matched_rounds,
     one_pcie_pair_a_host,
 )
-from jobs.validate.measurements.single_gpu import MANY_HOSTS
-from jobs.validate.plan import Plan
-from jobs.validate.probe.api import Probe, Seconds
-from jobs.validate.topology import Ints, Topology
+from meshrun.jobs.validate.measurements.single_gpu import MANY_HOSTS
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.probe.api import Probe, Seconds
+from meshrun.jobs.validate.topology import Ints, Topology
 
 PairOperation = Literal["copies", "flows"]  # by a copy engine, by the communication library
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from jobs.measure.outliers import (
+from meshrun.jobs.measure.outliers import (
     STANDARD_ERRORS,
     Floats,
     clear_threshold,
@@ -26,14 +26,14 @@ from jobs.measure.outliers import (
     row_medians,
     spread,
 )
-from jobs.validate.localize.set_cover import KnownFaults, Mask
-from jobs.validate.localize.two_sides import is_either, ranks_of_sides, two_sides
-from jobs.validate.measurements.repeats import RETEST_REPEATS, measure_repeatedly
-from jobs.validate.measurements.schedule import all_at_once_rounds, isolated_rounds
-from jobs.validate.plan import Plan
-from jobs.validate.probe.api import Probe, Seconds
-from jobs.validate.topology import Ints, Topology
-from jobs.validate.verdict import Evidence, Finding, describe_part
+from meshrun.jobs.validate.localize.set_cover import KnownFaults, Mask
+from meshrun.jobs.validate.localize.two_sides import is_either, ranks_of_sides, two_sides
+from meshrun.jobs.validate.measurements.repeats import RETEST_REPEATS, measure_repeatedly
+from meshrun.jobs.validate.measurements.schedule import all_at_once_rounds, isolated_rounds
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.probe.api import Probe, Seconds
+from meshrun.jobs.validate.topology import Ints, Topology
+from meshrun.jobs.validate.verdict import Evidence, Finding, describe_part
 
 LEAST_HOSTS = 8  # fewer hosts do not show switches
 ROUNDS, QUICK_ROUNDS = 32, 8  # QUICK_ROUNDS: of a later look that may clear what was slow at first

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from jobs.measure.outliers import (
+from meshrun.jobs.measure.outliers import (
     MEDIAN_ERROR,
     clear_threshold,
     column_middles,
@@ -21,12 +21,12 @@ from jobs.measure.outliers import (
     sample_noise,
     samples_needed,
 )
-from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.set_cover import PartKind, PartName, rows_through
-from jobs.validate.plan import Plan
-from jobs.validate.probe.api import Probe, Seconds
-from jobs.validate.probe.metered import TimeUpError
-from jobs.validate.topology import Ints
+from meshrun.jobs.validate.localize.observations import Observations, Siblings, tabulate
+from meshrun.jobs.validate.localize.set_cover import PartKind, PartName, rows_through
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.probe.api import Probe, Seconds
+from meshrun.jobs.validate.probe.metered import TimeUpError
+from meshrun.jobs.validate.topology import Ints
 
 RETEST_REPEATS = 5  # looks of a retest over the plan's span, at least
 LONG_SAMPLES, MOST_SAMPLES = 48, 384  # samples of a longer first measurement

@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from jobs.validate.plan import Plan
-from jobs.validate.topology import Ints, Topology
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.topology import Ints, Topology
 
 Pairs = Ints  # (pairs, 2)
 

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.retest import RungMeasurement
-from jobs.validate.localize.set_cover import KnownFaults, PartKind, PartName, part_kind, rows_through
-from jobs.validate.measurements.repeats import RetestSamples, joined, look_until_clear, measure_first
-from jobs.validate.plan import Plan
-from jobs.validate.probe.api import TENSOR_SAMPLE, Probe, Seconds, SingleRankOp
-from jobs.validate.topology import Ints, Topology
+from meshrun.jobs.validate.localize.observations import Observations, Siblings, tabulate
+from meshrun.jobs.validate.localize.retest import RungMeasurement
+from meshrun.jobs.validate.localize.set_cover import KnownFaults, PartKind, PartName, part_kind, rows_through
+from meshrun.jobs.validate.measurements.repeats import RetestSamples, joined, look_until_clear, measure_first
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.probe.api import TENSOR_SAMPLE, Probe, Seconds, SingleRankOp
+from meshrun.jobs.validate.topology import Ints, Topology
 
 MANY_HOSTS = 5  # from this many on, a GPU's siblings are those with its number on other hosts
 

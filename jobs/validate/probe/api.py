@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from jobs.validate.plan import RungName
-from jobs.validate.verdict import Unit
-from runner.world.stuck.nccl_ras import NcclDiagnostics
+from meshrun.jobs.validate.plan import RungName
+from meshrun.jobs.validate.verdict import Unit
+from meshrun.runner.world.stuck.nccl_ras import NcclDiagnostics
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 Flows = np.ndarray[Any, np.dtype[np.int64]] | Sequence[tuple[int, int]]  # (flows, 2): sender, receiver

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.validate.plan import CPU_BYTES, Plan, at_most, for_cpus
 from meshrun import World
-from runner.comm.collectives.api import Buffer, Collectives
-from runner.comm.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
-from runner.device.raw.memory import Box, Memory
-from runner.errors import UserError
+from meshrun.jobs.validate.plan import CPU_BYTES, Plan, at_most, for_cpus
+from meshrun.runner.comm.collectives.api import Buffer, Collectives
+from meshrun.runner.comm.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
+from meshrun.runner.device.raw.memory import Box, Memory
+from meshrun.runner.errors import UserError
 
 MIB, GIB = 1 << 20, 1 << 30
 RESERVE = 4 * GIB  # of a GPU's memory, for communicators, kernels and checks

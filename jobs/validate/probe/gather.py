@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.comm.api import Control
+from meshrun.runner.comm.api import Control
 
 Rows = np.ndarray[Any, Any]
 

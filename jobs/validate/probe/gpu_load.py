@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from runner.errors import UserError
-from runner.system.gpu_counters import load_readings
-from runner.system.nvml import handle
+from meshrun.runner.errors import UserError
+from meshrun.runner.system.gpu_counters import load_readings
+from meshrun.runner.system.nvml import handle
 
 INTERVAL = 0.1  # seconds between two readings
 # Seconds before the first: NVML's power is the mean of a second, and clocks rise when work begins.

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.validate.probe.api import RankPlace
-from runner.errors import UserError
-from runner.system import nvml, sysfs
-from runner.system.launcher import environment
-from runner.system.links import nvlink_states
-from runner.system.network import Port, ports
+from meshrun.jobs.validate.probe.api import RankPlace
+from meshrun.runner.errors import UserError
+from meshrun.runner.system import nvml, sysfs
+from meshrun.runner.system.launcher import environment
+from meshrun.runner.system.links import nvlink_states
+from meshrun.runner.system.network import Port, ports
 
 NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from jobs.validate.probe.api import Flows, Probe, Seconds, SingleRankOp
+from meshrun.jobs.validate.probe.api import Flows, Probe, Seconds, SingleRankOp
 
 
 class TimeUpError(Exception):

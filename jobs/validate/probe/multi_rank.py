@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from jobs.measure.patterns import Contributed, Copied, Reduced, Segment
-from jobs.measure.timers import collective_timer, nothing
-from jobs.validate.probe.api import Flows
-from jobs.validate.probe.buffers import IpcBuffers, ProbeBuffers
-from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, checked_workload
 from meshrun import World
-from runner.comm.api import Control
-from runner.comm.collectives.api import Call, Collectives, Pointer
+from meshrun.jobs.measure.patterns import Contributed, Copied, Reduced, Segment
+from meshrun.jobs.measure.timers import collective_timer, nothing
+from meshrun.jobs.validate.probe.api import Flows
+from meshrun.jobs.validate.probe.buffers import IpcBuffers, ProbeBuffers
+from meshrun.jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, checked_workload
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.collectives.api import Call, Collectives, Pointer
 
 FlowPairs = Sequence[tuple[int, int]]
 Ranks = tuple[int, ...]

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from jobs.validate.plan import RungName
-from jobs.validate.probe import gather, multi_rank, single_rank
-from jobs.validate.probe.api import (
+from meshrun import World
+from meshrun.jobs.validate.plan import RungName
+from meshrun.jobs.validate.probe import gather, multi_rank, single_rank
+from meshrun.jobs.validate.probe.api import (
     CounterKey,
     Flows,
     LoadReadings,
@@ -22,20 +23,19 @@ from jobs.validate.probe.api import (
     SingleRankOp,
     WrongData,
 )
-from jobs.validate.probe.buffers import IpcBuffers, ProbeBuffers
-from jobs.validate.probe.gpu_load import GpuLoad
-from jobs.validate.probe.gpu_places import GpuPlace, gpu_place, rank_places
-from jobs.validate.probe.multi_rank import FlowPairs, RingCommunicators, group_of, senders_receivers
-from jobs.validate.probe.sampling import CONNECT_GRACE, IDLE, Workload, sample, without_stolen
-from jobs.validate.verdict import Unit
-from meshrun import World
-from runner.comm.collectives.api import Collectives
-from runner.device.raw.memory import open_box
-from runner.errors import MeshrunError
-from runner.report.units import size_name
-from runner.world.stuck import nccl_ras
-from runner.world.stuck.nccl_ras import NcclDiagnostics
-from runner.world.watchdog.watchdog import MeasurementProgress
+from meshrun.jobs.validate.probe.buffers import IpcBuffers, ProbeBuffers
+from meshrun.jobs.validate.probe.gpu_load import GpuLoad
+from meshrun.jobs.validate.probe.gpu_places import GpuPlace, gpu_place, rank_places
+from meshrun.jobs.validate.probe.multi_rank import FlowPairs, RingCommunicators, group_of, senders_receivers
+from meshrun.jobs.validate.probe.sampling import CONNECT_GRACE, IDLE, Workload, sample, without_stolen
+from meshrun.jobs.validate.verdict import Unit
+from meshrun.runner.comm.collectives.api import Collectives
+from meshrun.runner.device.raw.memory import open_box
+from meshrun.runner.errors import MeshrunError
+from meshrun.runner.report.units import size_name
+from meshrun.runner.world.stuck import nccl_ras
+from meshrun.runner.world.stuck.nccl_ras import NcclDiagnostics
+from meshrun.runner.world.watchdog.watchdog import MeasurementProgress
 
 ReadCounters = Callable[[], Mapping[tuple[str, str], float | str]]
 END = "end"

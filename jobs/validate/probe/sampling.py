@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from jobs.measure import check, patterns
-from jobs.measure.patterns import Segment
-from jobs.validate.probe.api import Seconds, WrongData
 from meshrun import World
-from runner.comm.collectives.api import DATATYPES, Datatype
-from runner.system.processor_counters import stolen_seconds
-from runner.world.watchdog.watchdog import MeasurementProgress
+from meshrun.jobs.measure import check, patterns
+from meshrun.jobs.measure.patterns import Segment
+from meshrun.jobs.validate.probe.api import Seconds, WrongData
+from meshrun.runner.comm.collectives.api import DATATYPES, Datatype
+from meshrun.runner.system.processor_counters import stolen_seconds
+from meshrun.runner.world.watchdog.watchdog import MeasurementProgress
 
 BYTES, FLOAT = DATATYPES["uint8"], DATATYPES["float"]
 GPU_BYTES, GPU_REPEATS = 1 << 30, 16  # bytes that a sample on a GPU moves; most repeats

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from jobs.measure import check
-from jobs.measure.patterns import Copied, Segment
-from jobs.measure.timers import backend_seconds
-from jobs.validate.probe import api
-from jobs.validate.probe.api import OPERAND_BYTES, TENSOR_SAMPLE, SingleRankOp, WrongData
-from jobs.validate.probe.buffers import ProbeBuffers
-from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, checked_workload
+from meshrun.jobs.measure import check
+from meshrun.jobs.measure.patterns import Copied, Segment
+from meshrun.jobs.measure.timers import backend_seconds
+from meshrun.jobs.validate.probe import api
+from meshrun.jobs.validate.probe.api import OPERAND_BYTES, TENSOR_SAMPLE, SingleRankOp, WrongData
+from meshrun.jobs.validate.probe.buffers import ProbeBuffers
+from meshrun.jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, checked_workload
 
 ITEM = FLOAT.itemsize
 BLOCK = 8 << 20  # elements of a product compared at a time
@@ -71,7 +71,7 @@ def product(buffers: ProbeBuffers, what: SingleRankOp, nbytes: int) -> Workload:
     c = into.array[:size_of_result].view(np.float32).reshape(side, side)
     queue: Callable[[], object] = partial(multiply, a, b, out=c)
     if buffers.box is not None:
-        from runner.device.raw.blas import gemm
+        from meshrun.runner.device.raw.blas import gemm
 
         addresses = out.address, out.address + second, into.address
         stream = world.backend.stream

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jobs.validate.plan import RungName
-from jobs.validate.probe.api import LoadReadings, WrongData
-from jobs.validate.verdict import Verdict
-from runner.world.stuck.nccl_ras import NcclDiagnostics
+from meshrun.jobs.validate.plan import RungName
+from meshrun.jobs.validate.probe.api import LoadReadings, WrongData
+from meshrun.jobs.validate.verdict import Verdict
+from meshrun.runner.world.stuck.nccl_ras import NcclDiagnostics
 
 SCHEMA = 2  # of the JSON document
 
@@ -152,6 +152,6 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Show the report in a notebook as on a terminal."""
-        from jobs.validate.report.formats import terminal
+        from meshrun.jobs.validate.report.formats import terminal
 
         return f"<pre>{html.escape(terminal.text(self))}</pre>"

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jobs.validate.report.model import Report
-from jobs.validate.report.wording import find_member, part_name, rank_name
-from jobs.validate.verdict import Finding, HostPart
-from runner.report.units import counted
+from meshrun.jobs.validate.report.model import Report
+from meshrun.jobs.validate.report.wording import find_member, part_name, rank_name
+from meshrun.jobs.validate.verdict import Finding, HostPart
+from meshrun.runner.report.units import counted
 
 # {host}, {other}: hosts; {gpu}, {peer}: GPUs as nvidia-smi names them; {rail}: a number.
 ADVICE = {

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jobs.validate.plan import RUNGS, RungName
-from jobs.validate.probe.api import LoadReadings
-from jobs.validate.report.model import Change, Drift, HardwareLimit, Member, Report
-from jobs.validate.verdict import Finding, RateUnit, RungResult, Verdict, unit_of
-from runner.report.units import counted
+from meshrun.jobs.validate.plan import RUNGS, RungName
+from meshrun.jobs.validate.probe.api import LoadReadings
+from meshrun.jobs.validate.report.model import Change, Drift, HardwareLimit, Member, Report
+from meshrun.jobs.validate.verdict import Finding, RateUnit, RungResult, Verdict, unit_of
+from meshrun.runner.report.units import counted
 
 MOST = 20  # items of one kind that are shown
 

@@ -12,20 +12,20 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from jobs.validate.health.alarms import with_alarms, with_not_judged
-from jobs.validate.plan import RUNGS
-from jobs.validate.report.formats import json as json_format
-from jobs.validate.report.formats import nagios as nagios_format
-from jobs.validate.report.formats import terminal
-from jobs.validate.report.model import Report
-from jobs.validate.report.wording import headline
-from jobs.validate.run import outputs
-from jobs.validate.run.outputs import Outputs
-from jobs.validate.verdict import EXIT, Alarm, RungResult, Verdict
-from runner.errors import UserError
-from runner.recorder.ring import start_time
-from runner.report.record import STDOUT, stdout
-from runner.system.launcher import takes_colour
+from meshrun.jobs.validate.health.alarms import with_alarms, with_not_judged
+from meshrun.jobs.validate.plan import RUNGS
+from meshrun.jobs.validate.report.formats import json as json_format
+from meshrun.jobs.validate.report.formats import nagios as nagios_format
+from meshrun.jobs.validate.report.formats import terminal
+from meshrun.jobs.validate.report.model import Report
+from meshrun.jobs.validate.report.wording import headline
+from meshrun.jobs.validate.run import outputs
+from meshrun.jobs.validate.run.outputs import Outputs
+from meshrun.jobs.validate.verdict import EXIT, Alarm, RungResult, Verdict
+from meshrun.runner.errors import UserError
+from meshrun.runner.recorder.ring import start_time
+from meshrun.runner.report.record import STDOUT, stdout
+from meshrun.runner.system.launcher import takes_colour
 
 NOTHING_MEASURED = Verdict(
     "ok", (), tuple(RungResult(name, "not measured", "the run ended before") for name in RUNGS), ()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.validate.plan import Plan
-from jobs.validate.run.outputs import Outputs
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.run.outputs import Outputs
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.errors import UserError
-from runner.files import is_stream, write_file
-from runner.report.record import STDOUT
+from meshrun.runner.errors import UserError
+from meshrun.runner.files import is_stream, write_file
+from meshrun.runner.report.record import STDOUT
 
 if TYPE_CHECKING:
-    from jobs.validate.report.model import Report
+    from meshrun.jobs.validate.report.model import Report
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def check_writable(outputs: Outputs, baseline: Path | None = None) -> None:
 
     baseline: the file that this run will be saved in.
     """
-    from jobs.measure.record_file import refuse_unwritable
+    from meshrun.jobs.measure.record_file import refuse_unwritable
 
     if sum(getattr(outputs, one.name) == STDOUT for one in fields(outputs)) > 1:
         raise UserError("two reports on standard output", got=STDOUT, expected="a file for all but one")
@@ -75,5 +75,5 @@ def write_files(report: Report, outputs: Outputs, last: bool = True) -> list[str
 
 def text_of(report: Report, name: str) -> str:
     """Return the report in the format `name`."""
-    text: str = importlib.import_module(f"jobs.validate.report.formats.{name}").text(report)
+    text: str = importlib.import_module(f"meshrun.jobs.validate.report.formats.{name}").text(report)
     return text

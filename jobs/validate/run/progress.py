@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from jobs.measure.status_line import StatusLine
-from jobs.validate.plan import RungName
-from runner.errors import tell
+from meshrun.jobs.measure.status_line import StatusLine
+from meshrun.jobs.validate.plan import RungName
+from meshrun.runner.errors import tell
 
 REFRESH = 1.0  # seconds between two updates of a terminal's line
 FIRST_LINE, LONGEST_PAUSE = 5.0, 60.0  # seconds before the first line of a log, and between two at most

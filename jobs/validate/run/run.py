@@ -11,38 +11,38 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from jobs.measure.record_file import recorded_environment
-from jobs.measure.status_line import StatusLine
-from jobs.measure.watchdog import watching
-from jobs.validate.baseline import compare as baseline
-from jobs.validate.health.alarms import with_not_judged
-from jobs.validate.health.hardware_limits import compute_limits, gather_facts
-from jobs.validate.health.known_rates import known_rates, simulated_facts, with_known, with_shares
-from jobs.validate.ladder.ladder import OnRung
-from jobs.validate.plan import RungName, for_hosts
-from jobs.validate.probe.api import Probe
-from jobs.validate.probe.buffers import fit_to_devices
-from jobs.validate.probe.gpu_places import nvml_place
-from jobs.validate.probe.rank_probe import open_probe
-from jobs.validate.report.formats import json as json_format
-from jobs.validate.report.model import Member, Report
-from jobs.validate.report.wording import headline
-from jobs.validate.run import outputs
-from jobs.validate.run.early_end import ENDED_FROM_OUTSIDE, one_line, print_report, process_start
-from jobs.validate.run.options import ValidateOptions
-from jobs.validate.run.progress import Progress
-from jobs.validate.run.validation import Validation, measure
-from jobs.validate.simulation.fleet import SimulatedFleet
-from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.verdict import EXIT, Status
 from meshrun import World
-from runner.comm.collective_call import on_root
-from runner.errors import BadResult, RunError, UserError, tell
-from runner.recorder.process import process_state
-from runner.run.record.record_builder import versions
-from runner.system import launcher
-from runner.system.counters import read_counters
-from runner.world.failure import FailureHandler
+from meshrun.jobs.measure.record_file import recorded_environment
+from meshrun.jobs.measure.status_line import StatusLine
+from meshrun.jobs.measure.watchdog import watching
+from meshrun.jobs.validate.baseline import compare as baseline
+from meshrun.jobs.validate.health.alarms import with_not_judged
+from meshrun.jobs.validate.health.hardware_limits import compute_limits, gather_facts
+from meshrun.jobs.validate.health.known_rates import known_rates, simulated_facts, with_known, with_shares
+from meshrun.jobs.validate.ladder.ladder import OnRung
+from meshrun.jobs.validate.plan import RungName, for_hosts
+from meshrun.jobs.validate.probe.api import Probe
+from meshrun.jobs.validate.probe.buffers import fit_to_devices
+from meshrun.jobs.validate.probe.gpu_places import nvml_place
+from meshrun.jobs.validate.probe.rank_probe import open_probe
+from meshrun.jobs.validate.report.formats import json as json_format
+from meshrun.jobs.validate.report.model import Member, Report
+from meshrun.jobs.validate.report.wording import headline
+from meshrun.jobs.validate.run import outputs
+from meshrun.jobs.validate.run.early_end import ENDED_FROM_OUTSIDE, one_line, print_report, process_start
+from meshrun.jobs.validate.run.options import ValidateOptions
+from meshrun.jobs.validate.run.progress import Progress
+from meshrun.jobs.validate.run.validation import Validation, measure
+from meshrun.jobs.validate.simulation.fleet import SimulatedFleet
+from meshrun.jobs.validate.simulation.spec import parse_fleet
+from meshrun.jobs.validate.verdict import EXIT, Status
+from meshrun.runner.comm.collective_call import on_root
+from meshrun.runner.errors import BadResult, RunError, UserError, tell
+from meshrun.runner.recorder.process import process_state
+from meshrun.runner.run.record.record_builder import versions
+from meshrun.runner.system import launcher
+from meshrun.runner.system.counters import read_counters
+from meshrun.runner.world.failure import FailureHandler
 
 LEAST_SECONDS = 1.0  # of the measurements of --quick on CPUs, even if the start has taken all of its time
 QUICK_ON_CPUS = (
@@ -128,7 +128,7 @@ def rehearse_once(options: ValidateOptions, cli_context: Any) -> int:
     launched = launcher.detect_launcher()
     if launched is None or launched.size == 1 or launched.unconnected:
         return rehearse(options, cli_context)
-    from runner.comm.mpi import MpiComm
+    from meshrun.runner.comm.mpi import MpiComm
 
     return on_root(MpiComm(), lambda: rehearse(options, cli_context))
 

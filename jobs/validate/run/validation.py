@@ -10,24 +10,24 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from jobs.validate.baseline import compare as baseline
-from jobs.validate.health.alarms import add_fleet_alarms, least_rates, with_not_judged
-from jobs.validate.ladder import costs
-from jobs.validate.ladder.budget import Deadline, TimeLimit, fit
-from jobs.validate.ladder.ladder import Ladder, OnRung
-from jobs.validate.ladder.part_rates import best_rates, matrices, part_rates
-from jobs.validate.ladder.soak import soak
-from jobs.validate.plan import Plan, RungName
-from jobs.validate.probe.api import LoadReadings, Probe
-from jobs.validate.probe.metered import MeteredProbe, TimeUpError
-from jobs.validate.report.model import HardwareLimit, Member, Report
-from jobs.validate.report.wording import with_devices
-from jobs.validate.run.early_end import NOTHING_MEASURED, with_early_end
-from jobs.validate.run.options import ValidateOptions
-from jobs.validate.topology import topology_of
-from jobs.validate.verdict import Verdict
-from runner.errors import UserError
-from runner.world.stuck.nccl_ras import NcclDiagnostics
+from meshrun.jobs.validate.baseline import compare as baseline
+from meshrun.jobs.validate.health.alarms import add_fleet_alarms, least_rates, with_not_judged
+from meshrun.jobs.validate.ladder import costs
+from meshrun.jobs.validate.ladder.budget import Deadline, TimeLimit, fit
+from meshrun.jobs.validate.ladder.ladder import Ladder, OnRung
+from meshrun.jobs.validate.ladder.part_rates import best_rates, matrices, part_rates
+from meshrun.jobs.validate.ladder.soak import soak
+from meshrun.jobs.validate.plan import Plan, RungName
+from meshrun.jobs.validate.probe.api import LoadReadings, Probe
+from meshrun.jobs.validate.probe.metered import MeteredProbe, TimeUpError
+from meshrun.jobs.validate.report.model import HardwareLimit, Member, Report
+from meshrun.jobs.validate.report.wording import with_devices
+from meshrun.jobs.validate.run.early_end import NOTHING_MEASURED, with_early_end
+from meshrun.jobs.validate.run.options import ValidateOptions
+from meshrun.jobs.validate.topology import topology_of
+from meshrun.jobs.validate.verdict import Verdict
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.stuck.nccl_ras import NcclDiagnostics
 
 BETWEEN = ("host pairs", "rails", "all")  # rungs
 

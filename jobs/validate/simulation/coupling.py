@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from jobs.validate.probe.api import Seconds
-from jobs.validate.simulation.hardware import Numbers
+from meshrun.jobs.validate.probe.api import Seconds
+from meshrun.jobs.validate.simulation.hardware import Numbers
 
 
 def coupled(flows: Numbers, seconds: Seconds, repeats: int) -> Seconds:

@@ -19,8 +19,8 @@ from typing import Literal
 
 import numpy as np
 
-from jobs.validate.plan import RungName
-from jobs.validate.probe.api import (
+from meshrun.jobs.validate.plan import RungName
+from meshrun.jobs.validate.probe.api import (
     CounterKey,
     Flows,
     LoadReadings,
@@ -29,9 +29,9 @@ from jobs.validate.probe.api import (
     SingleRankOp,
     WrongData,
 )
-from jobs.validate.probe.sampling import repeats_for
-from jobs.validate.simulation.coupling import coupled
-from jobs.validate.simulation.hardware import (
+from meshrun.jobs.validate.probe.sampling import repeats_for
+from meshrun.jobs.validate.simulation.coupling import coupled
+from meshrun.jobs.validate.simulation.hardware import (
     NICS,
     PORTS,
     UPLINKS,
@@ -45,8 +45,8 @@ from jobs.validate.simulation.hardware import (
     nominal,
     slowed,
 )
-from jobs.validate.simulation.noise import Flaps, Neighbours, Noise
-from jobs.validate.simulation.spec import FleetSpec
+from meshrun.jobs.validate.simulation.noise import Flaps, Neighbours, Noise
+from meshrun.jobs.validate.simulation.spec import FleetSpec
 
 LAUNCH, COPY = 5e-6, 8e-6  # latency of a kernel launch, and of a copy between host and GPU, seconds
 START = {"inside": 10e-6, "outside": 15e-6}  # latency of a flow

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UserError
+from meshrun.runner.errors import UserError
 
 
 def file_words(path: str) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jobs.validate.simulation.spec import Fault, FleetSpec
+from meshrun.jobs.validate.simulation.spec import Fault, FleetSpec
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 Rates = np.ndarray[Any, np.dtype[np.float64]]

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jobs.validate.simulation.hardware import Mask, Numbers, Rates
-from jobs.validate.simulation.spec import Fault
+from meshrun.jobs.validate.simulation.hardware import Mask, Numbers, Rates
+from meshrun.jobs.validate.simulation.spec import Fault
 
 STRAGGLES, HOST_STRAGGLES = 1 / 300, 1 / 3000  # share of samples
 PINNED = 0.15  # share of the flows through the spine that adaptive routing does not move

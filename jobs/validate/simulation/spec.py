@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jobs.validate.simulation.fleet_file import file_words
-from runner.errors import UserError
+from meshrun.jobs.validate.simulation.fleet_file import file_words
+from meshrun.runner.errors import UserError
 
 # kind: the numbers that identify its part. `hardware.SLOWED` lists what each kind slows down.
 FORMS = {

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from runner.recorder.snapshot import RankSnapshot
-    from runner.world.stuck.status import RunState
+    from meshrun.runner.recorder.snapshot import RankSnapshot
+    from meshrun.runner.world.stuck.status import RunState
 
 
 @click.command()
@@ -28,8 +28,8 @@ def status(run: str | None, as_json: bool, last: int) -> int:
     Reads the ranks' flight recorders and asks each rank for its line of Python, and NVML for what its GPU
     does; the runs continue. Exit status 0, or 1 if there is no such run.
     """
-    from runner.errors import RunError
-    from runner.world.stuck.status import running
+    from meshrun.runner.errors import RunError
+    from meshrun.runner.world.stuck.status import running
 
     known = running()
     runs = [one for one in known if one.run_id.startswith(run or "")]
@@ -40,7 +40,7 @@ def status(run: str | None, as_json: bool, last: int) -> int:
             hint="meshrun status" if known else "meshrun status on a host of the run",
         )
     if as_json:
-        from runner.recorder.snapshot import to_json
+        from meshrun.runner.recorder.snapshot import to_json
 
         click.echo(json.dumps([{**one.about, "ranks": [to_json(r) for r in one.ranks]} for one in runs]))
         return 0
@@ -50,8 +50,8 @@ def status(run: str | None, as_json: bool, last: int) -> int:
 
 
 def _show(run: RunState, last: int) -> None:
-    from runner.report.table import table
-    from runner.report.units import counted, seconds_text
+    from meshrun.runner.report.table import table
+    from meshrun.runner.report.units import counted, seconds_text
 
     click.echo(f"run {run.run_id}: {run.command}, {counted(run.size, 'rank')}, for {seconds_text(run.age)}")
     heads = ["rank", "process", "in", "for", "bytes", "operations", "at"]
@@ -71,7 +71,7 @@ def _show(run: RunState, last: int) -> None:
 
 
 def _row(rank: RankSnapshot) -> tuple[str, ...]:
-    from runner.report.units import bytes_text, seconds_text
+    from meshrun.runner.report.units import bytes_text, seconds_text
 
     operation = rank.current
     return (
@@ -87,6 +87,6 @@ def _row(rank: RankSnapshot) -> tuple[str, ...]:
 
 def _gpu(rank: RankSnapshot) -> str:
     """Return a GPU's readings; "?" if there are none, for a reason that is told below."""
-    from runner.world.stuck.gpu_states import readings_text
+    from meshrun.runner.world.stuck.gpu_states import readings_text
 
     return "-" if rank.gpu is None else readings_text([rank.gpu]) or "?"

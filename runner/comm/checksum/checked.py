@@ -24,10 +24,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from runner.comm.api import Arrays, Control, ForwardedControl, Message, Operation, Pending
-from runner.comm.checksum.sums import HostSums, Sums
-from runner.errors import RunError
-from runner.region import Array, HostArray
+from meshrun.runner.comm.api import Arrays, Control, ForwardedControl, Message, Operation, Pending
+from meshrun.runner.comm.checksum.sums import HostSums, Sums
+from meshrun.runner.errors import RunError
+from meshrun.runner.region import Array, HostArray
 
 Checksum = Literal["off", "sample", "full"]
 SHARE = {"sample": 64, "full": 1}  # one of so many messages is checked

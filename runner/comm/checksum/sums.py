@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runner.comm.api import as_bytes
-from runner.device.api import Backend
-from runner.region import Array, HostArray
+from meshrun.runner.comm.api import as_bytes
+from meshrun.runner.device.api import Backend
+from meshrun.runner.region import Array, HostArray
 
 WORDS = 3  # of a trailer: the message's number, its bytes, its checksum
 KERNEL = Path(__file__).with_name("kernels") / "checksum.cu"
@@ -91,6 +91,6 @@ def sums_of(backend: Backend) -> Sums:
     """Return what computes checksums of a back end's arrays."""
     if not backend.asynchronous:
         return HostSums()
-    from runner.comm.peer_arrays import DeviceTables
+    from meshrun.runner.comm.peer_arrays import DeviceTables
 
     return DeviceSums(backend, DeviceTables())

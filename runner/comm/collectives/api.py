@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runner.comm.api import Control
-from runner.errors import UserError
-from runner.region import Array
+from meshrun.runner.comm.api import Control
+from meshrun.runner.errors import UserError
+from meshrun.runner.region import Array
 
 Function = Callable[[], object]
 

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Sequence
 
 try:
-    from runner.comm.collectives import _batch
+    from meshrun.runner.comm.collectives import _batch
 except ImportError:
     BUILT = False
 else:

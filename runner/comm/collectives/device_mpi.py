@@ -11,14 +11,14 @@ from itertools import chain
 
 import numpy as np
 
-from runner.comm.api import Control
-from runner.comm.collective_call import gather_calls
-from runner.comm.collectives.api import Call, Function
-from runner.comm.collectives.host import AlignedBuffer, Scratch, in_turn
-from runner.comm.collectives.mpi import NATIVE, MpiCollectives
-from runner.comm.mpi import device_memory_support
-from runner.device.api import Backend
-from runner.errors import RunError, UserError
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.collective_call import gather_calls
+from meshrun.runner.comm.collectives.api import Call, Function
+from meshrun.runner.comm.collectives.host import AlignedBuffer, Scratch, in_turn
+from meshrun.runner.comm.collectives.mpi import NATIVE, MpiCollectives
+from meshrun.runner.comm.mpi import device_memory_support
+from meshrun.runner.device.api import Backend
+from meshrun.runner.errors import RunError, UserError
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 PROOFS = (64, 1 << 22)  # bytes: libraries send short and long messages in different ways

@@ -12,10 +12,10 @@ from functools import partial
 
 import numpy as np
 
-from runner.comm.collectives.api import Buffer, Call, Datatype, Function, Pointer, premultiplier
-from runner.device.api import POISON
-from runner.errors import UserError
-from runner.region import Array
+from meshrun.runner.comm.collectives.api import Buffer, Call, Datatype, Function, Pointer, premultiplier
+from meshrun.runner.device.api import POISON
+from meshrun.runner.errors import UserError
+from meshrun.runner.region import Array
 
 COMBINE = {
     "sum": np.add,

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from runner.comm.api import Control
-from runner.comm.collectives.api import Call, Datatype, Function, Pointer, hypercube
-from runner.comm.collectives.host import (
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.collectives.api import Call, Datatype, Function, Pointer, hypercube
+from meshrun.runner.comm.collectives.host import (
     COMBINE,
     HostMemory,
     averaged,
@@ -34,8 +34,8 @@ from runner.comm.collectives.host import (
     in_turn,
     premultiplied,
 )
-from runner.comm.mpi import MpiComm
-from runner.errors import RunError, UserError, first_line
+from meshrun.runner.comm.mpi import MpiComm
+from meshrun.runner.errors import RunError, UserError, first_line
 
 C_INT = (1 << 31) - 1
 LARGEST_UNIT = 1 << 20  # bytes

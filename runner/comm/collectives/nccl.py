@@ -13,14 +13,14 @@ from typing import Any
 
 import cupy
 
-from runner.comm import nccl
-from runner.comm.api import Control
-from runner.comm.collectives.api import Buffer, Function, NcclChoice, NcclTuning
-from runner.comm.collectives.call_batch import BUILT
-from runner.comm.collectives.nccl_calls import NcclCalls
-from runner.comm.nccl_log import logged_choices
-from runner.errors import RunError, UserError, first_line
-from runner.region import Array
+from meshrun.runner.comm import nccl
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.collectives.api import Buffer, Function, NcclChoice, NcclTuning
+from meshrun.runner.comm.collectives.call_batch import BUILT
+from meshrun.runner.comm.collectives.nccl_calls import NcclCalls
+from meshrun.runner.comm.nccl_log import logged_choices
+from meshrun.runner.errors import RunError, UserError, first_line
+from meshrun.runner.region import Array
 
 SYMMETRIC_WINDOWS = 22700
 POLLS = 256  # stream queries between two readings of the clock

@@ -13,10 +13,10 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.comm import nccl
-from runner.comm.collectives.api import REDUCTIONS, Call, Datatype, Function, hypercube, premultiplier
-from runner.comm.collectives.call_batch import BUILT, Batch
-from runner.errors import UserError
+from meshrun.runner.comm import nccl
+from meshrun.runner.comm.collectives.api import REDUCTIONS, Call, Datatype, Function, hypercube, premultiplier
+from meshrun.runner.comm.collectives.call_batch import BUILT, Batch
+from meshrun.runner.errors import UserError
 
 NATIVE_ALLTOALL = 22800  # ncclAlltoAll, ncclGather and ncclScatter exist since NCCL 2.28
 FLOAT8 = 22400

@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from runner.comm.api import Message
-from runner.comm.collectives.api import Call, Function, Pointer, hypercube
-from runner.comm.collectives.host import (
+from meshrun.runner.comm.api import Message
+from meshrun.runner.comm.collectives.api import Call, Function, Pointer, hypercube
+from meshrun.runner.comm.collectives.host import (
     COMBINE,
     HostMemory,
     averaged,
@@ -21,8 +21,8 @@ from runner.comm.collectives.host import (
     in_turn,
     premultiplied,
 )
-from runner.comm.threads import ThreadComm
-from runner.region import Array
+from meshrun.runner.comm.threads import ThreadComm
+from meshrun.runner.region import Array
 
 Part = tuple[int, int, int]  # (peer, first element, elements)
 

@@ -42,6 +42,6 @@ def open_pools(most: int) -> list[Pool]:
 
     most: limit of CuPy's pool, in bytes.
     """
-    from runner.device.raw.cuda_allocators import KEEP, AsyncPool, CupyPool, DriverPool
+    from meshrun.runner.device.raw.cuda_allocators import KEEP, AsyncPool, CupyPool, DriverPool
 
     return [DriverPool(), AsyncPool(), AsyncPool(KEEP), CupyPool(most)]

@@ -10,7 +10,7 @@ import numpy as np
 from cupy.cuda import device, runtime
 from cupy_backends.cuda.libs import cublas
 
-from runner.device.raw.memory import Stream
+from meshrun.runner.device.raw.memory import Stream
 
 # cudaDataType of the elements, and cublasComputeType_t.
 PRECISIONS: dict[str, tuple[int, int]] = {

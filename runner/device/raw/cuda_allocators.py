@@ -10,8 +10,8 @@ from typing import Any
 import cupy
 from cupy.cuda import runtime
 
-from runner.device.raw.allocators import Pool
-from runner.errors import UserError, first_line
+from meshrun.runner.device.raw.allocators import Pool
+from meshrun.runner.errors import UserError, first_line
 
 # Raised by CUDA's runtime and CuPy's pool.
 FAILURES = (runtime.CUDARuntimeError, MemoryError)

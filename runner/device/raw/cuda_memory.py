@@ -13,12 +13,12 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
-from runner.device.cuda import count, describe
-from runner.device.raw.huge_pages import huge_array
-from runner.device.raw.memory import GpuProperties, Kind, Mark, Memory, Stream
-from runner.errors import RunError, UserError
-from runner.region import Array
-from runner.system import sysfs
+from meshrun.runner.device.cuda import count, describe
+from meshrun.runner.device.raw.huge_pages import huge_array
+from meshrun.runner.device.raw.memory import GpuProperties, Kind, Mark, Memory, Stream
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.region import Array
+from meshrun.runner.system import sysfs
 
 PORTABLE, MAPPED, COMBINED = 1, 2, 4  # flags of cudaHostAlloc; the first of cudaHostRegister, too
 PINNED: dict[str, int] = {"pinned": PORTABLE, "combined": PORTABLE | COMBINED, "mapped": PORTABLE | MAPPED}

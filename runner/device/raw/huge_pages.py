@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import UserError
+from meshrun.runner.errors import UserError
 
 SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 ROLLUP = Path("/proc/self/smaps_rollup")

@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from runner.errors import UserError
-from runner.region import Array
+from meshrun.runner.errors import UserError
+from meshrun.runner.region import Array
 
 # pinned: page-locked. huge: page-locked, in huge pages. combined: page-locked and write-combined, which the
 # CPU writes fast and reads slowly. mapped: page-locked and accessible to kernels. managed: pages migrate to
@@ -132,7 +132,7 @@ class Box(Protocol):
 
 def open_box() -> Box:
     """The GPUs of this process; close it when done. Raises UserError without a GPU."""
-    from runner.device.raw.cuda_memory import CudaBox
+    from meshrun.runner.device.raw.cuda_memory import CudaBox
 
     box = CudaBox()
     if not box.gpus:

@@ -16,16 +16,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from runner.device.api import Backend
-from runner.fuse.branches import common_nodes, leaves_out_masked
-from runner.fuse.graph import Operand, Program
-from runner.fuse.steps import kernel_3d as step_kernel_3d
-from runner.fuse.steps.exact_products import largest_field, with_exact_products
-from runner.fuse.steps.kernel import most_steps, predicted_strips, valid_columns
-from runner.fuse.steps.layout import LANES, PROCESSORS, SCHEDULERS, Axis, Tuning, best_height
-from runner.region import Array, Shape
-from runner.system import cached_files
-from runner.system.compiler import NotCompiled
+from meshrun.runner.device.api import Backend
+from meshrun.runner.fuse.branches import common_nodes, leaves_out_masked
+from meshrun.runner.fuse.graph import Operand, Program
+from meshrun.runner.fuse.steps import kernel_3d as step_kernel_3d
+from meshrun.runner.fuse.steps.exact_products import largest_field, with_exact_products
+from meshrun.runner.fuse.steps.kernel import most_steps, predicted_strips, valid_columns
+from meshrun.runner.fuse.steps.layout import LANES, PROCESSORS, SCHEDULERS, Axis, Tuning, best_height
+from meshrun.runner.region import Array, Shape
+from meshrun.runner.system import cached_files
+from meshrun.runner.system.compiler import NotCompiled
 
 COLUMNS, BLOCKS = (2, 4), (4, 3, 2)  # of the choices
 MEASURED = 4  # choices, the best ones as predicted

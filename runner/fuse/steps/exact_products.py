@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.fuse.graph import Node, Program, in_order
+from meshrun.runner.fuse.graph import Node, Program, in_order
 
 LEAST = 32  # as an exponent of 2: larger fields are unusual
 SLACK = 1 + 2.0**-9  # at least the relative error of one rounding, of any dtype

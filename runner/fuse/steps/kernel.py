@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from runner.fuse.branches import branches_of, leaves_out_masked
-from runner.fuse.graph import Program
-from runner.fuse.steps import kernel_3d as step_kernel_3d
-from runner.fuse.steps.exact_products import largest_field
-from runner.fuse.steps.layout import (
+from meshrun.runner.fuse.branches import branches_of, leaves_out_masked
+from meshrun.runner.fuse.graph import Program
+from meshrun.runner.fuse.steps import kernel_3d as step_kernel_3d
+from meshrun.runner.fuse.steps.exact_products import largest_field
+from meshrun.runner.fuse.steps.layout import (
     ALL_REGISTERS,
     LANES,
     PROCESSORS,
@@ -39,8 +39,8 @@ from runner.fuse.steps.layout import (
     resident_warps,
     vector_items,
 )
-from runner.fuse.steps.text import source
-from runner.region import Array, Shape
+from meshrun.runner.fuse.steps.text import source
+from meshrun.runner.region import Array, Shape
 
 GROWTH = 1.35  # all registers over those counted, as measured
 BRANCH_REGISTERS = 18  # that both sides of branches need besides

@@ -6,9 +6,9 @@ import functools
 import math
 from collections.abc import Sequence
 
-from runner.fuse.branches import common_operations
-from runner.fuse.graph import Program
-from runner.fuse.steps.layout import (
+from meshrun.runner.fuse.branches import common_operations
+from meshrun.runner.fuse.graph import Program
+from meshrun.runner.fuse.steps.layout import (
     ALL_REGISTERS,
     LANES,
     MOST_STRIPS,
@@ -25,7 +25,7 @@ from runner.fuse.steps.layout import (
     margin_of,
     resident_warps,
 )
-from runner.region import Array
+from meshrun.runner.region import Array
 
 WARPS = 12  # of a block, which a processor holds one of
 CELLS = 16  # of a lane, in words of 32 bits of the state

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.fuse.graph import Operand, Program
-from runner.region import Array
+from meshrun.runner.fuse.graph import Operand, Program
+from meshrun.runner.region import Array
 
 LANES = 32
 WIDEST_READ = 4  # cells beside the own one along an axis

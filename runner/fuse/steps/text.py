@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from runner.device.api import HEADERS
-from runner.fuse.branches import Branch, Conditions, cost, find_branches, write
-from runner.fuse.graph import Node
-from runner.fuse.operations import KERNELS, ctype, expression, literal
-from runner.fuse.steps.exact_products import with_exact_products
-from runner.fuse.steps.layout import Layout, cast
+from meshrun.runner.device.api import HEADERS
+from meshrun.runner.fuse.branches import Branch, Conditions, cost, find_branches, write
+from meshrun.runner.fuse.graph import Node
+from meshrun.runner.fuse.operations import KERNELS, ctype, expression, literal
+from meshrun.runner.fuse.steps.exact_products import with_exact_products
+from meshrun.runner.fuse.steps.layout import Layout, cast
 
 
 def source(

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runner.device.api import Backend
-from runner.pipeline.block_layout import BlockLayout
-from runner.plan.grid import Partition
-from runner.plan.halo import AxisCopy, Slices, Transfer, Widths, sends, transfers
-from runner.region import Array, Shape
+from meshrun.runner.device.api import Backend
+from meshrun.runner.pipeline.block_layout import BlockLayout
+from meshrun.runner.plan.grid import Partition
+from meshrun.runner.plan.halo import AxisCopy, Slices, Transfer, Widths, sends, transfers
+from meshrun.runner.region import Array, Shape
 
 KERNELS = Path(__file__).parent / "kernels" / "halo.cu"
 THREADS = 256  # of a block

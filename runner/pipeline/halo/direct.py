@@ -66,13 +66,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from runner.comm.peer_memory import Peers
-from runner.errors import RunError
-from runner.fuse.steps.layout import Neighbour, Sending
-from runner.pipeline.halo import boxes as halo_boxes
-from runner.pipeline.halo.boxes import FieldHalos, HaloBox, Tables
-from runner.region import Array
-from runner.world.world import World
+from meshrun.runner.comm.peer_memory import Peers
+from meshrun.runner.errors import RunError
+from meshrun.runner.fuse.steps.layout import Neighbour, Sending
+from meshrun.runner.pipeline.halo import boxes as halo_boxes
+from meshrun.runner.pipeline.halo.boxes import FieldHalos, HaloBox, Tables
+from meshrun.runner.region import Array
+from meshrun.runner.world.world import World
 
 PATIENCE = 300.0  # seconds that a kernel waits for a neighbour, whose host may write a frame meanwhile
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runner.comm.api import Arrays, Message, Pending
-from runner.comm.checksum.checked import named
-from runner.pipeline.block_layout import BlockLayout, reverse
-from runner.plan.grid import Partition
-from runner.plan.halo import Slices, Transfer, Widths, sends, transfers
-from runner.region import Array, Region, packed
+from meshrun.runner.comm.api import Arrays, Message, Pending
+from meshrun.runner.comm.checksum.checked import named
+from meshrun.runner.pipeline.block_layout import BlockLayout, reverse
+from meshrun.runner.plan.grid import Partition
+from meshrun.runner.plan.halo import Slices, Transfer, Widths, sends, transfers
+from meshrun.runner.region import Array, Region, packed
 
 Arrival = tuple[Transfer, Array]  # cells received in a buffer, to be moved to the halo
 

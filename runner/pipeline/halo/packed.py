@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runner.comm.checksum.checked import named
-from runner.pipeline.halo import boxes as halo_boxes
-from runner.pipeline.halo.boxes import FieldHalos, HaloBox, Tables
-from runner.region import Array
-from runner.world.world import World
+from meshrun.runner.comm.checksum.checked import named
+from meshrun.runner.pipeline.halo import boxes as halo_boxes
+from meshrun.runner.pipeline.halo.boxes import FieldHalos, HaloBox, Tables
+from meshrun.runner.region import Array
+from meshrun.runner.world.world import World
 
 
 class PackedHalos:

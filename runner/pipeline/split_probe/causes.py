@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from runner.fuse.trace import PLACES, SHIFTS, NotTraceable
-from runner.pipeline.fusing import trace_of
-from runner.pipeline.split_probe.source import integer
-from runner.pipeline.split_probe.statements import Kind, Statement, element_of, statements_of
-from runner.plan.task import Task
+from meshrun.runner.fuse.trace import PLACES, SHIFTS, NotTraceable
+from meshrun.runner.pipeline.fusing import trace_of
+from meshrun.runner.pipeline.split_probe.source import integer
+from meshrun.runner.pipeline.split_probe.statements import Kind, Statement, element_of, statements_of
+from meshrun.runner.plan.task import Task
 
 MOST_LINES = 3  # that are named
 # The likeliest kinds: where only some places of a part differ, where all do, and where two calls differ.

@@ -17,18 +17,18 @@ from itertools import pairwise
 
 import numpy as np
 
-from runner.device.api import Backend
-from runner.device.cpu import CpuBackend
-from runner.errors import UserError
-from runner.job.block_context import BlockContext
-from runner.pipeline.reduce import to_host
-from runner.pipeline.result_type import hide_output, result_buffers, types_of
-from runner.pipeline.split_probe.causes import explain
-from runner.pipeline.split_probe.samples import Sample, samples
-from runner.pipeline.split_probe.source import needs_of
-from runner.plan.task import Task
-from runner.region import HostArray, Region, Shape
-from runner.world.world import World
+from meshrun.runner.device.api import Backend
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import UserError
+from meshrun.runner.job.block_context import BlockContext
+from meshrun.runner.pipeline.reduce import to_host
+from meshrun.runner.pipeline.result_type import hide_output, result_buffers, types_of
+from meshrun.runner.pipeline.split_probe.causes import explain
+from meshrun.runner.pipeline.split_probe.samples import Sample, samples
+from meshrun.runner.pipeline.split_probe.source import needs_of
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.world.world import World
 
 PATIENCE = 1.0  # seconds of calls after which an array is no longer cut in three
 ROUNDING = 4096  # times the dtype's epsilon and the largest magnitude: what rounding may explain

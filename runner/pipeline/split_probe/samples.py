@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from runner.plan.grid import Partition
-from runner.plan.task import Task
-from runner.plan.window import Window
-from runner.region import Array, HostArray, Region, Shape
+from meshrun.runner.plan.grid import Partition
+from meshrun.runner.plan.task import Task
+from meshrun.runner.plan.window import Window
+from meshrun.runner.region import Array, HostArray, Region, Shape
 
 LENGTHS = {1: 61, 2: 19, 3: 11}  # units along each cut axis, by the number of cut axes
 SHORTEST = 7  # units along each of more cut axes

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from runner.pipeline.fusing import LIBRARIES
+from meshrun.runner.pipeline.fusing import LIBRARIES
 
 OWN = tuple(f"{Path(__file__).parents[3] / room}{os.sep}" for room in ("runner", "jobs"))
 LONGEST = 72  # characters of a quoted line

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from runner.fuse.trace import WHOLE_AXES
-from runner.pipeline.split_probe.source import (
+from meshrun.runner.fuse.trace import WHOLE_AXES
+from meshrun.runner.pipeline.split_probe.source import (
     FunctionSource,
     dotted,
     functions_of,

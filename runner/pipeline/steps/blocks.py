@@ -19,23 +19,23 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.api import poison
-from runner.errors import RunError
-from runner.fuse.host import Box, Copy
-from runner.fuse.steps.layout import Axis, Sending
-from runner.job.block_context import BlockContext
-from runner.pipeline.block_layout import BlockLayout
-from runner.pipeline.halo import boxes as halo_boxes
-from runner.pipeline.halo.boxes import HaloBox, Tables
-from runner.pipeline.in_memory import Results, check_types, slabs
-from runner.pipeline.result_type import hide_output
-from runner.pipeline.steps.fused_steps import Rows, axes_of, most_fused_steps
-from runner.plan.halo import AxisCopy
-from runner.plan.steps import Piece, band_rows, edge_copies, read_widths, step_pieces
-from runner.plan.task import Task
-from runner.region import Array, Region
-from runner.report.phases import Phases
-from runner.world.world import World
+from meshrun.runner.device.api import poison
+from meshrun.runner.errors import RunError
+from meshrun.runner.fuse.host import Box, Copy
+from meshrun.runner.fuse.steps.layout import Axis, Sending
+from meshrun.runner.job.block_context import BlockContext
+from meshrun.runner.pipeline.block_layout import BlockLayout
+from meshrun.runner.pipeline.halo import boxes as halo_boxes
+from meshrun.runner.pipeline.halo.boxes import HaloBox, Tables
+from meshrun.runner.pipeline.in_memory import Results, check_types, slabs
+from meshrun.runner.pipeline.result_type import hide_output
+from meshrun.runner.pipeline.steps.fused_steps import Rows, axes_of, most_fused_steps
+from meshrun.runner.plan.halo import AxisCopy
+from meshrun.runner.plan.steps import Piece, band_rows, edge_copies, read_widths, step_pieces
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import Array, Region
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.world.world import World
 
 SLAB_BYTES = 4 << 20  # of which a checksum is taken at once
 

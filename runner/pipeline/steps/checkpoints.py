@@ -18,22 +18,22 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runner.comm.api import Control
-from runner.errors import UserError
-from runner.pipeline.fingerprint import fingerprint, warn_of_unknown
-from runner.pipeline.inputs import Inputs
-from runner.pipeline.steps.loop import NEVER, next_multiple
-from runner.pipeline.steps.stepper import Stepper
-from runner.pipeline.store import Store, store_of
-from runner.plan.step_options import SaveInterval
-from runner.plan.task import Task
-from runner.region import Array, Shape
-from runner.report.phases import Phases
-from runner.storage.checkpoint_folder import CheckpointFolder, Colors, SavedState
-from runner.storage.formats.registry import Sink, Source, open_sink, rename
-from runner.storage.paths import split
-from runner.storage.transaction import OutputTransaction
-from runner.world.world import World
+from meshrun.runner.comm.api import Control
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline.fingerprint import fingerprint, warn_of_unknown
+from meshrun.runner.pipeline.inputs import Inputs
+from meshrun.runner.pipeline.steps.loop import NEVER, next_multiple
+from meshrun.runner.pipeline.steps.stepper import Stepper
+from meshrun.runner.pipeline.store import Store, store_of
+from meshrun.runner.plan.step_options import SaveInterval
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import Array, Shape
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.storage.checkpoint_folder import CheckpointFolder, Colors, SavedState
+from meshrun.runner.storage.formats.registry import Sink, Source, open_sink, rename
+from meshrun.runner.storage.paths import split
+from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.world.world import World
 
 HINT = "checkpoints are kept; continue with the same command and --resume"
 LOOKS = 8  # how often ranks check the clock within an interval of seconds

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from runner.device.api import poison
-from runner.pipeline.block_layout import BlockLayout
-from runner.pipeline.fusing import not_compiled
-from runner.pipeline.steps.blocks import StepBlocks
-from runner.pipeline.steps.fused_steps import passes, prepare
-from runner.pipeline.steps.loop import NotFinite, largest_change, not_finite
-from runner.plan.task import Task
-from runner.region import Array, Region
-from runner.system.compiler import NotCompiled
-from runner.world.world import World
+from meshrun.runner.device.api import poison
+from meshrun.runner.pipeline.block_layout import BlockLayout
+from meshrun.runner.pipeline.fusing import not_compiled
+from meshrun.runner.pipeline.steps.blocks import StepBlocks
+from meshrun.runner.pipeline.steps.fused_steps import passes, prepare
+from meshrun.runner.pipeline.steps.loop import NotFinite, largest_change, not_finite
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import Array, Region
+from meshrun.runner.system.compiler import NotCompiled
+from meshrun.runner.world.world import World
 
 
 class ChunkSteps(StepBlocks):

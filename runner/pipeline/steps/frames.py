@@ -20,29 +20,29 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runner.device.api import CopyStreams, Mark
-from runner.errors import UserError
-from runner.fuse.trace import MOST_COMPONENTS
-from runner.pipeline.steps.loop import next_multiple
-from runner.pipeline.steps.stepper import Stepper
-from runner.pipeline.store import gather
-from runner.plan.halo import Slices
-from runner.plan.step_options import COLORS, StepOptions
-from runner.plan.task import Task
-from runner.region import Array, HostArray, Region, Shape
-from runner.report.colors import draw_lines, indices, palette, value_range
-from runner.storage.checkpoint_folder import Colors
-from runner.storage.file_errors import check_room
-from runner.storage.formats.frame_files import (
+from meshrun.runner.device.api import CopyStreams, Mark
+from meshrun.runner.errors import UserError
+from meshrun.runner.fuse.trace import MOST_COMPONENTS
+from meshrun.runner.pipeline.steps.loop import next_multiple
+from meshrun.runner.pipeline.steps.stepper import Stepper
+from meshrun.runner.pipeline.store import gather
+from meshrun.runner.plan.halo import Slices
+from meshrun.runner.plan.step_options import COLORS, StepOptions
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import Array, HostArray, Region, Shape
+from meshrun.runner.report.colors import draw_lines, indices, palette, value_range
+from meshrun.runner.storage.checkpoint_folder import Colors
+from meshrun.runner.storage.file_errors import check_room
+from meshrun.runner.storage.formats.frame_files import (
     ARRAYS,
     ArrayOfFrames,
     PictureWriter,
     check_frames,
     picture_writer,
 )
-from runner.storage.formats.registry import Source
-from runner.storage.paths import partial_path
-from runner.world.world import World
+from meshrun.runner.storage.formats.registry import Source
+from meshrun.runner.storage.paths import partial_path
+from meshrun.runner.world.world import World
 
 PIXELS = 1024  # most rows and columns of a picture
 ANIMATED = 512  # and of an animation's frames, which take longer to encode

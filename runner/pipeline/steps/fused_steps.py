@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runner.fuse.steps.layout import Axis
-from runner.plan.steps import read_widths
-from runner.plan.task import Task
-from runner.system.compiler import NotCompiled
+from meshrun.runner.fuse.steps.layout import Axis
+from meshrun.runner.plan.steps import read_widths
+from meshrun.runner.plan.task import Task
+from meshrun.runner.system.compiler import NotCompiled
 
 if TYPE_CHECKING:
-    from runner.pipeline.steps.blocks import StepBlocks
+    from meshrun.runner.pipeline.steps.blocks import StepBlocks
 
 Rows = tuple[int, int]
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.comm.peer_memory import Peers, Unreachable
-from runner.errors import UserError
-from runner.pipeline.halo import boxes as halo_boxes
-from runner.pipeline.halo.boxes import FieldHalos, Tables
-from runner.pipeline.halo.direct import DirectHalos
-from runner.pipeline.halo.packed import PackedHalos
-from runner.plan.step_options import HaloChoice
-from runner.region import Array
-from runner.world.binding import open_peers
-from runner.world.world import World, clashes
+from meshrun.runner.comm.peer_memory import Peers, Unreachable
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline.halo import boxes as halo_boxes
+from meshrun.runner.pipeline.halo.boxes import FieldHalos, Tables
+from meshrun.runner.pipeline.halo.direct import DirectHalos
+from meshrun.runner.pipeline.halo.packed import PackedHalos
+from meshrun.runner.plan.step_options import HaloChoice
+from meshrun.runner.region import Array
+from meshrun.runner.world.binding import open_peers
+from meshrun.runner.world.world import World, clashes
 
 DeviceHalos = DirectHalos | PackedHalos
 
@@ -45,7 +45,7 @@ def find_tables(world: World, ndim: int) -> Tables | None:
     """Return how kernels are given tables; None where NumPy or CuPy copies: on a CPU, or of many axes."""
     if world.here.device.kind != "cuda" or ndim >= halo_boxes.AXES:
         return None
-    from runner.comm.peer_arrays import DeviceTables
+    from meshrun.runner.comm.peer_arrays import DeviceTables
 
     return DeviceTables()
 

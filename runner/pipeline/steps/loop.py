@@ -10,12 +10,12 @@ from typing import Protocol
 
 import numpy as np
 
-from runner.comm.api import Control
-from runner.errors import RunError
-from runner.pipeline.steps.stepper import Stepper
-from runner.region import Array, Shape
-from runner.report.record import Record
-from runner.world.world import World
+from meshrun.runner.comm.api import Control
+from meshrun.runner.errors import RunError
+from meshrun.runner.pipeline.steps.stepper import Stepper
+from meshrun.runner.region import Array, Shape
+from meshrun.runner.report.record import Record
+from meshrun.runner.world.world import World
 
 NEVER = 1 << 62
 NotFinite = tuple[str, list[int], str]  # a field's name, a cell's index in the whole field, and its value

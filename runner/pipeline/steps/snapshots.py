@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runner.pipeline.load import stages
-from runner.pipeline.steps.loop import NEVER, next_multiple
-from runner.pipeline.steps.stepper import Stepper
-from runner.region import Array, HostArray, Region, overlap
-from runner.storage.field_file import FieldFile, GridField
-from runner.world.world import World
+from meshrun.runner.pipeline.load import stages
+from meshrun.runner.pipeline.steps.loop import NEVER, next_multiple
+from meshrun.runner.pipeline.steps.stepper import Stepper
+from meshrun.runner.region import Array, HostArray, Region, overlap
+from meshrun.runner.storage.field_file import FieldFile, GridField
+from meshrun.runner.world.world import World
 
 
 class FieldValues(Protocol):

@@ -18,13 +18,13 @@ from typing import Protocol
 
 import numpy as np
 
-from runner.comm.api import Control
-from runner.pipeline.load import read_block
-from runner.pipeline.steps.loop import next_multiple
-from runner.pipeline.steps.stepper import Stepper
-from runner.region import Array, HostArray, Region
-from runner.report.record import Record
-from runner.storage.formats.registry import Source
+from meshrun.runner.comm.api import Control
+from meshrun.runner.pipeline.load import read_block
+from meshrun.runner.pipeline.steps.loop import next_multiple
+from meshrun.runner.pipeline.steps.stepper import Stepper
+from meshrun.runner.region import Array, HostArray, Region
+from meshrun.runner.report.record import Record
+from meshrun.runner.storage.formats.registry import Source
 
 PART = 16 << 20  # bytes of a component that are compared at once
 LIMB = 2.0**30  # a square is two whole numbers: of units of 2^-30, and of 2^-60

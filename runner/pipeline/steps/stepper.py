@@ -23,24 +23,24 @@ from typing import Any
 
 import numpy as np
 
-from runner.comm.peer_memory import Peers
-from runner.device.api import Mark, NotCapturable, poison
-from runner.fuse.steps.layout import Sending
-from runner.pipeline.fusing import not_compiled
-from runner.pipeline.halo.boxes import FieldHalos
-from runner.pipeline.halo.direct import DirectHalos
-from runner.pipeline.halo.exchange import HaloPlan, Halos
-from runner.pipeline.in_memory import no_progress
-from runner.pipeline.steps import halo_path
-from runner.pipeline.steps.blocks import StepBlocks
-from runner.pipeline.steps.fused_steps import fuses_bands, most_fused_steps, passes, prepare
-from runner.plan.step_options import HaloChoice
-from runner.plan.steps import LINE, fastest_steps, most_steps, read_widths, rows_apart, wide_widths
-from runner.plan.task import Task
-from runner.region import Array, Region, Shape
-from runner.report.phases import Phases
-from runner.system.compiler import NotCompiled
-from runner.world.world import World
+from meshrun.runner.comm.peer_memory import Peers
+from meshrun.runner.device.api import Mark, NotCapturable, poison
+from meshrun.runner.fuse.steps.layout import Sending
+from meshrun.runner.pipeline.fusing import not_compiled
+from meshrun.runner.pipeline.halo.boxes import FieldHalos
+from meshrun.runner.pipeline.halo.direct import DirectHalos
+from meshrun.runner.pipeline.halo.exchange import HaloPlan, Halos
+from meshrun.runner.pipeline.in_memory import no_progress
+from meshrun.runner.pipeline.steps import halo_path
+from meshrun.runner.pipeline.steps.blocks import StepBlocks
+from meshrun.runner.pipeline.steps.fused_steps import fuses_bands, most_fused_steps, passes, prepare
+from meshrun.runner.plan.step_options import HaloChoice
+from meshrun.runner.plan.steps import LINE, fastest_steps, most_steps, read_widths, rows_apart, wide_widths
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import Array, Region, Shape
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.system.compiler import NotCompiled
+from meshrun.runner.world.world import World
 
 MEASURED = 256  # exchanges of a device that are timed; the others are assumed to take as long
 TIMED, REPLAYS = 16, 8  # exchanges of a graph, and its launches, after the loop

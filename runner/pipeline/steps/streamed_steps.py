@@ -18,36 +18,36 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import UserError
-from runner.pipeline.steps.checkpoints import Checkpoints
-from runner.pipeline.steps.chunk_steps import ChunkSteps
-from runner.pipeline.steps.frames import Frames
-from runner.pipeline.steps.fused_steps import passes
-from runner.pipeline.steps.loop import Until, check_finite, next_multiple
-from runner.pipeline.streamed.chunk_agreement import chunks_of
-from runner.pipeline.streamed.cpu_engine import HostEngine
-from runner.pipeline.streamed.dispatch import (
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline.steps.checkpoints import Checkpoints
+from meshrun.runner.pipeline.steps.chunk_steps import ChunkSteps
+from meshrun.runner.pipeline.steps.frames import Frames
+from meshrun.runner.pipeline.steps.fused_steps import passes
+from meshrun.runner.pipeline.steps.loop import Until, check_finite, next_multiple
+from meshrun.runner.pipeline.streamed.chunk_agreement import chunks_of
+from meshrun.runner.pipeline.streamed.cpu_engine import HostEngine
+from meshrun.runner.pipeline.streamed.dispatch import (
     process_chunks,
     report,
     threads_of,
 )
-from runner.pipeline.streamed.endpoints import Endpoints
-from runner.pipeline.streamed.gpu_engine import DeviceEngine, halving_of
-from runner.pipeline.streamed.halving import Halving
-from runner.plan.chunks import Chunks
-from runner.plan.step_options import EVERY
-from runner.plan.steps import for_chunks, least_rows
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import Task
-from runner.region import HostArray, Region, Shape
-from runner.report.phases import Phases
-from runner.report.spans import Spans
-from runner.report.stream_progress import OnStreamProgress, no_stream_progress
-from runner.storage.file_errors import check_room
-from runner.storage.formats.registry import Form, Sink, Source, open_sink, read_back
-from runner.storage.paths import partial_path
-from runner.system.host_memory import memory_folder
-from runner.world.world import World
+from meshrun.runner.pipeline.streamed.endpoints import Endpoints
+from meshrun.runner.pipeline.streamed.gpu_engine import DeviceEngine, halving_of
+from meshrun.runner.pipeline.streamed.halving import Halving
+from meshrun.runner.plan.chunks import Chunks
+from meshrun.runner.plan.step_options import EVERY
+from meshrun.runner.plan.steps import for_chunks, least_rows
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.report.spans import Spans
+from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
+from meshrun.runner.storage.file_errors import check_room
+from meshrun.runner.storage.formats.registry import Form, Sink, Source, open_sink, read_back
+from meshrun.runner.storage.paths import partial_path
+from meshrun.runner.system.host_memory import memory_folder
+from meshrun.runner.world.world import World
 
 STEPS = 32  # of a pass, unless --steps-per-exchange names them
 STRETCHES = 1000  # of which the longest is sought: later ones are like them

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from runner.errors import UserError
-from runner.pipeline.result_type import ResultType, result_types
-from runner.pipeline.streamed.halving import does_not_fit
-from runner.plan.chunking import (
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline.result_type import ResultType, result_types
+from meshrun.runner.pipeline.streamed.halving import does_not_fit
+from meshrun.runner.plan.chunking import (
     Facts,
     Files,
     MemoryUse,
@@ -24,15 +24,15 @@ from runner.plan.chunking import (
     not_streamed,
     plan_chunks,
 )
-from runner.plan.chunks import Chunks
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import Task
-from runner.plan.window import Window
-from runner.region import Array, Region, Shape
-from runner.storage.formats.registry import FOLDERS, Sink, Source, first_serial, open_sink
-from runner.storage.paths import KEPT, split
-from runner.system.host_memory import host_memory
-from runner.world.world import World
+from meshrun.runner.plan.chunks import Chunks
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import Task
+from meshrun.runner.plan.window import Window
+from meshrun.runner.region import Array, Region, Shape
+from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, first_serial, open_sink
+from meshrun.runner.storage.paths import KEPT, split
+from meshrun.runner.system.host_memory import host_memory
+from meshrun.runner.world.world import World
 
 
 def in_chunks(

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from runner.device.api import poison
-from runner.pipeline.in_memory import call_rows, slabs, windows
-from runner.pipeline.streamed.endpoints import Endpoints, Step, shaped
-from runner.plan.window import Window
-from runner.region import HostArray
+from meshrun.runner.device.api import poison
+from meshrun.runner.pipeline.in_memory import call_rows, slabs, windows
+from meshrun.runner.pipeline.streamed.endpoints import Endpoints, Step, shaped
+from meshrun.runner.plan.window import Window
+from meshrun.runner.region import HostArray
 
 
 @dataclass

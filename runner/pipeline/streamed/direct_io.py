@@ -9,11 +9,11 @@ from typing import Protocol
 
 import numpy as np
 
-from runner.pipeline.streamed.endpoints import Endpoints, Step
-from runner.plan.window import Window
-from runner.region import Array, Region, Shape
-from runner.storage.formats.flat import FlatSink, FlatSource, stretch
-from runner.storage.formats.registry import Sink, Source
+from meshrun.runner.pipeline.streamed.endpoints import Endpoints, Step
+from meshrun.runner.plan.window import Window
+from meshrun.runner.region import Array, Region, Shape
+from meshrun.runner.storage.formats.flat import FlatSink, FlatSource, stretch
+from meshrun.runner.storage.formats.registry import Sink, Source
 
 
 class File(Protocol):

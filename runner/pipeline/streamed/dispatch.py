@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from runner.comm.api import Control, Counters
-from runner.comm.clock import clock_offsets
-from runner.errors import MeshrunError, RunError
-from runner.pipeline.streamed.endpoints import Engine
-from runner.pipeline.streamed.loop import stream
-from runner.pipeline.streamed.work_stealing import ChunkQueue
-from runner.plan.stream_options import StreamOptions
-from runner.report.bottleneck import Bottleneck, Summary, Table, combine, summary
-from runner.report.phases import Phases
-from runner.report.spans import STAGES, Span, Spans
-from runner.report.stream_progress import BETWEEN, OnStreamProgress, recent_rates
-from runner.report.timeline import Lane, write_timeline
-from runner.world.world import World
+from meshrun.runner.comm.api import Control, Counters
+from meshrun.runner.comm.clock import clock_offsets
+from meshrun.runner.errors import MeshrunError, RunError
+from meshrun.runner.pipeline.streamed.endpoints import Engine
+from meshrun.runner.pipeline.streamed.loop import stream
+from meshrun.runner.pipeline.streamed.work_stealing import ChunkQueue
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.report.bottleneck import Bottleneck, Summary, Table, combine, summary
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.report.spans import STAGES, Span, Spans
+from meshrun.runner.report.stream_progress import BETWEEN, OnStreamProgress, recent_rates
+from meshrun.runner.report.timeline import Lane, write_timeline
+from meshrun.runner.world.world import World
 
 MOST_THREADS = 16
 

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from runner.pipeline.steps.chunk_steps import ChunkSteps
-from runner.plan.chunks import Chunks
-from runner.plan.task import Task
-from runner.plan.window import Window
-from runner.region import HostArray, Region
-from runner.report.spans import Spans, Stage
-from runner.storage.formats.registry import Sink, Source
-from runner.world.world import World
+from meshrun.runner.pipeline.steps.chunk_steps import ChunkSteps
+from meshrun.runner.plan.chunks import Chunks
+from meshrun.runner.plan.task import Task
+from meshrun.runner.plan.window import Window
+from meshrun.runner.region import HostArray, Region
+from meshrun.runner.report.spans import Spans, Stage
+from meshrun.runner.storage.formats.registry import Sink, Source
+from meshrun.runner.world.world import World
 
 PIECE = 8 << 20  # bytes that a thread reads or writes at a time: several threads share a chunk
 

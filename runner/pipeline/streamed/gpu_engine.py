@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.api import HostBytes, Mark
-from runner.pipeline.in_memory import call_rows, windows
-from runner.pipeline.result_type import hide_output, result_buffers
-from runner.pipeline.streamed.direct_io import Direct
-from runner.pipeline.streamed.endpoints import Endpoints, Step, shaped
-from runner.pipeline.streamed.halving import Halving, chunk_does_not_fit, pieces
-from runner.plan.steps import least_rows
-from runner.plan.task import Task
-from runner.plan.window import Window
-from runner.region import Array
-from runner.report.spans import Stage
-from runner.world.world import World
+from meshrun.runner.device.api import HostBytes, Mark
+from meshrun.runner.pipeline.in_memory import call_rows, windows
+from meshrun.runner.pipeline.result_type import hide_output, result_buffers
+from meshrun.runner.pipeline.streamed.direct_io import Direct
+from meshrun.runner.pipeline.streamed.endpoints import Endpoints, Step, shaped
+from meshrun.runner.pipeline.streamed.halving import Halving, chunk_does_not_fit, pieces
+from meshrun.runner.plan.steps import least_rows
+from meshrun.runner.plan.task import Task
+from meshrun.runner.plan.window import Window
+from meshrun.runner.region import Array
+from meshrun.runner.report.spans import Stage
+from meshrun.runner.world.world import World
 
 BYTES = np.dtype(np.uint8)
 

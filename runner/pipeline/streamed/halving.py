@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeVar
 
-from runner.device.api import Backend, Shortage
-from runner.errors import RunError
+from meshrun.runner.device.api import Backend, Shortage
+from meshrun.runner.errors import RunError
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
-from runner.pipeline.streamed.endpoints import Engine, Step
-from runner.report.spans import Spans
+from meshrun.runner.pipeline.streamed.endpoints import Engine, Step
+from meshrun.runner.report.spans import Spans
 
 LOOK = 0.01  # seconds between two calls of `idle` while the main thread waits
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from runner.pipeline.streamed.cpu_engine import HostEngine
-from runner.pipeline.streamed.dispatch import threads_of, warn_of_shortages
-from runner.pipeline.streamed.endpoints import Endpoints
-from runner.pipeline.streamed.gpu_engine import DeviceEngine
-from runner.pipeline.streamed.loop import stream
-from runner.region import Region
-from runner.world.world import Rank
+from meshrun.runner.pipeline.streamed.cpu_engine import HostEngine
+from meshrun.runner.pipeline.streamed.dispatch import threads_of, warn_of_shortages
+from meshrun.runner.pipeline.streamed.endpoints import Endpoints
+from meshrun.runner.pipeline.streamed.gpu_engine import DeviceEngine
+from meshrun.runner.pipeline.streamed.loop import stream
+from meshrun.runner.region import Region
+from meshrun.runner.world.world import Rank
 
 
 @dataclass

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.errors import RunError, UserError
-from runner.files import remove_path
-from runner.pipeline.inputs import Inputs
-from runner.plan.stream_options import StreamOptions
-from runner.report.timeline import check_timeline
-from runner.storage.file_errors import write_error
-from runner.storage.formats.registry import check_place
-from runner.storage.journal import Journal
-from runner.storage.transaction import OutputTransaction
-from runner.world.world import World
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.files import remove_path
+from meshrun.runner.pipeline.inputs import Inputs
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.report.timeline import check_timeline
+from meshrun.runner.storage.file_errors import write_error
+from meshrun.runner.storage.formats.registry import check_place
+from meshrun.runner.storage.journal import Journal
+from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.world.world import World
 
 Fingerprint = dict[str, Any]
 

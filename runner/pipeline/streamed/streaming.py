@@ -9,34 +9,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UserError
-from runner.files import check_own
-from runner.pipeline.fingerprint import fingerprint, warn_of_unknown
-from runner.pipeline.inputs import Inputs
-from runner.pipeline.streamed.chunk_agreement import chunks_of, known_results
-from runner.pipeline.streamed.cpu_engine import HostEngine
-from runner.pipeline.streamed.direct_io import Direct
-from runner.pipeline.streamed.dispatch import (
+from meshrun.runner.errors import UserError
+from meshrun.runner.files import check_own
+from meshrun.runner.pipeline.fingerprint import fingerprint, warn_of_unknown
+from meshrun.runner.pipeline.inputs import Inputs
+from meshrun.runner.pipeline.streamed.chunk_agreement import chunks_of, known_results
+from meshrun.runner.pipeline.streamed.cpu_engine import HostEngine
+from meshrun.runner.pipeline.streamed.direct_io import Direct
+from meshrun.runner.pipeline.streamed.dispatch import (
     draw,
     process_chunks,
     report,
     threads_of,
 )
-from runner.pipeline.streamed.endpoints import Endpoints, Engine
-from runner.pipeline.streamed.gpu_engine import DeviceEngine
-from runner.pipeline.streamed.redo import Redo
-from runner.pipeline.streamed.resume import check_inputs, find_unfinished, start_or_resume
-from runner.plan.chunks import Chunks
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import Task
-from runner.report.phases import Phases
-from runner.report.spans import Spans
-from runner.report.stream_progress import OnStreamProgress, no_stream_progress
-from runner.storage.formats.registry import FOLDERS, Sink, Source, create, open_sink, read_back
-from runner.storage.journal import Journal, Syncer
-from runner.storage.paths import KEPT, suffix
-from runner.storage.transaction import OutputTransaction
-from runner.world.world import World
+from meshrun.runner.pipeline.streamed.endpoints import Endpoints, Engine
+from meshrun.runner.pipeline.streamed.gpu_engine import DeviceEngine
+from meshrun.runner.pipeline.streamed.redo import Redo
+from meshrun.runner.pipeline.streamed.resume import check_inputs, find_unfinished, start_or_resume
+from meshrun.runner.plan.chunks import Chunks
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import Task
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.report.spans import Spans
+from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
+from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, create, open_sink, read_back
+from meshrun.runner.storage.journal import Journal, Syncer
+from meshrun.runner.storage.paths import KEPT, suffix
+from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.world.world import World
 
 
 @dataclass
@@ -172,7 +172,7 @@ class StreamedRun:
         """Open the files for GPUDirect Storage, if this rank's GPU has it."""
         if self.world.here.device.kind != "cuda":
             return None
-        from runner.device import gds
+        from meshrun.runner.device import gds
 
         return None if gds.why_not() else Direct(endpoints, gds.DirectFile)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runner.comm.api import Counters
-from runner.plan.grid import bounds
+from meshrun.runner.comm.api import Counters
+from meshrun.runner.plan.grid import bounds
 
 
 class ChunkQueue:

@@ -17,24 +17,24 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.api import Backend
-from runner.errors import UserError
-from runner.pipeline.streamed.dispatch import threads_of
-from runner.pipeline.streamed.endpoints import Endpoints
-from runner.pipeline.streamed.gpu_engine import DeviceEngine
-from runner.pipeline.streamed.loop import stream
-from runner.plan.chunks import Chunks
-from runner.plan.machine import START_CPU, START_GPU, Machine, Rate
-from runner.plan.stream_options import DEPTH
-from runner.plan.task import plan_task
-from runner.region import HostArray, Region, Shape
-from runner.report.bottleneck import wall_time
-from runner.report.spans import Spans
-from runner.run.declare import map_blocks
-from runner.storage.file_errors import write_error
-from runner.storage.formats.registry import Sink, Source, check_place, commit, open_sink, open_source
-from runner.system.host_memory import free_host_memory, host_memory
-from runner.world.world import single_rank_world
+from meshrun.runner.device.api import Backend
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline.streamed.dispatch import threads_of
+from meshrun.runner.pipeline.streamed.endpoints import Endpoints
+from meshrun.runner.pipeline.streamed.gpu_engine import DeviceEngine
+from meshrun.runner.pipeline.streamed.loop import stream
+from meshrun.runner.plan.chunks import Chunks
+from meshrun.runner.plan.machine import START_CPU, START_GPU, Machine, Rate
+from meshrun.runner.plan.stream_options import DEPTH
+from meshrun.runner.plan.task import plan_task
+from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.report.bottleneck import wall_time
+from meshrun.runner.report.spans import Spans
+from meshrun.runner.run.declare import map_blocks
+from meshrun.runner.storage.file_errors import write_error
+from meshrun.runner.storage.formats.registry import Sink, Source, check_place, commit, open_sink, open_source
+from meshrun.runner.system.host_memory import free_host_memory, host_memory
+from meshrun.runner.world.world import single_rank_world
 
 FILE = 1 << 30  # bytes, or fewer if the disk or the memory is small
 PIECE = 64 << 20  # bytes of a chunk, as in a streamed run

@@ -8,20 +8,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from runner.comm.api import Control
-from runner.device.api import Backend
-from runner.errors import printable, show
-from runner.report.record import STDOUT, envelope, stdout_for, write_json
-from runner.storage.formats.registry import check_place
-from runner.system.launcher import Started
-from runner.world.binding import DeviceChoice
-from runner.world.failure import FailureHandler
-from runner.world.preflight.inspection import find_problems, gather_surveys, raise_failures
-from runner.world.preflight.problem import Problem
-from runner.world.preflight.rank_table import render, rows
-from runner.world.preflight.survey import Survey
-from runner.world.rank_process import run_as_rank
-from runner.world.world import Rank, World
+from meshrun.runner.comm.api import Control
+from meshrun.runner.device.api import Backend
+from meshrun.runner.errors import printable, show
+from meshrun.runner.report.record import STDOUT, envelope, stdout_for, write_json
+from meshrun.runner.storage.formats.registry import check_place
+from meshrun.runner.system.launcher import Started
+from meshrun.runner.world.binding import DeviceChoice
+from meshrun.runner.world.failure import FailureHandler
+from meshrun.runner.world.preflight.inspection import find_problems, gather_surveys, raise_failures
+from meshrun.runner.world.preflight.problem import Problem
+from meshrun.runner.world.preflight.rank_table import render, rows
+from meshrun.runner.world.preflight.survey import Survey
+from meshrun.runner.world.rank_process import run_as_rank
+from meshrun.runner.world.world import Rank, World
 
 SCHEMA = 1
 

@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from runner.pipeline import in_memory as pipeline
-from runner.pipeline.halo.exchange import Exchange, HaloPlan, Halos
-from runner.pipeline.in_memory import Pipeline
-from runner.pipeline.reduce import Tiles
-from runner.pipeline.result_type import result_buffers
-from runner.pipeline.steps.stepper import Stepper
-from runner.pipeline.store import Store
-from runner.plan import halo
-from runner.plan.task import Task
-from runner.region import Region
-from runner.storage.formats.npy import NpySink, NpySource
+from meshrun.runner.pipeline import in_memory as pipeline
+from meshrun.runner.pipeline.halo.exchange import Exchange, HaloPlan, Halos
+from meshrun.runner.pipeline.in_memory import Pipeline
+from meshrun.runner.pipeline.reduce import Tiles
+from meshrun.runner.pipeline.result_type import result_buffers
+from meshrun.runner.pipeline.steps.stepper import Stepper
+from meshrun.runner.pipeline.store import Store
+from meshrun.runner.plan import halo
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import Region
+from meshrun.runner.storage.formats.npy import NpySink, NpySource
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _wrong_boundary() -> AbstractContextManager[None]:
 
 
 def _unflipped() -> AbstractContextManager[None]:
-    from runner.pipeline.halo import exchange
+    from meshrun.runner.pipeline.halo import exchange
 
     return _replaced(exchange, "reverse", lambda array, axes: array)
 

@@ -21,26 +21,26 @@ from typing import Any
 
 import numpy as np
 
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.errors import MeshrunError, RunError
-from runner.job.declaration import Job
-from runner.job.discover import find, names
-from runner.plan.halo import BOUNDARIES
-from runner.plan.step_options import StepOptions
-from runner.report.table import table
-from runner.report.units import counted
-from runner.run.declare import map_blocks, reduce_blocks
-from runner.run.execute import Options, execute
-from runner.run.installation.mutations import MUTATIONS, Mutation
-from runner.storage.transaction import OutputTransaction
-from runner.system.launcher import BY_HAND, Started
-from runner.world.binding import DeviceChoice, visible_gpus
-from runner.world.failure import FailureHandler, Guard
-from runner.world.rank_process import join_world
-from runner.world.run_status import run_at
-from runner.world.termination import on_termination
-from runner.world.world import World, open_world
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import MeshrunError, RunError
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.discover import find, names
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.report.table import table
+from meshrun.runner.report.units import counted
+from meshrun.runner.run.declare import map_blocks, reduce_blocks
+from meshrun.runner.run.execute import Options, execute
+from meshrun.runner.run.installation.mutations import MUTATIONS, Mutation
+from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.system.launcher import BY_HAND, Started
+from meshrun.runner.world.binding import DeviceChoice, visible_gpus
+from meshrun.runner.world.failure import FailureHandler, Guard
+from meshrun.runner.world.rank_process import join_world
+from meshrun.runner.world.run_status import run_at
+from meshrun.runner.world.termination import on_termination
+from meshrun.runner.world.world import World, open_world
 
 SIMULATED = 4  # ranks as threads, if there is only one process
 WIDTH = 2

@@ -7,16 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from runner.device.api import Device
-from runner.errors import UserError
-from runner.job.declaration import Job
-from runner.plan.chunking import Files
-from runner.plan.forecast import Forecast, enough, forecast
-from runner.plan.machine import Machine, choose, load
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import ArrayType, Task
-from runner.report.record import Record, envelope, plain
-from runner.report.spans import STAGES
+from meshrun.runner.device.api import Device
+from meshrun.runner.errors import UserError
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.plan.chunking import Files
+from meshrun.runner.plan.forecast import Forecast, enough, forecast
+from meshrun.runner.plan.machine import Machine, choose, load
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import ArrayType, Task
+from meshrun.runner.report.record import Record, envelope, plain
+from meshrun.runner.report.spans import STAGES
 
 SCHEMA = 1
 

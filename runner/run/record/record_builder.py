@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from runner.report.phases import Phases
-from runner.report.versions import installed_version
-from runner.world.world import World
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.report.versions import installed_version
+from meshrun.runner.world.world import World
 
 
 def places(world: World) -> list[dict[str, Any]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from runner.report import plan_table
-from runner.report.summary import render, result_text
+from meshrun.runner.report import plan_table
+from meshrun.runner.report.summary import render, result_text
 
 
 class ShownRecord(dict[str, Any]):

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runner.errors import UserError
-from runner.plan.task import NUMBERS
-from runner.region import Shape
-from runner.report.record import Record
-from runner.run.map_run import commit, create_files
-from runner.run.options import RunContext
-from runner.run.record.forecast_record import type_record
-from runner.storage.formats.registry import Sink, open_sink, read_back, reopen
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.task import NUMBERS
+from meshrun.runner.region import Shape
+from meshrun.runner.report.record import Record
+from meshrun.runner.run.map_run import commit, create_files
+from meshrun.runner.run.options import RunContext
+from meshrun.runner.run.record.forecast_record import type_record
+from meshrun.runner.storage.formats.registry import Sink, open_sink, read_back, reopen
 
 
 @dataclass
@@ -93,7 +93,7 @@ class CreateOutput:
         run.world.control.barrier()  # another rank may still be writing
         proof = None
         if run.options.verify != "off" and run.job.verify is not None:
-            from runner.run.verify.results import drop_cached
+            from meshrun.runner.run.verify.results import drop_cached
 
             with run.phases("verify"):
                 drop_cached(run.world, [sink])

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import UserError
-from runner.job.declaration import Job
-from runner.pipeline.inputs import note_captured
-from runner.plan.step_options import StepOptions
-from runner.report.record import Record
-from runner.run.options import RunContext
-from runner.run.record.forecast_record import type_record
-from runner.storage.formats.registry import Source
+from meshrun.runner.errors import UserError
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.pipeline.inputs import note_captured
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.report.record import Record
+from meshrun.runner.run.options import RunContext
+from meshrun.runner.run.record.forecast_record import type_record
+from meshrun.runner.storage.formats.registry import Source
 
 if TYPE_CHECKING:
-    from runner.run.step_run import Additions
+    from meshrun.runner.run.step_run import Additions
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Simulate:
 
         The steps check this themselves: for jobs that look at their whole domain before they take steps.
         """
-        from runner.run.step_run import check_memory
+        from meshrun.runner.run.step_run import check_memory
 
         check_memory(self.run, total)
 
@@ -72,7 +72,7 @@ class Simulate:
         sources: the state before the first step, and the inputs that stay. Raises UserError before the first
         step for options that do not apply.
         """
-        from runner.run.step_run import run_steps
+        from meshrun.runner.run.step_run import run_steps
 
         run = self.run
         if options.frames is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.region import HostArray
+from meshrun.runner.region import HostArray
 
 RELATIVE = 1e-9  # between two orders of summation in float64
 NOTHING = "nothing"  # shown in place of a missing value

@@ -9,9 +9,9 @@ from multiprocessing.connection import Connection
 import cloudpickle
 import numpy as np
 
-from runner.errors import TRACE, MeshrunError, RunError, describe, traceback_of
-from runner.system.host_memory import keep_freed_memory
-from runner.world.termination import end_with_parent
+from meshrun.runner.errors import TRACE, MeshrunError, RunError, describe, traceback_of
+from meshrun.runner.system.host_memory import keep_freed_memory
+from meshrun.runner.world.termination import end_with_parent
 
 
 def serve(channel: int, file: int) -> None:

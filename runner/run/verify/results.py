@@ -20,24 +20,24 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.cpu import CpuBackend
-from runner.errors import RunError, UserError
-from runner.job.block_context import BlockContext
-from runner.job.declaration import Job
-from runner.job.signature import INPUT_DTYPE
-from runner.pipeline.in_memory import OnProgress, no_progress
-from runner.pipeline.reduce import Tiles, reduce_array, to_host
-from runner.pipeline.result_type import result_buffers
-from runner.pipeline.streamed.dispatch import threads_of
-from runner.pipeline.streamed.redo import Redo
-from runner.plan.sampling import everything, sample
-from runner.plan.task import Task
-from runner.region import HostArray, Region, Shape, overlap
-from runner.report.units import counted
-from runner.run.verify.compare import differs, unlike
-from runner.run.verify.tiles import sources
-from runner.storage.formats.registry import Sink, Source, first_serial, read_back, reopen
-from runner.world.world import World, single_rank_world
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.job.block_context import BlockContext
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.signature import INPUT_DTYPE
+from meshrun.runner.pipeline.in_memory import OnProgress, no_progress
+from meshrun.runner.pipeline.reduce import Tiles, reduce_array, to_host
+from meshrun.runner.pipeline.result_type import result_buffers
+from meshrun.runner.pipeline.streamed.dispatch import threads_of
+from meshrun.runner.pipeline.streamed.redo import Redo
+from meshrun.runner.plan.sampling import everything, sample
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import HostArray, Region, Shape, overlap
+from meshrun.runner.report.units import counted
+from meshrun.runner.run.verify.compare import differs, unlike
+from meshrun.runner.run.verify.tiles import sources
+from meshrun.runner.storage.formats.registry import Sink, Source, first_serial, read_back, reopen
+from meshrun.runner.world.world import World, single_rank_world
 
 REFERENCE = "the job's float64 reference"
 RERUN = "the job's own function in NumPy, cut elsewhere"

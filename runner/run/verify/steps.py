@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from runner.pipeline.in_memory import OnProgress, no_progress
-from runner.pipeline.streamed.dispatch import threads_of
-from runner.plan.sampling import box_shape, cover, cut_elsewhere, sample
-from runner.plan.task import Task
-from runner.region import HostArray, Region, Shape
-from runner.run.verify.results import (
+from meshrun.runner.pipeline.in_memory import OnProgress, no_progress
+from meshrun.runner.pipeline.streamed.dispatch import threads_of
+from meshrun.runner.plan.sampling import box_shape, cover, cut_elsewhere, sample
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.run.verify.results import (
     Mismatch,
     compare_output,
     drop_cached,
@@ -33,10 +33,10 @@ from runner.run.verify.results import (
     mismatch_error,
     tolerance_of,
 )
-from runner.run.verify.team import Team, open_team, processes_of
-from runner.run.verify.tiles import Placed, Tile, needed, of_field, of_result, wrapped
-from runner.storage.formats.registry import Sink, Source, first_serial, read_back, reopen
-from runner.world.world import World
+from meshrun.runner.run.verify.team import Team, open_team, processes_of
+from meshrun.runner.run.verify.tiles import Placed, Tile, needed, of_field, of_result, wrapped
+from meshrun.runner.storage.formats.registry import Sink, Source, first_serial, read_back, reopen
+from meshrun.runner.world.world import World
 
 AGAINST = "the job's own function in NumPy, in a plain loop over the steps"
 PASS_STEPS = (16, 8, 4, 2)  # taken on a tile before the next one, if few cells are computed twice

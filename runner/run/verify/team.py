@@ -21,14 +21,14 @@ from multiprocessing.connection import Connection, Pipe
 
 import numpy as np
 
-from runner.errors import MeshrunError, RunError, first_line
-from runner.job.pickling import dumps
-from runner.plan.task import Task
-from runner.region import HostArray
-from runner.run.verify.tiles import Tile
-from runner.system.host_memory import free_host_memory, host_processors
-from runner.system.launcher import environment_of_helper
-from runner.world.world import World
+from meshrun.runner.errors import MeshrunError, RunError, first_line
+from meshrun.runner.job.pickling import dumps
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import HostArray
+from meshrun.runner.run.verify.tiles import Tile
+from meshrun.runner.system.host_memory import free_host_memory, host_processors
+from meshrun.runner.system.launcher import environment_of_helper
+from meshrun.runner.world.world import World
 
 ALONE = {  # a process has one core and no GPU
     "CUDA_VISIBLE_DEVICES": "",
@@ -38,7 +38,7 @@ END_SECONDS = 10.0  # in which a process ends that is not killed
 START_SECONDS = 60.0  # in which a process imports the job's modules
 BOOT = (
     "import sys; numbers, sys.path[:] = sys.argv[1:3], sys.argv[3:]; "
-    "from runner.run.verify.member import serve; serve(*map(int, numbers))"
+    "from meshrun.runner.run.verify.member import serve; serve(*map(int, numbers))"
 )
 TILE_BYTES = 1 << 20  # of a field in a call of one of a few threads: few enough for a cache
 FEW_THREADS, MANY_THREADS = 4, 16  # between them, calls grow with their number: each waits for the GIL

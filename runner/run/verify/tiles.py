@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.cpu import CpuBackend
-from runner.job.block_context import BlockContext
-from runner.pipeline.result_type import result_buffers
-from runner.plan.task import Task
-from runner.region import HostArray, Region, Shape
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.job.block_context import BlockContext
+from meshrun.runner.pipeline.result_type import result_buffers
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import HostArray, Region, Shape
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runner.errors import UserError
+from meshrun.runner.errors import UserError
 
 if TYPE_CHECKING:
-    from runner.storage.formats.registry import Form, Source
+    from meshrun.runner.storage.formats.registry import Form, Source
 
 NUMBERS = "biufc"  # kinds of dtype: booleans, integers, floats, complex
 

@@ -20,13 +20,13 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from runner.errors import MeshrunError, RunError
-from runner.files import keep_mode, open_file, open_new
-from runner.region import HostArray, Region, Shape
-from runner.storage import mmap_write
-from runner.storage.file_errors import check_part, not_shared, unclaimed, write_error
-from runner.storage.formats.registry import Form
-from runner.storage.preallocate import allocate
+from meshrun.runner.errors import MeshrunError, RunError
+from meshrun.runner.files import keep_mode, open_file, open_new
+from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.storage import mmap_write
+from meshrun.runner.storage.file_errors import check_part, not_shared, unclaimed, write_error
+from meshrun.runner.storage.formats.registry import Form
+from meshrun.runner.storage.preallocate import allocate
 
 BUFFER = 1 << 18  # bytes of a buffer for strided data, small enough to stay in the cache
 GAP = 1 << 15  # bytes: rows up to this length are read whole, which takes less time than more calls

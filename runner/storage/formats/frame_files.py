@@ -17,13 +17,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runner import files
-from runner.errors import RunError, UserError
-from runner.region import HostArray, Region, Shape
-from runner.storage.file_errors import listing, write_error
-from runner.storage.formats.npy import NpySink
-from runner.storage.formats.registry import Sink, check_output, check_place, open_sink, rename
-from runner.storage.paths import partial_path
+from meshrun.runner import files
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.storage.file_errors import listing, write_error
+from meshrun.runner.storage.formats.npy import NpySink
+from meshrun.runner.storage.formats.registry import Sink, check_output, check_place, open_sink, rename
+from meshrun.runner.storage.paths import partial_path
 
 ANIMATIONS = {".gif": "GIF", ".webp": "WEBP", ".png": "PNG"}
 FRAME = re.compile(r"\.?frame-([0-9]{6,})\.png(\..*\.partial)?")  # the name of a picture in a folder
@@ -280,7 +280,7 @@ class ArrayOfFrames:
     def __init__(self, path: Path, frames: int, shape: Shape, dtype: np.dtype[Any], run_id: str) -> None:
         self.sink: Sink = open_sink(path, (frames, *shape), dtype, run_id)
         if path.suffix.lower() == ".zarr":
-            from runner.storage.formats.zarr import ZarrSink, zarr_chunks
+            from meshrun.runner.storage.formats.zarr import ZarrSink, zarr_chunks
 
             assert isinstance(self.sink, ZarrSink)
             self.sink.chunks = (1, *zarr_chunks(shape, dtype))

@@ -22,14 +22,14 @@ from typing import Any, BinaryIO, ClassVar
 import h5py
 import numpy as np
 
-from runner.errors import RunError, UserError, first_line
-from runner.region import HostArray, Region, Shape, chunk_region, overlap, overlapping_chunks
-from runner.storage.file_errors import check_part, listing, not_shared
-from runner.storage.formats.containers import copy_file, only_array, prefixes
-from runner.storage.formats.declared_form import NUMBERS
-from runner.storage.formats.flat import FlatSink, FlatSource, create_file
-from runner.storage.formats.registry import Form, Source
-from runner.storage.formats.sliced_array import Unmapped
+from meshrun.runner.errors import RunError, UserError, first_line
+from meshrun.runner.region import HostArray, Region, Shape, chunk_region, overlap, overlapping_chunks
+from meshrun.runner.storage.file_errors import check_part, listing, not_shared
+from meshrun.runner.storage.formats.containers import copy_file, only_array, prefixes
+from meshrun.runner.storage.formats.declared_form import NUMBERS
+from meshrun.runner.storage.formats.flat import FlatSink, FlatSource, create_file
+from meshrun.runner.storage.formats.registry import Form, Source
+from meshrun.runner.storage.formats.sliced_array import Unmapped
 
 NAME = "data"  # of the dataset that is written, if no name is given
 PAGE = 4096  # bytes: the values begin at a multiple of it, as direct I/O and maps require

@@ -23,11 +23,11 @@ import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 
-from runner.errors import UserError
-from runner.files import open_file, open_new
-from runner.region import HostArray, Region, Shape
-from runner.storage.file_errors import write_error
-from runner.storage.formats.registry import Form, Source
+from meshrun.runner.errors import UserError
+from meshrun.runner.files import open_file, open_new
+from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.storage.file_errors import write_error
+from meshrun.runner.storage.formats.registry import Form, Source
 
 UNREAD = (  # what Pillow raises for a broken file
     OSError,
@@ -109,7 +109,7 @@ class ImageSource:
 def open_source(path: Path, name: str | None, form: Form) -> Source:
     """Open a picture by its header; it is decoded when it is read. The content decides, not the suffix."""
     if is_tiff(path):
-        from runner.storage.formats import tiff
+        from meshrun.runner.storage.formats import tiff
 
         return tiff.open_source(path, name, form)
     with _readable(path) as opened:

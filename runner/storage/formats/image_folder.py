@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import UserError
-from runner.storage.file_errors import listing
-from runner.storage.formats.registry import FOLDERS, FORMATS, check_name, check_place
-from runner.storage.paths import BESIDE, suffix
+from meshrun.runner.errors import UserError
+from meshrun.runner.storage.file_errors import listing
+from meshrun.runner.storage.formats.registry import FOLDERS, FORMATS, check_name, check_place
+from meshrun.runner.storage.paths import BESIDE, suffix
 
 SUFFIXES = tuple(name for name, module in FORMATS.items() if module in ("npy", "image", "tiff"))
 LOSSY = (".jpg", ".jpeg")

@@ -8,11 +8,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from runner.errors import UserError
-from runner.region import Shape
-from runner.storage.formats.declared_form import NUMBERS, parse_dtype
-from runner.storage.formats.flat import FlatSink, FlatSource
-from runner.storage.formats.registry import Form
+from meshrun.runner.errors import UserError
+from meshrun.runner.region import Shape
+from meshrun.runner.storage.formats.declared_form import NUMBERS, parse_dtype
+from meshrun.runner.storage.formats.flat import FlatSink, FlatSource
+from meshrun.runner.storage.formats.registry import Form
 
 
 def open_source(path: Path, name: str | None, form: Form) -> FlatSource:

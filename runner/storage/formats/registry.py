@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from runner.errors import UserError
-from runner.files import (
+from meshrun.runner.errors import UserError
+from meshrun.runner.files import (
     check_exists,
     exchange,
     is_protected,
@@ -30,11 +30,11 @@ from runner.files import (
     no_folder,
     remove_path,
 )
-from runner.region import HostArray, Region, Shape
-from runner.storage.file_errors import write_error
-from runner.storage.formats.containers import check_alone, check_array
-from runner.storage.formats.declared_form import agree
-from runner.storage.paths import BESIDE, CONTAINERS, partial_path, split, suffix
+from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.storage.file_errors import write_error
+from meshrun.runner.storage.formats.containers import check_alone, check_array
+from meshrun.runner.storage.formats.declared_form import agree
+from meshrun.runner.storage.paths import BESIDE, CONTAINERS, partial_path, split, suffix
 
 # The module for each suffix; imported for the first such file.
 FORMATS = {
@@ -419,7 +419,7 @@ def _format(path: Path) -> Any:
             hint="numpy.save, for arrays in other formats",
         )
     try:
-        return importlib.import_module(f"runner.storage.formats.{name}")
+        return importlib.import_module(f"meshrun.runner.storage.formats.{name}")
     except ModuleNotFoundError as reason:
         if reason.name not in EXTRAS:
             raise

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.region import HostArray, Region, Shape
-from runner.storage.formats.registry import Source
+from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.storage.formats.registry import Source
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,14 @@ import numpy as np
 import zarr
 from zarr.core.buffer import default_buffer_prototype
 
-from runner.errors import RunError, UserError, first_line
-from runner.region import HostArray, Region, Shape, chunk_region, overlapping_chunks
-from runner.storage.file_errors import check_part, listing, not_shared, write_error
-from runner.storage.formats.containers import link_folder, only_array, prefixes
-from runner.storage.formats.declared_form import NUMBERS
-from runner.storage.formats.registry import Form
-from runner.storage.formats.sliced_array import Unmapped
-from runner.storage.paths import NODES
+from meshrun.runner.errors import RunError, UserError, first_line
+from meshrun.runner.region import HostArray, Region, Shape, chunk_region, overlapping_chunks
+from meshrun.runner.storage.file_errors import check_part, listing, not_shared, write_error
+from meshrun.runner.storage.formats.containers import link_folder, only_array, prefixes
+from meshrun.runner.storage.formats.declared_form import NUMBERS
+from meshrun.runner.storage.formats.registry import Form
+from meshrun.runner.storage.formats.sliced_array import Unmapped
+from meshrun.runner.storage.paths import NODES
 
 NAME = ""  # the array at the store's root
 LONGEST_FLOAT = 64  # bits of a float that the format has a name for

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from runner.system.launcher import Started
-from runner.world.preflight import consistency, host_checks
-from runner.world.preflight.problem import (
+from meshrun.runner.system.launcher import Started
+from meshrun.runner.world.preflight import consistency, host_checks
+from meshrun.runner.world.preflight.problem import (
     Problem,
     abbreviate,
     by_host,
@@ -17,7 +17,7 @@ from runner.world.preflight.problem import (
     group_by_value,
     rank_numbers,
 )
-from runner.world.preflight.survey import Survey
+from meshrun.runner.world.preflight.survey import Survey
 
 __all__ = ["Problem", "check_surveys"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from runner.world.preflight.problem import (
+from meshrun.runner.world.preflight.problem import (
     Problem,
     abbreviate,
     describe_groups,
@@ -12,7 +12,7 @@ from runner.world.preflight.problem import (
     group_by_value,
     minority,
 )
-from runner.world.preflight.survey import Survey
+from meshrun.runner.world.preflight.survey import Survey
 
 SAME_INSTALLATION = "the same environment (venv or image) on every host, python by its absolute path"
 SAME_DRIVER = "the same driver on every host"

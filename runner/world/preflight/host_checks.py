@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runner.world.preflight.problem import (
+from meshrun.runner.world.preflight.problem import (
     Problem,
     by_host,
     describe_groups,
@@ -12,7 +12,7 @@ from runner.world.preflight.problem import (
     group_by_value,
     rank_numbers,
 )
-from runner.world.preflight.survey import Survey
+from meshrun.runner.world.preflight.survey import Survey
 
 MIB = 1 << 20
 # MPICH 5: 8 ranks die of SIGBUS with 48 MiB of /dev/shm and run with 64. Intel MPI shares its code.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from runner.comm.api import Control
-from runner.comm.collective_call import gather_calls, on_root
-from runner.device.api import Backend
-from runner.errors import UserError
-from runner.system.launcher import Started
-from runner.world.preflight.problem import Problem
-from runner.world.preflight.survey import Survey, survey
-from runner.world.world import Check, Rank
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.collective_call import gather_calls, on_root
+from meshrun.runner.device.api import Backend
+from meshrun.runner.errors import UserError
+from meshrun.runner.system.launcher import Started
+from meshrun.runner.world.preflight.problem import Problem
+from meshrun.runner.world.preflight.survey import Survey, survey
+from meshrun.runner.world.world import Check, Rank
 
 
 class PreflightFailed(UserError):
@@ -44,7 +44,7 @@ def find_problems(
     """The problems that `surveys` show, the same on every rank. Collective."""
 
     def found() -> list[Problem]:
-        from runner.world.preflight.checks import check_surveys
+        from meshrun.runner.world.preflight.checks import check_surveys
 
         return check_surveys(surveys, started, oversubscribe=oversubscribe)
 

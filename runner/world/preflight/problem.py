@@ -6,9 +6,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from runner.errors import UserError
-from runner.world.preflight.survey import Survey
-from runner.world.watchdog.report import ranks_text
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.preflight.survey import Survey
+from meshrun.runner.world.watchdog.report import ranks_text
 
 MAX_NAMES = 4  # hosts, values or variables that one sentence lists by name
 Value = TypeVar("Value", bound=Hashable)

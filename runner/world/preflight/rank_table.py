@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from runner.report.table import table
-from runner.report.units import counted, size_name
-from runner.world.preflight.problem import (
+from meshrun.runner.report.table import table
+from meshrun.runner.report.units import counted, size_name
+from meshrun.runner.world.preflight.problem import (
     abbreviate,
     by_host,
     describe_groups,
@@ -17,8 +17,8 @@ from runner.world.preflight.problem import (
     group_by_value,
     rank_numbers,
 )
-from runner.world.preflight.survey import GpuFacts, Interface, Survey
-from runner.world.watchdog.report import ranges
+from meshrun.runner.world.preflight.survey import GpuFacts, Interface, Survey
+from meshrun.runner.world.watchdog.report import ranges
 
 WIDTH = 110
 LINES = 32  # with more ranks than this, only one of several identical hosts is shown

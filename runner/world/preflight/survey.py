@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner.device.api import Device
-from runner.errors import UserError
-from runner.report.versions import installed_version
-from runner.system import launcher, sysfs
-from runner.system.gpu import GpuFacts, read_gpu
-from runner.system.network import Interface, Port, interfaces, kernel_interfaces, ports
+from meshrun.runner.device.api import Device
+from meshrun.runner.errors import UserError
+from meshrun.runner.report.versions import installed_version
+from meshrun.runner.system import launcher, sysfs
+from meshrun.runner.system.gpu import GpuFacts, read_gpu
+from meshrun.runner.system.network import Interface, Port, interfaces, kernel_interfaces, ports
 
 __all__ = ["GpuFacts", "Interface", "Port", "Survey", "survey"]
 
@@ -125,7 +125,7 @@ def settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _nccl() -> tuple[str, str] | None:
     """Version and file; None without NCCL, which a single GPU rank does not need."""
-    from runner.comm import nccl
+    from meshrun.runner.comm import nccl
 
     try:
         nccl.load()

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from runner.recorder.ring import DEVICE_WAIT, ON_DEVICE, WAIT, Operation
-from runner.recorder.snapshot import RankSnapshot
-from runner.world.watchdog.report import ranks_text
+from meshrun.runner.recorder.ring import DEVICE_WAIT, ON_DEVICE, WAIT, Operation
+from meshrun.runner.recorder.snapshot import RankSnapshot
+from meshrun.runner.world.watchdog.report import ranks_text
 
 WAITS = (WAIT, DEVICE_WAIT)
 MOST_SENTENCES = 4

@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from runner.errors import UserError
-from runner.recorder.snapshot import RankSnapshot
-from runner.system.gpu_counters import load_readings
-from runner.system.nvml import handle
-from runner.world.watchdog.report import ranks_text
+from meshrun.runner.errors import UserError
+from meshrun.runner.recorder.snapshot import RankSnapshot
+from meshrun.runner.system.gpu_counters import load_readings
+from meshrun.runner.system.nvml import handle
+from meshrun.runner.world.watchdog.report import ranks_text
 
 TIMEOUT = 1.0  # seconds for all of a host; NVML's calls may wait for a driver that waits for its GPU
 FORMS = {"busy": "{} %", "power": "{} W", "SM clock": "SM clock {} MHz", "temperature": "{} C"}

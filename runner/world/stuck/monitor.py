@@ -11,21 +11,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.recorder import ring
-from runner.recorder.process import process_state
-from runner.recorder.snapshot import RankSnapshot, snapshots
-from runner.world import helper_process
-from runner.world.run_status import RunLines
-from runner.world.stuck import gpu_states, nccl_ras
-from runner.world.watchdog.channel import LOOPBACK, host_addresses, interface_address
+from meshrun.runner.recorder import ring
+from meshrun.runner.recorder.process import process_state
+from meshrun.runner.recorder.snapshot import RankSnapshot, snapshots
+from meshrun.runner.world import helper_process
+from meshrun.runner.world.run_status import RunLines
+from meshrun.runner.world.stuck import gpu_states, nccl_ras
+from meshrun.runner.world.watchdog.channel import LOOPBACK, host_addresses, interface_address
 
 if TYPE_CHECKING:
-    from runner.system.launcher import Started
-    from runner.world.world import World
+    from meshrun.runner.system.launcher import Started
+    from meshrun.runner.world.world import World
 
 STALL_TIMEOUT = 300.0  # seconds without progress
 _KEPT: list[subprocess.Popen[str]] = []  # their pipes close when this process ends, which ends them
-PROCESS = "runner.world.stuck.monitor_process"
+PROCESS = "meshrun.runner.world.stuck.monitor_process"
 
 
 @dataclass

@@ -16,15 +16,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runner.errors import tell
-from runner.recorder.snapshot import RankSnapshot, from_json, to_json
-from runner.world.helper_process import rank_has_ended, read_setting, write_message
-from runner.world.run_status import RunLines, run_at
-from runner.world.stuck import gpu_states, nccl_ras
-from runner.world.stuck.explain import explain, waiting_in
-from runner.world.stuck.monitor import HostMonitor
-from runner.world.watchdog.channel import Connection, Hub, connect
-from runner.world.watchdog.progress import StallTimer
+from meshrun.runner.errors import tell
+from meshrun.runner.recorder.snapshot import RankSnapshot, from_json, to_json
+from meshrun.runner.world.helper_process import rank_has_ended, read_setting, write_message
+from meshrun.runner.world.run_status import RunLines, run_at
+from meshrun.runner.world.stuck import gpu_states, nccl_ras
+from meshrun.runner.world.stuck.explain import explain, waiting_in
+from meshrun.runner.world.stuck.monitor import HostMonitor
+from meshrun.runner.world.watchdog.channel import Connection, Hub, connect
+from meshrun.runner.world.watchdog.progress import StallTimer
 
 POLL_INTERVAL = 0.5  # seconds between two looks at the recorders
 RANK_POLL = 0.1  # seconds between two looks whether the rank has ended, for which a launcher may wait

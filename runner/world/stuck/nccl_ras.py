@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runner.errors import first_line, printable
-from runner.system.launcher import environment
+from meshrun.runner.errors import first_line, printable
+from meshrun.runner.system.launcher import environment
 
 ADDRESS, ENABLED = "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"
 PORTS = (20000, 8000)  # the first one, and how many: below those that Linux gives to clients

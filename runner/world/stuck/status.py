@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.recorder import process, ring
-from runner.recorder.ring import Operation
-from runner.recorder.snapshot import RankSnapshot, snapshots
-from runner.report.units import counted
-from runner.world.stuck import gpu_states
-from runner.world.stuck.explain import explain, waits_for
+from meshrun.runner.recorder import process, ring
+from meshrun.runner.recorder.ring import Operation
+from meshrun.runner.recorder.snapshot import RankSnapshot, snapshots
+from meshrun.runner.report.units import counted
+from meshrun.runner.world.stuck import gpu_states
+from meshrun.runner.world.stuck.explain import explain, waits_for
 
 CALM = 1.0  # seconds without an operation on any rank, after which it is told who waits for whom
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.processes import boot_id
+from meshrun.runner.processes import boot_id
 
 Message = dict[str, Any]
 

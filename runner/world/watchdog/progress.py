@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runner.world.watchdog.report import BEFORE, DONE, INSIDE
+from meshrun.runner.world.watchdog.report import BEFORE, DONE, INSIDE
 
 MAX_GAP = 1.0  # seconds; a longer time between two checks counts as this
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from runner.report.units import ranges_of
+from meshrun.runner.report.units import ranges_of
 
 BEFORE, INSIDE, DONE = range(3)  # stages of one measurement, in their order
 

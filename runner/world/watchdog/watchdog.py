@@ -21,9 +21,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from runner.comm.api import Control
-from runner.errors import RunError, first_line
-from runner.world.watchdog.channel import (
+from meshrun.runner.comm.api import Control
+from meshrun.runner.errors import RunError, first_line
+from meshrun.runner.world.watchdog.channel import (
     LOOPBACK,
     Connection,
     Hub,
@@ -33,8 +33,8 @@ from runner.world.watchdog.channel import (
     interface_address,
     network_stack,
 )
-from runner.world.watchdog.progress import MeasurementProgress, StallTimer
-from runner.world.watchdog.report import Position, format_own_report, format_report
+from meshrun.runner.world.watchdog.progress import MeasurementProgress, StallTimer
+from meshrun.runner.world.watchdog.report import Position, format_own_report, format_report
 
 __all__ = ["MeasurementProgress", "Watchdog"]
 

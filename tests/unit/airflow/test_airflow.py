@@ -14,26 +14,26 @@ import pytest
 from PIL import Image
 from queued_device import QueuedBackend
 
-from jobs.airflow import airflow as module
-from jobs.airflow import units
-from jobs.airflow.airflow import airflow
-from jobs.airflow.cells import Cell
-from jobs.airflow.flow_frames import FlowFrames
-from jobs.airflow.lattice import D2Q9, D3Q19
-from jobs.airflow.moments import equilibrium, momentum
-from jobs.airflow.shapes.bodies import Body
-from jobs.airflow.shapes.shape import Placement, read
-from jobs.airflow.tunnel import Tunnel
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.errors import RunError, UserError
-from runner.pipeline.steps.frames import Frames
-from runner.plan.chunking import MemoryUse
-from runner.plan.step_options import StepOptions
-from runner.region import Region
-from runner.run import step_run
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.jobs.airflow import airflow as module
+from meshrun.jobs.airflow import units
+from meshrun.jobs.airflow.airflow import airflow
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.flow_frames import FlowFrames
+from meshrun.jobs.airflow.lattice import D2Q9, D3Q19
+from meshrun.jobs.airflow.moments import equilibrium, momentum
+from meshrun.jobs.airflow.shapes.bodies import Body
+from meshrun.jobs.airflow.shapes.shape import Placement, read
+from meshrun.jobs.airflow.tunnel import Tunnel
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.pipeline.steps.frames import Frames
+from meshrun.runner.plan.chunking import MemoryUse
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.region import Region
+from meshrun.runner.run import step_run
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 SMALL = {"size": "64x32", "length": 8.0, "reynolds": 20.0, "steps": 60, "every": 20, "forces_every": 10}
 
@@ -560,7 +560,7 @@ def test_pixels_at_the_borders_of_blocks_are_those_of_one_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grid: str, pixels: int, devices: bool
 ) -> None:
     """No rank has all cells that they are computed from. Each pixel is 4 bytes for each quantity shown."""
-    monkeypatch.setattr("runner.pipeline.steps.frames.PIXELS", pixels)
+    monkeypatch.setattr("meshrun.runner.pipeline.steps.frames.PIXELS", pixels)
     fetch, fetched = Frames._fetch, []
 
     def counted(self: Frames, cells: Any, *, fresh: bool) -> Any:

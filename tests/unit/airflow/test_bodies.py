@@ -10,14 +10,14 @@ import surfaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.airflow.lattice import D2Q9, D3Q27
-from jobs.airflow.links import find_links
-from jobs.airflow.shapes import bodies, surface
-from jobs.airflow.shapes.airfoil import parse
-from jobs.airflow.shapes.bodies import Body, Round, of_cells, silhouette
-from jobs.airflow.shapes.shape import Placement, read
-from jobs.airflow.shapes.surface import Surface, crossings, volume
-from runner.region import Region, overlap
+from meshrun.jobs.airflow.lattice import D2Q9, D3Q27
+from meshrun.jobs.airflow.links import find_links
+from meshrun.jobs.airflow.shapes import bodies, surface
+from meshrun.jobs.airflow.shapes.airfoil import parse
+from meshrun.jobs.airflow.shapes.bodies import Body, Round, of_cells, silhouette
+from meshrun.jobs.airflow.shapes.shape import Placement, read
+from meshrun.jobs.airflow.shapes.surface import Surface, crossings, volume
+from meshrun.runner.region import Region, overlap
 
 Array = np.ndarray[Any, Any]
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.airflow.airflow import airflow
-from jobs.airflow.cells import Cell
-from jobs.airflow.lattice import D3Q19
-from jobs.airflow.shapes.bodies import Body
-from jobs.airflow.tunnel import Cavity
-from runner.errors import UserError
-from runner.region import Region
-from runner.system.compiler import find_compiler
+from meshrun.jobs.airflow.airflow import airflow
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import D3Q19
+from meshrun.jobs.airflow.shapes.bodies import Body
+from meshrun.jobs.airflow.tunnel import Cavity
+from meshrun.runner.errors import UserError
+from meshrun.runner.region import Region
+from meshrun.runner.system.compiler import find_compiler
 
 
 def velocity(folder: Path, **options: Any) -> Any:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from nvrtc_log import log_of
 
-from jobs.airflow.cells import Cell
-from jobs.airflow.lattice import LATTICES
-from jobs.airflow.step import Collision, step_job
-from runner.fuse.graph import Operand
-from runner.fuse.single_pass import emit
-from runner.fuse.trace import trace
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import LATTICES
+from meshrun.jobs.airflow.step import Collision, step_job
+from meshrun.runner.fuse.graph import Operand
+from meshrun.runner.fuse.single_pass import emit
+from meshrun.runner.fuse.trace import trace
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flow_runs import channel, free, simulate
 
-from jobs.airflow.forces import shedding
-from runner.errors import RunError
-from runner.system.compiler import find_compiler
+from meshrun.jobs.airflow.forces import shedding
+from meshrun.runner.errors import RunError
+from meshrun.runner.system.compiler import find_compiler
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="takes too long without a C++ compiler")

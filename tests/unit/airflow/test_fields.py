@@ -14,21 +14,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jobs.airflow.airflow import airflow
-from jobs.airflow.flow_frames import SPEED
-from jobs.airflow.shapes.shape import Placement, read
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.errors import RunError, UserError
-from runner.pipeline.steps.snapshots import Snapshots, count_snapshots
-from runner.pipeline.steps.stepper import Stepper
-from runner.plan.step_options import SaveInterval, StepOptions
-from runner.plan.stream_options import StreamOptions
-from runner.region import Region
-from runner.report.colors import NOT_A_NUMBER, indices, palette
-from runner.run.execute import Options, run
-from runner.storage.field_file import FieldFile, GridField
-from runner.world.world import open_world
+from meshrun.jobs.airflow.airflow import airflow
+from meshrun.jobs.airflow.flow_frames import SPEED
+from meshrun.jobs.airflow.shapes.shape import Placement, read
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.pipeline.steps.snapshots import Snapshots, count_snapshots
+from meshrun.runner.pipeline.steps.stepper import Stepper
+from meshrun.runner.plan.step_options import SaveInterval, StepOptions
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.region import Region
+from meshrun.runner.report.colors import NOT_A_NUMBER, indices, palette
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.storage.field_file import FieldFile, GridField
+from meshrun.runner.world.world import open_world
 
 zarr = pytest.importorskip("zarr")
 

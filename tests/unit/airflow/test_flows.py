@@ -12,8 +12,8 @@ import pytest
 import surfaces
 from PIL import Image
 
-from jobs.airflow.airflow import airflow
-from runner.system.compiler import find_compiler
+from meshrun.jobs.airflow.airflow import airflow
+from meshrun.runner.system.compiler import find_compiler
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="takes too long without a C++ compiler")
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.airflow import forces
-from jobs.airflow.forces import History, shedding
-from jobs.airflow.shapes.bodies import Body, Round
-from runner.errors import UserError
+from meshrun.jobs.airflow import forces
+from meshrun.jobs.airflow.forces import History, shedding
+from meshrun.jobs.airflow.shapes.bodies import Body, Round
+from meshrun.runner.errors import UserError
 
 Array = np.ndarray[Any, Any]
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jobs.airflow.lattice import LATTICES, Lattice
+from meshrun.jobs.airflow.lattice import LATTICES, Lattice
 
 EVERY = pytest.mark.parametrize("lattice", LATTICES.values(), ids=LATTICES)
 

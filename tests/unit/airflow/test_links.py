@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import surfaces
 
-from jobs.airflow.lattice import D2Q9, D3Q19, D3Q27, Lattice
-from jobs.airflow.links import find_links, force, momentum, set_slots
-from jobs.airflow.shapes.bodies import Body, Round, of_cells
-from jobs.airflow.shapes.surface import Surface
-from runner.region import Region
+from meshrun.jobs.airflow.lattice import D2Q9, D3Q19, D3Q27, Lattice
+from meshrun.jobs.airflow.links import find_links, force, momentum, set_slots
+from meshrun.jobs.airflow.shapes.bodies import Body, Round, of_cells
+from meshrun.jobs.airflow.shapes.surface import Surface
+from meshrun.runner.region import Region
 
 Array = np.ndarray[Any, Any]
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.airflow import moments
-from jobs.airflow.lattice import LATTICES, Lattice
+from meshrun.jobs.airflow import moments
+from meshrun.jobs.airflow.lattice import LATTICES, Lattice
 
 
 @pytest.mark.parametrize("lattice", LATTICES.values(), ids=LATTICES)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.airflow import moments
-from jobs.airflow.cells import Cell
-from jobs.airflow.lattice import D2Q9, LATTICES
-from jobs.airflow.step import SOUND, Collision, step_job
-from jobs.airflow.units import Flow
+from meshrun.jobs.airflow import moments
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import D2Q9, LATTICES
+from meshrun.jobs.airflow.step import SOUND, Collision, step_job
+from meshrun.jobs.airflow.units import Flow
 
 FLOWS: Any = SimpleNamespace(**runpy.run_path(f"{Path(__file__).parents[3]}/benchmarks/airflow_physics.py"))
 

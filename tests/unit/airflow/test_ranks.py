@@ -11,20 +11,20 @@ import pytest
 from flow_runs import Flow, free, rates, simulate, start
 
 import meshrun
-from jobs.airflow.cells import Cell
-from jobs.airflow.forces import coefficients
-from jobs.airflow.lattice import D2Q9
-from jobs.airflow.links import find_links, force, momentum, set_slots
-from jobs.airflow.step import step_job
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.pipeline.steps.stepper import Stepper
-from runner.plan.step_options import StepOptions
-from runner.region import Region
-from runner.run.execute import Options, run
-from runner.run.step_run import Additions
-from runner.storage.formats.registry import ComputedSource
-from runner.world.world import open_world
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.forces import coefficients
+from meshrun.jobs.airflow.lattice import D2Q9
+from meshrun.jobs.airflow.links import find_links, force, momentum, set_slots
+from meshrun.jobs.airflow.step import step_job
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.pipeline.steps.stepper import Stepper
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.region import Region
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.run.step_run import Additions
+from meshrun.runner.storage.formats.registry import ComputedSource
+from meshrun.runner.world.world import open_world
 
 STEPS = 12
 Array = np.ndarray[Any, Any]

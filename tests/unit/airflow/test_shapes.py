@@ -12,14 +12,14 @@ import tifffile
 from PIL import Image
 from tiff_files import few_bits
 
-from jobs.airflow.shapes import stl
-from jobs.airflow.shapes.airfoil import parse
-from jobs.airflow.shapes.bodies import Body, of_cells
-from jobs.airflow.shapes.parts import find_parts
-from jobs.airflow.shapes.shape import Placement, check, read
-from jobs.airflow.shapes.surface import volume
-from runner.errors import UserError
-from runner.region import Region
+from meshrun.jobs.airflow.shapes import stl
+from meshrun.jobs.airflow.shapes.airfoil import parse
+from meshrun.jobs.airflow.shapes.bodies import Body, of_cells
+from meshrun.jobs.airflow.shapes.parts import find_parts
+from meshrun.jobs.airflow.shapes.shape import Placement, check, read
+from meshrun.jobs.airflow.shapes.surface import volume
+from meshrun.runner.errors import UserError
+from meshrun.runner.region import Region
 
 Array = np.ndarray[Any, Any]
 EVERY_WALL = ("top", "bottom", "front", "back")

@@ -10,22 +10,22 @@ import h5py
 import numpy as np
 import pytest
 
-from jobs.airflow.airflow import airflow
-from jobs.airflow.cells import Cell
-from jobs.airflow.lattice import D2Q9
-from jobs.airflow.shapes.shape import Placement, read
-from jobs.airflow.tunnel import Tunnel
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.errors import RunError, UserError
-from runner.pipeline.steps.checkpoints import Checkpoints
-from runner.pipeline.steps.steady import UntilSteady
-from runner.plan.step_options import SaveInterval, Steady, StepOptions
-from runner.plan.stream_options import StreamOptions
-from runner.region import Region
-from runner.report.summary import render
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.jobs.airflow.airflow import airflow
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import D2Q9
+from meshrun.jobs.airflow.shapes.shape import Placement, read
+from meshrun.jobs.airflow.tunnel import Tunnel
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.pipeline.steps.checkpoints import Checkpoints
+from meshrun.runner.pipeline.steps.steady import UntilSteady
+from meshrun.runner.plan.step_options import SaveInterval, Steady, StepOptions
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.region import Region
+from meshrun.runner.report.summary import render
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 EVERY = 40  # steps in which the flow passes the body: length / speed
 TOLERANCE = 0.03  # reached after a few of them
@@ -155,7 +155,7 @@ def test_a_flow_that_is_not_steady_yet_takes_all_steps_and_says_so(tmp_path: Pat
 
 
 def test_a_flow_that_is_to_become_steady_has_a_later_last_step_and_no_fewer_frames() -> None:
-    from jobs.airflow import airflow as module
+    from meshrun.jobs.airflow import airflow as module
 
     body = read("cylinder", Placement(size="100x64"))
     tunnel = Tunnel(body, D2Q9, "slip", "uniform", 0.1, np.dtype(np.float32))

@@ -11,12 +11,12 @@ import pytest
 import textbook_lattice
 from step_runs import stepped
 
-from jobs.airflow.cells import Cell
-from jobs.airflow.lattice import D2Q9, D3Q19, LATTICES, Lattice
-from jobs.airflow.moments import equilibrium
-from jobs.airflow.step import SCALE, Collision, Damping, step_job
-from runner.errors import UserError
-from runner.job.declaration import Job
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import D2Q9, D3Q19, LATTICES, Lattice
+from meshrun.jobs.airflow.moments import equilibrium
+from meshrun.jobs.airflow.step import SCALE, Collision, Damping, step_job
+from meshrun.runner.errors import UserError
+from meshrun.runner.job.declaration import Job
 
 Array = np.ndarray[Any, Any]
 EVERY_LATTICE = pytest.mark.parametrize("lattice", LATTICES.values(), ids=LATTICES)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs.airflow.units import Flow
-from runner.errors import UserError
+from meshrun.jobs.airflow.units import Flow
+from meshrun.runner.errors import UserError
 
 
 def test_rates_follow_from_the_reynolds_number() -> None:

@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 
 import meshrun
-from jobs.bench.collectives import session
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.session import Bench
 from meshrun import World
-from runner.comm.api import Control
-from runner.comm.collectives.api import Call, Pointer
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.world.watchdog.watchdog import MeasurementProgress
+from meshrun.jobs.bench.collectives import session
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
+from meshrun.jobs.bench.collectives.session import Bench
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.collectives.api import Call, Pointer
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.world.watchdog.watchdog import MeasurementProgress
 
 Wrap = Callable[[Any], Any]
 

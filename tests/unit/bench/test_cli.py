@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 from typed import LAUNCHERS, typed
 
-from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.output.nccl_tests_json import combined, record
-from jobs.bench.collectives.results import Footer, Header, PlacementResult, ResultRow
-from jobs.bench.collectives.specs import SPECS
-from launch.cli.main import main
-from launch.mpi.rank_command import PROGRAM
-from runner.comm.collectives.api import DATATYPES
-from runner.device.cpu import CpuBackend
+from meshrun.jobs.bench.collectives.config import SweepSettings
+from meshrun.jobs.bench.collectives.output.nccl_tests_json import combined, record
+from meshrun.jobs.bench.collectives.results import Footer, Header, PlacementResult, ResultRow
+from meshrun.jobs.bench.collectives.specs import SPECS
+from meshrun.launch.cli.main import main
+from meshrun.launch.mpi.rank_command import PROGRAM
+from meshrun.runner.comm.collectives.api import DATATYPES
+from meshrun.runner.device.cpu import CpuBackend
 
 DEADLOCK = 60  # seconds; nothing here takes a tenth of it
 SMALL = ("-b", "8", "-e", "2K", "-f", "4", "-n", "2", "--device", "cpu")

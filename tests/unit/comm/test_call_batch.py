@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.comm.collectives import call_batch
-from runner.comm.collectives.call_batch import BUILT, CALL, Batch
+from meshrun.runner.comm.collectives import call_batch
+from meshrun.runner.comm.collectives.call_batch import BUILT, CALL, Batch
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 HEADERS = Path(sysconfig.get_path("include"), "Python.h").exists()

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from runner.comm.clock import Clock, clock_offsets
-from runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.comm.clock import Clock, clock_offsets
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

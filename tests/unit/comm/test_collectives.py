@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runner.comm.collectives.api import (
+from meshrun.runner.comm.collectives.api import (
     DATATYPES,
     OPERATIONS,
     REDUCTIONS,
@@ -26,10 +26,10 @@ from runner.comm.collectives.api import (
     Pointer,
     hypercube,
 )
-from runner.comm.collectives.host import AlignedBuffer, Scratch, average, combine
-from runner.comm.collectives.threads import ThreadCollectives
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.errors import RunError, UserError
+from meshrun.runner.comm.collectives.host import AlignedBuffer, Scratch, average, combine
+from meshrun.runner.comm.collectives.threads import ThreadCollectives
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.errors import RunError, UserError
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")

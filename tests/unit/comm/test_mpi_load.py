@@ -20,8 +20,8 @@ for _ in range(int(sys.argv[2])):
 """
 LOADS = """
 import pathlib, signal, sys, time
-from runner.comm import mpi
-from runner.world.termination import on_termination
+from meshrun.runner.comm import mpi
+from meshrun.runner.world.termination import on_termination
 for number in (signal.SIGINT, signal.SIGHUP):  # nohup and a shell's background ignore them
     signal.signal(number, signal.SIG_DFL)
 on_termination(lambda: None)
@@ -65,7 +65,8 @@ def test_an_ignored_signal_stays_ignored_while_mpi_is_loaded(tmp_path: Path) -> 
         "import os, signal\nos.kill(os.getpid(), signal.SIGHUP)\nprint(repr(signal.getsignal(signal.SIGHUP)))"
     )
     code = (
-        "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\nfrom runner.comm import mpi\nmpi.load()"
+        "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "from meshrun.runner.comm import mpi\nmpi.load()"
     )
     root = str(Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), root])}

@@ -20,8 +20,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runner.comm.collectives.api import DATATYPES, OPERATIONS, REDUCTIONS
-from runner.comm.collectives.call_batch import BUILT
+from meshrun.runner.comm.collectives.api import DATATYPES, OPERATIONS, REDUCTIONS
+from meshrun.runner.comm.collectives.call_batch import BUILT
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 
@@ -67,13 +67,13 @@ cupy.ndarray = lambda *parts: parts
 cupy.uint8 = "uint8"
 sys.modules["cupy"] = cupy
 
-from runner.comm import nccl
-from runner.comm.collectives.api import DATATYPES, OPERATIONS, REDUCTIONS, Call, Pointer
-from runner.comm.nccl_arrays import NcclComm
-from runner.comm.collectives.nccl_calls import NcclCalls
-from runner.comm.collectives.nccl import NcclCollectives
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.errors import MeshrunError
+from meshrun.runner.comm import nccl
+from meshrun.runner.comm.collectives.api import DATATYPES, OPERATIONS, REDUCTIONS, Call, Pointer
+from meshrun.runner.comm.nccl_arrays import NcclComm
+from meshrun.runner.comm.collectives.nccl_calls import NcclCalls
+from meshrun.runner.comm.collectives.nccl import NcclCollectives
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.errors import MeshrunError
 
 def noted(function):
     "What a call made of: each function's name and numbers."
@@ -642,7 +642,7 @@ tell([[vars(one) for one in first], second, os.environ["NCCL_DEBUG"], "NCCL_DEBU
 def test_a_communicator_s_own_tuning(stub: Stub) -> None:
     """Its variables are set only while it opens; what NCCL does not have fails at the first call."""
     body = """
-from runner.comm.collectives.api import NcclTuning
+from meshrun.runner.comm.collectives.api import NcclTuning
 os.environ["NCCL_ALGO"] = "NVLS"
 def made(tuning):
     one = NcclCollectives(ThreadComm(), stream, tuning=tuning)

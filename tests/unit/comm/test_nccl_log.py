@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runner.comm.collectives.api import NcclChoice
-from runner.comm.nccl_log import choices
+from meshrun.runner.comm.collectives.api import NcclChoice
+from meshrun.runner.comm.nccl_log import choices
 
 PREFIX = "node7:4242:4250 [3] NCCL INFO "
 

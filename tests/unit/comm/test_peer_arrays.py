@@ -14,12 +14,12 @@ import numpy as np
 import over_cupy
 import pytest
 
-from runner.comm.api import Control
-from runner.comm.peer_memory import PAGE, Unreachable
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.device.api import Device, NotCapturable
-from runner.device.raw.memory import Memory
-from runner.pipeline.steps import halo_path
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.peer_memory import PAGE, Unreachable
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.device.api import Device, NotCapturable
+from meshrun.runner.device.raw.memory import Memory
+from meshrun.runner.pipeline.steps import halo_path
 
 GPUS = [Device("cuda", "a GPU", index, uuid=f"GPU-{index}") for index in range(2)]
 
@@ -71,7 +71,7 @@ class Box:
 
 def opened(cupy: Any, shut: str = "", seen: tuple[int, ...] = (0, 1)) -> list[Any]:
     """On two ranks: the neighbour's addresses or why there are none, and what is released in the end."""
-    from runner.comm.peer_arrays import PeerArrays
+    from meshrun.runner.comm.peer_arrays import PeerArrays
 
     def body(control: ThreadComm) -> Any:
         own: Control = control
@@ -117,7 +117,7 @@ def test_a_process_that_cannot_look_for_gpus_says_so_on_every_rank(
     cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a block is allocated: --halo auto exchanges messages then, --halo direct is refused."""
-    from runner.comm import peer_arrays
+    from meshrun.runner.comm import peer_arrays
 
     def box() -> Any:
         if threading.current_thread() is not blind:
@@ -152,7 +152,7 @@ def test_a_process_that_cannot_look_for_gpus_says_so_on_every_rank(
 
 
 def test_an_array_has_whole_pages_of_its_own(cupy: Any) -> None:
-    from runner.comm.peer_arrays import PeerArrays
+    from meshrun.runner.comm.peer_arrays import PeerArrays
 
     PeerArrays(ThreadComm(), GPUS[:1]).empty((PAGE // 4 + 1,), np.dtype(np.float32))
     cupy.cuda.Memory.assert_called_once_with(2 * PAGE)
@@ -160,7 +160,7 @@ def test_an_array_has_whole_pages_of_its_own(cupy: Any) -> None:
 
 
 def recorded(cupy: Any, work: Any, *, broken: bool = False) -> Any:
-    from runner.device.cuda import CudaBackend
+    from meshrun.runner.device.cuda import CudaBackend
 
     stream = cupy.cuda.get_current_stream()
     stream.end_capture.side_effect = CudaError("invalidated") if broken else None

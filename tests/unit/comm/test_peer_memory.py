@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from runner.comm.api import Control
-from runner.comm.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.device.raw.memory import Memory
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.device.raw.memory import Memory
 
 
 class Box:

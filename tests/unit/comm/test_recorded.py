@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.comm.recorded import RecordedControl, unrecorded
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.recorder import ring
-from runner.recorder.ring import Recorder
-from runner.report.phases import Phases
-from runner.report.spans import Spans
+from meshrun.runner.comm.recorded import RecordedControl, unrecorded
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.recorder import ring
+from meshrun.runner.recorder.ring import Recorder
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.report.spans import Spans
 
 ABOUT = {"run": "r", "size": 3, "host": "n1", "device": "CPU", "command": ""}
 

@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from runner.comm.api import Operation
-from runner.comm.threads import ThreadComm, ThreadHub, run_ranks
-from runner.errors import RunError, UserError
+from meshrun.runner.comm.api import Operation
+from meshrun.runner.comm.threads import ThreadComm, ThreadHub, run_ranks
+from meshrun.runner.errors import RunError, UserError
 
 DTYPES = ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64", "complex128"]
 

@@ -13,9 +13,9 @@ import numpy as np
 import over_cupy
 import pytest
 
-from runner.device import cpu
-from runner.device.api import POISON, poison
-from runner.device.cpu import CpuBackend
+from meshrun.runner.device import cpu
+from meshrun.runner.device.api import POISON, poison
+from meshrun.runner.device.cpu import CpuBackend
 
 DTYPES = ("bool", "uint8", "uint16", "int32", "int64", "float16", "float32", "float64", "complex64")
 
@@ -71,7 +71,7 @@ def test_ranges_are_named_where_cupy_can(available: bool, monkeypatch: pytest.Mo
     cupy.cuda.nvtx.available = available
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     over_cupy.forget()
-    copies = importlib.import_module("runner.device.copy_streams")
+    copies = importlib.import_module("meshrun.runner.device.copy_streams")
     over_cupy.forget()
     with copies.CudaCopyStreams(0, MagicMock()).named("chunk 3"):
         inside = list(cupy.cuda.nvtx.method_calls)

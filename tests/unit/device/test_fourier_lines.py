@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from nvrtc_log import log_of_text
 
-from runner.device.api import HEADERS
+from meshrun.runner.device.api import HEADERS
 
 KERNEL = HEADERS / "fourier_lines.cu"
 SHIM = Path(__file__).parents[1] / "fuse" / "host" / "warps.h"

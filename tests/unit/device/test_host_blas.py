@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.device import host_blas
-from runner.device.host_blas import add_product, adds_products, at_most_blas_threads, blas_threads
+from meshrun.runner.device import host_blas
+from meshrun.runner.device.host_blas import add_product, adds_products, at_most_blas_threads, blas_threads
 
 needs_blas = pytest.mark.skipif(not adds_products(np.dtype("d")), reason="NumPy has an unknown BLAS")
 

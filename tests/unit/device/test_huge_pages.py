@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.device.raw import huge_pages
-from runner.errors import UserError
+from meshrun.runner.device.raw import huge_pages
+from meshrun.runner.errors import UserError
 
 
 def given() -> bool:

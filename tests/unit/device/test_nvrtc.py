@@ -13,8 +13,8 @@ from unittest.mock import MagicMock
 import over_cupy
 import pytest
 
-from runner.system import cached_files
-from runner.system.compiler import NotCompiled
+from meshrun.runner.system import cached_files
+from meshrun.runner.system.compiler import NotCompiled
 
 
 class Cupy:
@@ -55,7 +55,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cupy]:
 
 @pytest.fixture
 def nvrtc(cupy: Cupy) -> ModuleType:
-    return importlib.import_module("runner.device.nvrtc")
+    return importlib.import_module("meshrun.runner.device.nvrtc")
 
 
 def test_a_kernel_is_compiled_once_for_each_text_and_option(
@@ -146,7 +146,7 @@ def test_what_the_compiler_says_of_a_generated_text_is_one_sentence(
     cupy.cupy.cuda.compiler.CompileException = CompileException
     cupy.cupy.cuda.compiler.compile_using_nvrtc.side_effect = failure
     cupy.cupy.cuda.runtime.getDevice.return_value = 0
-    cuda = importlib.import_module("runner.device.cuda")
+    cuda = importlib.import_module("meshrun.runner.device.cuda")
     with pytest.raises(NotCompiled) as raised:
         cuda.kernel_of_text("text", "add")
     assert reason in raised.value.reason

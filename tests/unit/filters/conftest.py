@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.device.api import poison
-from runner.job.declaration import Job
-from runner.plan.halo import normalize
+from meshrun.runner.device.api import poison
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.plan.halo import normalize
 
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "constant": "constant", "wrap": "wrap"}
 Array = np.ndarray[Any, Any]

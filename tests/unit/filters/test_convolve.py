@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from jobs.filters.convolve import convolve
-from jobs.filters.dtypes import SUPPORTED
-from jobs.filters.weights import read
-from runner.errors import UserError
+from meshrun.jobs.filters.convolve import convolve
+from meshrun.jobs.filters.dtypes import SUPPORTED
+from meshrun.jobs.filters.weights import read
+from meshrun.runner.errors import UserError
 
 Apply = Callable[..., np.ndarray[Any, Any]]
 

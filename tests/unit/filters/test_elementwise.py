@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.filters import dtypes
-from jobs.filters.dtypes import SUPPORTED
-from jobs.filters.elementwise import elementwise
-from jobs.filters.expression import FUNCTIONS
-from runner.errors import UserError
-from runner.run.verify.compare import differs
+from meshrun.jobs.filters import dtypes
+from meshrun.jobs.filters.dtypes import SUPPORTED
+from meshrun.jobs.filters.elementwise import elementwise
+from meshrun.jobs.filters.expression import FUNCTIONS
+from meshrun.runner.errors import UserError
+from meshrun.runner.run.verify.compare import differs
 
 Apply = Callable[..., np.ndarray[Any, Any]]
 Array = np.ndarray[Any, Any]

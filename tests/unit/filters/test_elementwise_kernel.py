@@ -14,13 +14,13 @@ from any_values import noise
 from fused import GXX, launchers
 from on_device import OnDevice
 
-from jobs.filters import elementwise as elementwise_module
-from jobs.filters.dtypes import SUPPORTED, floating
-from jobs.filters.elementwise import elementwise
-from jobs.filters.expression import FUNCTIONS
-from runner.fuse import fill
-from runner.fuse.graph import Operand
-from runner.fuse.single_pass import emit
+from meshrun.jobs.filters import elementwise as elementwise_module
+from meshrun.jobs.filters.dtypes import SUPPORTED, floating
+from meshrun.jobs.filters.elementwise import elementwise
+from meshrun.jobs.filters.expression import FUNCTIONS
+from meshrun.runner.fuse import fill
+from meshrun.runner.fuse.graph import Operand
+from meshrun.runner.fuse.single_pass import emit
 
 Array = np.ndarray[Any, Any]
 EXPRESSION = "where(x > 10, x * 3.5 - 0.1, min(max(-x, floor(x / 7)), 1e30)) + abs(x) // 1.5 % -0.7"
@@ -65,7 +65,9 @@ def on_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
         return by_text[source]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "runner.device.cuda", SimpleNamespace(kernel_of_text=kernel_of_text))
+        patch.setitem(
+            sys.modules, "meshrun.runner.device.cuda", SimpleNamespace(kernel_of_text=kernel_of_text)
+        )
         yield
     fill.kernel_of.cache_clear()
 

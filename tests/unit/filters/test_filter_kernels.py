@@ -18,17 +18,17 @@ from any_values import noise
 from fused import GXX, launchers
 from on_device import OnDevice
 
-from jobs.filters import convolve as convolve_module
-from jobs.filters.convolve import convolve
-from jobs.filters.dtypes import SUPPORTED, is_wide
-from jobs.filters.grayscale import grayscale
-from jobs.filters.laplacian import laplacian
-from jobs.filters.weights import read
-from runner.errors import RunError, UserError
-from runner.fuse import compiled, fill
-from runner.fuse.evaluate import evaluate
-from runner.plan.halo import normalize
-from runner.system.compiler import NotCompiled
+from meshrun.jobs.filters import convolve as convolve_module
+from meshrun.jobs.filters.convolve import convolve
+from meshrun.jobs.filters.dtypes import SUPPORTED, is_wide
+from meshrun.jobs.filters.grayscale import grayscale
+from meshrun.jobs.filters.laplacian import laplacian
+from meshrun.jobs.filters.weights import read
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.fuse import compiled, fill
+from meshrun.runner.fuse.evaluate import evaluate
+from meshrun.runner.plan.halo import normalize
+from meshrun.runner.system.compiler import NotCompiled
 
 Array = np.ndarray[Any, Any]
 FILTERED = (
@@ -172,7 +172,9 @@ def on_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[st
         kernel: Any = SimpleNamespace(source=source, name=name)
         return launchers(tmp_path, [kernel])[0]
 
-    monkeypatch.setitem(sys.modules, "runner.device.cuda", SimpleNamespace(kernel_of_text=kernel_of_text))
+    monkeypatch.setitem(
+        sys.modules, "meshrun.runner.device.cuda", SimpleNamespace(kernel_of_text=kernel_of_text)
+    )
     fill.kernel_of.cache_clear()
     yield texts
     fill.kernel_of.cache_clear()
@@ -204,7 +206,7 @@ def test_a_kernel_that_does_not_compile_is_a_sentence(monkeypatch: pytest.Monkey
     def refuse(*given: Any) -> Any:
         raise NotCompiled("CUDA's compiler fails: it is tired")
 
-    monkeypatch.setitem(sys.modules, "runner.device.cuda", SimpleNamespace(kernel_of_text=refuse))
+    monkeypatch.setitem(sys.modules, "meshrun.runner.device.cuda", SimpleNamespace(kernel_of_text=refuse))
     fill.kernel_of.cache_clear()
     block, out = np.zeros((5, 6), np.float32), np.zeros((3, 4), np.float32)
     with pytest.raises(RunError, match=r"it is tired\. Try: --device cpu"):

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 from skimage import color
 
-from jobs.filters.dtypes import SUPPORTED
-from jobs.filters.grayscale import grayscale, parse
-from runner.errors import UserError
+from meshrun.jobs.filters.dtypes import SUPPORTED
+from meshrun.jobs.filters.grayscale import grayscale, parse
+from meshrun.runner.errors import UserError
 
 Apply = Callable[..., np.ndarray[Any, Any]]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from step_runs import stepped
 
-from jobs.filters.heat import heat
-from runner.errors import UserError
+from meshrun.jobs.filters.heat import heat
+from meshrun.runner.errors import UserError
 
 AXES = pytest.mark.parametrize("axes", [1, 2, 3])
 

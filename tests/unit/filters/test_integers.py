@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from jobs.filters.convolve import convolve
-from jobs.filters.dtypes import SUPPORTED, ExactSums, store
-from jobs.filters.elementwise import elementwise
-from jobs.filters.grayscale import grayscale
-from jobs.filters.laplacian import laplacian
-from runner.comm.threads import run_ranks
-from runner.errors import RunError
-from runner.job.declaration import Job
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.jobs.filters.convolve import convolve
+from meshrun.jobs.filters.dtypes import SUPPORTED, ExactSums, store
+from meshrun.jobs.filters.elementwise import elementwise
+from meshrun.jobs.filters.grayscale import grayscale
+from meshrun.jobs.filters.laplacian import laplacian
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import RunError
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 Apply = Callable[..., np.ndarray[Any, Any]]
 Array = np.ndarray[Any, Any]

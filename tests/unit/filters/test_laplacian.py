@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from jobs.filters.dtypes import SUPPORTED, is_wide
-from jobs.filters.laplacian import laplacian
-from runner.errors import UserError
+from meshrun.jobs.filters.dtypes import SUPPORTED, is_wide
+from meshrun.jobs.filters.laplacian import laplacian
+from meshrun.runner.errors import UserError
 
 Apply = Callable[..., np.ndarray[Any, Any]]
 # Of these float64, in which scipy computes, holds every sum; test_integers has the others.

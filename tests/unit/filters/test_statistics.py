@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.filters.dtypes import SUPPORTED
-from jobs.filters.statistics import statistics
-from runner.errors import UserError
+from meshrun.jobs.filters.dtypes import SUPPORTED
+from meshrun.jobs.filters.statistics import statistics
+from meshrun.runner.errors import UserError
 
 Array = np.ndarray[Any, Any]
 WORLD = SimpleNamespace(backend=SimpleNamespace(xp=np))
@@ -37,7 +37,7 @@ class FakeTiles:
 
 @pytest.fixture(autouse=True)
 def _fake_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.pipeline.reduce.Tiles", FakeTiles)
+    monkeypatch.setattr("meshrun.runner.pipeline.reduce.Tiles", FakeTiles)
 
 
 def run(array: Array, **parameters: Any) -> dict[str, Any]:

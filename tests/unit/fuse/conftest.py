@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.system.compiler import Compiler, find_compiler
+from meshrun.runner.system.compiler import Compiler, find_compiler
 
 
 @pytest.fixture(scope="session")

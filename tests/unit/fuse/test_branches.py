@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import with_choices
 
-from runner.fuse import branches
-from runner.fuse.graph import Graph, Operand, Program
-from runner.fuse.single_pass import emit, fills_words
+from meshrun.runner.fuse import branches
+from meshrun.runner.fuse.graph import Graph, Operand, Program
+from meshrun.runner.fuse.single_pass import emit, fills_words
 
 needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
 F4, U1, BOOL = np.dtype("f4"), np.dtype("u1"), np.dtype(bool)

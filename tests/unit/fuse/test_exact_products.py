@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.fuse.graph import Operand, Program
-from runner.fuse.steps.exact_products import FUSED, largest_field, with_exact_products
-from runner.fuse.trace import trace
+from meshrun.runner.fuse.graph import Operand, Program
+from meshrun.runner.fuse.steps.exact_products import FUSED, largest_field, with_exact_products
+from meshrun.runner.fuse.trace import trace
 
 
 def program(function: Callable[..., Any], dtype: str = "f4") -> Program:

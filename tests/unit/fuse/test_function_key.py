@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.fuse.function_key import key_of
+from meshrun.runner.fuse.function_key import key_of
 
 CODE = """
 import math, time, random, os

@@ -20,15 +20,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import meshrun
-from runner.fuse.evaluate import evaluate
-from runner.fuse.graph import Operand, Program
-from runner.fuse.host import FLAGS, Box, Copy, HostProgram, build, library, steps_order
-from runner.fuse.host_source import source
-from runner.fuse.trace import NotTraceable, trace
-from runner.plan.halo import source_index
-from runner.region import HostArray
-from runner.system import cached_files
-from runner.system.compiler import Compiler, NotCompiled
+from meshrun.runner.fuse.evaluate import evaluate
+from meshrun.runner.fuse.graph import Operand, Program
+from meshrun.runner.fuse.host import FLAGS, Box, Copy, HostProgram, build, library, steps_order
+from meshrun.runner.fuse.host_source import source
+from meshrun.runner.fuse.trace import NotTraceable, trace
+from meshrun.runner.plan.halo import source_index
+from meshrun.runner.region import HostArray
+from meshrun.runner.system import cached_files
+from meshrun.runner.system.compiler import Compiler, NotCompiled
 
 OWN = {1: (71,), 2: (5, 37), 3: (3, 4, 21)}  # cells of each number of axes: whole vectors, and a rest
 BATCH = 25  # programs of one library

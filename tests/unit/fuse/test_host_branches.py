@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import with_choices
 
-from runner.fuse import branches
-from runner.fuse.branches import common_path
-from runner.fuse.evaluate import evaluate
-from runner.fuse.graph import Graph, Node, Operand, Program
-from runner.fuse.host import FLAGS, HostProgram, library
-from runner.fuse.host_source import source
-from runner.system.compiler import Compiler
+from meshrun.runner.fuse import branches
+from meshrun.runner.fuse.branches import common_path
+from meshrun.runner.fuse.evaluate import evaluate
+from meshrun.runner.fuse.graph import Graph, Node, Operand, Program
+from meshrun.runner.fuse.host import FLAGS, HostProgram, library
+from meshrun.runner.fuse.host_source import source
+from meshrun.runner.system.compiler import Compiler
 
 SEGMENT = 32  # of host.cpp, or twice as many
 LENGTHS = (1, SEGMENT - 1, SEGMENT, 3 * SEGMENT + 5, 7 * SEGMENT + 7)

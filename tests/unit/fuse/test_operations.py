@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runner.fuse.graph import Graph, compute
-from runner.fuse.host import library
-from runner.fuse.operations import HEADER, ctype, expression, literal
-from runner.fuse.trace import UFUNCS
-from runner.region import HostArray
-from runner.system.compiler import Compiler
+from meshrun.runner.fuse.graph import Graph, compute
+from meshrun.runner.fuse.host import library
+from meshrun.runner.fuse.operations import HEADER, ctype, expression, literal
+from meshrun.runner.fuse.trace import UFUNCS
+from meshrun.runner.region import HostArray
+from meshrun.runner.system.compiler import Compiler
 
 KINDS = [np.dtype(kind) for kind in ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8")]
 APPROXIMATE = {

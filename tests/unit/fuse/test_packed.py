@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from packed_cases import BOOL, SMALL, of_floats, of_integers, of_neighbours, of_sums, program_of
 from random_programs import programs
 
-from runner.fuse.evaluate import evaluate
-from runner.fuse.graph import Graph, Program
-from runner.fuse.single_pass import emit
-from runner.fuse.strips import MOST, Strips, operand_bound
+from meshrun.runner.fuse.evaluate import evaluate
+from meshrun.runner.fuse.graph import Graph, Program
+from meshrun.runner.fuse.single_pass import emit
+from meshrun.runner.fuse.strips import MOST, Strips, operand_bound
 
 needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
 

@@ -35,11 +35,11 @@ from hypothesis import strategies as st
 from random_programs import programs
 from step_runs import PAD, beyond_ends
 
-from runner.fuse import single_pass
-from runner.fuse.compiled import DeviceKernel
-from runner.fuse.evaluate import evaluate
-from runner.fuse.graph import Graph, Operand, Program, merge_components
-from runner.fuse.single_pass import (
+from meshrun.runner.fuse import single_pass
+from meshrun.runner.fuse.compiled import DeviceKernel
+from meshrun.runner.fuse.evaluate import evaluate
+from meshrun.runner.fuse.graph import Graph, Operand, Program, merge_components
+from meshrun.runner.fuse.single_pass import (
     PassKernel,
     choose_tile,
     emit,

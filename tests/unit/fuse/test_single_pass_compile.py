@@ -10,11 +10,11 @@ import pytest
 from fused import EXAMPLES, example
 from nvrtc_log import log_of
 
-from jobs.filters.elementwise import _apply
-from jobs.filters.expression import FUNCTIONS
-from runner.fuse.fill import kernel_of
-from runner.fuse.graph import Operand, merge_components
-from runner.fuse.single_pass import emit
+from meshrun.jobs.filters.elementwise import _apply
+from meshrun.jobs.filters.expression import FUNCTIONS
+from meshrun.runner.fuse.fill import kernel_of
+from meshrun.runner.fuse.graph import Operand, merge_components
+from meshrun.runner.fuse.single_pass import emit
 
 ARCHITECTURES = ("90", "80", "100")
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.airflow.cells import Cell
-from jobs.airflow.lattice import LATTICES
-from jobs.airflow.step import step_job
-from runner.fuse.compiled import DeviceKernel
-from runner.fuse.graph import Operand, Program
-from runner.fuse.steps.choice import WORTH_MEASURING, Choice, choices, chosen, seconds_per_cell
-from runner.fuse.steps.kernel import build
-from runner.fuse.steps.layout import Axis
-from runner.fuse.trace import trace
-from runner.system.compiler import NotCompiled
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import LATTICES
+from meshrun.jobs.airflow.step import step_job
+from meshrun.runner.fuse.compiled import DeviceKernel
+from meshrun.runner.fuse.graph import Operand, Program
+from meshrun.runner.fuse.steps.choice import WORTH_MEASURING, Choice, choices, chosen, seconds_per_cell
+from meshrun.runner.fuse.steps.kernel import build
+from meshrun.runner.fuse.steps.layout import Axis
+from meshrun.runner.fuse.trace import trace
+from meshrun.runner.system.compiler import NotCompiled
 
 SHAPE = (3000, 7000)
 FEEDS: tuple[int | None, ...] = (0,)
@@ -142,7 +142,7 @@ def test_a_cache_that_cannot_be_used_is_no_error(
     def full(*_: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("runner.system.cached_files.write", full)
+    monkeypatch.setattr("meshrun.runner.system.cached_files.write", full)
     assert choose(clock, tmp_path / "full") == wanted
 
 

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 from nvrtc_log import log_of_text
 
-from runner.fuse.compiled import DeviceKernel
-from runner.fuse.evaluate import evaluate
-from runner.fuse.graph import Graph, Operand, Program
-from runner.fuse.steps import kernel_3d as step_kernel_3d
-from runner.fuse.steps.kernel import arguments, build, most_steps, one_block_more, takes_vectors
-from runner.fuse.steps.layout import Axis, NotFusable, StepKernel, Tuning
-from runner.fuse.trace import trace
-from runner.plan.halo import BOUNDARIES, source_index
+from meshrun.runner.fuse.compiled import DeviceKernel
+from meshrun.runner.fuse.evaluate import evaluate
+from meshrun.runner.fuse.graph import Graph, Operand, Program
+from meshrun.runner.fuse.steps import kernel_3d as step_kernel_3d
+from meshrun.runner.fuse.steps.kernel import arguments, build, most_steps, one_block_more, takes_vectors
+from meshrun.runner.fuse.steps.layout import Axis, NotFusable, StepKernel, Tuning
+from meshrun.runner.fuse.trace import trace
+from meshrun.runner.plan.halo import BOUNDARIES, source_index
 
 pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")
 

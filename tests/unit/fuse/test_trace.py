@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from fuse_programs import cells
 
-from runner.fuse.evaluate import evaluate
-from runner.fuse.graph import Graph, Operand, Program
-from runner.fuse.trace import MOST_NODES, NotTraceable, trace
-from runner.region import HostArray
+from meshrun.runner.fuse.evaluate import evaluate
+from meshrun.runner.fuse.graph import Graph, Operand, Program
+from meshrun.runner.fuse.trace import MOST_NODES, NotTraceable, trace
+from meshrun.runner.region import HostArray
 
 PLANE = ((1, 1), (1, 1))
 OWN = (slice(1, -1), slice(1, -1))

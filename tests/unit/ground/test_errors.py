@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from runner.errors import MeshrunError, RunError, UserError, printable
+from meshrun.runner.errors import MeshrunError, RunError, UserError, printable
 
 
 def test_the_sentence_has_what_got_expected_and_try() -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs.measure.record_file import RecordFile
-from jobs.validate.baseline import json as baseline
-from jobs.validate.baseline.baseline_run import BaselineRun
-from runner import files
-from runner.errors import UserError
-from runner.report import record as records
-from runner.report.timeline import write_timeline
+from meshrun.jobs.measure.record_file import RecordFile
+from meshrun.jobs.validate.baseline import json as baseline
+from meshrun.jobs.validate.baseline.baseline_run import BaselineRun
+from meshrun.runner import files
+from meshrun.runner.errors import UserError
+from meshrun.runner.report import record as records
+from meshrun.runner.report.timeline import write_timeline
 
 RUN = BaselineRun("2026-01-01T00:00:00+00:00", (("n1", 1),), ("CPU",), {}, {})
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import UserError
-from runner.lock import hold
+from meshrun.runner.errors import UserError
+from meshrun.runner.lock import hold
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.processes import ProcessStat, mapped_files, process_stat
+from meshrun.runner.processes import ProcessStat, mapped_files, process_stat
 
 
 def test_this_process() -> None:

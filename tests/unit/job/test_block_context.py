@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshrun
-from runner.errors import UserError
-from runner.job import philox
+from meshrun.runner.errors import UserError
+from meshrun.runner.job import philox
 
 CELLS = 1 << 18
 RARE = 1e-4  # a true hypothesis would be refused at one seed in ten thousand; the seeds here are fixed

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.errors import UserError
-from runner.job.declaration import Job
-from runner.run.declare import job, map_blocks, reduce_blocks
+from meshrun.runner.errors import UserError
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.run.declare import job, map_blocks, reduce_blocks
 
 if TYPE_CHECKING:
     from somewhere import OnlyForTheTypeChecker
@@ -216,7 +216,7 @@ def test_public_names_lead_to_what_they_say() -> None:
 
 def test_a_kernel_without_cupy_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.delitem(sys.modules, "runner.device.cuda", raising=False)
+    monkeypatch.delitem(sys.modules, "meshrun.runner.device.cuda", raising=False)
     with pytest.raises(UserError, match=r"needs CuPy, which cannot be imported.*meshrun\[cuda12"):
         meshrun.kernel(tmp_path / "a.cu", "a")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import UserError
-from runner.job.declaration import Job
-from runner.job.discover import find, load_file, names
+from meshrun.runner.errors import UserError
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.discover import find, load_file, names
 
 ONE = """
 import meshrun
@@ -229,7 +229,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("neighbour.two:edges", "edges"),
         ("neighbour.one:", "edges"),
         ("neighbour_alone:edges", "edges"),
-        ("jobs.filters.laplacian:laplacian", "laplacian"),
+        ("meshrun.jobs.filters.laplacian:laplacian", "laplacian"),
     ],
 )
 def test_a_job_in_a_module(name: str, found: str) -> None:
@@ -358,7 +358,7 @@ def test_installed_jobs_that_cannot_be_used(name: str, words: str) -> None:
 
 def test_every_job_this_package_declares_is_one() -> None:
     entries = importlib.metadata.entry_points(group="meshrun.jobs")
-    ours = {entry.name for entry in entries if entry.value.startswith("jobs.")}
+    ours = {entry.name for entry in entries if entry.value.startswith("meshrun.jobs.")}
     assert ours == {
         "airflow",
         "convolve",
@@ -380,20 +380,14 @@ def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_a_users_folder_of_jobs_gets_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / "__init__.py").write_text("")
-    told = (
-        "from runner.job.discover import find\n"
-        "try: find('laplacian')\nexcept Exception as reason: print(reason)"
+@pytest.mark.parametrize("name", ["jobs", "runner", "launch"])
+def test_a_folder_of_the_users_hides_no_job(tmp_path: Path, name: str) -> None:
+    """Beside a script, where Python looks first; and the script can import it."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("MINE = 1\n")
+    code = (
+        f"import meshrun, {name}\nfrom meshrun.runner.job.discover import find\n"
+        f"print({name}.MINE, find('laplacian').name, meshrun.matmul.__name__)"
     )
-    ended = python(told, tmp_path)
-    assert f"{tmp_path / 'jobs'} hides meshrun's own package jobs" in ended.stdout, ended.stderr
-    assert "Try: another name" in ended.stdout
-
-
-def test_a_users_folder_runner_gets_a_sentence_from_our_jobs(tmp_path: Path) -> None:
-    (tmp_path / "runner").mkdir()
-    (tmp_path / "runner" / "__init__.py").write_text("")
-    ended = python("import jobs.filters.laplacian", tmp_path)
-    assert f"{tmp_path / 'runner'} hides meshrun's own package runner" in ended.stderr
+    ended = python(code, tmp_path)
+    assert ended.stdout.split() == ["1", "laplacian", "matmul"], ended.stderr

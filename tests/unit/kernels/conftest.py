@@ -11,7 +11,7 @@ import host_kernels
 import numpy as np
 import pytest
 
-import jobs.kernels
+import meshrun.jobs.kernels
 
 
 @pytest.fixture(scope="session")
@@ -41,5 +41,5 @@ def kernels_on_host(monkeypatch: pytest.MonkeyPatch, libraries: Path) -> None:
 
         return launch
 
-    monkeypatch.setattr(jobs.kernels, "load", load)
-    monkeypatch.setattr(jobs.kernels, "address", lambda array: array.ctypes.data)
+    monkeypatch.setattr(meshrun.jobs.kernels, "load", load)
+    monkeypatch.setattr(meshrun.jobs.kernels, "address", lambda array: array.ctypes.data)

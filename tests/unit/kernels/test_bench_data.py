@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.measure import check, patterns
-from jobs.measure.exact_reductions import tolerance
-from jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
-from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
+from meshrun.jobs.measure import check, patterns
+from meshrun.jobs.measure.exact_reductions import tolerance
+from meshrun.jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
+from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
 
 ALL = [pytest.param(datatype, id=name) for name, datatype in DATATYPES.items()]
 

@@ -28,17 +28,17 @@ import pytest
 from measured_kernels import INSTANCES
 from nvrtc_log import done
 
-import jobs.kernels
 import meshrun
-from jobs.filters import convolve
-from jobs.filters.dtypes import SUPPORTED
-from jobs.filters.dtypes import result as filtered_type
-from jobs.kernels import instance
-from jobs.measure.exact_reductions import RecipeKind
+import meshrun.jobs.kernels
+from meshrun.jobs.filters import convolve
+from meshrun.jobs.filters.dtypes import SUPPORTED
+from meshrun.jobs.filters.dtypes import result as filtered_type
+from meshrun.jobs.kernels import instance
+from meshrun.jobs.measure.exact_reductions import RecipeKind
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and NVRTC")
 
-FOLDER = Path(jobs.kernels.__file__).parent
+FOLDER = Path(meshrun.jobs.kernels.__file__).parent
 FILES = sorted(path.name for path in FOLDER.glob("*.cu"))
 GOLDEN = Path(__file__).with_name("resources.json")
 WHOLE, *OTHERS = ARCHITECTURES = ("90", "80", "100")
@@ -124,7 +124,7 @@ def compiled(file: str, names: Iterable[str], architecture: str, options: Sequen
     names = sorted(set(names))
     for name in names:
         done(nvrtc.nvrtcAddNameExpression(program, name.encode()))
-    fused = file.removesuffix(".cu") in jobs.kernels.FUSED
+    fused = file.removesuffix(".cu") in meshrun.jobs.kernels.FUSED
     flags = [f"-arch=sm_{architecture}", "-std=c++17", f"--fmad={str(fused).lower()}", *headers()]
     flags += ["--ptxas-options=-v", *options]
     (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
@@ -243,18 +243,18 @@ def test_a_spill_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(resources.spills for resources in made.resources.values())
 
 
-@pytest.mark.parametrize("name", ["transpose_tiled", "transpose_naive", *jobs.kernels.FLOAT32])
+@pytest.mark.parametrize("name", ["transpose_tiled", "transpose_naive", *meshrun.jobs.kernels.FLOAT32])
 def test_load_by_name_alone_takes_a_measured_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setitem(vars(meshrun), "kernel", lambda *words: asked.append(words))
     for file in (name, f"{name}.cu"):
-        jobs.kernels.load(file)
+        meshrun.jobs.kernels.load(file)
     assert asked[0] == asked[1]
     path, chosen, options = asked[0]
     assert path == FOLDER / f"{name}.cu"
     assert chosen in INSTANCES[path.name]
     assert ("--fmad=true" in options) == name.startswith("matmul")
-    jobs.kernels.load(name, "other<double>", ("-DX",))
+    meshrun.jobs.kernels.load(name, "other<double>", ("-DX",))
     assert asked[2][1:] == ("other<double>", (asked[0][2][0], "-DX"))
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import surfaces
 
-from jobs.airflow import links as links_module
-from jobs.airflow.lattice import D2Q9, D3Q19, D3Q27, Lattice
-from jobs.airflow.links import Links, find_links, momentum, set_slots
-from jobs.airflow.shapes.bodies import Body, Round
-from jobs.airflow.shapes.surface import Surface
-from runner.region import Region
+from meshrun.jobs.airflow import links as links_module
+from meshrun.jobs.airflow.lattice import D2Q9, D3Q19, D3Q27, Lattice
+from meshrun.jobs.airflow.links import Links, find_links, momentum, set_slots
+from meshrun.jobs.airflow.shapes.bodies import Body, Round
+from meshrun.jobs.airflow.shapes.surface import Surface
+from meshrun.runner.region import Region
 
 FAKE_CUPY: Any = ModuleType("cupy")
 FAKE_CUPY.zeros, FAKE_CUPY.asarray, FAKE_CUPY.asnumpy = np.zeros, np.asarray, np.asarray

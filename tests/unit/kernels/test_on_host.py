@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from on_device import OnDevice
 
-from jobs.filters import convolve as convolve_module
-from jobs.filters import moments, statistics
-from jobs.filters.dtypes import SUPPORTED
+from meshrun.jobs.filters import convolve as convolve_module
+from meshrun.jobs.filters import moments, statistics
+from meshrun.jobs.filters.dtypes import SUPPORTED
 
 pytestmark = pytest.mark.usefixtures("kernels_on_host")
 

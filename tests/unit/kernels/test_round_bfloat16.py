@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jobs.linalg.matmul import products
-from jobs.linalg.matmul.precision import Precision, choose
-from jobs.linalg.matmul.products import CudaProducts, NumpyProducts
-from runner.device.cpu import CpuBackend
+from meshrun.jobs.linalg.matmul import products
+from meshrun.jobs.linalg.matmul.precision import Precision, choose
+from meshrun.jobs.linalg.matmul.products import CudaProducts, NumpyProducts
+from meshrun.runner.device.cpu import CpuBackend
 
 pytestmark = pytest.mark.usefixtures("kernels_on_host")
 Array = np.ndarray[Any, Any]

@@ -13,12 +13,12 @@ from exchange_cases import part, same, whole
 from stream_cases import run_on
 from thread_peers import ThreadPeers
 
-import jobs.kernels
-from jobs.transforms import transpose_job
-from jobs.transforms.direct import DirectTranspose, open_direct
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.errors import UserError
-from runner.world.world import World, open_world
+import meshrun.jobs.kernels
+from meshrun.jobs.transforms import transpose_job
+from meshrun.jobs.transforms.direct import DirectTranspose, open_direct
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.world import World, open_world
 
 pytestmark = pytest.mark.usefixtures("one_kernel_at_a_time")
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_kernel_at_a_time")
 @pytest.fixture
 def one_kernel_at_a_time(kernels_on_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's kernels have one grid for all threads."""
-    lock, load = threading.Lock(), jobs.kernels.load
+    lock, load = threading.Lock(), meshrun.jobs.kernels.load
 
     def locked(file: str, instance: str) -> Callable[..., None]:
         kernel = load(f"{file}.cu", instance, ())
@@ -37,7 +37,7 @@ def one_kernel_at_a_time(kernels_on_host: None, monkeypatch: pytest.MonkeyPatch)
 
         return launch
 
-    monkeypatch.setattr(jobs.kernels, "load", locked)
+    monkeypatch.setattr(meshrun.jobs.kernels, "load", locked)
 
 
 def on_ranks(ranks: int, case: Callable[[World], Any]) -> list[Any]:
@@ -65,7 +65,7 @@ def test_it_is_the_transpose(ranks: int, dtype: str) -> None:
 def test_ranks_wait_for_each_other_before_and_after_the_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the first, stores would meet a result in use; without the second, it is read too early."""
     events: list[str] = []
-    reduce, load = ThreadComm.all_reduce, jobs.kernels.load
+    reduce, load = ThreadComm.all_reduce, meshrun.jobs.kernels.load
 
     def noted(self: ThreadComm, array: Any, operation: Any) -> None:
         events.append(f"{self.rank} waits")
@@ -76,7 +76,7 @@ def test_ranks_wait_for_each_other_before_and_after_the_stores(monkeypatch: pyte
         return lambda *arguments: (events.append("store"), kernel(*arguments))[1]
 
     monkeypatch.setattr(ThreadComm, "all_reduce", noted)
-    monkeypatch.setattr(jobs.kernels, "load", loaded)
+    monkeypatch.setattr(meshrun.jobs.kernels, "load", loaded)
 
     def case(world: World) -> None:
         transpose = DirectTranspose(world, 8, 8, 1, np.dtype("f4"), ThreadPeers(world))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli.main import main
-from launch.completion import MARK, STARTUP, VARIABLE, add
+from meshrun.launch.cli.main import main
+from meshrun.launch.completion import MARK, STARTUP, VARIABLE, add
 
 MESHRUN = Path(sys.executable).with_name("meshrun")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli.main import main
-from launch.help import COMMENT, OF_THE_SITE, pages, rendered
+from meshrun.launch.cli.main import main
+from meshrun.launch.help import COMMENT, OF_THE_SITE, pages, rendered
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"

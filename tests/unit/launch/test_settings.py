@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 import pytest
 
-from launch.cli.launch import launch
-from launch.cli.main import main
-from launch.settings import SITE, Setting, defaults, read_settings, user_file
-from runner.run.installation import doctor
-from runner.world.preflight.problem import Problem
+from meshrun.launch.cli.launch import launch
+from meshrun.launch.cli.main import main
+from meshrun.launch.settings import SITE, Setting, defaults, read_settings, user_file
+from meshrun.runner.run.installation import doctor
+from meshrun.runner.world.preflight.problem import Problem
 
 
 @pytest.fixture

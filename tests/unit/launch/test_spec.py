@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.spec import HostSlots, LaunchSpec, make_spec, parse_hosts, parse_shape, read_hostfile
+from meshrun.launch.spec import HostSlots, LaunchSpec, make_spec, parse_hosts, parse_shape, read_hostfile
 
 WORDS = ("bench", "all_reduce")
 

@@ -10,14 +10,14 @@ from queued_device import QueuedBackend
 from stream_cases import run_on
 
 import meshrun
-from jobs.linalg.matmul.job import matmul
-from jobs.linalg.matmul.plan import FIRST_SLAB, SLAB_PART, WIDE, slab_cuts
-from jobs.linalg.matmul.products import NumpyProducts
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.errors import UserError
-from runner.plan.grid import bounds
-from runner.world.world import open_world
+from meshrun.jobs.linalg.matmul.job import matmul
+from meshrun.jobs.linalg.matmul.plan import FIRST_SLAB, SLAB_PART, WIDE, slab_cuts
+from meshrun.jobs.linalg.matmul.products import NumpyProducts
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.world.world import open_world
 
 Array = np.ndarray[Any, Any]
 
@@ -44,7 +44,7 @@ def on_ranks(ranks: int, a: Array, b: Array, *, queued: bool = False, **options:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 def test_blocks_of_rows(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.linalg.matmul.plan.DEEP_IN_PLACE", 2)  # several panels on each rank
+    monkeypatch.setattr("meshrun.jobs.linalg.matmul.plan.DEEP_IN_PLACE", 2)  # several panels on each rank
     for shape in ((7, 5, 3), (1, 1, 1), (17, 64, 9), (3, 0, 4), (0, 3, 2), (601, 8, 5)):
         a, b = made(*shape[:2]), made(*shape[1:])
         np.testing.assert_allclose(np.concatenate(on_ranks(ranks, a, b)), a @ b, rtol=1e-12, atol=1e-12)
@@ -55,9 +55,9 @@ def test_blocks_of_rows(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_dtypes_are_numpys(dtype: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Panels are added by NumPy's BLAS or, where that is unknown, by NumPy."""
     for name in ("DEEP", "DEEP_IN_PLACE"):
-        monkeypatch.setattr(f"jobs.linalg.matmul.plan.{name}", 3)
+        monkeypatch.setattr(f"meshrun.jobs.linalg.matmul.plan.{name}", 3)
     if not known:
-        monkeypatch.setattr("jobs.linalg.matmul.products.adds_products", lambda dtype: False)
+        monkeypatch.setattr("meshrun.jobs.linalg.matmul.products.adds_products", lambda dtype: False)
     a, b = made(9, 30, dtype=dtype), made(30, 4, dtype=dtype)
     found = np.concatenate(on_ranks(3, a, b))
     assert found.dtype == np.matmul(a, b).dtype
@@ -68,7 +68,7 @@ def test_dtypes_are_numpys(dtype: str, known: bool, monkeypatch: pytest.MonkeyPa
 def narrow_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several slabs, the last one narrower."""
     for name in ("WIDE", "FIRST_SLAB"):
-        monkeypatch.setattr(f"jobs.linalg.matmul.plan.{name}", 2)
+        monkeypatch.setattr(f"meshrun.jobs.linalg.matmul.plan.{name}", 2)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
@@ -113,9 +113,9 @@ def test_slabs_cover_the_columns() -> None:
 
 
 def test_ranks_of_which_one_has_an_unknown_blas_cut_the_same_panels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.linalg.matmul.plan.DEEP_IN_PLACE", 2)
+    monkeypatch.setattr("meshrun.jobs.linalg.matmul.plan.DEEP_IN_PLACE", 2)
     known = iter((True, False, True))
-    monkeypatch.setattr("jobs.linalg.matmul.blocks.adds_products", lambda dtype: next(known))
+    monkeypatch.setattr("meshrun.jobs.linalg.matmul.blocks.adds_products", lambda dtype: next(known))
     a, b = made(9, 30), made(30, 4)
     np.testing.assert_allclose(np.concatenate(on_ranks(3, a, b)), a @ b, rtol=1e-12, atol=1e-12)
 

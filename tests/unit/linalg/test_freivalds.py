@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from stream_cases import run_on
 
-from jobs.linalg.matmul.files import Factor
-from jobs.linalg.matmul.freivalds import check_product
-from jobs.linalg.matmul.job import matmul
-from jobs.linalg.matmul.products import NumpyProducts
-from runner.comm.api import Control
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.errors import RunError, UserError
-from runner.storage.formats.registry import open_source
-from runner.world.world import open_world
+from meshrun.jobs.linalg.matmul.files import Factor
+from meshrun.jobs.linalg.matmul.freivalds import check_product
+from meshrun.jobs.linalg.matmul.job import matmul
+from meshrun.jobs.linalg.matmul.products import NumpyProducts
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.storage.formats.registry import open_source
+from meshrun.runner.world.world import open_world
 
 Array = np.ndarray[Any, Any]
 
@@ -197,7 +197,7 @@ def test_broken_algorithms_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: Any, algorithm: str, ranks: int, dtype: str
 ) -> None:
     for name in ("DEEP", "DEEP_IN_PLACE"):
-        monkeypatch.setattr(f"jobs.linalg.matmul.plan.{name}", 4)  # several panels on each rank
+        monkeypatch.setattr(f"meshrun.jobs.linalg.matmul.plan.{name}", 4)  # several panels on each rank
     a, b, _ = factors(dtype, (24, 32, 24))
     np.save(tmp_path / "a.npy", a)
     np.save(tmp_path / "b.npy", b)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from stream_cases import run_on
 
-from jobs.linalg.matmul.job import matmul
-from launch.cli.main import main
-from runner.errors import UserError
-from runner.region import Region
-from runner.storage.formats.registry import open_source
+from meshrun.jobs.linalg.matmul.job import matmul
+from meshrun.launch.cli.main import main
+from meshrun.runner.errors import UserError
+from meshrun.runner.region import Region
+from meshrun.runner.storage.formats.registry import open_source
 
 Array = np.ndarray[Any, Any]
 # rows, length, columns: primes, ones, zeros, fewer than ranks, more than a CPU multiplies at once
@@ -114,7 +114,9 @@ def test_vectors(tmp_path: Path, left: tuple[int, ...], right: tuple[int, ...], 
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])
 @pytest.mark.parametrize("algorithm", ["ring", "summa"])
 def test_formats(tmp_path: Path, suffix: str, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.linalg.matmul.plan.TILE", 4)  # several chunks of a Zarr store on each rank
+    monkeypatch.setattr(
+        "meshrun.jobs.linalg.matmul.plan.TILE", 4
+    )  # several chunks of a Zarr store on each rank
     a, b = made((21, 10), "float32"), made((10, 19), "float32", 2)
     same(product(tmp_path, a, b, 4, suffix, parameters={"algorithm": algorithm})[0], a, b)
     c, d = read(tmp_path / f"c.{suffix}"), made((19, 5), "float32", 3)
@@ -145,7 +147,7 @@ def test_the_output_may_replace_an_input(tmp_path: Path) -> None:
 def test_little_memory_streams_pieces_and_turns(
     tmp_path: Path, ranks: int, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.linalg.matmul.plan.TILE", 8)
+    monkeypatch.setattr("meshrun.jobs.linalg.matmul.plan.TILE", 8)
     a, b = made((64, 50), "float64"), made((50, 70), "float64", 2)
     got, record = product(tmp_path, a, b, ranks, suffix, host_memory=30_000)
     same(got, a, b)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from stream_cases import run_on
 
-from jobs.linalg.matmul import job, plan
-from runner.device.cpu import CpuBackend
-from runner.report.units import bytes_text
+from meshrun.jobs.linalg.matmul import job, plan
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.report.units import bytes_text
 
 SHAPE = (480, 600, 720)
 

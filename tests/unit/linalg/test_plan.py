@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.linalg.matmul import plan
-from jobs.linalg.matmul.job import matmul
-from jobs.linalg.matmul.plan import MatmulLayout, MatmulProblem, choose, cut, panel_cuts
-from jobs.linalg.matmul.summa import Schedule
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.errors import UserError
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.jobs.linalg.matmul import plan
+from meshrun.jobs.linalg.matmul.job import matmul
+from meshrun.jobs.linalg.matmul.plan import MatmulLayout, MatmulProblem, choose, cut, panel_cuts
+from meshrun.jobs.linalg.matmul.summa import Schedule
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import UserError
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 AMPLE = 1 << 60
 

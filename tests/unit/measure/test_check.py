@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.measure import check, patterns
-from jobs.measure.check import DataMismatch
-from jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
-from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
+from meshrun.jobs.measure import check, patterns
+from meshrun.jobs.measure.check import DataMismatch
+from meshrun.jobs.measure.patterns import Contributed, Copied, Reduced, Segment, Untouched
+from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
 
 Array = np.ndarray[Any, Any]
 

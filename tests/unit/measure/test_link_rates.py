@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from jobs.measure.link_rates import (
+from meshrun.jobs.measure.link_rates import (
     INSIDE,
     OUTSIDE,
     Algorithm,
@@ -16,7 +16,7 @@ from jobs.measure.link_rates import (
     percent,
     wire_rate,
 )
-from runner.comm.collectives.api import OPERATIONS
+from meshrun.runner.comm.collectives.api import OPERATIONS
 
 
 def rate(operation: str, layout: RankLayout, algorithm: Algorithm, algbw: float, busbw: float) -> float:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from jobs.measure import outliers
+from meshrun.jobs.measure import outliers
 
 SPREAD = 1.4826  # of values whose median absolute deviation is 1
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.measure import patterns
-from jobs.measure.exact_reductions import MAX_CONTRIBUTORS, bias, largest, recipe, tolerance
-from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype, premultiplier
+from meshrun.jobs.measure import patterns
+from meshrun.jobs.measure.exact_reductions import MAX_CONTRIBUTORS, bias, largest, recipe, tolerance
+from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype, premultiplier
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes, the arithmetic of bfloat16 and fp8")
 

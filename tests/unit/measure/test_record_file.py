@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from jobs.measure import record_file
-from jobs.measure.record_file import RecordFile, create_record, open_record
 from meshrun import World
-from runner.device.cpu import CpuBackend
-from runner.errors import RunError, UserError
-from runner.world.world import single_rank_world
+from meshrun.jobs.measure import record_file
+from meshrun.jobs.measure.record_file import RecordFile, create_record, open_record
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.world.world import single_rank_world
 
 
 def test_what_was_written_stays_whole_while_the_next_is_made(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.measure import timers
+from meshrun.jobs.measure import timers
 
 
 class Noted:

@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 
 import meshrun
-from jobs.airflow.cells import Cell
-from jobs.airflow.lattice import LATTICES
-from jobs.airflow.step import step_job
-from jobs.filters.convolve import convolve
-from jobs.filters.elementwise import elementwise
-from jobs.filters.grayscale import grayscale
-from jobs.filters.heat import heat
-from jobs.filters.laplacian import laplacian
-from runner.job.declaration import Job
-from runner.pipeline.captured import Captured, captured
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import LATTICES
+from meshrun.jobs.airflow.step import step_job
+from meshrun.jobs.filters.convolve import convolve
+from meshrun.jobs.filters.elementwise import elementwise
+from meshrun.jobs.filters.grayscale import grayscale
+from meshrun.jobs.filters.heat import heat
+from meshrun.jobs.filters.laplacian import laplacian
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.pipeline.captured import Captured, captured
 
 
 class Mode(Enum):
@@ -246,7 +246,7 @@ def test_globals_that_a_notebooks_function_names_count() -> None:
 def test_another_process_finds_the_same() -> None:
     """The texts of sets and of constants do not depend on the hashes of this process."""
     program = """
-from runner.pipeline.captured import captured
+from meshrun.runner.pipeline.captured import captured
 import meshrun
 def made(names, sizes):
     @meshrun.map_blocks

@@ -10,14 +10,14 @@ import pytest
 from PIL import Image
 
 import meshrun
-from runner.errors import UserError
-from runner.pipeline import decoded_inputs
-from runner.pipeline.decoded_inputs import check_decoded, open_decoded
-from runner.pipeline.reduce import Tiles
-from runner.region import Region
-from runner.storage.formats import image
-from runner.storage.formats.registry import open_source
-from runner.world.world import open_world
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline import decoded_inputs
+from meshrun.runner.pipeline.decoded_inputs import check_decoded, open_decoded
+from meshrun.runner.pipeline.reduce import Tiles
+from meshrun.runner.region import Region
+from meshrun.runner.storage.formats import image
+from meshrun.runner.storage.formats.registry import open_source
+from meshrun.runner.world.world import open_world
 
 
 @meshrun.map_blocks

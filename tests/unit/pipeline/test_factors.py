@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from queued_device import QueuedBackend
 
 import meshrun
-from runner.comm.threads import run_ranks
-from runner.errors import RunError, UserError
-from runner.plan.stream_options import StreamOptions
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 FAILING = [False]  # no variable around a function that looks at it: those make it another job
 HALF = Fraction(1, 2)
@@ -43,8 +43,8 @@ def run_on(
 def check(case: Case, ranks: int, **options: Any) -> dict[str, Any]:
     """Run it, verify every cell, and compare with NumPy. Calls and the boxes of the proof are small."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runner.pipeline.in_memory.SLAB", 100)
-        patch.setattr("runner.plan.sampling.FULL_CELLS", 40)
+        patch.setattr("meshrun.runner.pipeline.in_memory.SLAB", 100)
+        patch.setattr("meshrun.runner.plan.sampling.FULL_CELLS", 40)
         sources = [Path(folder, f"in{number}.npy") for number in range(case.inputs)]
         targets = [Path(folder, f"out{number}.npy") for number in range(len(case.factors))]
         for path, array in zip(sources, case.arrays, strict=True):
@@ -149,7 +149,7 @@ def test_large_arrays_are_cut_into_slabs_and_boxes(
 def test_every_format_holds_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, job: Any, of: Callable[[Any], Any]
 ) -> None:
-    monkeypatch.setattr("runner.storage.formats.zarr.CHUNK", 500)  # chunks of a few rows
+    monkeypatch.setattr("meshrun.runner.storage.formats.zarr.CHUNK", 500)  # chunks of a few rows
     array = values(66, 40, 3)
     np.save(tmp_path / "array.npy", array)
     for name in ("in", "back"):
@@ -170,7 +170,9 @@ def test_chunks_hold_whole_chunks_of_every_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, p: int, q: int
 ) -> None:
     """Which two ranks must not write: the sink refuses a region that cuts one."""
-    monkeypatch.setattr("runner.storage.formats.zarr.zarr_chunks", lambda shape, dtype: (rows, *shape[1:]))
+    monkeypatch.setattr(
+        "meshrun.runner.storage.formats.zarr.zarr_chunks", lambda shape, dtype: (rows, *shape[1:])
+    )
     case = Case((120, 3), ((Fraction(p, q), Fraction(1)), (HALF, Fraction(1))), ((1, 0), (0, 0)), "wrap")
     np.save(tmp_path / "in.npy", case.arrays[0])
     targets = [tmp_path / "one.zarr", tmp_path / "two.zarr"]

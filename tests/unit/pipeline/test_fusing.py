@@ -18,29 +18,29 @@ import pytest
 from step_runs import PAD
 
 import meshrun
-from launch.cli.main import main
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.device.api import Device
-from runner.device.cpu import CpuBackend
-from runner.errors import RunError, UserError
-from runner.fuse import host
-from runner.fuse.compiled import DeviceKernel
-from runner.fuse.steps.choice import Choice
-from runner.fuse.steps.layout import Tuning
-from runner.fuse.trace import NotTraceable
-from runner.pipeline import fusing
-from runner.pipeline.fusing import Fusion, fused, with_inferred_halo
-from runner.pipeline.result_type import hide_output
-from runner.plan.halo import normalize
-from runner.plan.step_options import StepOptions
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import halo_hint, plan_task
-from runner.report.summary import _fusion_notes
-from runner.run import map_run
-from runner.run.execute import Options, run
-from runner.system.compiler import NotCompiled, find_compiler
-from runner.world.world import open_world, single_rank_world
+from meshrun.launch.cli.main import main
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.device.api import Device
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.fuse import host
+from meshrun.runner.fuse.compiled import DeviceKernel
+from meshrun.runner.fuse.steps.choice import Choice
+from meshrun.runner.fuse.steps.layout import Tuning
+from meshrun.runner.fuse.trace import NotTraceable
+from meshrun.runner.pipeline import fusing
+from meshrun.runner.pipeline.fusing import Fusion, fused, with_inferred_halo
+from meshrun.runner.pipeline.result_type import hide_output
+from meshrun.runner.plan.halo import normalize
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import halo_hint, plan_task
+from meshrun.runner.report.summary import _fusion_notes
+from meshrun.runner.run import map_run
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.system.compiler import NotCompiled, find_compiler
+from meshrun.runner.world.world import open_world, single_rank_world
 
 FIELD = (((40, 30), np.dtype(np.float32)),)
 STATE = [0]
@@ -62,7 +62,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         programs.append(program)
         return Compiled(), "a compiler"
 
-    monkeypatch.setattr("runner.fuse.compiled.compile_for", compile_for)
+    monkeypatch.setattr("meshrun.runner.fuse.compiled.compile_for", compile_for)
     return programs
 
 
@@ -494,7 +494,7 @@ def test_a_rank_without_a_compiler_decides_for_all(monkeypatch: pytest.MonkeyPat
             raise NotTraceable("no C++ compiler on this host", "CXX=/path/to/g++, or install one")
         return Compiled(), "g++"
 
-    monkeypatch.setattr("runner.fuse.compiled.compile_for", compile_for)
+    monkeypatch.setattr("meshrun.runner.fuse.compiled.compile_for", compile_for)
     for (plain, fusion), failure in run_ranks(3, body):
         assert plain.kernel is None
         assert fusion.why == "no C++ compiler on this host"
@@ -521,7 +521,7 @@ def refused_by(monkeypatch: pytest.MonkeyPatch, device: str, found: Any, mode: s
         raise NotCompiled("the compiler is in a bad mood", found(text))
 
     monkeypatch.setattr(host, "library", refuse)
-    monkeypatch.setitem(sys.modules, "runner.device.cuda", SimpleNamespace(kernel_of_text=refuse))
+    monkeypatch.setitem(sys.modules, "meshrun.runner.device.cuda", SimpleNamespace(kernel_of_text=refuse))
     world = single_rank_world(CpuBackend())
     world.backend.device = SimpleNamespace(kind=device)  # type: ignore[assignment]
     job = meshrun.map_blocks(roots)

@@ -24,22 +24,22 @@ from queued_device import QueuedBackend
 from stream_cases import Case, cases, run_on
 
 import meshrun
-from jobs.filters.grayscale import grayscale
-from jobs.filters.laplacian import laplacian
-from jobs.filters.statistics import statistics
-from runner.device.cpu import CpuBackend
-from runner.errors import RunError, UserError
-from runner.pipeline import fusing
-from runner.pipeline.image_engine import ImageEngine
-from runner.pipeline.streamed.dispatch import report
-from runner.plan.step_options import StepOptions
-from runner.report.spans import Spans
-from runner.report.summary import render
-from runner.storage.formats import image
-from runner.storage.formats.image_folder import SUFFIXES, open_folder
-from runner.storage.formats.registry import Form
-from runner.storage.journal import Journal, Log, Syncer
-from runner.world.world import identify_host
+from meshrun.jobs.filters.grayscale import grayscale
+from meshrun.jobs.filters.laplacian import laplacian
+from meshrun.jobs.filters.statistics import statistics
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.pipeline import fusing
+from meshrun.runner.pipeline.image_engine import ImageEngine
+from meshrun.runner.pipeline.streamed.dispatch import report
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.report.spans import Spans
+from meshrun.runner.report.summary import render
+from meshrun.runner.storage.formats import image
+from meshrun.runner.storage.formats.image_folder import SUFFIXES, open_folder
+from meshrun.runner.storage.formats.registry import Form
+from meshrun.runner.storage.journal import Journal, Log, Syncer
+from meshrun.runner.world.world import identify_host
 
 CALLED: list[tuple[int, ...]] = []
 
@@ -48,7 +48,7 @@ CALLED: list[tuple[int, ...]] = []
 def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CpuBackend, "copy_rate", lambda self: 1e9)  # which takes longer than all the rest
-        patch.setattr("runner.world.failure.GRACE", 0.0)
+        patch.setattr("meshrun.runner.world.failure.GRACE", 0.0)
         yield
 
 
@@ -214,15 +214,15 @@ def test_a_run_that_cannot_be_drawn_is_finished_and_fails(numbered: Path) -> Non
 def test_only_a_run_that_is_drawn_keeps_its_spans(
     numbered: Path, timeline: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.report.spans.FOLDED", 2)
-    monkeypatch.setattr("runner.report.spans.NEWEST", 1)
+    monkeypatch.setattr("meshrun.runner.report.spans.FOLDED", 2)
+    monkeypatch.setattr("meshrun.runner.report.spans.NEWEST", 1)
     kept: list[int] = []
 
     def noted(world: Any, phases: Any, spans: Spans, *more: Any) -> dict[str, Any]:
         kept.append(len(spans.found))
         return report(world, phases, spans, *more)
 
-    monkeypatch.setattr("runner.pipeline.images.report", noted)
+    monkeypatch.setattr("meshrun.runner.pipeline.images.report", noted)
     drawn = None if timeline is None else str(numbered.with_name(timeline))
     record = run_on(1, counted, numbered, numbered.with_name("out"), timeline=drawn)
     stages = record["stream"]["limits"]["stages"]
@@ -232,11 +232,11 @@ def test_only_a_run_that_is_drawn_keeps_its_spans(
 
 
 def test_progress_counts_the_bytes_of_the_files(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runner.run.execute import Options, execute
-    from runner.storage.transaction import OutputTransaction
-    from runner.world.world import single_rank_world
+    from meshrun.runner.run.execute import Options, execute
+    from meshrun.runner.storage.transaction import OutputTransaction
+    from meshrun.runner.world.world import single_rank_world
 
-    monkeypatch.setattr("runner.pipeline.streamed.dispatch.BETWEEN", 0.0)
+    monkeypatch.setattr("meshrun.runner.pipeline.streamed.dispatch.BETWEEN", 0.0)
     seen: list[tuple[int, int]] = []
     execute(
         single_rank_world(CpuBackend()),
@@ -288,7 +288,7 @@ def test_an_image_that_is_large_only_when_decoded_counts_so(tmp_path: Path) -> N
 def test_an_image_beyond_those_that_were_looked_at_is_refused_before_it_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.pipeline.images.MOST_HEADERS", 1)
+    monkeypatch.setattr("meshrun.runner.pipeline.images.MOST_HEADERS", 1)
     folder = tmp_path / "photos"
     folder.mkdir()
     noisy = np.random.default_rng(0).integers(0, 256, (100, 100), np.uint8)
@@ -600,7 +600,7 @@ def test_what_the_journal_calls_synced_is_on_the_disk(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Log, "synced", note)
-    monkeypatch.setattr("runner.pipeline.images.Syncer", partial(Syncer, seconds=0.01))
+    monkeypatch.setattr("meshrun.runner.pipeline.images.Syncer", partial(Syncer, seconds=0.01))
     run_on(1, slow, numbered, numbered.with_name("out"))
     assert max(count for count, _ in counts) > 1
     assert all(count <= files for count, files in counts)
@@ -669,7 +669,7 @@ class Made(list[NumpyKernel]):
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.calls = 0
-        patch.setattr("runner.fuse.compiled.compile_for", self.compile_for)
+        patch.setattr("meshrun.runner.fuse.compiled.compile_for", self.compile_for)
         patch.setattr(fusing, "WORTH_COMPILING", 0)
 
     def compile_for(
@@ -702,7 +702,7 @@ def test_images_of_one_kind_have_one_kernel(
     assert len(plain) > 0
     kinds = {(array.dtype, array.ndim) for array in map(np.load, photos.iterdir())}
     assert len(made) <= ranks * len(kinds)
-    monkeypatch.setattr("runner.fuse.compiled.compile_for", None)
+    monkeypatch.setattr("meshrun.runner.fuse.compiled.compile_for", None)
     assert content(photos.with_name("slopes")) == alone(slope, photos, fuse="off")
 
 

@@ -11,9 +11,9 @@ from queued_device import QueuedBackend
 from stream_cases import run_on
 
 import meshrun
-from runner.comm.threads import ThreadComm
-from runner.run.installation.mutations import MUTATIONS, Mutation
-from runner.run.installation.selftest import caught
+from meshrun.runner.comm.threads import ThreadComm
+from meshrun.runner.run.installation.mutations import MUTATIONS, Mutation
+from meshrun.runner.run.installation.selftest import caught
 
 HALO = ((2, 1), (1, 1))
 ARRAY = (np.arange(61 * 13, dtype=np.int64) * 37 % 101).reshape(61, 13)
@@ -61,7 +61,7 @@ JOBS = {
 @pytest.fixture(autouse=True)
 def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU's slabs of 12 rows, so that an array of 61 rows has several."""
-    monkeypatch.setattr("runner.pipeline.in_memory.SLAB", 12 * 13 * 8)
+    monkeypatch.setattr("meshrun.runner.pipeline.in_memory.SLAB", 12 * 13 * 8)
 
 
 @pytest.fixture

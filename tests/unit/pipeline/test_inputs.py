@@ -13,8 +13,8 @@ import pytest
 from stream_cases import run_on
 
 import meshrun
-from runner.errors import RunError, UserError
-from runner.storage.formats.flat import FlatSource
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.storage.formats.flat import FlatSource
 
 LONG_AGO = 10**18  # nanoseconds since 1970: no change since has the same time
 CHUNK = 4 * 3 * 8  # bytes of 4 rows
@@ -139,7 +139,7 @@ def resumed(source: Path, change: Any, **parameters: Any) -> Any:
 
 
 def test_resume_refuses_another_file_of_a_parameter(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.world.failure.GRACE", 0.0)
+    monkeypatch.setattr("meshrun.runner.world.failure.GRACE", 0.0)
     factors = source.with_name("factors.npy")
     with pytest.raises(UserError, match=r"differs in 1 value.*got files\.factors\.changed_ns \d+, expected"):
         resumed(source, lambda: np.save(factors, np.full(3, 7.0)))
@@ -149,14 +149,14 @@ def test_resume_refuses_another_file_of_a_parameter(source: Path, monkeypatch: p
 def test_resume_refuses_a_file_of_a_parameter_that_was_not_there(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.world.failure.GRACE", 0.0)
+    monkeypatch.setattr("meshrun.runner.world.failure.GRACE", 0.0)
     more = source.with_name("more.npy")
     with pytest.raises(UserError, match=r"files\.more\.bytes not given"):
         resumed(source, more.touch, more=more)
 
 
 def test_resume_goes_on_with_the_same_files(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.world.failure.GRACE", 0.0)
+    monkeypatch.setattr("meshrun.runner.world.failure.GRACE", 0.0)
     record = resumed(source, lambda: None)
     assert record["stream"]["resumed"] >= 1
     assert np.load(source.with_name("out.npy")).tolist() == [[2.0] * 3] * 16

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 import meshrun
-from runner.comm.threads import run_ranks
-from runner.errors import MeshrunError, RunError, UserError
-from runner.plan.halo import BOUNDARIES
-from runner.plan.stream_options import StreamOptions
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import MeshrunError, RunError, UserError
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 CHUNKS = StreamOptions(chunk_bytes=64)
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.comm.threads import run_ranks
-from runner.errors import RunError
-from runner.pipeline.reduce import Tiles
-from runner.report.record import plain
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import RunError
+from meshrun.runner.pipeline.reduce import Tiles
+from meshrun.runner.report.record import plain
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 Array = np.ndarray[Any, Any]
 SHAPES = [(5,), (1, 1), (1031, 2053), (3, 1 << 20), (3, 700_001, 1), (2, 3, 600_007), (70, 129, 131)]

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshrun
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.plan.stream_options import StreamOptions
-from runner.report.summary import render
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.report.summary import render
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.comm.threads import run_ranks
-from runner.errors import UserError
-from runner.plan.grid import Partition
-from runner.run.execute import run
-from runner.storage.formats.registry import open_source
-from runner.world.world import World, open_world
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.grid import Partition
+from meshrun.runner.run.execute import run
+from meshrun.runner.storage.formats.registry import open_source
+from meshrun.runner.world.world import World, open_world
 
 
 @meshrun.job

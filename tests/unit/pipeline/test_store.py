@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 import meshrun
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.run.execute import run
-from runner.world.world import open_world
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.run.execute import run
+from meshrun.runner.world.world import open_world
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.errors import UserError
-from runner.plan.chunking import Budget, MemoryUse, chunk_memory
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.chunking import Budget, MemoryUse, chunk_memory
 
 
 def of_chunk(cells: tuple[int, int], halo: tuple[int, int], *, asynchronous: bool) -> MemoryUse:

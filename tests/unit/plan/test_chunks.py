@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.plan.chunks import Chunks
-from runner.plan.grid import Partition
-from runner.region import Region
+from meshrun.runner.plan.chunks import Chunks
+from meshrun.runner.plan.grid import Partition
+from meshrun.runner.region import Region
 
 
 @given(st.data())

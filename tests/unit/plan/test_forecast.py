@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from stream_cases import run_on
 
 import meshrun
-from runner.device.cpu import CpuBackend
-from runner.errors import RunError, UserError
-from runner.pipeline.result_type import with_known_results
-from runner.plan.chunking import FILLS, ON_DEVICE
-from runner.plan.forecast import Forecast, by_ranks, enough, forecast
-from runner.plan.machine import Machine, Rate, nominal, nominal_cpu
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import Task, plan_task
-from runner.report.plan_table import render, render_comparison
-from runner.report.spans import STAGES
-from runner.run.execute import Options, run
-from runner.run.record.forecast_record import compare, record
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.pipeline.result_type import with_known_results
+from meshrun.runner.plan.chunking import FILLS, ON_DEVICE
+from meshrun.runner.plan.forecast import Forecast, by_ranks, enough, forecast
+from meshrun.runner.plan.machine import Machine, Rate, nominal, nominal_cpu
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import Task, plan_task
+from meshrun.runner.report.plan_table import render, render_comparison
+from meshrun.runner.report.spans import STAGES
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.run.record.forecast_record import compare, record
 
 RATES = {
     "read": 10, "write": 5, "read and write": 12, "host memory": 100, "kernel": 100,

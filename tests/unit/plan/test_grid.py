@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.errors import UserError
-from runner.plan.grid import Partition, bounds, owner, parse_grid
-from runner.region import Region, Shape
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.grid import Partition, bounds, owner, parse_grid
+from meshrun.runner.region import Region, Shape
 
 LENGTHS = st.one_of(st.integers(0, 20), st.integers(0, 10**13))
 PARTS = st.one_of(st.integers(1, 9), st.integers(1, 10**6))

@@ -11,9 +11,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from runner.errors import UserError
-from runner.plan.grid import Partition, bounds
-from runner.plan.halo import BOUNDARIES, Widths, check_widths, normalize, sends, source_index, transfers
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.grid import Partition, bounds
+from meshrun.runner.plan.halo import (
+    BOUNDARIES,
+    Widths,
+    check_widths,
+    normalize,
+    sends,
+    source_index,
+    transfers,
+)
 
 PAD_MODE: dict[str, Any] = {
     "reflect": "symmetric",

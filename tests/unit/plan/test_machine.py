@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.device.cpu import CpuBackend
-from runner.errors import RunError, UserError
-from runner.plan.machine import GPUS, Machine, choose, known, load, nominal, nominal_cpu, save
-from runner.run.installation import calibrate as module
-from runner.run.installation.calibrate import calibrate
-from runner.system import host_memory
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.plan.machine import GPUS, Machine, choose, known, load, nominal, nominal_cpu, save
+from meshrun.runner.run.installation import calibrate as module
+from meshrun.runner.run.installation.calibrate import calibrate
+from meshrun.runner.system import host_memory
 
 HERE = nominal_cpu(4, 1 << 34)
 

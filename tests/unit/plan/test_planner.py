@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from queued_device import QueuedBackend
 
 import meshrun
-from runner.comm.threads import run_ranks
-from runner.errors import UserError
-from runner.pipeline.streamed import chunk_agreement
-from runner.pipeline.streamed.chunk_agreement import chunks_of, in_chunks
-from runner.pipeline.streamed.endpoints import Endpoints
-from runner.plan import chunking
-from runner.plan.chunking import Files, has_own_grid, streamed_grid
-from runner.plan.chunks import Chunks
-from runner.plan.forecast import forecast
-from runner.plan.machine import Machine, nominal, nominal_cpu
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import Task, plan_task
-from runner.report.spans import Spans
-from runner.world.world import World, open_world
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline.streamed import chunk_agreement
+from meshrun.runner.pipeline.streamed.chunk_agreement import chunks_of, in_chunks
+from meshrun.runner.pipeline.streamed.endpoints import Endpoints
+from meshrun.runner.plan import chunking
+from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
+from meshrun.runner.plan.chunks import Chunks
+from meshrun.runner.plan.forecast import forecast
+from meshrun.runner.plan.machine import Machine, nominal, nominal_cpu
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import Task, plan_task
+from meshrun.runner.report.spans import Spans
+from meshrun.runner.world.world import World, open_world
 
 
 def declared(block: Any, *, out: Any) -> None: ...

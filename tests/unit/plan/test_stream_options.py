@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 from typed import typed
 
-from launch.cli.job_command import stream_options
-from launch.cli.main import main
-from runner.job.declaration import Job
-from runner.plan.stream_options import StreamOptions
-from runner.run.execute import Options
-from runner.storage.formats.registry import Form
-from runner.system import launcher
+from meshrun.launch.cli.job_command import stream_options
+from meshrun.launch.cli.main import main
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.run.execute import Options
+from meshrun.runner.storage.formats.registry import Form
+from meshrun.runner.system import launcher
 
 JOB = '''
 import meshrun
@@ -41,7 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in names:
             monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
-    monkeypatch.setattr("launch.cli.errors.LINGER", 0.0)
+    monkeypatch.setattr("meshrun.launch.cli.errors.LINGER", 0.0)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs.py").write_text(JOB)
 
@@ -60,7 +60,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
         found.append((parameters, options))
         return 0
 
-    monkeypatch.setattr("runner.run.entry.main", fake_main)
+    monkeypatch.setattr("meshrun.runner.run.entry.main", fake_main)
 
     def run(*words: str, job: str = "scale") -> tuple[dict[str, Any], Options]:
         assert main(["run", f"jobs.py:{job}", "in.raw", "out.npy", *words]) == 0
@@ -240,7 +240,7 @@ def test_elementwise_has_a_dtype_of_its_own(ran: Ran) -> None:
         return 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runner.run.entry.main", fake_main)
+        patch.setattr("meshrun.runner.run.entry.main", fake_main)
         assert main([*words, "--dtype", "uint8", "--shape", "4"]) == 0
         assert main([*words, "--input-dtype", "int16", "--shape", "4"]) == 0
     assert found == [("uint8", Form((4,))), ("float", Form((4,), "int16"))]

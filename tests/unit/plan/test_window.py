@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.plan.halo import BOUNDARIES
-from runner.plan.window import Window
-from runner.region import Region
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.plan.window import Window
+from meshrun.runner.region import Region
 
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}
 CVAL = 7

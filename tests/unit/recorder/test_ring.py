@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.recorder import process, ring
-from runner.recorder.imports import ImportCounter
-from runner.recorder.process import frames, place, process_state, remove_stale, tracebacks
-from runner.recorder.ring import RECORDS, RECORDS_AT, Recorder, read, start_time
-from runner.recorder.snapshot import snapshots
+from meshrun.runner.recorder import process, ring
+from meshrun.runner.recorder.imports import ImportCounter
+from meshrun.runner.recorder.process import frames, place, process_state, remove_stale, tracebacks
+from meshrun.runner.recorder.ring import RECORDS, RECORDS_AT, Recorder, read, start_time
+from meshrun.runner.recorder.snapshot import snapshots
 
 ROOT = Path(ring.__file__).parents[2]
 ABOUT = {"run": "r", "rank": 0, "size": 1, "host": "n1", "device": "CPU", "command": "run"}
@@ -206,7 +206,7 @@ RANK = f"""
 import sys, time
 sys.path.append({str(ROOT)!r})
 from pathlib import Path
-from runner.recorder.ring import Recorder, file_of
+from meshrun.runner.recorder.ring import Recorder, file_of
 recorder = Recorder(file_of("r", 5, Path(sys.argv[1])), {{**{ABOUT!r}, "rank": 5}})
 def wait_here():
     time.sleep(600)

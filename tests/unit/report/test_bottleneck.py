@@ -11,8 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.report.bottleneck import WORDS, any_busy, busy, combine, measure, summary
-from runner.report.spans import FOLDED, MOST, NEWEST, STAGES, Interval, Span, Spans, Stage, coarser, union
+from meshrun.runner.report.bottleneck import WORDS, any_busy, busy, combine, measure, summary
+from meshrun.runner.report.spans import (
+    FOLDED,
+    MOST,
+    NEWEST,
+    STAGES,
+    Interval,
+    Span,
+    Spans,
+    Stage,
+    coarser,
+    union,
+)
 
 intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=20).map(
     lambda pairs: [Interval(begin, begin + length, length) for begin, length in pairs]

@@ -11,8 +11,8 @@ import made_survey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.world.preflight.rank_table import LINES, WIDTH, render, rows
-from runner.world.preflight.survey import GpuFacts, Interface, Port, Survey, survey
+from meshrun.runner.world.preflight.rank_table import LINES, WIDTH, render, rows
+from meshrun.runner.world.preflight.survey import GpuFacts, Interface, Port, Survey, survey
 
 GIB = 1 << 30
 

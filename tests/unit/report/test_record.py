@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runner.errors import RunError
-from runner.report.record import envelope, json_text, plain, stdout, stdout_for, write_json
+from meshrun.runner.errors import RunError
+from meshrun.runner.report.record import envelope, json_text, plain, stdout, stdout_for, write_json
 
 
 def test_the_envelope_comes_first() -> None:
@@ -84,7 +84,7 @@ def test_what_libraries_print_does_not_get_into_a_record(
     np.save(tmp_path / "in.npy", np.zeros((4, 3)))
     words = [*ranks, "run", "job.py:noisy", "in.npy", "out.npy", "--device", "cpu", *record]
     done = subprocess.run(
-        [sys.executable, "-m", "launch", *words], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "meshrun", *words], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     noise = ["NCCL version 2.28.9", "hello"]
     if record:
@@ -96,7 +96,7 @@ def test_what_libraries_print_does_not_get_into_a_record(
 
 RESERVES = """
 import os, sys
-from runner.report.record import stdout, stdout_for
+from meshrun.runner.report.record import stdout, stdout_for
 with stdout_for(sys.argv[1]):
     print("a text")
     os.write(1, b"bytes\\n")

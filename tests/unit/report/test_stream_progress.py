@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner.report import stream_progress
-from runner.report.progress import QUIET
-from runner.report.spans import NEWEST, STAGES, Span
-from runner.report.stream_progress import BETWEEN, RECENT, StreamProgress, recent_rates
+from meshrun.runner.report import stream_progress
+from meshrun.runner.report.progress import QUIET
+from meshrun.runner.report.spans import NEWEST, STAGES, Span
+from meshrun.runner.report.stream_progress import BETWEEN, RECENT, StreamProgress, recent_rates
 
 GB = 1_000_000_000
 RATES = {"read": 3.1e9, "moved": 6.2e9, "computed": 6.2e9, "written": 3.1e9}

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.filters.statistics import statistics
-from runner.report.summary import render
+from meshrun.jobs.filters.statistics import statistics
+from meshrun.runner.report.summary import render
 
 
 @pytest.mark.parametrize(

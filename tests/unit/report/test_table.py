@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from runner.report.table import table
+from meshrun.runner.report.table import table
 
 ROWS = [("read", "1.5 GB", "n1"), ("kernel", "12.5 GB", "n12")]
 

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.errors import RunError, UserError
-from runner.pipeline.streamed.resume import find_unfinished
-from runner.plan.stream_options import StreamOptions
-from runner.report.bottleneck import measure
-from runner.report.spans import STAGES, Span, Stage
-from runner.report.timeline import Lane, check_timeline, page, rows, trace, write_timeline
-from runner.storage.journal import Journal
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.pipeline.streamed.resume import find_unfinished
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.report.bottleneck import measure
+from meshrun.runner.report.spans import STAGES, Span, Stage
+from meshrun.runner.report.timeline import Lane, check_timeline, page, rows, trace, write_timeline
+from meshrun.runner.storage.journal import Journal
 
 NS = 1_000_000_000
 HOSTILE = "</script><script>alert(1)</script><!-- & \"'\u2028{{data}}"

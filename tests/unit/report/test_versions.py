@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
-from runner.report.versions import installed_version
+from meshrun.runner.report.versions import installed_version
 
 
 def test_a_version_is_that_of_the_installation() -> None:

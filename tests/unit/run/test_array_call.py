@@ -10,8 +10,8 @@ import pytest
 from numpy_kernel import NumpyKernel
 
 import meshrun
-from runner.pipeline import fusing
-from runner.run import array_call
+from meshrun.runner.pipeline import fusing
+from meshrun.runner.run import array_call
 
 GAIN = 2.0
 THING = SimpleNamespace(gain=2.0)
@@ -35,7 +35,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[NumpyKernel]:
         kernels.append(NumpyKernel(program, widths, feeds, boundary, cval, aligned=False))
         return kernels[-1], "NumPy"
 
-    monkeypatch.setattr("runner.fuse.compiled.compile_for", compile_for)
+    monkeypatch.setattr("meshrun.runner.fuse.compiled.compile_for", compile_for)
     monkeypatch.setattr(fusing, "WORTH_COMPILING", 0)
     array_call._KEPT.clear()
     return kernels

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 import meshrun
-from launch.cli import selftest
-from launch.cli.main import main
-from launch.mpi import library as mpi_library
-from launch.mpi.library import Library
-from runner.errors import RunError, UserError, describe
-from runner.job.discover import find
-from runner.plan.machine import nominal_cpu, rates_file, save
-from runner.report.summary import render
-from runner.system import launcher
+from meshrun.launch.cli import selftest
+from meshrun.launch.cli.main import main
+from meshrun.launch.mpi import library as mpi_library
+from meshrun.launch.mpi.library import Library
+from meshrun.runner.errors import RunError, UserError, describe
+from meshrun.runner.job.discover import find
+from meshrun.runner.plan.machine import nominal_cpu, rates_file, save
+from meshrun.runner.report.summary import render
+from meshrun.runner.system import launcher
 
 JOBS = """
 import pathlib
@@ -109,9 +109,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for name in names:
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(
-        "runner.world.rank_process.on_termination", lambda _: None
+        "meshrun.runner.world.rank_process.on_termination", lambda _: None
     )  # this process goes on afterwards
-    monkeypatch.setattr("launch.cli.errors.LINGER", 0.0)
+    monkeypatch.setattr("meshrun.launch.cli.errors.LINGER", 0.0)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     np.save("in.npy", np.arange(600, dtype=np.float32).reshape(100, 6))
@@ -346,8 +346,8 @@ def test_a_process_alone_tells_the_mpi_that_ranks_would_load(
 
 
 def test_a_selftest_without_its_device_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.run.installation.selftest.main", lambda **_: 2)
-    monkeypatch.setattr("launch.mpi.launcher.find", lambda: pytest.fail("ranks are started"))
+    monkeypatch.setattr("meshrun.runner.run.installation.selftest.main", lambda **_: 2)
+    monkeypatch.setattr("meshrun.launch.mpi.launcher.find", lambda: pytest.fail("ranks are started"))
     assert selftest.check_installation("cuda", debug=False) == 2
 
 

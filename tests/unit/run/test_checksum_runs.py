@@ -10,13 +10,13 @@ import pytest
 from damaging_comm import DamagingComm
 
 import meshrun
-from runner.comm.checksum.checked import Checksum, Damaged
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.errors import RunError
-from runner.plan.step_options import StepOptions
-from runner.report.summary import render
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.runner.comm.checksum.checked import Checksum, Damaged
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.errors import RunError
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.report.summary import render
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 STEPS = 6
 

@@ -10,8 +10,8 @@ import pytest
 from stream_cases import run_on
 
 import meshrun
-from runner.errors import RunError, UserError
-from runner.region import Region
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.region import Region
 
 
 def check_sum(world: Any, inputs: Any, output: Any, mode: str, *, factor: int) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def test_every_rank_writes_its_parts(files: list[Path], suffix: str, ranks: int)
 
 
 def meshrun_array(path: Path) -> Any:
-    from runner.storage.formats.registry import open_source
+    from meshrun.runner.storage.formats.registry import open_source
 
     source = open_source(path)
     values = np.empty(source.shape, source.dtype)

@@ -5,14 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 
-LATER = ("runner.pipeline.streamed.streaming", "runner.pipeline.steps.loop", "runner.run.step_run",
-         "runner.run.verify.results", "runner.fuse.compiled", "runner.fuse.host", "runner.fuse.single_pass",
-         "runner.fuse.steps.kernel")  # fmt: skip
+LATER = (
+    "meshrun.runner.pipeline.streamed.streaming",
+    "meshrun.runner.pipeline.steps.loop",
+    "meshrun.runner.run.step_run",
+    "meshrun.runner.run.verify.results",
+    "meshrun.runner.fuse.compiled",
+    "meshrun.runner.fuse.host",
+    "meshrun.runner.fuse.single_pass",
+    "meshrun.runner.fuse.steps.kernel",
+)
 
 
 def test_runs_load_streaming_steps_checks_and_kernels_when_they_need_them() -> None:
     program = f"""
-import runner.run.execute, jobs.filters.laplacian, sys
+import meshrun.runner.run.execute, meshrun.jobs.filters.laplacian, sys
 print(*(name for name in {LATER} if name in sys.modules))
 """
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
@@ -24,7 +31,7 @@ def test_the_version_is_that_of_the_installed_package() -> None:
 import importlib.metadata, sys, meshrun
 assert meshrun.__version__ == importlib.metadata.version("meshrun")
 assert "__version__" in dir(meshrun)
-print([name for name in ("numpy", "runner", "click") if name in sys.modules])
+print([name for name in ("numpy", "meshrun.runner", "meshrun.launch", "click") if name in sys.modules])
 """
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "[]"

@@ -13,8 +13,8 @@ import pytest
 from stream_cases import run_on
 
 import meshrun
-from runner.errors import MeshrunError, RunError, UserError
-from runner.lock import hold
+from meshrun.runner.errors import MeshrunError, RunError, UserError
+from meshrun.runner.lock import hold
 
 
 @meshrun.map_blocks
@@ -97,7 +97,7 @@ def test_a_job_that_fails_leaves_the_old_output_and_nothing_else(
         save(output)
         raise ZeroDivisionError("half-way")
 
-    monkeypatch.setattr("runner.world.failure.GRACE", 0.0)
+    monkeypatch.setattr("meshrun.runner.world.failure.GRACE", 0.0)
     source.with_name("out.npy").write_text("old")
     with pytest.raises((ZeroDivisionError, MeshrunError)):
         run_on(2, writing(half), source, source.with_name("out.npy"))

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import meshrun
-from launch.cli.main import main
-from runner.errors import UserError
-from runner.run.python_call import share_memory
+from meshrun.launch.cli.main import main
+from meshrun.runner.errors import UserError
+from meshrun.runner.run.python_call import share_memory
 
 zarr = pytest.importorskip("zarr")
 

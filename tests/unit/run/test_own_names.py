@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import meshrun
-from launch.cli.job_command import OWN, job_command, runner_options
-from launch.cli.main import main
-from launch.cli.plan import Plans
-from runner.errors import UserError
-from runner.run.declare import DeclaredJob, run_keywords
+from meshrun.launch.cli.job_command import OWN, job_command, runner_options
+from meshrun.launch.cli.main import main
+from meshrun.launch.cli.plan import Plans
+from meshrun.runner.errors import UserError
+from meshrun.runner.run.declare import DeclaredJob, run_keywords
 
 OPTIONS = sorted(run_keywords())
 

@@ -18,15 +18,15 @@ from PIL import Image
 from scipy import ndimage
 from skimage import color, filters
 
-from jobs.filters.convolve import convolve
-from jobs.filters.elementwise import elementwise
-from jobs.filters.grayscale import grayscale
-from jobs.filters.laplacian import laplacian
-from jobs.filters.statistics import statistics
-from runner.comm.threads import run_ranks
-from runner.job.declaration import Job
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.jobs.filters.convolve import convolve
+from meshrun.jobs.filters.elementwise import elementwise
+from meshrun.jobs.filters.grayscale import grayscale
+from meshrun.jobs.filters.laplacian import laplacian
+from meshrun.jobs.filters.statistics import statistics
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 PHOTOGRAPH = Path(__file__).parents[3] / "examples" / "rocket.jpg"
 RANKS = (1, 2, 3, 5)

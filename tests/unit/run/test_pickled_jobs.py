@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.job.discover import find
-from runner.job.pickling import dumps
+from meshrun.runner.job.discover import find
+from meshrun.runner.job.pickling import dumps
 
 HELPER = """
 factor = 2.0
@@ -105,7 +105,8 @@ def test_ranks_run_a_job_of_a_file_that_was_loaded_by_its_path(tmp_path: Path) -
     (tmp_path / "myhelpers.py").write_text(HELPER)
     (tmp_path / "my jobs.py").write_text(JOBS.format(helpers="myhelpers"))
     (tmp_path / "main.py").write_text(
-        "import numpy as np\nfrom runner.job.discover import find\na, result = np.ones(9), np.zeros(9)\n"
+        "import numpy as np\nfrom meshrun.runner.job.discover import find\n"
+        "a, result = np.ones(9), np.zeros(9)\n"
         "find('my jobs.py:sides').run(a, result, ranks=2, device='cpu')\nassert result[1] == 5\n"
     )
     python(tmp_path, "main.py")

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.plan.stream_options import StreamOptions
-from runner.report import progress
-from runner.report.progress import ProgressBar
-from runner.run.execute import Options, execute
-from runner.storage.formats.registry import Source
-from runner.storage.transaction import OutputTransaction
-from runner.world.world import open_world
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.report import progress
+from meshrun.runner.report.progress import ProgressBar
+from meshrun.runner.run.execute import Options, execute
+from meshrun.runner.storage.formats.registry import Source
+from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.world.world import open_world
 
 
 def test_elsewhere_than_on_a_terminal_a_line_now_and_then(

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.report.summary import show_result
-from runner.run.execute import Options, run
-from runner.run.python_call import files_of
-from runner.run.record.run_record import RunRecord
-from runner.system import launcher
-from runner.world.world import open_world
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.report.summary import show_result
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.run.python_call import files_of
+from meshrun.runner.run.record.run_record import RunRecord
+from meshrun.runner.system import launcher
+from meshrun.runner.world.world import open_world
 
 PROGRAM = """
 import sys
@@ -68,7 +68,7 @@ def test_functions_of_this_program_run_on_ranks_that_it_starts(tmp_path: Path) -
     done = python(
         tmp_path,
         """
-from runner.system import host_memory
+from meshrun.runner.system import host_memory
 host_memory.SHARED_MEMORY = host_memory.Path("memory").resolve()
 a, b = np.random.default_rng(0).random((2, 20, 9))
 after, old = np.empty_like(a), np.empty_like(b)
@@ -251,7 +251,7 @@ def zeros(*shape: int) -> Any:
 def test_arrays_that_do_not_agree_are_refused_on_every_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, sentence: str
 ) -> None:
-    monkeypatch.setattr("runner.system.host_memory.SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("meshrun.runner.system.host_memory.SHARED_MEMORY", tmp_path)
     with pytest.raises(meshrun.UserError, match=sentence) as refused:
         on_thread_ranks(3, arguments)
     assert refused.value.everywhere
@@ -271,12 +271,12 @@ def test_an_array_may_be_its_own_result_on_ranks_too() -> None:
 def test_several_hosts_need_a_folder_that_they_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     array, names = np.ones((8, 5)), itertools.cycle(("one", "two"))
-    monkeypatch.setattr("runner.world.world.identify_host", lambda: (name := next(names), name))
+    monkeypatch.setattr("meshrun.runner.world.world.identify_host", lambda: (name := next(names), name))
     for record, (result,) in on_thread_ranks(2, lambda rank: ([array], [np.zeros_like(array)])):
         assert len(record["hosts"]) == 2
         np.testing.assert_array_equal(result, smear(array))
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr("runner.run.python_call.Path.is_dir", lambda path: False)
+    monkeypatch.setattr("meshrun.runner.run.python_call.Path.is_dir", lambda path: False)
     with pytest.raises(meshrun.UserError, match=r"files in .*, which this host does not share"):
         on_thread_ranks(2, lambda rank: ([array], [np.zeros_like(array)]))
 

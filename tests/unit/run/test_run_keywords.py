@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import meshrun
-from launch.cli.job_command import runner_options
-from runner.errors import UserError
-from runner.run.declare import DeclaredJob
+from meshrun.launch.cli.job_command import runner_options
+from meshrun.runner.errors import UserError
+from meshrun.runner.run.declare import DeclaredJob
 
 # Options of `meshrun run` that a program does not have, and why.
 NOT_FROM_PYTHON: dict[str, str] = {}

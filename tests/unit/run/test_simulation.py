@@ -12,17 +12,17 @@ import pytest
 from PIL import Image
 
 import meshrun
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.errors import UserError
-from runner.pipeline.steps.frames import ValueAt
-from runner.pipeline.steps.stepper import Stepper
-from runner.plan.step_options import StepOptions
-from runner.region import Region
-from runner.run.execute import Options, run
-from runner.run.step_run import Additions
-from runner.storage.formats.registry import ComputedSource
-from runner.world.world import open_world
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline.steps.frames import ValueAt
+from meshrun.runner.pipeline.steps.stepper import Stepper
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.region import Region
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.run.step_run import Additions
+from meshrun.runner.storage.formats.registry import ComputedSource
+from meshrun.runner.world.world import open_world
 
 SHAPE = (12, 16)
 

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.errors import RunError, UserError
-from runner.storage.journal import IDENTITY, Journal, Log, Syncer, differences
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.storage.journal import IDENTITY, Journal, Log, Syncer, differences
 
 COUNT, CHUNK = 6, 64  # chunks of the output that is made here, and bytes of each
 IDENTITY_OF = {"job": "edges", "input": {"path": "in.npy", "size": 384}, "parameters": {"gain": 2.0}}
@@ -710,11 +710,13 @@ def test_an_unfinished_run_is_not_begun_over(journal: Journal) -> None:
 
 
 def test_the_format_is_as_documented(journal: Journal) -> None:
-    import runner.storage.journal
+    import meshrun.runner.storage.journal
 
     log = journal.log("a-0", "n1/5c0a2d6e")
     log.done(12)
     log.synced(1)
     assert isinstance(log, Log)
-    documented = re.findall(r"^    ([0-9a-f]{8} .*?)  ", runner.storage.journal.__doc__ or "", re.MULTILINE)
+    documented = re.findall(
+        r"^    ([0-9a-f]{8} .*?)  ", meshrun.runner.storage.journal.__doc__ or "", re.MULTILINE
+    )
     assert log.path.read_text().splitlines() == documented

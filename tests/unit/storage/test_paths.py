@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import UserError
-from runner.storage.paths import named
+from meshrun.runner.errors import UserError
+from meshrun.runner.storage.paths import named
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import RunError, UserError
-from runner.storage.transaction import OutputTransaction
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.storage.transaction import OutputTransaction
 
 
 class Recorder:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.system import cached_files
+from meshrun.runner.system import cached_files
 
 
 def test_what_is_kept_is_read_again(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.system.compiler import cache_folder, find_compiler
+from meshrun.runner.system.compiler import cache_folder, find_compiler
 
 
 def script(path: Path, text: str) -> Path:

@@ -12,11 +12,11 @@ import pytest
 from nvml import UUID, NotSupported, NVMLError, loaded
 from nvml_counters import VALUE_TYPES, Nvml
 
-from runner.system import gpu_counters as counters_gpu
-from runner.system.counters import read_counters
-from runner.system.gpu_counters import gpu_counters, nvlink_traffic
-from runner.system.network_counters import RDMA, ip_traffic, network_counters, rdma_traffic
-from runner.system.processor_counters import processor_counters, stolen_seconds
+from meshrun.runner.system import gpu_counters as counters_gpu
+from meshrun.runner.system.counters import read_counters
+from meshrun.runner.system.gpu_counters import gpu_counters, nvlink_traffic
+from meshrun.runner.system.network_counters import RDMA, ip_traffic, network_counters, rdma_traffic
+from meshrun.runner.system.processor_counters import processor_counters, stolen_seconds
 
 NOWHERE = Path("/nonexistent")
 CALLS: dict[object, int] = {
@@ -231,7 +231,7 @@ def test_without_nvml(module: Nvml | None) -> None:
 
 
 def test_a_cpu_asks_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.system.nvml._start", lambda: pytest.fail("NVML was asked"))
+    monkeypatch.setattr("meshrun.runner.system.nvml._start", lambda: pytest.fail("NVML was asked"))
     before = time.monotonic()
     assert before <= float(read_counters(None, 0, NOWHERE, NOWHERE)["clock", "seconds"])
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from runner.device.cpu import CpuBackend
-from runner.system.host_memory import free_host_memory, host_memory, host_processors
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.system.host_memory import free_host_memory, host_memory, host_processors
 
 FREE = 1000 << 10
 
@@ -113,7 +113,7 @@ def test_this_machine_has_some() -> None:
 KEPT = """
 import os, sys
 import numpy as np
-from runner.system.host_memory import keep_freed_memory
+from meshrun.runner.system.host_memory import keep_freed_memory
 
 def faults():
     before = int(open("/proc/self/stat").read().rsplit(")", 1)[1].split()[7])

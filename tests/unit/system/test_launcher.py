@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.system.launcher import (
+from meshrun.runner.system.launcher import (
     DetectedLauncher,
     allocated_tasks,
     detect_launcher,

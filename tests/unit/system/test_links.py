@@ -9,7 +9,7 @@ import nvml
 import pytest
 from nvml import UUID, NotSupported, NVMLError, loaded
 
-from runner.system.links import GpuLinks, Nic, Reading, gpu_links, network_rate, nics
+from meshrun.runner.system.links import GpuLinks, Nic, Reading, gpu_links, network_rate, nics
 
 
 class Nvml(nvml.Nvml):

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.transforms import fourier
-from jobs.transforms.fourier import Local
-from jobs.transforms.plan import Transform
+from meshrun.jobs.transforms import fourier
+from meshrun.jobs.transforms.fourier import Local
+from meshrun.jobs.transforms.plan import Transform
 
 C2C, Z2Z, FORWARD, INVERSE = 41, 105, -1, 1
 Array = np.ndarray[Any, Any]
@@ -47,7 +47,7 @@ class PlanNd:
 
 
 class LongLines:
-    """As runner.device.fourier_lines: takes lines of 7 cells of complex64 if `takes`."""
+    """As meshrun.runner.device.fourier_lines: takes lines of 7 cells of complex64 if `takes`."""
 
     def __init__(self) -> None:
         self.takes, self.launched = False, 0
@@ -71,7 +71,7 @@ class LongLines:
 @pytest.fixture
 def long_lines(monkeypatch: pytest.MonkeyPatch) -> LongLines:
     found = LongLines()
-    monkeypatch.setitem(sys.modules, "runner.device.fourier_lines", found)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "meshrun.runner.device.fourier_lines", found)  # type: ignore[arg-type]
     return found
 
 

@@ -11,10 +11,10 @@ import transform_cases as cases
 from exchange_cases import mixed_up
 from stream_cases import run_on
 
-from jobs.transforms.fft_job import fft
-from jobs.transforms.fourier import Local
-from runner.errors import RunError, UserError
-from runner.world.group import Group
+from meshrun.jobs.transforms.fft_job import fft
+from meshrun.jobs.transforms.fourier import Local
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.world.group import Group
 
 Files = tuple[Path, Path]
 

@@ -13,18 +13,18 @@ import pytest
 from pairs import pairs_by_day
 from stream_cases import run_on
 
-from jobs.transforms import in_parts
-from jobs.transforms.fft_job import fft
-from jobs.transforms.forecast import forecast_transpose
-from jobs.transforms.transpose_job import transpose_job
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.errors import UserError
-from runner.plan.job_forecast import Place, links_of
-from runner.plan.machine import nominal_cpu
-from runner.run.execute import Options, run
-from runner.world.group import Group
-from runner.world.world import open_world
+from meshrun.jobs.transforms import in_parts
+from meshrun.jobs.transforms.fft_job import fft
+from meshrun.jobs.transforms.forecast import forecast_transpose
+from meshrun.jobs.transforms.transpose_job import transpose_job
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import UserError
+from meshrun.runner.plan.job_forecast import Place, links_of
+from meshrun.runner.plan.machine import nominal_cpu
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.group import Group
+from meshrun.runner.world.world import open_world
 
 AMPLE = 1 << 40
 

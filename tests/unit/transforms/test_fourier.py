@@ -11,10 +11,10 @@ import transform_cases as cases
 from exchange_cases import mixed_up
 
 import meshrun
-from runner.comm.threads import run_ranks
-from runner.errors import UserError
-from runner.world.group import Group
-from runner.world.world import World, open_world
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.group import Group
+from meshrun.runner.world.world import World, open_world
 
 NAMES = ("fft", "ifft", "rfft", "irfft")
 SHAPES = [(7, 11), (8, 6), (1, 5), (5, 1, 3), (4, 6, 5), (3, 4, 2, 5)]
@@ -149,7 +149,7 @@ def test_a_wrong_transform_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(World, "start_exchange", wrong)
     else:
-        from jobs.transforms.fourier import Local
+        from meshrun.jobs.transforms.fourier import Local
 
         whole = Local.__call__
         change = {"conjugate": np.conj, "scale": lambda block: block * (1 + 1e-9)}[mutant]

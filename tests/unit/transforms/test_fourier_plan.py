@@ -18,9 +18,9 @@ import transform_cases as cases
 from nvrtc_log import done
 from thread_peers import ThreadPeers
 
-import jobs.kernels
-from jobs.transforms import direct, direct_fourier, fourier_plan
-from jobs.transforms.direct_fourier import (
+import meshrun.jobs.kernels
+from meshrun.jobs.transforms import direct, direct_fourier, fourier_plan
+from meshrun.jobs.transforms.direct_fourier import (
     BatchLayout,
     DirectFourier,
     Execute,
@@ -28,11 +28,11 @@ from jobs.transforms.direct_fourier import (
     is_compact,
     problem_of,
 )
-from jobs.transforms.fourier_plan import FourierPlan, open_direct_fourier
-from runner.comm.peer_memory import Unreachable
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.errors import UserError
-from runner.world.world import World, open_world
+from meshrun.jobs.transforms.fourier_plan import FourierPlan, open_direct_fourier
+from meshrun.runner.comm.peer_memory import Unreachable
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.world import World, open_world
 
 Array = np.ndarray[Any, Any]
 Late = Callable[[int], None]
@@ -124,7 +124,7 @@ def cells(array: Array, layout: BatchLayout, side: int) -> Array:
 
 @pytest.fixture(autouse=True)
 def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs.kernels, "address", lambda array: array.ctypes.data)
+    monkeypatch.setattr(meshrun.jobs.kernels, "address", lambda array: array.ctypes.data)
 
 
 def on_ranks(ranks: int, case: Callable[[World], Any]) -> list[Any]:
@@ -305,7 +305,7 @@ def test_long_lines_side_by_side_have_a_kernel(
         return ("lines", length, *words) if length == 2048 else None
 
     taken = SimpleNamespace(line_plan=line_plan)
-    monkeypatch.setitem(sys.modules, "runner.device.fourier_lines", taken)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "meshrun.runner.device.fourier_lines", taken)  # type: ignore[arg-type]
     monkeypatch.setattr(direct_fourier, "cufft_plan", lambda *words: ("cuFFT", *words))
     kind = np.dtype("complex64")
     found: Any = device_plan(layout, kind, inverse, factor)

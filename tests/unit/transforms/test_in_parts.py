@@ -13,15 +13,15 @@ import transform_cases as cases
 from exchange_cases import part, same, whole
 
 import meshrun
-from jobs.transforms import in_parts
-from jobs.transforms.fourier import Local, carry_out
-from jobs.transforms.in_parts import Cuts, count_parts, exchange_in_parts
-from jobs.transforms.plan import Passage, Transform, plan_transform
-from runner.comm.threads import run_ranks
-from runner.device.cpu import CpuBackend
-from runner.plan.grid import bounds
-from runner.world.group import Group
-from runner.world.world import World, open_world
+from meshrun.jobs.transforms import in_parts
+from meshrun.jobs.transforms.fourier import Local, carry_out
+from meshrun.jobs.transforms.in_parts import Cuts, count_parts, exchange_in_parts
+from meshrun.jobs.transforms.plan import Passage, Transform, plan_transform
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.world.group import Group
+from meshrun.runner.world.world import World, open_world
 
 NAMES = ("fft", "ifft", "rfft", "irfft")
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.transforms.plan import Real, Redistribution, Split, Transform, TransformPlan, plan_transform
-from runner.errors import UserError
+from meshrun.jobs.transforms.plan import Real, Redistribution, Split, Transform, TransformPlan, plan_transform
+from meshrun.runner.errors import UserError
 
 
 def walk(plan: TransformPlan, axes: tuple[int, ...], real: Real, length: int) -> None:

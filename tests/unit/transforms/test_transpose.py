@@ -13,16 +13,16 @@ from PIL import Image
 from stream_cases import run_on
 
 import meshrun
-from jobs.transforms.transpose import as_matrix, permuted
-from jobs.transforms.transpose_job import transpose_job
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.errors import RunError, UserError
-from runner.plan.stream_options import StreamOptions
-from runner.run.execute import Options, run
-from runner.storage.formats.registry import open_source
-from runner.world.group import Group
-from runner.world.world import World, open_world
+from meshrun.jobs.transforms.transpose import as_matrix, permuted
+from meshrun.jobs.transforms.transpose_job import transpose_job
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.storage.formats.registry import open_source
+from meshrun.runner.world.group import Group
+from meshrun.runner.world.world import World, open_world
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])

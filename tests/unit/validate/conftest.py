@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from jobs.validate.probe import sampling
+from meshrun.jobs.validate.probe import sampling
 
 
 @pytest.fixture(autouse=True)

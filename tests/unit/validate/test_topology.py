@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from jobs.validate.probe.api import Probe, RankPlace
-from jobs.validate.topology import Topology, topology_of
+from meshrun.jobs.validate.probe.api import Probe, RankPlace
+from meshrun.jobs.validate.topology import Topology, topology_of
 
 
 def topology(*places: RankPlace) -> Topology:

@@ -6,13 +6,13 @@ import os
 
 import pytest
 
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.device.cpu import CpuBackend
-from runner.errors import UserError
-from runner.system.launcher import BY_HAND
-from runner.world.preflight.inspection import cores_near_gpu, preflight
-from runner.world.preflight.survey import GpuFacts, Survey
-from runner.world.world import Rank, open_world
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import UserError
+from meshrun.runner.system.launcher import BY_HAND
+from meshrun.runner.world.preflight.inspection import cores_near_gpu, preflight
+from meshrun.runner.world.preflight.survey import GpuFacts, Survey
+from meshrun.runner.world.world import Rank, open_world
 
 
 def survey(cpus: range, near: range | None) -> Survey:
@@ -41,9 +41,9 @@ def test_a_rank_moves_before_its_communicators_are_opened(monkeypatch: pytest.Mo
     moved: list[tuple[int, ...]] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cpus: moved.append(cpus))
     monkeypatch.setattr(
-        "runner.world.preflight.inspection.survey", lambda *_, **__: survey(range(8), range(4, 8))
+        "meshrun.runner.world.preflight.inspection.survey", lambda *_, **__: survey(range(8), range(4, 8))
     )
-    monkeypatch.setattr("runner.world.preflight.checks.check_surveys", lambda *_, **__: [])
+    monkeypatch.setattr("meshrun.runner.world.preflight.checks.check_surveys", lambda *_, **__: [])
 
     def body(control: ThreadComm) -> None:
         backend = CpuBackend()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import RunError
-from runner.system.launcher import DetectedLauncher
-from runner.world.failure import FailureHandler
-from runner.world.run_status import LINE, RunDirectory, RunLines
+from meshrun.runner.errors import RunError
+from meshrun.runner.system.launcher import DetectedLauncher
+from meshrun.runner.world.failure import FailureHandler
+from meshrun.runner.world.run_status import LINE, RunDirectory, RunLines
 
 GONE = RunError("rank 0 has out.npy, this rank cannot open it")
 
@@ -93,7 +93,7 @@ def test_one_of_many_ranks_reports_the_interruption(
 ) -> None:
     """Before there is a world, as ranks that MPI has not joined are."""
     monkeypatch.setattr(
-        "runner.world.failure.detect_launcher", lambda: DetectedLauncher("a launcher", 2, int(rank))
+        "meshrun.runner.world.failure.detect_launcher", lambda: DetectedLauncher("a launcher", 2, int(rank))
     )
     FailureHandler().terminate()
     assert capsys.readouterr().err == said
@@ -102,8 +102,8 @@ def test_one_of_many_ranks_reports_the_interruption(
 ENDS_MEANWHILE = """
 import sys, threading
 from pathlib import Path
-from runner.world.failure import FailureHandler
-from runner.world.run_status import RunLines
+from meshrun.runner.world.failure import FailureHandler
+from meshrun.runner.world.run_status import RunLines
 handler = FailureHandler()
 handler._claims = lambda: RunLines("abc", has_reader=False)
 threading.Thread(target=handler.terminate, daemon=True).start()

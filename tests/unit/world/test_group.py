@@ -9,11 +9,11 @@ import exchange_cases as cases
 import numpy as np
 import pytest
 
-from runner.comm.threads import run_ranks
-from runner.errors import RunError, UserError
-from runner.plan.grid import bounds
-from runner.world.process_grid import process_grid
-from runner.world.world import World, open_world
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.plan.grid import bounds
+from meshrun.runner.world.process_grid import process_grid
+from meshrun.runner.world.world import World, open_world
 
 RANKS = pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 SHAPES = [(6, 4), (7, 5, 3), (1, 9), (2, 1, 1), (0, 3), (3, 0, 2)]
@@ -89,7 +89,8 @@ def test_the_cases_notice_a_wrong_exchange(mutant: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(World, "exchange", wrong)
     if mutant == "shifted":
         monkeypatch.setattr(
-            "runner.world.group.bounds", lambda n, p, r: (n - bounds(n, p, r)[1], n - bounds(n, p, r)[0])
+            "meshrun.runner.world.group.bounds",
+            lambda n, p, r: (n - bounds(n, p, r)[1], n - bounds(n, p, r)[0]),
         )
     noticed = (AssertionError, UserError, RunError)
     with pytest.raises(noticed):

@@ -20,14 +20,20 @@ from typing import Any
 
 import pytest
 
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.device.cpu import CpuBackend
-from runner.errors import RunError
-from runner.world import heartbeat, helper_process
-from runner.world.heartbeat import PROCESS, Heartbeat, first_rank_per_host, lost_hosts_error, write_lost_note
-from runner.world.heartbeat_process import SilenceTracker
-from runner.world.watchdog.channel import LOOPBACK, Connection, Hub, connect
-from runner.world.world import Rank, World
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import RunError
+from meshrun.runner.world import heartbeat, helper_process
+from meshrun.runner.world.heartbeat import (
+    PROCESS,
+    Heartbeat,
+    first_rank_per_host,
+    lost_hosts_error,
+    write_lost_note,
+)
+from meshrun.runner.world.heartbeat_process import SilenceTracker
+from meshrun.runner.world.watchdog.channel import LOOPBACK, Connection, Hub, connect
+from meshrun.runner.world.world import Rank, World
 
 SECONDS = 1.0  # that a host may be silent
 LAST = 1.5  # seconds for a rank to end the run

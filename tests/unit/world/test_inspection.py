@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.device.cpu import CpuBackend
-from runner.errors import UserError
-from runner.system.launcher import BY_HAND, Started
-from runner.world.preflight import checks, inspection
-from runner.world.preflight.inspection import PreflightFailed, find_problems, gather_surveys
-from runner.world.preflight.problem import Problem
-from runner.world.preflight.survey import Interface, Survey
-from runner.world.world import Rank, open_world
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import UserError
+from meshrun.runner.system.launcher import BY_HAND, Started
+from meshrun.runner.world.preflight import checks, inspection
+from meshrun.runner.world.preflight.inspection import PreflightFailed, find_problems, gather_surveys
+from meshrun.runner.world.preflight.problem import Problem
+from meshrun.runner.world.preflight.survey import Interface, Survey
+from meshrun.runner.world.world import Rank, open_world
 
 GIB = 1 << 30
 CPU = CpuBackend()
@@ -200,7 +200,7 @@ def test_every_rank_gets_the_facts_of_all_in_order() -> None:
 
 
 def test_it_is_asked_before_communicators_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.world.world.open_arrays", lambda *_, **__: pytest.fail("they were"))
+    monkeypatch.setattr("meshrun.runner.world.world.open_arrays", lambda *_, **__: pytest.fail("they were"))
     check = inspection.preflight(Started(hosts=3))
     raised = each(2, lambda control: open_world("cpu", control=control, check=check))
     assert [type(one) for one in raised] == [PreflightFailed] * 2

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from runner.comm.recorded import RecordedControl
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.recorder import ring
-from runner.recorder.ring import NoRecorder
-from runner.world import world as world_module
-from runner.world.failure import FailureHandler
-from runner.world.world import open_world
+from meshrun.runner.comm.recorded import RecordedControl
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.recorder import ring
+from meshrun.runner.recorder.ring import NoRecorder
+from meshrun.runner.world import world as world_module
+from meshrun.runner.world.failure import FailureHandler
+from meshrun.runner.world.world import open_world
 
 
 @pytest.fixture(autouse=True)

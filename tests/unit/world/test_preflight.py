@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_survey import made
 
-from runner.system.launcher import Started
-from runner.world.preflight import host_checks
-from runner.world.preflight.checks import Problem, check_surveys
-from runner.world.preflight.problem import MAX_NAMES, describe_ranks
-from runner.world.preflight.survey import Interface, Port, Survey
+from meshrun.runner.system.launcher import Started
+from meshrun.runner.world.preflight import host_checks
+from meshrun.runner.world.preflight.checks import Problem, check_surveys
+from meshrun.runner.world.preflight.problem import MAX_NAMES, describe_ranks
+from meshrun.runner.world.preflight.survey import Interface, Port, Survey
 
 GIB, MIB = 1 << 30, 1 << 20
 NOTHING = Started()

@@ -10,8 +10,8 @@ import nvml
 import pytest
 from nvml import NVMLError
 
-from runner.errors import UserError
-from runner.world import preload
+from meshrun.runner.errors import UserError
+from meshrun.runner.world import preload
 
 
 @pytest.fixture
@@ -20,11 +20,11 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     pynvml: Any = ModuleType("pynvml")
     pynvml.NVMLError, pynvml.nvmlInit = NVMLError, lambda: asked.append("nvml")
-    nccl: Any = ModuleType("runner.comm.nccl")
+    nccl: Any = ModuleType("meshrun.runner.comm.nccl")
     nccl.load = lambda: asked.append("nccl")
     nvml.load(monkeypatch, pynvml)
-    monkeypatch.setitem(sys.modules, "runner.comm.nccl", nccl)
-    monkeypatch.setattr("runner.comm.nccl", nccl, raising=False)
+    monkeypatch.setitem(sys.modules, "meshrun.runner.comm.nccl", nccl)
+    monkeypatch.setattr("meshrun.runner.comm.nccl", nccl, raising=False)
     return asked
 
 
@@ -67,6 +67,6 @@ def test_a_failure_is_left_to_whoever_asks_later(
     def fail() -> None:
         raise UserError("no libnccl")
 
-    monkeypatch.setattr(sys.modules["runner.comm.nccl"], "load", fail)
+    monkeypatch.setattr(sys.modules["meshrun.runner.comm.nccl"], "load", fail)
     finish("auto")
     assert not recwarn.list  # pytest tells of exceptions that end a thread

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.world.run_status import LINE, RunDirectory, RunLines, claim, run_at
-from runner.world.world import open_world
+from meshrun.runner.world.run_status import LINE, RunDirectory, RunLines, claim, run_at
+from meshrun.runner.world.world import open_world
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_of_many_threads_one_wins(tmp_path: Path) -> None:
 CLAIMS = """
 import os, sys
 from pathlib import Path
-from runner.world.run_status import claim
+from meshrun.runner.world.run_status import claim
 print(sum(claim(Path(sys.argv[1], f"claim-{turn}"), {"pid": os.getpid()}) for turn in range(200)))
 """
 

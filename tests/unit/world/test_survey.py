@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nvml import UUID, NotSupported, NVMLError, load, loaded
 
-from runner.device.api import Device
-from runner.errors import UserError
-from runner.system import network, sysfs
-from runner.system.gpu import _nvml_facts, dotted, read_gpu
-from runner.system.network import KernelInterface, interfaces, kernel_interfaces, ports
-from runner.world.preflight.survey import (
+from meshrun.runner.device.api import Device
+from meshrun.runner.errors import UserError
+from meshrun.runner.system import network, sysfs
+from meshrun.runner.system.gpu import _nvml_facts, dotted, read_gpu
+from meshrun.runner.system.network import KernelInterface, interfaces, kernel_interfaces, ports
+from meshrun.runner.world.preflight.survey import (
     Interface,
     Port,
     may_lock_all,
@@ -105,7 +105,7 @@ def test_where_nothing_can_be_read(tmp_path: Path) -> None:
 def test_a_process_bound_to_one_core() -> None:
     """In a process of its own, where the machine has more than one."""
     code = (
-        "import os; from runner.world.preflight.survey import survey\n"
+        "import os; from meshrun.runner.world.preflight.survey import survey\n"
         "before = survey(0, 'h', 'h/1', 0).one_core\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "after = survey(0, 'h', 'h/1', 0)\n"
@@ -139,7 +139,7 @@ def test_lists_of_numbers(text: str, expected: tuple[int, ...]) -> None:
 
 @given(st.sets(st.integers(0, 300)))
 def test_lists_of_numbers_are_read_back(wanted: set[int]) -> None:
-    from runner.world.watchdog.report import MAX_RANGES, ranges
+    from meshrun.runner.world.watchdog.report import MAX_RANGES, ranges
 
     if ranges(sorted(wanted)).count(",") < MAX_RANGES:
         assert sysfs.numbers(ranges(sorted(wanted)).replace(" ", "")) == tuple(sorted(wanted))
@@ -406,7 +406,9 @@ def test_a_rank_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """With NVML, where NCCL is not installed."""
     write(tmp_path / "devices/system/cpu/online", "0-65")
     load(monkeypatch, Nvml([1] * 16 + [0, 0]))
-    monkeypatch.setattr("runner.world.preflight.survey._nccl", lambda: ("2.28.9", "/lib/libnccl.so.2"))
+    monkeypatch.setattr(
+        "meshrun.runner.world.preflight.survey._nccl", lambda: ("2.28.9", "/lib/libnccl.so.2")
+    )
     found = survey(0, "n1", "n1/b", 0, GPU, cuda_runtime=13000, root=tmp_path)
     assert found.nccl == ("2.28.9", "/lib/libnccl.so.2")
     assert found.gpu is not None
@@ -415,10 +417,10 @@ def test_a_rank_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Nccl(ModuleType):
-    """Stands for runner.comm.nccl, which needs CuPy; `failing`: the function that raises."""
+    """Stands for meshrun.runner.comm.nccl, which needs CuPy; `failing`: the function that raises."""
 
     def __init__(self, failing: str = "") -> None:
-        super().__init__("runner.comm.nccl")
+        super().__init__("meshrun.runner.comm.nccl")
         self.failing = failing
 
     def _answer(self, name: str) -> str:
@@ -438,14 +440,14 @@ class Nccl(ModuleType):
 
 @pytest.mark.parametrize(("failing", "expected"), [("", ("2.28.9", "/lib/libnccl.so.2")), ("load", None)])
 def test_nccl(monkeypatch: pytest.MonkeyPatch, failing: str, expected: tuple[str, str] | None) -> None:
-    monkeypatch.setitem(sys.modules, "runner.comm.nccl", Nccl(failing))
-    monkeypatch.setattr("runner.comm.nccl", Nccl(failing), raising=False)
+    monkeypatch.setitem(sys.modules, "meshrun.runner.comm.nccl", Nccl(failing))
+    monkeypatch.setattr("meshrun.runner.comm.nccl", Nccl(failing), raising=False)
     assert survey(0, "n1", "n1/b", 0, GPU).nccl == expected
 
 
 def test_two_copies_of_nccl_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "runner.comm.nccl", Nccl("/lib/libnccl.so.2"))
-    monkeypatch.setattr("runner.comm.nccl", Nccl("/lib/libnccl.so.2"), raising=False)
+    monkeypatch.setitem(sys.modules, "meshrun.runner.comm.nccl", Nccl("/lib/libnccl.so.2"))
+    monkeypatch.setattr("meshrun.runner.comm.nccl", Nccl("/lib/libnccl.so.2"), raising=False)
     with pytest.raises(UserError, match="failed"):
         survey(0, "n1", "n1/b", 0, GPU)
 

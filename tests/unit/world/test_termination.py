@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner.world.termination import on_termination
+from meshrun.runner.world.termination import on_termination
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.errors import RunError
-from runner.world.watchdog import channel, watchdog
-from runner.world.watchdog.channel import LOOPBACK, Connection, Handshake, Hub, connect
-from runner.world.watchdog.progress import MeasurementProgress, StallTimer
-from runner.world.watchdog.report import (
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.errors import RunError
+from meshrun.runner.world.watchdog import channel, watchdog
+from meshrun.runner.world.watchdog.channel import LOOPBACK, Connection, Handshake, Hub, connect
+from meshrun.runner.world.watchdog.progress import MeasurementProgress, StallTimer
+from meshrun.runner.world.watchdog.report import (
     BEFORE,
     DONE,
     INSIDE,
@@ -28,7 +28,7 @@ from runner.world.watchdog.report import (
     format_report,
     ranges,
 )
-from runner.world.watchdog.watchdog import Watchdog
+from meshrun.runner.world.watchdog.watchdog import Watchdog
 
 SUM = "all_reduce float sum, 1048576 B, out-of-place"
 NEXT = "all_reduce float sum, 1048576 B, in-place"

@@ -15,16 +15,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.comm.api import Control
-from runner.comm.staged import StagedComm
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.device.api import Backend, Device
-from runner.device.cpu import CpuBackend
-from runner.errors import MeshrunError, RunError, UserError, describe, is_met_by_all, traceback_of
-from runner.system import launcher
-from runner.world import binding, world
-from runner.world.binding import choose_gpu
-from runner.world.world import Rank, World, clash_error, clashes, find_ranks, locality_warnings, open_world
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.staged import StagedComm
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.device.api import Backend, Device
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import MeshrunError, RunError, UserError, describe, is_met_by_all, traceback_of
+from meshrun.runner.system import launcher
+from meshrun.runner.world import binding, world
+from meshrun.runner.world.binding import choose_gpu
+from meshrun.runner.world.world import (
+    Rank,
+    World,
+    clash_error,
+    clashes,
+    find_ranks,
+    locality_warnings,
+    open_world,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +142,7 @@ class FakeMpi:
 def set_launch(monkeypatch: pytest.MonkeyPatch, mpi: Callable[[], Any], **variables: str) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("runner.comm.mpi.MpiComm", mpi)
+    monkeypatch.setattr("meshrun.runner.comm.mpi.MpiComm", mpi)
 
 
 def no_mpi() -> None:
@@ -423,11 +431,11 @@ def fake_modules(
     monkeypatch: pytest.MonkeyPatch, count: int = 2, nccl: Callable[[], Any] = lambda: None
 ) -> None:
     """`runner.device.cuda` and `runner.comm.nccl` without CuPy."""
-    cuda = types.ModuleType("runner.device.cuda")
+    cuda = types.ModuleType("meshrun.runner.device.cuda")
     vars(cuda).update(
         count=lambda: count, CudaBackend=lambda index: FakeGpuBackend(gpu(index, f"GPU{index}"))
     )
-    fake_nccl = types.ModuleType("runner.comm.nccl")
+    fake_nccl = types.ModuleType("meshrun.runner.comm.nccl")
     vars(fake_nccl).update(load=nccl)
     for module in (cuda, fake_nccl):
         monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -478,9 +486,9 @@ def test_without_cupy(
                 raise ImportError(words)
 
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
-    for name in ("cupy", "runner.device.cuda"):
+    for name in ("cupy", "meshrun.runner.device.cuda"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.delattr("runner.device.cuda", raising=False)
+    monkeypatch.delattr("meshrun.runner.device.cuda", raising=False)
     with pytest.raises(UserError, match=r"CuPy cannot be imported.*pip install 'meshrun\[cuda12\]'"):
         binding.visible_gpus("cuda")
     monkeypatch.setattr(os.path, "exists", lambda path: False)

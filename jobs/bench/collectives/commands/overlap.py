@@ -28,22 +28,22 @@ from typing import Any
 
 import numpy as np
 
-from jobs.bench.collectives.checks import PreparedCall, chosen_call, compare, prepare
-from jobs.bench.collectives.commands.run import check_files
-from jobs.bench.collectives.config import BenchOptions
-from jobs.bench.collectives.measure import at_size, describe, kinds, shown
-from jobs.bench.collectives.output import overlap as output
-from jobs.bench.collectives.output.overlap import OverlapRow
-from jobs.bench.collectives.output.screen import Screen
-from jobs.bench.collectives.session import STEADY_BYTES, Bench, Point, check_gpus, opened
-from jobs.bench.collectives.specs import bandwidths
-from jobs.bench.collectives.timing import bound_call, keep_busy, uncollected
-from jobs.measure.exit_codes import WrongResults
-from jobs.measure.record_file import open_record
-from jobs.measure.watchdog import watching
 from meshrun import World
-from runner.comm.collectives.api import Function
-from runner.world.failure import FailureHandler
+from meshrun.jobs.bench.collectives.checks import PreparedCall, chosen_call, compare, prepare
+from meshrun.jobs.bench.collectives.commands.run import check_files
+from meshrun.jobs.bench.collectives.config import BenchOptions
+from meshrun.jobs.bench.collectives.measure import at_size, describe, kinds, shown
+from meshrun.jobs.bench.collectives.output import overlap as output
+from meshrun.jobs.bench.collectives.output.overlap import OverlapRow
+from meshrun.jobs.bench.collectives.output.screen import Screen
+from meshrun.jobs.bench.collectives.session import STEADY_BYTES, Bench, Point, check_gpus, opened
+from meshrun.jobs.bench.collectives.specs import bandwidths
+from meshrun.jobs.bench.collectives.timing import bound_call, keep_busy, uncollected
+from meshrun.jobs.measure.exit_codes import WrongResults
+from meshrun.jobs.measure.record_file import open_record
+from meshrun.jobs.measure.watchdog import watching
+from meshrun.runner.comm.collectives.api import Function
+from meshrun.runner.world.failure import FailureHandler
 
 SHORTEST = 4e-3  # seconds of calls: many kernels, so that their last one does not matter
 MOST_CALLS = 2000
@@ -257,7 +257,7 @@ def timed(
 
 def product(world: World) -> Load:
     """A product of float16 matrices, on tensor cores."""
-    from runner.device.raw.blas import gemm
+    from meshrun.runner.device.raw.blas import gemm
 
     draw = world.xp.random.default_rng(world.rank).standard_normal
     a, b = (draw((SIDE, SIDE), dtype=np.float32).astype(np.float16) for _ in range(2))

@@ -13,23 +13,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jobs.bench.collectives import session
-from jobs.bench.collectives.config import BenchOptions
-from jobs.bench.collectives.output import nccl_tests_text
-from jobs.bench.collectives.output.nccl_tests_text import cells, figure, titles
-from jobs.bench.collectives.output.screen import Screen
-from jobs.bench.collectives.results import Header
-from jobs.bench.collectives.session import Bench
-from jobs.measure.check import fill, poison, verify
-from jobs.measure.exit_codes import WrongResults
-from jobs.measure.patterns import Copied, Segment
-from jobs.measure.record_file import open_record
-from jobs.measure.timers import host_seconds
-from jobs.measure.watchdog import watching
 from meshrun import World
-from runner.comm.collectives.api import DATATYPES, Call, Datatype, Pointer
-from runner.errors import UserError
-from runner.world.failure import FailureHandler
+from meshrun.jobs.bench.collectives import session
+from meshrun.jobs.bench.collectives.config import BenchOptions
+from meshrun.jobs.bench.collectives.output import nccl_tests_text
+from meshrun.jobs.bench.collectives.output.nccl_tests_text import cells, figure, titles
+from meshrun.jobs.bench.collectives.output.screen import Screen
+from meshrun.jobs.bench.collectives.results import Header
+from meshrun.jobs.bench.collectives.session import Bench
+from meshrun.jobs.measure.check import fill, poison, verify
+from meshrun.jobs.measure.exit_codes import WrongResults
+from meshrun.jobs.measure.patterns import Copied, Segment
+from meshrun.jobs.measure.record_file import open_record
+from meshrun.jobs.measure.timers import host_seconds
+from meshrun.jobs.measure.watchdog import watching
+from meshrun.runner.comm.collectives.api import DATATYPES, Call, Datatype, Pointer
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.failure import FailureHandler
 
 COLUMNS = (  # title, unit, width
     ("size", "(B)", 12),

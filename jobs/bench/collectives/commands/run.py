@@ -9,24 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.measure import sweep
-from jobs.bench.collectives.output.nccl_tests_json import combined, json_line, record
-from jobs.bench.collectives.output.reader import BenchRecord, of_rows
-from jobs.bench.collectives.output.screen import Screen
-from jobs.bench.collectives.output.transports import side_by_side
-from jobs.bench.collectives.results import Footer, Header, ResultRow
-from jobs.bench.collectives.session import Bench, Session, check_ranks, colors_of, fits_hypercube, opened
-from jobs.bench.collectives.specs import SPECS
-from jobs.measure import plots as measure_plots
-from jobs.measure.exit_codes import WrongResults
-from jobs.measure.record_file import Json, RecordFile, open_record, refuse_unwritable
-from jobs.measure.watchdog import watching
 from meshrun import World
-from runner.errors import RunError, UserError
-from runner.report.record import STDOUT
-from runner.system.launcher import environment
-from runner.world.failure import FailureHandler
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
+from meshrun.jobs.bench.collectives.measure import sweep
+from meshrun.jobs.bench.collectives.output.nccl_tests_json import combined, json_line, record
+from meshrun.jobs.bench.collectives.output.reader import BenchRecord, of_rows
+from meshrun.jobs.bench.collectives.output.screen import Screen
+from meshrun.jobs.bench.collectives.output.transports import side_by_side
+from meshrun.jobs.bench.collectives.results import Footer, Header, ResultRow
+from meshrun.jobs.bench.collectives.session import (
+    Bench,
+    Session,
+    check_ranks,
+    colors_of,
+    fits_hypercube,
+    opened,
+)
+from meshrun.jobs.bench.collectives.specs import SPECS
+from meshrun.jobs.measure import plots as measure_plots
+from meshrun.jobs.measure.exit_codes import WrongResults
+from meshrun.jobs.measure.record_file import Json, RecordFile, open_record, refuse_unwritable
+from meshrun.jobs.measure.watchdog import watching
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.report.record import STDOUT
+from meshrun.runner.system.launcher import environment
+from meshrun.runner.world.failure import FailureHandler
 
 
 def run(world: World, handler: FailureHandler, options: BenchOptions, cli_context: Any) -> Json:
@@ -160,7 +167,7 @@ class PlottedOperation:
 
 def draw(target: str, title: str, plotted: Sequence[PlottedOperation]) -> None:
     """Plot the rows of all operations, and the bandwidth at which each one's limiting link is full."""
-    from jobs.bench.collectives.output import plots, reader
+    from meshrun.jobs.bench.collectives.output import plots, reader
 
     lines: list[plots.PlotSeries] = []
     limits: list[plots.BandwidthLimit] = []

@@ -15,23 +15,23 @@ from typing import Any
 
 import numpy as np
 
-from jobs.bench.collectives import session
-from jobs.bench.collectives.commands.run import check_files
-from jobs.bench.collectives.config import BenchOptions
-from jobs.bench.collectives.measure import sweep
-from jobs.bench.collectives.output.nccl_tests_text import cells, figure, titles
-from jobs.bench.collectives.output.screen import Screen
-from jobs.bench.collectives.results import ResultRow
-from jobs.bench.collectives.specs import SPECS
-from jobs.measure.exit_codes import WrongResults
-from jobs.measure.record_file import RecordFile, open_record
-from jobs.measure.timers import Work, host_seconds
-from jobs.measure.watchdog import watching
 from meshrun import World
-from runner.comm.api import Control
-from runner.errors import MeshrunError
-from runner.report.units import size_name
-from runner.world.failure import FailureHandler
+from meshrun.jobs.bench.collectives import session
+from meshrun.jobs.bench.collectives.commands.run import check_files
+from meshrun.jobs.bench.collectives.config import BenchOptions
+from meshrun.jobs.bench.collectives.measure import sweep
+from meshrun.jobs.bench.collectives.output.nccl_tests_text import cells, figure, titles
+from meshrun.jobs.bench.collectives.output.screen import Screen
+from meshrun.jobs.bench.collectives.results import ResultRow
+from meshrun.jobs.bench.collectives.specs import SPECS
+from meshrun.jobs.measure.exit_codes import WrongResults
+from meshrun.jobs.measure.record_file import RecordFile, open_record
+from meshrun.jobs.measure.timers import Work, host_seconds
+from meshrun.jobs.measure.watchdog import watching
+from meshrun.runner.comm.api import Control
+from meshrun.runner.errors import MeshrunError
+from meshrun.runner.report.units import size_name
+from meshrun.runner.world.failure import FailureHandler
 
 REPEATS = 7
 COLUMNS = (  # title, unit, width
@@ -190,7 +190,7 @@ def _write_outputs(
     record_file.write(lambda: json.dumps(document) + "\n", last=True)
     record_file.close()
     if options.plot:
-        from jobs.bench.collectives.output import plots
+        from meshrun.jobs.bench.collectives.output import plots
 
         largest = max(rung.requested for rung in rungs)
         # One line in the plot: of the first type, reduction and root.

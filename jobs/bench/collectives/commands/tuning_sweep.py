@@ -13,23 +13,23 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from jobs.bench.collectives.commands.run import check_files
-from jobs.bench.collectives.config import BenchOptions
-from jobs.bench.collectives.measure import kinds, sweep
-from jobs.bench.collectives.output import tuning as output
-from jobs.bench.collectives.output.reader import RowKey
-from jobs.bench.collectives.output.screen import Screen
-from jobs.bench.collectives.output.tuning import OWN, TuningSweep
-from jobs.bench.collectives.results import Header, ResultRow
-from jobs.bench.collectives.session import Bench, check_gpus, colors_of, opened
-from jobs.bench.collectives.timing import bound_call
-from jobs.measure.exit_codes import WrongResults
-from jobs.measure.record_file import open_record
-from jobs.measure.watchdog import watching
 from meshrun import World
-from runner.comm.collectives.api import NcclTuning
-from runner.errors import RunError, UserError
-from runner.world.failure import FailureHandler
+from meshrun.jobs.bench.collectives.commands.run import check_files
+from meshrun.jobs.bench.collectives.config import BenchOptions
+from meshrun.jobs.bench.collectives.measure import kinds, sweep
+from meshrun.jobs.bench.collectives.output import tuning as output
+from meshrun.jobs.bench.collectives.output.reader import RowKey
+from meshrun.jobs.bench.collectives.output.screen import Screen
+from meshrun.jobs.bench.collectives.output.tuning import OWN, TuningSweep
+from meshrun.jobs.bench.collectives.results import Header, ResultRow
+from meshrun.jobs.bench.collectives.session import Bench, check_gpus, colors_of, opened
+from meshrun.jobs.bench.collectives.timing import bound_call
+from meshrun.jobs.measure.exit_codes import WrongResults
+from meshrun.jobs.measure.record_file import open_record
+from meshrun.jobs.measure.watchdog import watching
+from meshrun.runner.comm.collectives.api import NcclTuning
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.world.failure import FailureHandler
 
 ROUNDS = 4  # without -N
 FEWEST_ROUNDS = 3  # fewer tell little about noise

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.bench.collectives.output.reader import PLACEMENTS, BenchRecord, Figures, RowKey, median
-from runner.errors import UserError
-from runner.report.table import table
+from meshrun.jobs.bench.collectives.output.reader import PLACEMENTS, BenchRecord, Figures, RowKey, median
+from meshrun.runner.errors import UserError
+from meshrun.runner.report.table import table
 
 METRICS = {"time": "time_us", "algbw": "algbw", "busbw": "busbw"}
 UNITS = {"time": "us", "algbw": "GB/s", "busbw": "GB/s"}

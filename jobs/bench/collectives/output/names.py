@@ -8,8 +8,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from jobs.bench.collectives.results import Header, RankMismatch, ResultRow, SplitGroup
-from runner.report.units import counted, ranges_of
+from meshrun.jobs.bench.collectives.results import Header, RankMismatch, ResultRow, SplitGroup
+from meshrun.runner.report.units import counted, ranges_of
 
 
 def names(measured: ResultRow, header: Header) -> str:

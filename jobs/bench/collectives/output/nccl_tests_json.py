@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 
-from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.results import Footer, Header, Iterations, PlacementResult, ResultRow
-from jobs.measure.record_file import Json, recorded_environment
-from runner.report.record import plain
+from meshrun.jobs.bench.collectives.config import SweepSettings
+from meshrun.jobs.bench.collectives.results import Footer, Header, Iterations, PlacementResult, ResultRow
+from meshrun.jobs.measure.record_file import Json, recorded_environment
+from meshrun.runner.report.record import plain
 
 FILE_VERSION = 3
 STAMP = "%Y-%m-%d %H:%M:%S"

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.output.names import largest
-from jobs.bench.collectives.results import Footer, GpuMemoryUse, Header, PlacementResult, ResultRow
+from meshrun.jobs.bench.collectives.config import SweepSettings
+from meshrun.jobs.bench.collectives.output.names import largest
+from meshrun.jobs.bench.collectives.results import Footer, GpuMemoryUse, Header, PlacementResult, ResultRow
 
 VERSION = "2.19.6"
 STAMP = "%Y-%m-%d %H:%M:%S"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jobs.bench.collectives.output.nccl_tests_text import cells, figure, titles
+from meshrun.jobs.bench.collectives.output.nccl_tests_text import cells, figure, titles
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.bench.collectives.output.reader import PLACEMENTS, BenchRecord, median
-from jobs.measure.plots import Sheet, from_zero, logarithmic_axis, save
-from runner.report.units import size_name
+from meshrun.jobs.bench.collectives.output.reader import PLACEMENTS, BenchRecord, median
+from meshrun.jobs.measure.plots import Sheet, from_zero, logarithmic_axis, save
+from meshrun.runner.report.units import size_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

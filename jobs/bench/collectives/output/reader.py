@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.results import Header, PlacementResult, ResultRow
-from runner.comm.collectives.api import DATATYPES
-from runner.errors import UserError
+from meshrun.jobs.bench.collectives.config import SweepSettings
+from meshrun.jobs.bench.collectives.results import Header, PlacementResult, ResultRow
+from meshrun.runner.comm.collectives.api import DATATYPES
+from meshrun.runner.errors import UserError
 
 PLACEMENTS = {"out_of_place": "out of place", "in_place": "in place"}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.output import names, nccl_tests_text
-from jobs.bench.collectives.results import Footer, Header, ResultRow
-from jobs.measure.record_file import print_table, text_stream
-from jobs.measure.status_line import CLEAR, StatusLine
-from runner.errors import tell
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
+from meshrun.jobs.bench.collectives.output import names, nccl_tests_text
+from meshrun.jobs.bench.collectives.results import Footer, Header, ResultRow
+from meshrun.jobs.measure.record_file import print_table, text_stream
+from meshrun.jobs.measure.status_line import CLEAR, StatusLine
+from meshrun.runner.errors import tell
 
 MAX_NAMED = 8  # ranks with wrong data that are named on standard error, for each row
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jobs.bench.collectives.output.nccl_tests_text import cells, figure, titles
-from jobs.bench.collectives.output.reader import PLACEMENTS, BenchRecord, median
+from meshrun.jobs.bench.collectives.output.nccl_tests_text import cells, figure, titles
+from meshrun.jobs.bench.collectives.output.reader import PLACEMENTS, BenchRecord, median
 
 
 def side_by_side(a: BenchRecord, b: BenchRecord) -> str:

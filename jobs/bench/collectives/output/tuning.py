@@ -10,11 +10,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.bench.collectives.output.nccl_tests_text import cells, figure, titles
-from jobs.bench.collectives.output.reader import RowKey
-from jobs.measure.plots import Sheet, label_ticks, save
-from runner.comm.collectives.api import NcclChoice, NcclTuning
-from runner.report.units import size_name
+from meshrun.jobs.bench.collectives.output.nccl_tests_text import cells, figure, titles
+from meshrun.jobs.bench.collectives.output.reader import RowKey
+from meshrun.jobs.measure.plots import Sheet, label_ticks, save
+from meshrun.runner.comm.collectives.api import NcclChoice, NcclTuning
+from meshrun.runner.report.units import size_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from jobs.bench.lessons.coalescing.methods import (
+from meshrun.jobs.bench.lessons.coalescing.methods import (
     Access,
     CpuReads,
     GpuReads,
@@ -15,9 +15,17 @@ from jobs.bench.lessons.coalescing.methods import (
     moved,
     pieces_of_load,
 )
-from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, LessonTable, TableCell, rate
-from runner.errors import UserError
-from runner.report.units import size_name
+from meshrun.jobs.bench.lessons.protocol import (
+    Chart,
+    ChartLine,
+    Context,
+    Lesson,
+    LessonTable,
+    TableCell,
+    rate,
+)
+from meshrun.runner.errors import UserError
+from meshrun.runner.report.units import size_name
 
 STRIDES = (1, 2, 3, 4, 5, 8, 16, 32, 33, 64)
 OFFSETS = (0, 1, 2, 4, 8, 16, 32)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from jobs import kernels
-from jobs.bench.lessons import pseudorandom
-from jobs.bench.lessons.devices import GpuDevice, HostDevice
-from jobs.bench.lessons.protocol import Context
-from jobs.measure import check
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.lessons import pseudorandom
+from meshrun.jobs.bench.lessons.devices import GpuDevice, HostDevice
+from meshrun.jobs.bench.lessons.protocol import Context
+from meshrun.jobs.measure import check
 
 THREADS, ELEMENTS_PER_THREAD = 256, 8
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from jobs.bench.lessons import pseudorandom
-from jobs.bench.lessons.matmul.methods import DOUBLE, LessonPrecision, Matrices, ProductShape
+from meshrun.jobs.bench.lessons import pseudorandom
+from meshrun.jobs.bench.lessons.matmul.methods import DOUBLE, LessonPrecision, Matrices, ProductShape
 
 DEVIATIONS = 8.0  # standard deviations that a sum of random signs stays within, except for one in 10^13
 SPREAD = 16.0  # standard deviation of integer products: bfloat16 holds 16 of these, 256, exactly

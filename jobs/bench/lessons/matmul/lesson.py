@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobs.bench.lessons.matmul import freivalds
-from jobs.bench.lessons.matmul.methods import (
+from meshrun.jobs.bench.lessons.matmul import freivalds
+from meshrun.jobs.bench.lessons.matmul.methods import (
     PRECISIONS,
     TILES,
     CpuProducts,
@@ -15,10 +15,10 @@ from jobs.bench.lessons.matmul.methods import (
     ProductShape,
     TimedProduct,
 )
-from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, LessonTable
-from jobs.bench.lessons.pseudorandom import BLOCK
-from jobs.measure import patterns
-from jobs.measure.timers import Work
+from meshrun.jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, LessonTable
+from meshrun.jobs.bench.lessons.pseudorandom import BLOCK
+from meshrun.jobs.measure import patterns
+from meshrun.jobs.measure.timers import Work
 
 SIDES = {"cuda": 8192, "cpu": 1024}
 TITLES = ("elements", "kernel", "time (ms)", "rate (TFLOP/s)", "of the best (%)", "error", "bound")

@@ -11,9 +11,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jobs import kernels
-from jobs.bench.lessons.devices import GpuDevice, HostDevice, Launch
-from jobs.measure.timers import Work, event_seconds
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.lessons.devices import GpuDevice, HostDevice, Launch
+from meshrun.jobs.measure.timers import Work, event_seconds
 
 BLOCK = 64  # rows, columns and depth that the CPU multiplies at a time
 SAMPLE_SECONDS = 20e-3  # shortest sample: products may take long
@@ -112,7 +112,7 @@ class GpuProducts(GpuDevice):
         addresses = [memory.address for memory in memories]
         arrays = [self.box.array(memory) for memory in memories]
         arguments = (*arrays, *np.array(shape, np.int64))
-        from runner.device.raw.blas import gemm
+        from meshrun.runner.device.raw.blas import gemm
 
         try:
             with self.box.on(self.gpu):

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from jobs.bench.lessons.p2p.methods import GUARD, HOST, DirectCopy, Method, RankArrays, opened
-from jobs.bench.lessons.protocol import (
+from meshrun.jobs.bench.lessons.p2p.methods import GUARD, HOST, DirectCopy, Method, RankArrays, opened
+from meshrun.jobs.bench.lessons.protocol import (
     Chart,
     ChartLine,
     Context,
@@ -28,11 +28,11 @@ from jobs.bench.lessons.protocol import (
     rate,
     size_table,
 )
-from jobs.measure import check
-from jobs.measure.patterns import Copied, Segment, Untouched
-from runner.comm.collectives.api import DATATYPES
-from runner.report.units import size_name
-from runner.system.links import GpuLinks, gpu_links
+from meshrun.jobs.measure import check
+from meshrun.jobs.measure.patterns import Copied, Segment, Untouched
+from meshrun.runner.comm.collectives.api import DATATYPES
+from meshrun.runner.report.units import size_name
+from meshrun.runner.system.links import GpuLinks, gpu_links
 
 SERIES, SERIES_BYTES = 16, 512 << 20  # consecutive transfers: at most, and their bytes; at least one
 BYTES = DATATYPES["uint8"]

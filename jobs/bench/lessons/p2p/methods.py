@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jobs import kernels
-from jobs.bench.copy.engines import ENGINES, Copies, Queue
-from jobs.bench.lessons.protocol import Context
-from jobs.measure.gate import Gate
 from meshrun import World
-from runner.comm.peer_memory import PeerMemory, Unreachable, allocate_exportable
-from runner.device.raw.memory import Memory
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.copy.engines import ENGINES, Copies, Queue
+from meshrun.jobs.bench.lessons.protocol import Context
+from meshrun.jobs.measure.gate import Gate
+from meshrun.runner.comm.peer_memory import PeerMemory, Unreachable, allocate_exportable
+from meshrun.runner.device.raw.memory import Memory
 
 HOST = "through host"  # label of that method
 GUARD = 64  # bytes after the received data that must not change

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.bench.lessons.pool.host_pools import FreeLists, Malloc
-from jobs.bench.lessons.pool.workload import LEAST, Account, AllocationStep, account, play, workload
-from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, LessonTable
-from runner.device.raw.allocators import Pool, open_pools
-from runner.report.units import size_name
+from meshrun.jobs.bench.lessons.pool.host_pools import FreeLists, Malloc
+from meshrun.jobs.bench.lessons.pool.workload import LEAST, Account, AllocationStep, account, play, workload
+from meshrun.jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, LessonTable
+from meshrun.runner.device.raw.allocators import Pool, open_pools
+from meshrun.runner.report.units import size_name
 
 ALLOCATIONS = 300  # in the workload
 PASSES = 3  # most samples of it: on a host, where pages are touched, each takes seconds

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.device.raw.allocators import Pool
+from meshrun.runner.device.raw.allocators import Pool
 
 LEAST = 1 << 10  # bytes of the smallest allocation
 LARGEST_SHARE = 8  # the largest allocation is an eighth of the limit

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from jobs.bench.lessons.protocol import Context, Lesson, LessonTable, TableCell, Timeline
-from jobs.bench.lessons.streams.pipeline import MOST_STREAMS, ChunkedMap
-from jobs.bench.lessons.streams.schedule import (
+from meshrun.jobs.bench.lessons.protocol import Context, Lesson, LessonTable, TableCell, Timeline
+from meshrun.jobs.bench.lessons.streams.pipeline import MOST_STREAMS, ChunkedMap
+from meshrun.jobs.bench.lessons.streams.schedule import (
     IDLE,
     LETTERS,
     STAGES,
@@ -18,8 +18,8 @@ from jobs.bench.lessons.streams.schedule import (
     stream_lines,
     without_waiting,
 )
-from runner.errors import UserError
-from runner.report.units import counted, size_name
+from meshrun.runner.errors import UserError
+from meshrun.runner.report.units import counted, size_name
 
 FEW, MANY = 64, 1024  # rounds of arithmetic that calibrate the kernel
 SHORTER = 5  # elements missing from the last chunk: not a whole number of warps

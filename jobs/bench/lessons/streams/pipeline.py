@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from jobs import kernels
-from jobs.bench.lessons.protocol import Context
-from jobs.bench.lessons.streams.schedule import STAGES, Chunk, StageSpan, composed
-from jobs.measure import check
-from jobs.measure.patterns import Copied, Segment
-from jobs.measure.timers import gated_event_seconds
-from runner.comm.collectives.api import DATATYPES
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.lessons.protocol import Context
+from meshrun.jobs.bench.lessons.streams.schedule import STAGES, Chunk, StageSpan, composed
+from meshrun.jobs.measure import check
+from meshrun.jobs.measure.patterns import Copied, Segment
+from meshrun.jobs.measure.timers import gated_event_seconds
+from meshrun.runner.comm.collectives.api import DATATYPES
 
 WORD = DATATYPES["uint32"]
 MULTIPLIER, INCREMENT = 1664525, 1013904223  # of Numerical Recipes' generator, which mixes all bits

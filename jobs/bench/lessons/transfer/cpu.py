@@ -7,12 +7,12 @@ from functools import partial
 
 import numpy as np
 
-from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, rate, size_table
-from jobs.measure import check
-from jobs.measure.patterns import Copied, Segment
-from jobs.measure.timers import sampled_host_seconds
-from runner.comm.collectives.api import DATATYPES
-from runner.report.units import size_name
+from meshrun.jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, rate, size_table
+from meshrun.jobs.measure import check
+from meshrun.jobs.measure.patterns import Copied, Segment
+from meshrun.jobs.measure.timers import sampled_host_seconds
+from meshrun.runner.comm.collectives.api import DATATYPES
+from meshrun.runner.report.units import size_name
 
 COLUMNS = ("copy", "first touch", "second touch")
 BYTE = DATATYPES["uint8"]

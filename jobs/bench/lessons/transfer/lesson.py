@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jobs.bench.lessons.protocol import (
+from meshrun.jobs.bench.lessons.protocol import (
     Chart,
     ChartLine,
     Context,
@@ -25,12 +25,12 @@ from jobs.bench.lessons.protocol import (
     crossings,
     rate,
 )
-from jobs.bench.lessons.transfer import cpu
-from jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS, Direction, Methods
-from jobs.measure.timers import sampled_host_seconds
-from runner.device.raw.memory import Memory
-from runner.errors import RunError, UserError
-from runner.report.units import size_name
+from meshrun.jobs.bench.lessons.transfer import cpu
+from meshrun.jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS, Direction, Methods
+from meshrun.jobs.measure.timers import sampled_host_seconds
+from meshrun.runner.device.raw.memory import Memory
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.report.units import size_name
 
 HOST_ACCESS_BYTES = 1 << 24  # read and written by the CPU
 

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jobs import kernels
-from jobs.bench.lessons.protocol import Context
-from jobs.measure import check
-from jobs.measure.patterns import Copied, Segment
-from jobs.measure.timers import nothing
-from runner.comm.collectives.api import DATATYPES
-from runner.device.raw.memory import Memory
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.lessons.protocol import Context
+from meshrun.jobs.measure import check
+from meshrun.jobs.measure.patterns import Copied, Segment
+from meshrun.jobs.measure.timers import nothing
+from meshrun.runner.comm.collectives.api import DATATYPES
+from meshrun.runner.device.raw.memory import Memory
 
 Direction = Literal["to GPU", "to host"]
 DIRECTIONS: tuple[Direction, ...] = ("to GPU", "to host")

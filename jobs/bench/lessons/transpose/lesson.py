@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from jobs.bench.lessons import pseudorandom
-from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, LessonTable
-from jobs.bench.lessons.transpose.methods import (
+from meshrun.jobs.bench.lessons import pseudorandom
+from meshrun.jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, LessonTable
+from meshrun.jobs.bench.lessons.transpose.methods import (
     CpuTransposes,
     GpuTransposes,
     MatrixPair,
     MatrixShape,
     TimedTranspose,
 )
-from jobs.measure import patterns
-from runner.errors import UserError
+from meshrun.jobs.measure import patterns
+from meshrun.runner.errors import UserError
 
 SHAPES = {
     "cuda": ((8192, 8192), (32768, 32768), (65536, 512), (512, 65536), (4097, 129)),

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from jobs import kernels
-from jobs.bench.lessons.devices import GpuDevice, HostDevice, Launch
-from jobs.bench.lessons.protocol import rate
-from jobs.measure.timers import Work
-from runner.device.raw.memory import Memory
-from runner.errors import UserError
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.lessons.devices import GpuDevice, HostDevice, Launch
+from meshrun.jobs.bench.lessons.protocol import rate
+from meshrun.jobs.measure.timers import Work
+from meshrun.runner.device.raw.memory import Memory
+from meshrun.runner.errors import UserError
 
 THREADS = 256
 BLOCK = 128  # rows and columns that the CPU transposes at a time
@@ -134,7 +134,7 @@ class GpuTransposes(GpuDevice):
 
     @contextmanager
     def matrix(self, shape: MatrixShape, dtype: np.dtype[Any]) -> Iterator[MatrixPair]:
-        from runner.device.raw.blas import geam
+        from meshrun.runner.device.raw.blas import geam
 
         rows, columns = shape
         nbytes = rows * columns * dtype.itemsize

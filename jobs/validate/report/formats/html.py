@@ -20,12 +20,12 @@ from typing import NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from jobs.validate.plan import RungName
-from jobs.validate.report import wording
-from jobs.validate.report.formats import json as json_format
-from jobs.validate.report.model import RateCurve, RateMatrix, Report
-from jobs.validate.report.remedies import remedies
-from jobs.validate.report.wording import byte_size, gbps, not_shown
+from meshrun.jobs.validate.plan import RungName
+from meshrun.jobs.validate.report import wording
+from meshrun.jobs.validate.report.formats import json as json_format
+from meshrun.jobs.validate.report.model import RateCurve, RateMatrix, Report
+from meshrun.jobs.validate.report.remedies import remedies
+from meshrun.jobs.validate.report.wording import byte_size, gbps, not_shown
 
 PAGE = Path(__file__).with_name("page")
 SIGN = {"ok": "✓", "warning": "!", "critical": "✕", "unknown": "?"}

@@ -15,12 +15,12 @@ from functools import cache, partial
 from itertools import repeat
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from jobs.measure.record_file import Json
-from jobs.validate.probe.api import OPERAND_BYTES
-from jobs.validate.report.model import SCHEMA, RateMatrix, Report
-from jobs.validate.report.wording import headline
-from jobs.validate.verdict import Verdict, unit_of
-from runner.errors import UserError
+from meshrun.jobs.measure.record_file import Json
+from meshrun.jobs.validate.probe.api import OPERAND_BYTES
+from meshrun.jobs.validate.report.model import SCHEMA, RateMatrix, Report
+from meshrun.jobs.validate.report.wording import headline
+from meshrun.jobs.validate.verdict import Verdict, unit_of
+from meshrun.runner.errors import UserError
 
 HEAD = ("rung", "what", "title", "labels")  # of a matrix
 

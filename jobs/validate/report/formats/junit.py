@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from jobs.validate.report.model import Report
-from jobs.validate.report.wording import fleet, headline, printable, rates
-from jobs.validate.verdict import RungResult
+from meshrun.jobs.validate.report.model import Report
+from meshrun.jobs.validate.report.wording import fleet, headline, printable, rates
+from meshrun.jobs.validate.verdict import RungResult
 
 CLASS = "meshrun.validate"
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 
-from jobs.validate.plan import RUNGS, RungName
-from jobs.validate.report.model import Report
-from jobs.validate.report.wording import headline, limits_by_measurement
+from meshrun.jobs.validate.plan import RUNGS, RungName
+from meshrun.jobs.validate.report.model import Report
+from meshrun.jobs.validate.report.wording import headline, limits_by_measurement
 
 # Measurements of each rung. Every run has the same labels, because graphs are stored by label.
 MEASURED: dict[RungName, tuple[str, ...]] = {

@@ -7,9 +7,9 @@ from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from jobs.validate.report.model import Report
-from jobs.validate.report.wording import printable
-from jobs.validate.verdict import EXIT, unit_of
+from meshrun.jobs.validate.report.model import Report
+from meshrun.jobs.validate.report.wording import printable
+from meshrun.jobs.validate.verdict import EXIT, unit_of
 
 
 def text(report: Report) -> str:

@@ -11,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from jobs.validate.report.model import Change, Report
-from jobs.validate.report.remedies import remedies
-from jobs.validate.report.wording import (
+from meshrun.jobs.validate.report.model import Change, Report
+from meshrun.jobs.validate.report.remedies import remedies
+from meshrun.jobs.validate.report.wording import (
     LOAD_COLUMNS,
     MOST,
     assumptions,
@@ -32,7 +32,7 @@ from jobs.validate.report.wording import (
     rates,
     unit_name,
 )
-from jobs.validate.verdict import Finding
+from meshrun.jobs.validate.verdict import Finding
 
 STYLE = {"ok": "bold green", "warning": "bold yellow", "critical": "bold red", "unknown": "bold magenta"}
 RESULT = {"ok": "green", "broken": "bold red", "not measured": "dim"}

@@ -5,7 +5,7 @@ stored samples into the picture's; `sink` writes. Others use `open_source` and `
 and `appearance`.
 """
 
-from runner.storage.formats.tiff.contents import appearance, open_source
-from runner.storage.formats.tiff.sink import open_sink
+from meshrun.runner.storage.formats.tiff.contents import appearance, open_source
+from meshrun.runner.storage.formats.tiff.sink import open_sink
 
 __all__ = ["appearance", "open_sink", "open_source"]

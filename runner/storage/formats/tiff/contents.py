@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import tifffile
 
-from runner.errors import UserError, first_line
-from runner.region import Shape
-from runner.storage.formats import image
-from runner.storage.formats.declared_form import NUMBERS
-from runner.storage.formats.flat import FlatSource
-from runner.storage.formats.registry import Form, Source
-from runner.storage.formats.tiff.pages import (
+from meshrun.runner.errors import UserError, first_line
+from meshrun.runner.region import Shape
+from meshrun.runner.storage.formats import image
+from meshrun.runner.storage.formats.declared_form import NUMBERS
+from meshrun.runner.storage.formats.flat import FlatSource
+from meshrun.runner.storage.formats.registry import Form, Source
+from meshrun.runner.storage.formats.tiff.pages import (
     UNREAD,
     PagesSource,
     Segments,
@@ -29,7 +29,7 @@ from runner.storage.formats.tiff.pages import (
     segment_shape,
     stored_bytes,
 )
-from runner.storage.formats.tiff.shown import appearance_of, shown
+from meshrun.runner.storage.formats.tiff.shown import appearance_of, shown
 
 # Kinds of series that consist of plain pages: several series with equal pages were appended to one another.
 APPENDED = ("shaped", "uniform", "generic")

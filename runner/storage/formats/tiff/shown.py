@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from runner.errors import UserError
-from runner.region import HostArray, Region, Shape
-from runner.storage.file_errors import check_part
-from runner.storage.formats.image import Appearance
-from runner.storage.formats.registry import Form, Source
-from runner.storage.formats.sliced_array import Unmapped
+from meshrun.runner.errors import UserError
+from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.storage.file_errors import check_part
+from meshrun.runner.storage.formats.image import Appearance
+from meshrun.runner.storage.formats.registry import Form, Source
+from meshrun.runner.storage.formats.sliced_array import Unmapped
 
 # Photometric interpretations, by their number in the file.
 WHITE_IS_ZERO, BLACK_IS_ZERO, RGB, PALETTE, MASK, SEPARATED, YCBCR = 0, 1, 2, 3, 4, 5, 6

@@ -17,14 +17,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.bench.collectives.checks import chosen_call
-from jobs.bench.collectives.measure import at_size, measure
-from jobs.bench.collectives.results import PlacementResult
-from jobs.bench.collectives.session import Bench, Point
-from jobs.bench.collectives.specs import SPECS
-from jobs.measure.patterns import POISON
-from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Call
-from runner.comm.collectives.api import OPERATIONS as NAMES
+from meshrun.jobs.bench.collectives.checks import chosen_call
+from meshrun.jobs.bench.collectives.measure import at_size, measure
+from meshrun.jobs.bench.collectives.results import PlacementResult
+from meshrun.jobs.bench.collectives.session import Bench, Point
+from meshrun.jobs.bench.collectives.specs import SPECS
+from meshrun.jobs.measure.patterns import POISON
+from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS, Call
+from meshrun.runner.comm.collectives.api import OPERATIONS as NAMES
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 GATHERING = ("all_gather", "hypercube", "gather")

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.measure import at_size, result, sweep
-from jobs.bench.collectives.output import names
-from jobs.bench.collectives.results import Header, RankDevice, ResultRow
-from jobs.bench.collectives.session import Bench, Point, check_ranks, color_of
-from jobs.bench.collectives.specs import SPECS
-from jobs.bench.collectives.timing import CallTimes
-from runner.comm.collectives.api import DATATYPES, Call
-from runner.errors import UserError
+from meshrun.jobs.bench.collectives.config import SweepSettings
+from meshrun.jobs.bench.collectives.measure import at_size, result, sweep
+from meshrun.jobs.bench.collectives.output import names
+from meshrun.jobs.bench.collectives.results import Header, RankDevice, ResultRow
+from meshrun.jobs.bench.collectives.session import Bench, Point, check_ranks, color_of
+from meshrun.jobs.bench.collectives.specs import SPECS
+from meshrun.jobs.bench.collectives.timing import CallTimes
+from meshrun.runner.comm.collectives.api import DATATYPES, Call
+from meshrun.runner.errors import UserError
 
 NAP = 0.01  # seconds
 

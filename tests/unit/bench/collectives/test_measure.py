@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.collectives.measure import arrival_skew, at_size, measure, result
-from jobs.bench.collectives.output import names
-from jobs.bench.collectives.results import Header, Iterations, PlacementResult, RankDevice, ResultRow
-from jobs.bench.collectives.session import Bench, Point
-from jobs.bench.collectives.timing import CallTimes
-from runner.comm.collectives.api import DATATYPES, Call
+from meshrun.jobs.bench.collectives.measure import arrival_skew, at_size, measure, result
+from meshrun.jobs.bench.collectives.output import names
+from meshrun.jobs.bench.collectives.results import Header, Iterations, PlacementResult, RankDevice, ResultRow
+from meshrun.jobs.bench.collectives.session import Bench, Point
+from meshrun.jobs.bench.collectives.timing import CallTimes
+from meshrun.runner.comm.collectives.api import DATATYPES, Call
 
 NAP = 0.01  # seconds
 LATE = 2  # the rank that is

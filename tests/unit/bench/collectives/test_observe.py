@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.collectives import session
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.measure import sweep
-from jobs.bench.collectives.observe import observed_traffic, wire_counts
-from jobs.bench.collectives.output.nccl_tests_json import json_line
-from jobs.bench.collectives.results import WireTraffic
-from jobs.bench.collectives.session import Bench, Point
 from meshrun import World
-from runner.comm.collectives.api import DATATYPES, NcclChoice
-from runner.errors import UserError
-from runner.world.watchdog.watchdog import MeasurementProgress
+from meshrun.jobs.bench.collectives import session
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
+from meshrun.jobs.bench.collectives.measure import sweep
+from meshrun.jobs.bench.collectives.observe import observed_traffic, wire_counts
+from meshrun.jobs.bench.collectives.output.nccl_tests_json import json_line
+from meshrun.jobs.bench.collectives.results import WireTraffic
+from meshrun.jobs.bench.collectives.session import Bench, Point
+from meshrun.runner.comm.collectives.api import DATATYPES, NcclChoice
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.watchdog.watchdog import MeasurementProgress
 
 POINT = {"datatype": DATATYPES["float"], "reduction": "sum", "root": 0, "in_place": False, "elements": 16}
 

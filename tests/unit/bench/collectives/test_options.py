@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.bench.cli import bench
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.options import LETTERS, bench_options
-from jobs.measure.sizes import MIB, parse_nccl_tests_size
-from launch.cli.main import command as meshrun
-from runner.comm.collectives.api import DATATYPES, REDUCTIONS
-from runner.errors import UserError
+from meshrun.jobs.bench.cli import bench
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
+from meshrun.jobs.bench.collectives.options import LETTERS, bench_options
+from meshrun.jobs.measure.sizes import MIB, parse_nccl_tests_size
+from meshrun.launch.cli.main import command as meshrun
+from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS
+from meshrun.runner.errors import UserError
 
 # Of every command: click keeps the names of --help of the first context that it sees.
 MESHRUN = click.Context(meshrun, **meshrun.context_settings)

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.collectives import session
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.session import Bench, supported, within_memory
-from jobs.bench.collectives.specs import GUARD
 from meshrun import World
-from runner.comm.collectives.api import DATATYPES
-from runner.device.api import Device
-from runner.errors import UserError
-from runner.world.watchdog.watchdog import MeasurementProgress
+from meshrun.jobs.bench.collectives import session
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
+from meshrun.jobs.bench.collectives.session import Bench, supported, within_memory
+from meshrun.jobs.bench.collectives.specs import GUARD
+from meshrun.runner.comm.collectives.api import DATATYPES
+from meshrun.runner.device.api import Device
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.watchdog.watchdog import MeasurementProgress
 
 GIB = 1 << 30
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.bench.collectives.specs import SPECS, Counts, Traffic, bandwidths, data_layout
-from runner.comm.collectives.api import DATATYPES, Datatype
-from runner.comm.collectives.api import OPERATIONS as NAMES
+from meshrun.jobs.bench.collectives.specs import SPECS, Counts, Traffic, bandwidths, data_layout
+from meshrun.runner.comm.collectives.api import DATATYPES, Datatype
+from meshrun.runner.comm.collectives.api import OPERATIONS as NAMES
 
 RANKS = range(1, 10)
 WIDTHS = {1: "int8", 2: "half", 4: "float", 8: "double"}

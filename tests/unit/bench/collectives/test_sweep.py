@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.collectives import timing
-from jobs.bench.collectives.measure import sweep
-from jobs.bench.collectives.results import ResultRow
-from jobs.bench.collectives.session import Bench
-from runner.comm.collectives.api import DATATYPES, REDUCTIONS
+from meshrun.jobs.bench.collectives import timing
+from meshrun.jobs.bench.collectives.measure import sweep
+from meshrun.jobs.bench.collectives.results import ResultRow
+from meshrun.jobs.bench.collectives.session import Bench
+from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS
 
 
 @pytest.fixture

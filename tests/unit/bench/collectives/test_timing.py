@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.collectives.measure import at_size, measure
-from jobs.bench.collectives.session import Bench, Point
-from jobs.bench.collectives.timing import CallTimes, clock
-from runner.comm.collectives.api import DATATYPES, Call
-from runner.world.watchdog.watchdog import MeasurementProgress
+from meshrun.jobs.bench.collectives.measure import at_size, measure
+from meshrun.jobs.bench.collectives.session import Bench, Point
+from meshrun.jobs.bench.collectives.timing import CallTimes, clock
+from meshrun.runner.comm.collectives.api import DATATYPES, Call
+from meshrun.runner.world.watchdog.watchdog import MeasurementProgress
 
 NAP = 0.01  # seconds
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.session import traffic_of
-from jobs.bench.collectives.specs import Traffic, read_matrix
-from runner.errors import UserError
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
+from meshrun.jobs.bench.collectives.session import traffic_of
+from meshrun.jobs.bench.collectives.specs import Traffic, read_matrix
+from meshrun.runner.errors import UserError
 
 
 @pytest.fixture

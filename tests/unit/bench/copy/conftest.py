@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from made_box import MadeBox, MadeHost, load
 
-import jobs.kernels
 import meshrun
-from jobs.bench.copy import engines
-from jobs.bench.copy.run import CopyOptions, run
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.errors import MeshrunError
+import meshrun.jobs.kernels
+from meshrun.jobs.bench.copy import engines
+from meshrun.jobs.bench.copy.run import CopyOptions, run
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.errors import MeshrunError
 
 SIZE = 1 << 16
 
@@ -44,11 +44,11 @@ Run = Callable[..., Ended]
 
 @pytest.fixture
 def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    monkeypatch.setattr(jobs.kernels, "load", load)
+    monkeypatch.setattr(meshrun.jobs.kernels, "load", load)
     monkeypatch.setattr(engines, "SMALL", SIZE)  # otherwise the streaming kernel would need 64 MiB
     mine = threading.local()
-    monkeypatch.setattr("jobs.bench.copy.run.open_box", lambda: mine.box)
-    monkeypatch.setattr("jobs.bench.copy.outliers.gpu_links", links)
+    monkeypatch.setattr("meshrun.jobs.bench.copy.run.open_box", lambda: mine.box)
+    monkeypatch.setattr("meshrun.jobs.bench.copy.outliers.gpu_links", links)
 
     def bench(
         host: MadeHost,

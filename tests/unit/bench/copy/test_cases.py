@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.bench.copy.cases import BY_NAME, CASES, HOST, UnknownCase, chosen, listing
+from meshrun.jobs.bench.copy.cases import BY_NAME, CASES, HOST, UnknownCase, chosen, listing
 
 TITLES = {
     "host_to_device_memcpy_ce": "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)",

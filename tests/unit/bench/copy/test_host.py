@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.bench.copy import host
-from jobs.bench.copy.buffers import buffers_needed, fitting_size
-from jobs.bench.copy.cases import BY_NAME, CASES, MemoryPlace
-from jobs.bench.copy.measure import CaseResult, CopySettings
-from jobs.measure import timers
 from meshrun import World
-from runner.errors import UserError
+from meshrun.jobs.bench.copy import host
+from meshrun.jobs.bench.copy.buffers import buffers_needed, fitting_size
+from meshrun.jobs.bench.copy.cases import BY_NAME, CASES, MemoryPlace
+from meshrun.jobs.bench.copy.measure import CaseResult, CopySettings
+from meshrun.jobs.measure import timers
+from meshrun.runner.errors import UserError
 
 Ranks = Callable[..., list[Any]]
 SETTINGS = CopySettings(size=1 << 12, copies=3, samples=4)

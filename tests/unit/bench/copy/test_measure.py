@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from made_box import MadeBox, MadeHost
 
-import jobs.kernels
-from jobs.bench.copy.cases import CASES
-from jobs.measure.exit_codes import NeedsGpu, WrongResults
-from runner.errors import RunError
+import meshrun.jobs.kernels
+from meshrun.jobs.bench.copy.cases import CASES
+from meshrun.jobs.measure.exit_codes import NeedsGpu, WrongResults
+from meshrun.runner.errors import RunError
 
 ROUND = 4 * 512 * 16  # bytes of a simulated GPU's whole grid
 SIZE = 1 << 16
@@ -391,7 +391,7 @@ def test_everything_is_queued_behind_gates_as_nvbandwidth_does(
     waits = noting("wait", lambda one, mark, _: f"{stream(one)} waits for {stream(mark.stream)}")
     monkeypatch.setattr(MadeBox, "wait", waits)
     monkeypatch.setattr(MadeBox, "synchronize", noting("synchronize", lambda one, _: f"done {stream(one)}"))
-    load = jobs.kernels.load
+    load = meshrun.jobs.kernels.load
 
     def gates(file: str, instance: str, options: tuple[str, ...] = ()) -> Any:
         launch = load(file, instance, options)
@@ -402,7 +402,7 @@ def test_everything_is_queued_behind_gates_as_nvbandwidth_does(
 
         return launched
 
-    monkeypatch.setattr(jobs.kernels, "load", gates)
+    monkeypatch.setattr(meshrun.jobs.kernels, "load", gates)
     bench_copy(MadeHost(1), "host_to_device_bidirectional_memcpy_ce", copies=3, samples=1)
     assert output == [
         *("gate stream 0", "copy stream 0", "done stream 0"),  # loads what is launched below

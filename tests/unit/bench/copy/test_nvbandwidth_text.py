@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.copy import nvbandwidth_text, outliers
-from jobs.bench.copy.cases import BY_NAME
-from jobs.bench.copy.measure import CaseResult, MatrixCell
-from jobs.bench.copy.outliers import Peaks
-from runner.system.links import Reading
+from meshrun.jobs.bench.copy import nvbandwidth_text, outliers
+from meshrun.jobs.bench.copy.cases import BY_NAME
+from meshrun.jobs.bench.copy.measure import CaseResult, MatrixCell
+from meshrun.jobs.bench.copy.outliers import Peaks
+from meshrun.runner.system.links import Reading
 
 NVLINK, PCIE, MEMORY = Reading(450.0, "18 NVLinks"), Reading(63.0, "x16"), Reading(2400.0, "half of it")
 LIMITS = [Peaks(NVLINK, PCIE, MEMORY)] * 3

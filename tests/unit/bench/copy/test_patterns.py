@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.bench.copy.cases import BY_NAME, CASES, Case, CopyTransfer, MemoryPlace
+from meshrun.jobs.bench.copy.cases import BY_NAME, CASES, Case, CopyTransfer, MemoryPlace
 
 NAMES = [
     "host_to_device_memcpy_ce",

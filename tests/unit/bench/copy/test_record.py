@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from made_box import MadeHost
 
-from jobs.bench.copy import heatmap
-from jobs.bench.copy.cases import BY_NAME
-from jobs.bench.copy.measure import CaseResult, MatrixCell
-from runner.errors import UserError
+from meshrun.jobs.bench.copy import heatmap
+from meshrun.jobs.bench.copy.cases import BY_NAME
+from meshrun.jobs.bench.copy.measure import CaseResult, MatrixCell
+from meshrun.runner.errors import UserError
 
 pytest.importorskip("matplotlib", reason="needs matplotlib")
 

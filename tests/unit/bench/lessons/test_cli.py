@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from typed import typed
 
-from jobs.bench.lessons.cli import LESSONS
-from jobs.bench.lessons.run import LessonOptions
-from jobs.bench.lessons.run import run as run_lesson
-from jobs.measure import check
-from jobs.measure.exit_codes import WrongResults
 from meshrun import World
-from runner.comm.collectives.api import DATATYPES
-from runner.device.cpu import CpuBackend
-from runner.errors import UserError
-from runner.world.failure import FailureHandler
-from runner.world.world import single_rank_world
+from meshrun.jobs.bench.lessons.cli import LESSONS
+from meshrun.jobs.bench.lessons.run import LessonOptions
+from meshrun.jobs.bench.lessons.run import run as run_lesson
+from meshrun.jobs.measure import check
+from meshrun.jobs.measure.exit_codes import WrongResults
+from meshrun.runner.comm.collectives.api import DATATYPES
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.failure import FailureHandler
+from meshrun.runner.world.world import single_rank_world
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lesson_box import START, Kernel, LessonBox
 
-from jobs import kernels
-from jobs.bench.lessons import devices, pseudorandom, show
-from jobs.bench.lessons.coalescing import lesson as coalescing
-from jobs.bench.lessons.coalescing.lesson import OFFSETS, STRIDES, sentences
-from jobs.bench.lessons.coalescing.methods import (
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.lessons import devices, pseudorandom, show
+from meshrun.jobs.bench.lessons.coalescing import lesson as coalescing
+from meshrun.jobs.bench.lessons.coalescing.lesson import OFFSETS, STRIDES, sentences
+from meshrun.jobs.bench.lessons.coalescing.methods import (
     Access,
     ceiling,
     count_mismatches,
@@ -27,11 +27,11 @@ from jobs.bench.lessons.coalescing.methods import (
     pieces_of_load,
     shifted,
 )
-from jobs.bench.lessons.protocol import Context, Lesson
-from jobs.measure import timers
-from runner.device.cpu import CpuBackend
-from runner.errors import UserError
-from runner.world.world import single_rank_world
+from meshrun.jobs.bench.lessons.protocol import Context, Lesson
+from meshrun.jobs.measure import timers
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.world import single_rank_world
 
 LARGE = 1 << 18
 ACCESSES = st.builds(Access, st.integers(1, 70), st.integers(0, 70), st.integers(1, 500))

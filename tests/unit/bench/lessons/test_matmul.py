@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from lesson_box import Kernel, LessonBox
 
-from jobs import kernels
-from jobs.bench.lessons import pseudorandom, show
-from jobs.bench.lessons.matmul import freivalds
-from jobs.bench.lessons.matmul import lesson as matmul
-from jobs.bench.lessons.matmul.lesson import sentences
-from jobs.bench.lessons.matmul.methods import (
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.lessons import pseudorandom, show
+from meshrun.jobs.bench.lessons.matmul import freivalds
+from meshrun.jobs.bench.lessons.matmul import lesson as matmul
+from meshrun.jobs.bench.lessons.matmul.lesson import sentences
+from meshrun.jobs.bench.lessons.matmul.methods import (
     PRECISIONS,
     LessonPrecision,
     Matrices,
@@ -24,9 +24,9 @@ from jobs.bench.lessons.matmul.methods import (
     TimedProduct,
     launch,
 )
-from jobs.bench.lessons.protocol import Context
-from runner.device.cpu import CpuBackend
-from runner.world.world import single_rank_world
+from meshrun.jobs.bench.lessons.protocol import Context
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.world.world import single_rank_world
 
 NAMES = list(PRECISIONS)
 
@@ -66,7 +66,7 @@ def box(monkeypatch: pytest.MonkeyPatch, tiled: Any = product, **others: Any) ->
         made._issue(stream, lambda: act.call(*arrays, m, n, k), "kernel", 5e-4)
 
     monkeypatch.setattr(kernels, "load", made.load)
-    monkeypatch.setitem(sys.modules, "runner.device.raw.blas", SimpleNamespace(gemm=gemm))
+    monkeypatch.setitem(sys.modules, "meshrun.runner.device.raw.blas", SimpleNamespace(gemm=gemm))
     return made
 
 

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from made_box import MadeBox, MadeHost, Stream
 
-from jobs import kernels
-from jobs.bench.lessons import show
-from jobs.bench.lessons.p2p import lesson as p2p
-from jobs.bench.lessons.p2p.lesson import PeerResults
-from jobs.bench.lessons.protocol import Context, Lesson
 from meshrun import World
-from runner.device.raw.memory import Memory
-from runner.errors import UserError
-from runner.system.links import GpuLinks, Reading
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.lessons import show
+from meshrun.jobs.bench.lessons.p2p import lesson as p2p
+from meshrun.jobs.bench.lessons.p2p.lesson import PeerResults
+from meshrun.jobs.bench.lessons.protocol import Context, Lesson
+from meshrun.runner.device.raw.memory import Memory
+from meshrun.runner.errors import UserError
+from meshrun.runner.system.links import GpuLinks, Reading
 
 DIRECT = ("copy engine", "kernel stores", "kernel loads")
 Damage = Callable[[Any, int, int], None]  # of (array, where the transfer begins in it, nbytes)

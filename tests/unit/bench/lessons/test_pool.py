@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.bench.lessons import show
-from jobs.bench.lessons.pool import lesson as pool
-from jobs.bench.lessons.pool.host_pools import FreeLists, Malloc, rounded
-from jobs.bench.lessons.pool.lesson import digits, thinned
-from jobs.bench.lessons.pool.workload import AllocationStep, Moment, account, play, workload
-from jobs.bench.lessons.protocol import Context
-from runner.device.cpu import CpuBackend
-from runner.device.raw.memory import GpuProperties
-from runner.errors import UserError
-from runner.world.world import single_rank_world
+from meshrun.jobs.bench.lessons import show
+from meshrun.jobs.bench.lessons.pool import lesson as pool
+from meshrun.jobs.bench.lessons.pool.host_pools import FreeLists, Malloc, rounded
+from meshrun.jobs.bench.lessons.pool.lesson import digits, thinned
+from meshrun.jobs.bench.lessons.pool.workload import AllocationStep, Moment, account, play, workload
+from meshrun.jobs.bench.lessons.protocol import Context
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.device.raw.memory import GpuProperties
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.world import single_rank_world
 
 
 class Arena:
@@ -326,7 +326,7 @@ def arenas(monkeypatch: pytest.MonkeyPatch) -> list[Arena]:
         made[0].room = most
         return made
 
-    monkeypatch.setattr("jobs.bench.lessons.pool.lesson.open_pools", open_pools)
+    monkeypatch.setattr("meshrun.jobs.bench.lessons.pool.lesson.open_pools", open_pools)
     return made
 
 
@@ -355,8 +355,8 @@ def test_no_more_than_a_quarter_of_what_is_free(arenas: list[Arena], monkeypatch
 
 
 def test_a_pool_that_gives_memory_out_twice_fails_the_lesson(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.bench.lessons.pool.lesson.open_pools", lambda most: [Twice()])
+    monkeypatch.setattr("meshrun.jobs.bench.lessons.pool.lesson.open_pools", lambda most: [Twice()])
     assert pool.measure(context(FakeBox(), maxbytes=1 << 14)).mismatches
-    monkeypatch.setattr("jobs.bench.lessons.pool.lesson.open_pools", lambda most: [Twice()])
+    monkeypatch.setattr("meshrun.jobs.bench.lessons.pool.lesson.open_pools", lambda most: [Twice()])
     unchecked = Context(single_rank_world(CpuBackend()), FakeBox(), samples=1, check=False, maxbytes=1 << 14)
     assert pool.measure(unchecked).mismatches == ()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.bench.lessons import show
-from jobs.bench.lessons.protocol import (
+from meshrun.jobs.bench.lessons import show
+from meshrun.jobs.bench.lessons.protocol import (
     Chart,
     ChartLine,
     Context,
@@ -20,8 +20,8 @@ from jobs.bench.lessons.protocol import (
     crossings,
     rate,
 )
-from runner.device.cpu import CpuBackend
-from runner.world.world import single_rank_world
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.world.world import single_rank_world
 
 TABLE = LessonTable(
     ("size", "pinned (GB/s)", "n"), (("1 KiB", 1.23456, 7), ("16 MiB", 12345.6, None)), "Rates:"

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lesson_box import START, Kernel, LessonBox
 
-from jobs import kernels
-from jobs.bench.lessons import show
-from jobs.bench.lessons.protocol import Context, Lesson, Timeline
-from jobs.bench.lessons.streams import lesson as streams
-from jobs.bench.lessons.streams.lesson import sentences
-from jobs.bench.lessons.streams.pipeline import ChunkedMap
-from jobs.bench.lessons.streams.schedule import (
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.lessons import show
+from meshrun.jobs.bench.lessons.protocol import Context, Lesson, Timeline
+from meshrun.jobs.bench.lessons.streams import lesson as streams
+from meshrun.jobs.bench.lessons.streams.lesson import sentences
+from meshrun.jobs.bench.lessons.streams.pipeline import ChunkedMap
+from meshrun.jobs.bench.lessons.streams.schedule import (
     StageSpan,
     StreamVariant,
     composed,
@@ -29,10 +29,10 @@ from jobs.bench.lessons.streams.schedule import (
     stream_lines,
     without_waiting,
 )
-from jobs.measure.exit_codes import NeedsGpu
-from runner.device.cpu import CpuBackend
-from runner.errors import UserError
-from runner.world.world import single_rank_world
+from meshrun.jobs.measure.exit_codes import NeedsGpu
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.world import single_rank_world
 
 LARGE = 1 << 16
 

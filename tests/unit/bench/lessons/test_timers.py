@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from lesson_box import TICK, Kernel, LessonBox
 
-from jobs import kernels
-from jobs.measure.gate import MAX_QUEUED, Gate
-from jobs.measure.timers import FEWEST_CALLS, SHORTEST_SAMPLE, gated_event_seconds
-from runner.errors import RunError
+from meshrun.jobs import kernels
+from meshrun.jobs.measure.gate import MAX_QUEUED, Gate
+from meshrun.jobs.measure.timers import FEWEST_CALLS, SHORTEST_SAMPLE, gated_event_seconds
+from meshrun.runner.errors import RunError
 
 CALL = 10 * TICK  # seconds that the host takes for a call of the kernel below
 

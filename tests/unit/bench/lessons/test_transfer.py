@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from lesson_box import RATES, START, TICK, Kernel, LessonBox
 
-from jobs import kernels
-from jobs.bench.lessons import show
-from jobs.bench.lessons.protocol import Context, Lesson
-from jobs.bench.lessons.transfer import cpu
-from jobs.bench.lessons.transfer import lesson as transfer
-from jobs.bench.lessons.transfer.lesson import break_even, slower
-from jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS
-from jobs.measure import timers
-from runner.device.cpu import CpuBackend
-from runner.errors import RunError, UserError
-from runner.world.world import single_rank_world
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.lessons import show
+from meshrun.jobs.bench.lessons.protocol import Context, Lesson
+from meshrun.jobs.bench.lessons.transfer import cpu
+from meshrun.jobs.bench.lessons.transfer import lesson as transfer
+from meshrun.jobs.bench.lessons.transfer.lesson import break_even, slower
+from meshrun.jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS
+from meshrun.jobs.measure import timers
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.world.world import single_rank_world
 
 LARGEST = 1 << 18
 SIZES = [1 << 10, 1 << 12, 1 << 14, 1 << 16, LARGEST]

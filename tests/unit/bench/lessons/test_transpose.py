@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from lesson_box import Kernel, LessonBox
 
-from jobs import kernels
-from jobs.bench.lessons import pseudorandom, show
-from jobs.bench.lessons.protocol import Context
-from jobs.bench.lessons.transpose import lesson as transpose
-from jobs.bench.lessons.transpose.lesson import sentences
-from jobs.bench.lessons.transpose.methods import BEST, SINGLE, TimedTranspose, launch, variants
-from runner.device.cpu import CpuBackend
-from runner.errors import UserError
-from runner.world.world import single_rank_world
+from meshrun.jobs import kernels
+from meshrun.jobs.bench.lessons import pseudorandom, show
+from meshrun.jobs.bench.lessons.protocol import Context
+from meshrun.jobs.bench.lessons.transpose import lesson as transpose
+from meshrun.jobs.bench.lessons.transpose.lesson import sentences
+from meshrun.jobs.bench.lessons.transpose.methods import BEST, SINGLE, TimedTranspose, launch, variants
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.world import single_rank_world
 
 SHAPES = ("1x1", "31x33", "16x48", "129x40")
 
@@ -67,7 +67,7 @@ def box(monkeypatch: pytest.MonkeyPatch, tiled: Any = transposed, **others: Any)
         made._issue(stream, act, "kernel", 1e-4)
 
     monkeypatch.setattr(kernels, "load", made.load)
-    monkeypatch.setitem(sys.modules, "runner.device.raw.blas", SimpleNamespace(geam=geam))
+    monkeypatch.setitem(sys.modules, "meshrun.runner.device.raw.blas", SimpleNamespace(geam=geam))
     return made
 
 

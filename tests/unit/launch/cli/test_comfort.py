@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch.cli.main import main
+from meshrun.launch.cli.main import main
 
 MESHRUN = Path(sys.executable).with_name("meshrun")
 JOBS = """

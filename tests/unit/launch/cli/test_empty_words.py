@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch.cli.main import main
+from meshrun.launch.cli.main import main
 
 VALIDATE = [["--simulate", ""], ["--simulate="], ["--rungs", ""], ["-J", ""], ["--html", ""], ["--junit="]]
 VALIDATE += [["--prometheus", ""], ["--baseline", ""], ["--save-baseline", ""], ["--budget", ""], [""]]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli import errors as module
-from launch.cli.errors import report_error
-from runner.system import launcher
-from runner.world.run_status import LINE, RunDirectory, RunLines
+from meshrun.launch.cli import errors as module
+from meshrun.launch.cli.errors import report_error
+from meshrun.runner.system import launcher
+from meshrun.runner.world.run_status import LINE, RunDirectory, RunLines
 
 SENTENCE = "no such job"
 

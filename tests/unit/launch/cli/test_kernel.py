@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import runner.device
-from launch.cli.main import main
-from runner.system.compiler import NotCompiled
+import meshrun.runner.device
+from meshrun.launch.cli.main import main
+from meshrun.runner.system.compiler import NotCompiled
 
 JOBS = """
 import meshrun
@@ -116,8 +116,8 @@ def test_a_kernel_that_does_not_compile_is_printed(
     cuda = SimpleNamespace(kernel_of_text=kernel_of_text, count=lambda: 1)
     nvrtc = SimpleNamespace(registers_of=None)
     for name, module in (("cuda", cuda), ("nvrtc", nvrtc)):
-        monkeypatch.setitem(sys.modules, f"runner.device.{name}", module)
-        monkeypatch.setattr(runner.device, name, module, raising=False)
+        monkeypatch.setitem(sys.modules, f"meshrun.runner.device.{name}", module)
+        monkeypatch.setattr(meshrun.runner.device, name, module, raising=False)
     source, facts = shown(capsys, "mine.py:heat", "in.npy")
     assert "single_pass(" in source
     assert "registers    not known: CUDA's compiler fails: it is tired" in facts

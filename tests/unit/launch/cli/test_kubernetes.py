@@ -9,8 +9,8 @@ from typing import Any
 import click
 import pytest
 
-from launch.cli.main import command
-from runner.errors import UserError
+from meshrun.launch.cli.main import command
+from meshrun.runner.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "kubernetes" / "golden"
 BENCH = ("bench", "all_reduce", "-b", "8", "-e", "8G", "-f", "2")

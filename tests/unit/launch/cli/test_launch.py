@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from launch.cli import errors
-from launch.cli.main import main
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi import library as mpi_library
-from launch.mpi import local, mpirun, ssh_hosts
-from launch.mpi.launcher import Launcher
-from launch.mpi.library import Library
-from launch.mpi.rank_command import PROGRAM
-from launch.spec import LaunchSpec
-from runner.errors import UserError
-from runner.system import launcher
+from meshrun.launch.cli import errors
+from meshrun.launch.cli.main import main
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi import library as mpi_library
+from meshrun.launch.mpi import local, mpirun, ssh_hosts
+from meshrun.launch.mpi.launcher import Launcher
+from meshrun.launch.mpi.library import Library
+from meshrun.launch.mpi.rank_command import PROGRAM
+from meshrun.launch.spec import LaunchSpec
+from meshrun.runner.errors import UserError
+from meshrun.runner.system import launcher
 
 Started = list[tuple[Any, ...]]
 VERDICT = 7  # of what would have been started
@@ -340,7 +340,7 @@ def conducted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the launcher was started for; a machine of 2 cores and 1 GiB."""
     begun: list[int] = []
     monkeypatch.setattr(mpi_launcher, "cores", lambda: 2)
-    monkeypatch.setattr("runner.system.host_memory.host_memory", lambda: 1 << 30)
+    monkeypatch.setattr("meshrun.runner.system.host_memory.host_memory", lambda: 1 << 30)
     monkeypatch.setattr(mpi_library, "loaded", lambda: None)
     monkeypatch.setattr(local, "supervise", lambda *_, **__: begun.append(1) or 0)
     return begun
@@ -362,7 +362,7 @@ def test_more_ranks_than_cores_are_told_in_one_line(
     cores: int,
     said: str,
 ) -> None:
-    monkeypatch.setattr("launch.mpi.launcher.cores", lambda: cores)
+    monkeypatch.setattr("meshrun.launch.mpi.launcher.cores", lambda: cores)
     assert main(["-n", "40", "selftest"]) == 0
     assert capsys.readouterr().err == (
         f"meshrun: warning: 40 ranks share {said}: starting and running take longer, "

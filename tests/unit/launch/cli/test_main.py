@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-import runner.world.rank_process
-from launch.cli import errors
-from launch.cli.cli_context import terminal_columns
-from launch.cli.main import command, main
-from launch.cli.plugins import SUMMARIES
-from launch.mpi import local
-from runner.errors import RunError, UserError
-from runner.run.execute import Options
-from runner.system import launcher
-from runner.system.launcher import BY_HAND, Started
-from runner.world.run_status import RunDirectory
+import meshrun.runner.world.rank_process
+from meshrun.launch.cli import errors
+from meshrun.launch.cli.cli_context import terminal_columns
+from meshrun.launch.cli.main import command, main
+from meshrun.launch.cli.plugins import SUMMARIES
+from meshrun.launch.mpi import local
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.run.execute import Options
+from meshrun.runner.system import launcher
+from meshrun.runner.system.launcher import BY_HAND, Started
+from meshrun.runner.world.run_status import RunDirectory
 
 JOB = '''
 from pathlib import Path
@@ -90,7 +90,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         found.started.append((ranks, words, rest))
         return 0
 
-    monkeypatch.setattr("runner.run.entry.main", run)
+    monkeypatch.setattr("meshrun.runner.run.entry.main", run)
     monkeypatch.setattr(local, "start", start)
     return found
 
@@ -504,14 +504,14 @@ def test_what_a_command_raises_is_one_sentence(
     status: int,
     sentence: str,
 ) -> None:
-    monkeypatch.setattr("runner.run.entry.main", raising(failure))
+    monkeypatch.setattr("meshrun.runner.run.entry.main", raising(failure))
     assert main(["run", "edges.py:edges", "a", "b"]) == status
     assert capsys.readouterr().err == sentence
 
 
 @pytest.mark.usefixtures("job_file")
 def test_a_runs_exit_status_is_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.run.entry.main", lambda *_, **__: 7)
+    monkeypatch.setattr("meshrun.runner.run.entry.main", lambda *_, **__: 7)
     assert main(["run", "edges.py:edges", "a", "b"]) == 7
 
 
@@ -563,7 +563,10 @@ def test_a_plug_in_that_raises_at_import_is_one_line(
     (tmp_path / f"{module}.py").write_text(BROKEN_PLUGINS[plugin] + "\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     entry_points(
-        monkeypatch, "meshrun.jobs", odd=f"{module}:job", statistics="jobs.filters.statistics:statistics"
+        monkeypatch,
+        "meshrun.jobs",
+        odd=f"{module}:job",
+        statistics="meshrun.jobs.filters.statistics:statistics",
     )
     assert main(["jobs"]) == 0
     first, second = capsys.readouterr().out.splitlines()
@@ -633,7 +636,7 @@ def test_a_working_directory_that_is_gone_is_one_sentence(
     gone.mkdir()
     monkeypatch.chdir(gone)
     monkeypatch.setenv("PWD", "/of/another/process")
-    monkeypatch.setattr(runner.world.rank_process, "on_termination", lambda _: None)
+    monkeypatch.setattr(meshrun.runner.world.rank_process, "on_termination", lambda _: None)
     gone.rmdir()
     assert main(words.split()) == status
     told = capsys.readouterr().err
@@ -674,9 +677,9 @@ def selftest(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Selftest:
         calls.started.append((ranks, tuple(words), rest))
         return part.together
 
-    monkeypatch.setattr("runner.run.installation.selftest.main", test)
-    monkeypatch.setattr("runner.run.installation.selftest.launcher_ranks", lambda device: 3)
-    monkeypatch.setattr("launch.mpi.launcher.find", lambda: "Some MPI (/opt/mpiexec)")
+    monkeypatch.setattr("meshrun.runner.run.installation.selftest.main", test)
+    monkeypatch.setattr("meshrun.runner.run.installation.selftest.launcher_ranks", lambda device: 3)
+    monkeypatch.setattr("meshrun.launch.mpi.launcher.find", lambda: "Some MPI (/opt/mpiexec)")
     monkeypatch.setattr(local, "start", start)
     return part
 
@@ -700,7 +703,7 @@ def test_selftest_ends_with_a_verdict_over_both_parts(
 def test_selftest_says_so_when_there_is_no_launcher(
     selftest: Selftest, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("launch.mpi.launcher.find", raising(UserError("no MPI launcher found")))
+    monkeypatch.setattr("meshrun.launch.mpi.launcher.find", raising(UserError("no MPI launcher found")))
     assert main(["selftest"]) == 0
     assert selftest.asked[0]["started"].ranks == 1
     assert calls.started == []

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from launch.cli.main import main
-from runner.plan.machine import load, nominal, nominal_cpu, rates_file, save
-from runner.report.plan_table import render
-from runner.run.installation import calibrate
-from runner.storage.formats import image
-from runner.system import launcher
-from runner.world import binding
+from meshrun.launch.cli.main import main
+from meshrun.runner.plan.machine import load, nominal, nominal_cpu, rates_file, save
+from meshrun.runner.report.plan_table import render
+from meshrun.runner.run.installation import calibrate
+from meshrun.runner.storage.formats import image
+from meshrun.runner.system import launcher
+from meshrun.runner.world import binding
 
 JOBS = """
 import meshrun

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from launch.cli.main import command
-from launch.cli.slurm import cores
-from launch.mpi.library import Library
-from launch.slurm.batch_script import JobRequest, script
-from launch.spec import LaunchSpec
-from runner.errors import UserError
+from meshrun.launch.cli.main import command
+from meshrun.launch.cli.slurm import cores
+from meshrun.launch.mpi.library import Library
+from meshrun.launch.slurm.batch_script import JobRequest, script
+from meshrun.launch.spec import LaunchSpec
+from meshrun.runner.errors import UserError
 
 SPEC = LaunchSpec(("bench", "all_reduce", "-b", "8", "-e", "8G"), 2, 8)
 JOB = JobRequest("pmix", "/work")
@@ -29,7 +29,7 @@ def test_the_cores_of_an_allocation_are_shared_out(there: str, ranks: int, each:
 @pytest.fixture(autouse=True)
 def open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever MPI this environment has: another refuses --mpi pmix."""
-    monkeypatch.setattr("launch.mpi.library.loaded", lambda: OPEN_MPI)
+    monkeypatch.setattr("meshrun.launch.mpi.library.loaded", lambda: OPEN_MPI)
 
 
 def invoke(*words: str, **environment: str | None) -> Result:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli.main import main
-from launch.mpi.rank_command import PROGRAM
+from meshrun.launch.cli.main import main
+from meshrun.launch.mpi.rank_command import PROGRAM
 
 HERE = ["-b", "8", "-e", "8", "-n", "1", "--device", "cpu"]
 SLURM = ["launch", "slurm", "-j", "2x2", "--mpi", "pmix", "--print"]

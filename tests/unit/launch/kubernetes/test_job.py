@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from launch.kubernetes import job as kubernetes_job
-from launch.kubernetes import kubectl
-from launch.kubernetes.pods import Pods
-from launch.spec import LaunchSpec
-from runner.errors import RunError, UserError
+from meshrun.launch.kubernetes import job as kubernetes_job
+from meshrun.launch.kubernetes import kubectl
+from meshrun.launch.kubernetes.pods import Pods
+from meshrun.launch.spec import LaunchSpec
+from meshrun.runner.errors import RunError, UserError
 
 # "get" is answered from the files pods, job and events: a list of answers, of which the last one stays.
 # "logs" from log.0, log.1 ...: a step a line, ["line", TIME, TEXT], ["sleep", SECONDS], ["signal", NUMBER]

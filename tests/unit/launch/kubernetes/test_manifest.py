@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from mpijob_schema import problems
 
-from launch.kubernetes import manifest, pods, user_values
-from launch.kubernetes.launcher_script import HOSTFILE, script
-from launch.kubernetes.pods import Pods, memory_bytes
-from launch.spec import LaunchSpec
-from runner.errors import UserError
+from meshrun.launch.kubernetes import manifest, pods, user_values
+from meshrun.launch.kubernetes.launcher_script import HOSTFILE, script
+from meshrun.launch.kubernetes.pods import Pods, memory_bytes
+from meshrun.launch.spec import LaunchSpec
+from meshrun.runner.errors import UserError
 
 ROOT = Path(__file__).parents[4]
 GOLDEN = Path(__file__).with_name("golden")

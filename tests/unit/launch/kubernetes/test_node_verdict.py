@@ -18,8 +18,16 @@ from typing import Any
 
 import pytest
 
-from launch.kubernetes import node_verdict, pods
-from launch.kubernetes.node_verdict import KEY, SENTENCE, WHEN, Api, NodeVerdict, publish, read_verdict
+from meshrun.launch.kubernetes import node_verdict, pods
+from meshrun.launch.kubernetes.node_verdict import (
+    KEY,
+    SENTENCE,
+    WHEN,
+    Api,
+    NodeVerdict,
+    publish,
+    read_verdict,
+)
 
 ROOT = Path(__file__).parents[4]
 MANIFEST = ROOT / "kubernetes" / "validate.yaml"
@@ -312,5 +320,5 @@ def test_the_pods_measure_all_gpus_they_ask_for_by_what_the_image_has(tmp_path: 
     measured, told = done.stdout.splitlines()
     assert measured.startswith(f"meshrun -n {gpus} validate ")
     assert measured.endswith("-J /tmp/report.json")
-    assert told == "python -I -m launch.kubernetes.node_verdict /tmp/report.json n7"
+    assert told == "python -I -m meshrun.launch.kubernetes.node_verdict /tmp/report.json n7"
     assert done.returncode == 3, "of the second command"

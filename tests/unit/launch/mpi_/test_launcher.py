@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi.launcher import Launcher, Vendor, vendor_of
-from runner.errors import UserError
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi.launcher import Launcher, Vendor, vendor_of
+from meshrun.runner.errors import UserError
 
 OPEN_MPI_5 = "mpiexec (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n"
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org/community/help/\n"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi import library as mpi_library
-from launch.mpi import local, mpirun, ssh_hosts
-from launch.mpi.launcher import Launcher, Vendor
-from launch.mpi.library import Library, check, loaded, parse_library
-from launch.mpi.ssh_hosts import HostProbe
-from launch.spec import LaunchSpec
-from runner.errors import UserError
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi import library as mpi_library
+from meshrun.launch.mpi import local, mpirun, ssh_hosts
+from meshrun.launch.mpi.launcher import Launcher, Vendor
+from meshrun.launch.mpi.library import Library, check, loaded, parse_library
+from meshrun.launch.mpi.ssh_hosts import HostProbe
+from meshrun.launch.spec import LaunchSpec
+from meshrun.runner.errors import UserError
 
 OPEN_MPI, MPICH = Library("Open MPI", 5), Library("MPICH", 5)
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi import library as mpi_library
-from launch.mpi import local, mpirun, ssh_hosts
-from launch.mpi.environment import environment, forwarded, on_interface
-from launch.mpi.launcher import AS_ROOT, Launcher, Vendor
-from launch.mpi.mpirun import launcher_command
-from launch.mpi.rank_command import PROGRAM, run_options, spec_options
-from launch.spec import LaunchSpec
-from launch.supervise import supervisor
-from launch.supervise.cleanup import RUN_MARK
-from runner.errors import UserError
-from runner.world.run_status import LINE
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi import library as mpi_library
+from meshrun.launch.mpi import local, mpirun, ssh_hosts
+from meshrun.launch.mpi.environment import environment, forwarded, on_interface
+from meshrun.launch.mpi.launcher import AS_ROOT, Launcher, Vendor
+from meshrun.launch.mpi.mpirun import launcher_command
+from meshrun.launch.mpi.rank_command import PROGRAM, run_options, spec_options
+from meshrun.launch.spec import LaunchSpec
+from meshrun.launch.supervise import supervisor
+from meshrun.launch.supervise.cleanup import RUN_MARK
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.run_status import LINE
 
 OPEN_MPI_5 = "mpiexec (Open MPI) 5.0.11"
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"

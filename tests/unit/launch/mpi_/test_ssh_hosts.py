@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.mpi import library as mpi_library
-from launch.mpi import ssh_hosts
-from launch.mpi.launcher import Vendor
-from launch.mpi.library import Library
-from launch.mpi.ssh_hosts import (
+from meshrun.launch.mpi import library as mpi_library
+from meshrun.launch.mpi import ssh_hosts
+from meshrun.launch.mpi.launcher import Vendor
+from meshrun.launch.mpi.library import Library
+from meshrun.launch.mpi.ssh_hosts import (
     BEGIN,
     HostProbe,
     check_names,
@@ -22,9 +22,9 @@ from launch.mpi.ssh_hosts import (
     probe_hosts,
     run_on_others,
 )
-from launch.spec import LaunchSpec
-from runner.errors import UserError
-from runner.processes import boot_id
+from meshrun.launch.spec import LaunchSpec
+from meshrun.runner.errors import UserError
+from meshrun.runner.processes import boot_id
 
 # Of ssh's words the last two count, the host and what is to be done there; each host is a script.
 SSH = """\

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.mpi.rank_command import PROGRAM
-from launch.slurm.batch_script import JobRequest, script, srun
-from launch.spec import LaunchSpec
+from meshrun.launch.mpi.rank_command import PROGRAM
+from meshrun.launch.slurm.batch_script import JobRequest, script, srun
+from meshrun.launch.spec import LaunchSpec
 
 GOLDEN = Path(__file__).with_name("golden")
 SHIPPED = sorted((Path(__file__).parents[4] / "slurm").glob("*.sbatch"))

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.slurm import queries
-from launch.slurm.followed_job import AttemptStatusLines, FollowedJob
-from launch.slurm.output_file import OutputFile
-from launch.slurm.queries import JobState
-from runner.world.run_status import LINE, RunDirectory, signed_note
+from meshrun.launch.slurm import queries
+from meshrun.launch.slurm.followed_job import AttemptStatusLines, FollowedJob
+from meshrun.launch.slurm.output_file import OutputFile
+from meshrun.launch.slurm.queries import JobState
+from meshrun.runner.world.run_status import LINE, RunDirectory, signed_note
 
 
 def followed(folder: Path, *states: JobState, restarts: bool = False) -> FollowedJob:

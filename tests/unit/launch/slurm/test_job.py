@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.slurm import job as slurm_job
-from launch.slurm import queries
-from launch.slurm.batch_script import JobRequest
-from launch.slurm.job import PENDING, SubmittedJob
-from launch.slurm.queries import JobState
+from meshrun.launch.slurm import job as slurm_job
+from meshrun.launch.slurm import queries
+from meshrun.launch.slurm.batch_script import JobRequest
+from meshrun.launch.slurm.job import PENDING, SubmittedJob
+from meshrun.launch.slurm.queries import JobState
 
 WAITING = (("17", "17"), ("17_[0-3]", "17_[2-3]"))  # a job; an array's tasks, fewer later
 

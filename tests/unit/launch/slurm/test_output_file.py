@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.slurm.output_file import (
+from meshrun.launch.slurm.output_file import (
     CHUNK,
     OutputFile,
     absolute,
@@ -16,8 +16,8 @@ from launch.slurm.output_file import (
     values_before,
     values_of,
 )
-from launch.slurm.queries import JobState
-from runner.errors import UserError
+from meshrun.launch.slurm.queries import JobState
+from meshrun.runner.errors import UserError
 
 MARK = b"\x1emeshrun-run 0123 attempt 17\n"
 VALUES = {"x": "meshrun", "u": "me", "j": "17", "A": "17", "a": "4294967294"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from launch.mpi.library import Library
-from launch.slurm.pmi import choose_mpi
-from runner.errors import UserError
+from meshrun.launch.mpi.library import Library
+from meshrun.launch.slurm.pmi import choose_mpi
+from meshrun.runner.errors import UserError
 
 OPEN_MPI, MPICH = Library("Open MPI", 5), Library("MPICH", 5)
 OFFERED = frozenset(("none", "pmi2", "pmix", "pmix_v4"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launch.slurm.queries import JobState, states
+from meshrun.launch.slurm.queries import JobState, states
 
 SHOWN = """\
 JobId=17 JobName=my run

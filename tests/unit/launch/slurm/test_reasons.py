@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from launch.slurm.reasons import NO_GPUS, remedy, task_end
-from launch.supervise.judge import HINTS, MEMORY, USER_SIGNAL
+from meshrun.launch.slurm.reasons import NO_GPUS, remedy, task_end
+from meshrun.launch.supervise.judge import HINTS, MEMORY, USER_SIGNAL
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.mpi.mpirun import CLEANUP
-from launch.supervise import shared_memory
-from launch.supervise.cleanup import RUN_MARK, clean_up, remove_topologies, strays
-from runner.world.run_status import RunLines
+from meshrun.launch.mpi.mpirun import CLEANUP
+from meshrun.launch.supervise import shared_memory
+from meshrun.launch.supervise.cleanup import RUN_MARK, clean_up, remove_topologies, strays
+from meshrun.runner.world.run_status import RunLines
 
 DEADLINE = 60.0  # seconds
 IGNORES_SIGNALS = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)\n"

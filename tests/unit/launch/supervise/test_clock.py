@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.supervise import clock
-from launch.supervise.clock import HALT_TIMEOUT, Clocks, halt_timeout
-from runner.world.run_status import RunDirectory, RunLines
+from meshrun.launch.supervise import clock
+from meshrun.launch.supervise.clock import HALT_TIMEOUT, Clocks, halt_timeout
+from meshrun.runner.world.run_status import RunDirectory, RunLines
 
 GONE = 0x7FFFFFFF  # above the highest process id
 HOST = os.uname().nodename

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.slurm.reasons import task_end
-from launch.supervise.judge import MEMORY, Outcome, find_loss, judge
-from runner.world.run_status import RunDirectory
+from meshrun.launch.slurm.reasons import task_end
+from meshrun.launch.supervise.judge import MEMORY, Outcome, find_loss, judge
+from meshrun.runner.world.run_status import RunDirectory
 
 KILLED = "prterun noticed that process rank 1 with PID 4711 on node n1 exited on signal 9 (Killed)."
 LEFT = "Process name: [prterun-vm-6461@1,1] Exit code: 3"

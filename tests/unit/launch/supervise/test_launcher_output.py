@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.supervise.launcher_output import OutputFilter, ProcessEnd, no_space, process_ends, start_failure
+from meshrun.launch.supervise.launcher_output import (
+    OutputFilter,
+    ProcessEnd,
+    no_space,
+    process_ends,
+    start_failure,
+)
 
 RULER = "-" * 74 + "\n"
 BOX = "=" * 83 + "\n"

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from launch.spec import LaunchSpec
-from launch.supervise.restarts import resumed, with_restarts
-from launch.supervise.supervisor import LossError
+from meshrun.launch.spec import LaunchSpec
+from meshrun.launch.supervise.restarts import resumed, with_restarts
+from meshrun.launch.supervise.supervisor import LossError
 
 WORDS = ("run", "edges.py:edges", "a", "b")
 RESUMED = ("run", "edges.py:edges", "--run-resume", "a", "b")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.supervise import shared_memory
+from meshrun.launch.supervise import shared_memory
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_segment_of_a_process_in_another_namespace_stays(folder: Path, namespa
     """Containers may share /dev/shm: one cannot see the other's processes, or not what they map."""
     user = ["--map-user=1000", "--map-group=1000"] if namespaces == ["--user"] else []
     remover = (
-        "import sys; from pathlib import Path; from launch.supervise import shared_memory;"
+        "import sys; from pathlib import Path; from meshrun.launch.supervise import shared_memory;"
         "shared_memory.ATTEMPTS = 1; shared_memory.remove_orphans(set(), Path(sys.argv[1]))"
     )
     left, theirs = segment(folder, "mpich_shm_left"), segment(folder, "mpich_shm_theirs")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.supervise.status_lines import StatusLines
-from runner.world.run_status import LINE, RunDirectory
+from meshrun.launch.supervise.status_lines import StatusLines
+from meshrun.runner.world.run_status import LINE, RunDirectory
 
 OURS = f'{LINE} tok record {{"complete": true}}\n'
 OTHERS = f'{LINE} kot record {{"complete": true}}\n'

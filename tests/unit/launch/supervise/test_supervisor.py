@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from launch.supervise import supervisor
-from launch.supervise.supervisor import RUN_MARK, SHORT, socket_folder, supervise, watch_launcher
+from meshrun.launch.supervise import supervisor
+from meshrun.launch.supervise.supervisor import RUN_MARK, SHORT, socket_folder, supervise, watch_launcher
 
 
 @pytest.mark.parametrize("name", ["t", "long" * 30])

@@ -23,18 +23,18 @@ from queued_device import GraphBackend
 from step_runs import padded, plain_loop, stepped, weighted, weighted_job
 
 import meshrun
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.device.api import HEADERS, Device, NotCapturable
-from runner.errors import RunError, UserError
-from runner.pipeline.halo import boxes as halo_boxes
-from runner.pipeline.halo.boxes import FieldHalos
-from runner.pipeline.halo.direct import DirectHalos
-from runner.pipeline.halo.packed import PackedHalos
-from runner.pipeline.steps import halo_path, stepper
-from runner.plan.grid import Partition
-from runner.plan.halo import BOUNDARIES
-from runner.report.summary import _halo_notes
-from runner.world.world import Rank, World, open_world
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.device.api import HEADERS, Device, NotCapturable
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.pipeline.halo import boxes as halo_boxes
+from meshrun.runner.pipeline.halo.boxes import FieldHalos
+from meshrun.runner.pipeline.halo.direct import DirectHalos
+from meshrun.runner.pipeline.halo.packed import PackedHalos
+from meshrun.runner.pipeline.steps import halo_path, stepper
+from meshrun.runner.plan.grid import Partition
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.report.summary import _halo_notes
+from meshrun.runner.world.world import Rank, World, open_world
 
 GRIDS: list[tuple[int, ...]] = [(2,), (3,), (4,), (1, 3), (2, 2), (3, 2), (2, 1, 2)]
 
@@ -387,7 +387,7 @@ def test_graphs_leave_kernels_of_fewer_steps_for_the_end(
         made.append(NumpyKernel(program, widths, feeds, boundary, cval, 7, aligned=False, row=row))
         return made[0], "NumPy"
 
-    monkeypatch.setattr("runner.fuse.compiled.compile_for", compile_for)
+    monkeypatch.setattr("meshrun.runner.fuse.compiled.compile_for", compile_for)
     monkeypatch.setattr(stepper, "EAGER", 3)
     monkeypatch.setattr(stepper, "GRAPH_STEPS", (14, 28))
     monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
@@ -496,7 +496,7 @@ def test_a_run_that_fails_drops_its_graphs(
         raise RunError("an observer fails", everywhere=True)
 
     monkeypatch.setattr(stepper.Stepper, "drop_graphs", dropped)
-    monkeypatch.setattr("runner.pipeline.steps.loop.Until.observe", fail)
+    monkeypatch.setattr("meshrun.runner.pipeline.steps.loop.Until.observe", fail)
     monkeypatch.setattr(stepper, "EAGER", 3)
     monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
     monkeypatch.setattr(ThreadComm, "capturable", True)

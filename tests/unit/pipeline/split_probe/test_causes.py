@@ -11,10 +11,10 @@ from scipy import ndimage
 from scipy.ndimage import median_filter
 
 import meshrun
-from runner.device.cpu import CpuBackend
-from runner.job.declaration import Job
-from runner.pipeline.split_probe.probe import refusal
-from runner.plan.task import plan_task
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.pipeline.split_probe.probe import refusal
+from meshrun.runner.plan.task import plan_task
 
 FIELD = (((40, 30), np.dtype(np.float32)),)
 

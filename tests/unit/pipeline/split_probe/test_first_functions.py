@@ -13,14 +13,14 @@ import pytest
 from scipy import ndimage
 
 import meshrun
-from runner.comm.threads import run_ranks
-from runner.device.cpu import CpuBackend
-from runner.errors import UserError
-from runner.pipeline.split_probe.probe import refusal
-from runner.plan.task import Task, plan_task
-from runner.report.summary import render
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline.split_probe.probe import refusal
+from meshrun.runner.plan.task import Task, plan_task
+from meshrun.runner.report.summary import render
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 CALLS = 0
 FAR = 150

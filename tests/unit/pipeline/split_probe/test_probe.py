@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.device.cpu import CpuBackend
-from runner.errors import UserError
-from runner.pipeline.result_type import result_types
-from runner.pipeline.split_probe.probe import cuts, refusal
-from runner.pipeline.split_probe.samples import MOST_CELLS, samples
-from runner.plan.task import Task, plan_task
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline.result_type import result_types
+from meshrun.runner.pipeline.split_probe.probe import cuts, refusal
+from meshrun.runner.pipeline.split_probe.samples import MOST_CELLS, samples
+from meshrun.runner.plan.task import Task, plan_task
 
 GREYS = np.arange(10.0)
 

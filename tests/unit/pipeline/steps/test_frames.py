@@ -15,18 +15,18 @@ from PIL import Image, ImageSequence
 from queued_device import QueuedBackend
 
 import meshrun
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.errors import RunError, UserError
-from runner.pipeline.steps.frames import LINE, picture_slices
-from runner.plan.step_options import COLORS, SaveInterval, StepOptions
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import plan_task
-from runner.report.colors import NOT_A_NUMBER, draw_lines, indices, isolines, palette, value_range
-from runner.report.summary import render
-from runner.run.execute import Options, run
-from runner.storage.formats import frame_files
-from runner.world.world import open_world
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.pipeline.steps.frames import LINE, picture_slices
+from meshrun.runner.plan.step_options import COLORS, SaveInterval, StepOptions
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import plan_task
+from meshrun.runner.report.colors import NOT_A_NUMBER, draw_lines, indices, isolines, palette, value_range
+from meshrun.runner.report.summary import render
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.storage.formats import frame_files
+from meshrun.runner.world.world import open_world
 
 FAILING = [False]  # no variable around a function that looks at it: those make it another job
 
@@ -150,7 +150,7 @@ def test_another_field_is_chosen_by_name(tmp_path: Path) -> None:
 def test_a_large_field_is_shown_by_every_so_manyth_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    monkeypatch.setattr("runner.pipeline.steps.frames.PIXELS", 4)
+    monkeypatch.setattr("meshrun.runner.pipeline.steps.frames.PIXELS", 4)
     field = np.random.default_rng(0).random((11, 7))
     filmed(tmp_path, "film", 2, ranks=ranks, field=field)
     found = np.asarray(Image.open(tmp_path / "film" / "frame-000002.png").convert("RGB"))
@@ -269,8 +269,8 @@ def test_pictures_of_a_field_without_cells_are_refused(
 def test_frames_of_a_run_in_chunks_are_those_of_a_run_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, suffix: str, axes: int
 ) -> None:
-    monkeypatch.setattr("runner.pipeline.steps.frames.PIXELS", 9)
-    monkeypatch.setattr("runner.pipeline.steps.frames.ANIMATED", 9)
+    monkeypatch.setattr("meshrun.runner.pipeline.steps.frames.PIXELS", 9)
+    monkeypatch.setattr("meshrun.runner.pipeline.steps.frames.ANIMATED", 9)
     field = np.random.default_rng(0).random((40, 7, 3)[:axes])
     job = meshrun.map_blocks(halo=((1, 1), (0, 0)), boundary="wrap")(lambda block: block[:-2] + block[2:])
     expected = filmed(tmp_path, f"film{suffix}", 11, field=field, job=job, every=3)

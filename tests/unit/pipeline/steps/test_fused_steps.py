@@ -22,21 +22,21 @@ from queued_device import QueuedBackend
 from step_runs import plain_loop, stepped
 
 import meshrun
-from runner.errors import UserError
-from runner.pipeline import fusing
-from runner.pipeline.block_layout import BlockLayout
-from runner.pipeline.steps import halo_path
-from runner.pipeline.steps import stepper as stepper_module
-from runner.pipeline.steps.blocks import StepBlocks
-from runner.pipeline.steps.fused_steps import passes
-from runner.pipeline.steps.stepper import Stepper
-from runner.plan.chunking import DEVICE_SHARE
-from runner.plan.halo import BOUNDARIES
-from runner.plan.step_options import SaveInterval
-from runner.plan.steps import read_widths, wide_widths
-from runner.plan.stream_options import StreamOptions
-from runner.region import Region
-from runner.system.compiler import NotCompiled
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline import fusing
+from meshrun.runner.pipeline.block_layout import BlockLayout
+from meshrun.runner.pipeline.steps import halo_path
+from meshrun.runner.pipeline.steps import stepper as stepper_module
+from meshrun.runner.pipeline.steps.blocks import StepBlocks
+from meshrun.runner.pipeline.steps.fused_steps import passes
+from meshrun.runner.pipeline.steps.stepper import Stepper
+from meshrun.runner.plan.chunking import DEVICE_SHARE
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.plan.step_options import SaveInterval
+from meshrun.runner.plan.steps import read_widths, wide_widths
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.region import Region
+from meshrun.runner.system.compiler import NotCompiled
 
 GRIDS = {  # by the number of axes
     1: [(1, None), (2, None), (3, "3")],
@@ -71,7 +71,7 @@ class Kernels:
             self.made.append(kernel)
             return kernel, "NumPy"
 
-        patch.setattr("runner.fuse.compiled.compile_for", compile_for)
+        patch.setattr("meshrun.runner.fuse.compiled.compile_for", compile_for)
 
     def know(
         self, function: Any, arrays: Any, steps: int, widths: Any, boundary: str, feeds: Any, cval: float

@@ -10,9 +10,9 @@ import pytest
 from step_runs import plain_loop, stepped
 
 import meshrun
-from runner.plan.halo import BOUNDARIES
-from runner.plan.stream_options import StreamOptions
-from runner.system.compiler import find_compiler
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.system.compiler import find_compiler
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,14 +12,14 @@ from pairs import pairs_by_day
 from step_runs import plain_loop, stepped, weighted, weighted_job
 
 import meshrun
-from runner.errors import UserError
-from runner.pipeline.steps.stepper import Stepper
-from runner.plan.chunking import MemoryUse
-from runner.plan.halo import BOUNDARIES
-from runner.plan.steps import band_rows, rows_apart, step_memory
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import plan_task
-from runner.run import step_run
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline.steps.stepper import Stepper
+from meshrun.runner.plan.chunking import MemoryUse
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.plan.steps import band_rows, rows_apart, step_memory
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import plan_task
+from meshrun.runner.run import step_run
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_a_function_gives_the_bits_of_a_plain_loop(
     rng = np.random.default_rng(5)
     arrays = [rng.integers(0, 2**32, (131, 17), np.uint32) for _ in range(2)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runner.pipeline.in_memory.SLAB", 1)
+        patch.setattr("meshrun.runner.pipeline.in_memory.SLAB", 1)
         found, record = stepped(
             tmp_path, job, arrays, 5, ranks=ranks, grid=grid, steps_per_exchange=every, devices=devices,
             copies="one", fuse="off", overlap=True,
@@ -122,7 +122,7 @@ def test_one_kernel_takes_several_steps_of_a_band(
         made.append(AnyOrder(program, widths, feeds, boundary, cval, 3, row=row))
         return made[-1], "NumPy"
 
-    monkeypatch.setattr("runner.fuse.compiled.compile_for", compile_for)
+    monkeypatch.setattr("meshrun.runner.fuse.compiled.compile_for", compile_for)
     rng = np.random.default_rng(7)
     arrays = [rng.integers(0, 2**32, (210, 19), np.uint32) for _ in range(2)]
     found, record = stepped(

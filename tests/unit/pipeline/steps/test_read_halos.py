@@ -18,20 +18,20 @@ from numpy_kernel import NumpyKernel
 from step_runs import plain_loop, stepped
 
 import meshrun
-from jobs.airflow.cells import Cell
-from jobs.airflow.lattice import D2Q9
-from jobs.airflow.step import step_job
-from runner.job.declaration import Job
-from runner.pipeline import fusing
-from runner.pipeline.block_layout import BlockLayout
-from runner.pipeline.halo import exchange
-from runner.pipeline.steps import halo_path
-from runner.pipeline.steps import stepper as stepper_module
-from runner.plan import steps
-from runner.plan.halo import BOUNDARIES, Widths
-from runner.plan.step_options import SaveInterval
-from runner.plan.steps import read_widths, wide_widths
-from runner.plan.task import Task, plan_task
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import D2Q9
+from meshrun.jobs.airflow.step import step_job
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.pipeline import fusing
+from meshrun.runner.pipeline.block_layout import BlockLayout
+from meshrun.runner.pipeline.halo import exchange
+from meshrun.runner.pipeline.steps import halo_path
+from meshrun.runner.pipeline.steps import stepper as stepper_module
+from meshrun.runner.plan import steps
+from meshrun.runner.plan.halo import BOUNDARIES, Widths
+from meshrun.runner.plan.step_options import SaveInterval
+from meshrun.runner.plan.steps import read_widths, wide_widths
+from meshrun.runner.plan.task import Task, plan_task
 
 GRIDS = [(1, None), (2, None), (3, "3"), (3, "1x3"), (4, "2x2"), (4, "4"), (2, "1x2")]
 WIDTHS = ((2, 2), (2, 2))
@@ -83,7 +83,7 @@ def by_numpy(patch: pytest.MonkeyPatch, most_steps: int) -> None:
         kernel = NumpyKernel(program, widths, feeds, boundary, cval, most_steps, aligned=aligned, row=row)
         return kernel, "NumPy"
 
-    patch.setattr("runner.fuse.compiled.compile_for", compile_for)
+    patch.setattr("meshrun.runner.fuse.compiled.compile_for", compile_for)
 
 
 def by_tables(patch: pytest.MonkeyPatch, library: Path) -> None:

@@ -20,12 +20,12 @@ from queued_device import GraphBackend
 from step_runs import plain_loop, stepped
 
 import meshrun
-from runner.errors import RunError
-from runner.fuse.steps.choice import Choice
-from runner.fuse.steps.layout import Tuning
-from runner.pipeline.halo import direct
-from runner.pipeline.steps import halo_path, stepper
-from runner.plan.halo import BOUNDARIES
+from meshrun.runner.errors import RunError
+from meshrun.runner.fuse.steps.choice import Choice
+from meshrun.runner.fuse.steps.layout import Tuning
+from meshrun.runner.pipeline.halo import direct
+from meshrun.runner.pipeline.steps import halo_path, stepper
+from meshrun.runner.plan.halo import BOUNDARIES
 
 pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")
 STEPS = 11  # of a kernel of 3 and of one of 2
@@ -72,7 +72,7 @@ class Runs:
             self.made.append(kernel)
             return kernel, "g++"
 
-        patch.setattr("runner.fuse.compiled.compile_for", compile_for)
+        patch.setattr("meshrun.runner.fuse.compiled.compile_for", compile_for)
         patch.setattr(halo_path, "find_tables", lambda world, ndim: HostTables(halo_library))
         patch.setattr(halo_path, "find_peers", lambda world, choice, ndim: HostPeers(world.control))
 

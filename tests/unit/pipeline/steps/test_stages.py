@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.comm.threads import run_ranks
-from runner.pipeline.fusing import stage_lines
-from runner.plan.step_options import StepOptions
-from runner.plan.task import plan_task
-from runner.report.summary import render
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.pipeline.fusing import stage_lines
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.plan.task import plan_task
+from meshrun.runner.report.summary import render
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 PAGE = Path(__file__).parents[4] / "docs" / "steps.md"
 

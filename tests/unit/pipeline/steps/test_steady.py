@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.comm.api import Control
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.errors import UserError
-from runner.pipeline.steps.steady import LARGEST, relative_change, squares
-from runner.plan.step_options import Steady, parse_until
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.errors import UserError
+from meshrun.runner.pipeline.steps.steady import LARGEST, relative_change, squares
+from meshrun.runner.plan.step_options import Steady, parse_until
 
 
 def test_a_sum_of_squares_is_exact_to_a_unit_for_each_value_and_the_same_in_any_order() -> None:

@@ -18,24 +18,24 @@ from pairs import pairs_by_day
 from step_runs import plain_loop, stepped, weighted, weighted_job
 
 import meshrun
-from runner import files
-from runner.comm.api import Control
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.pipeline.steps.checkpoints import Checkpoints
-from runner.pipeline.steps.loop import largest_change
-from runner.pipeline.steps.stepper import Stepper
-from runner.plan.halo import BOUNDARIES
-from runner.plan.step_options import SaveInterval, StepOptions, parse_until
-from runner.plan.stream_options import StreamOptions
-from runner.report.summary import render
-from runner.run import step_run
-from runner.run.execute import Options, execute, run
-from runner.run.options import read_options
-from runner.run.verify import steps as verify_steps
-from runner.run.verify import team as verify_team
-from runner.storage.transaction import OutputTransaction
-from runner.system.compiler import find_compiler
-from runner.world.world import open_world
+from meshrun.runner import files
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.pipeline.steps.checkpoints import Checkpoints
+from meshrun.runner.pipeline.steps.loop import largest_change
+from meshrun.runner.pipeline.steps.stepper import Stepper
+from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.plan.step_options import SaveInterval, StepOptions, parse_until
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.report.summary import render
+from meshrun.runner.run import step_run
+from meshrun.runner.run.execute import Options, execute, run
+from meshrun.runner.run.options import read_options
+from meshrun.runner.run.verify import steps as verify_steps
+from meshrun.runner.run.verify import team as verify_team
+from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.system.compiler import find_compiler
+from meshrun.runner.world.world import open_world
 
 FAILING = [False]  # no variable around a function that looks at it: those make it another job
 CALLS: list[int] = []
@@ -509,7 +509,7 @@ def test_a_new_checkpoint_replaces_damaged_ones_of_later_steps(tmp_path: Path) -
 
 
 def interval(text: str) -> Any:
-    from runner.plan.step_options import parse_interval
+    from meshrun.runner.plan.step_options import parse_interval
 
     return parse_interval(text)
 
@@ -888,7 +888,7 @@ def test_steps_in_chunks_are_a_plain_loop(data: st.DataObject, tmp_path_factory:
 def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of /dev/shm."""
     (folder := tmp_path / "shm").mkdir()
-    monkeypatch.setattr("runner.system.host_memory.SHARED_MEMORY", folder)
+    monkeypatch.setattr("meshrun.runner.system.host_memory.SHARED_MEMORY", folder)
     return folder
 
 
@@ -910,7 +910,7 @@ def test_a_pass_that_fails_leaves_nothing(
     tmp_path: Path, shared_memory: Path, monkeypatch: pytest.MonkeyPatch, room: bool
 ) -> None:
     folder = shared_memory if room else None
-    monkeypatch.setattr("runner.pipeline.steps.streamed_steps.memory_folder", lambda needed: folder)
+    monkeypatch.setattr("meshrun.runner.pipeline.steps.streamed_steps.memory_folder", lambda needed: folder)
     fails = failing_after(40)
     with pytest.raises(ValueError, match="stop"):
         stepped(tmp_path, fails, [np.zeros((90, 4))], 30, stream=StreamOptions(chunk_bytes=320))
@@ -929,7 +929,7 @@ def test_what_needs_fields_in_memory_is_refused_where_they_do_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], named: str
 ) -> None:
     """It is not left out without a word."""
-    monkeypatch.setattr("runner.run.step_run.fields_memory", lambda *_, **__: 1 << 62)
+    monkeypatch.setattr("meshrun.runner.run.step_run.fields_memory", lambda *_, **__: 1 << 62)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(meshrun.UserError) as failure:
         stepped(tmp_path, relax, [np.ones((9, 9))], 20, ranks=2, **options)
@@ -958,7 +958,7 @@ def test_a_run_in_chunks_that_failed_goes_on_from_its_checkpoint(
 ) -> None:
     """On other ranks, in other chunks, or in memory."""
     folder = shared_memory if room else None
-    monkeypatch.setattr("runner.pipeline.steps.streamed_steps.memory_folder", lambda needed: folder)
+    monkeypatch.setattr("meshrun.runner.pipeline.steps.streamed_steps.memory_folder", lambda needed: folder)
     FAILING[0] = True
 
     @meshrun.map_blocks(halo=1, outputs=("after", "old", "slope"), feeds=("now", "before", None))

@@ -15,25 +15,25 @@ from PIL import Image
 from queued_device import QueuedBackend
 
 import meshrun
-from runner.comm.threads import run_ranks
-from runner.device.cpu import CpuBackend
-from runner.errors import UserError
-from runner.job.discover import find
-from runner.pipeline.fingerprint import fingerprint
-from runner.pipeline.inputs import Inputs, State, input_key, state_of
-from runner.pipeline.streamed.chunk_agreement import chunks_of, in_chunks, known_results, limits
-from runner.pipeline.streamed.endpoints import PIECE, _pieces
-from runner.plan import chunking
-from runner.plan.chunking import DEVICE_SHARE, HOST_SHARE, ON_DEVICE, ON_HOST, MemoryUse
-from runner.plan.chunks import Chunks
-from runner.plan.grid import Partition
-from runner.plan.stream_options import StreamOptions
-from runner.plan.task import Task, plan_task
-from runner.region import Region
-from runner.storage.formats.registry import open_source
-from runner.storage.journal import differences
-from runner.system.host_memory import host_memory
-from runner.world.world import World, open_world, single_rank_world
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import UserError
+from meshrun.runner.job.discover import find
+from meshrun.runner.pipeline.fingerprint import fingerprint
+from meshrun.runner.pipeline.inputs import Inputs, State, input_key, state_of
+from meshrun.runner.pipeline.streamed.chunk_agreement import chunks_of, in_chunks, known_results, limits
+from meshrun.runner.pipeline.streamed.endpoints import PIECE, _pieces
+from meshrun.runner.plan import chunking
+from meshrun.runner.plan.chunking import DEVICE_SHARE, HOST_SHARE, ON_DEVICE, ON_HOST, MemoryUse
+from meshrun.runner.plan.chunks import Chunks
+from meshrun.runner.plan.grid import Partition
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.plan.task import Task, plan_task
+from meshrun.runner.region import Region
+from meshrun.runner.storage.formats.registry import open_source
+from meshrun.runner.storage.journal import differences
+from meshrun.runner.system.host_memory import host_memory
+from meshrun.runner.world.world import World, open_world, single_rank_world
 
 GIB = 1 << 30
 LITTLE = 100 * 6 * 8  # bytes of the array of `task`
@@ -63,7 +63,7 @@ def source(tmp_path: Path) -> Any:
 def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Make the host have so many bytes."""
     return lambda size: monkeypatch.setattr(
-        "runner.pipeline.streamed.chunk_agreement.host_memory", lambda: size
+        "meshrun.runner.pipeline.streamed.chunk_agreement.host_memory", lambda: size
     )
 
 

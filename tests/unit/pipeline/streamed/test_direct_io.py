@@ -17,10 +17,10 @@ from queued_device import QueuedBackend
 from stream_cases import Case, PoisoningDevice, cases, run_on
 
 import meshrun
-from runner.device import gds
-from runner.device.cpu import CpuBackend
-from runner.errors import RunError
-from runner.pipeline.streamed.direct_io import Direct
+from meshrun.runner.device import gds
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import RunError
+from meshrun.runner.pipeline.streamed.direct_io import Direct
 
 
 class Noted:
@@ -47,9 +47,9 @@ class Noted:
 @pytest.fixture(autouse=True, scope="module")
 def direct() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runner.pipeline.streamed.streaming.DeviceEngine", PoisoningDevice)
+        patch.setattr("meshrun.runner.pipeline.streamed.streaming.DeviceEngine", PoisoningDevice)
         patch.setattr(
-            "runner.pipeline.streamed.streaming.StreamedRun._direct",
+            "meshrun.runner.pipeline.streamed.streaming.StreamedRun._direct",
             lambda self, endpoints: Direct(endpoints, Noted),
         )
         patch.setattr(CpuBackend, "copy_rate", lambda self: 1e9)

@@ -15,11 +15,11 @@ from queued_device import QueuedBackend
 from stream_cases import run_on
 
 import meshrun
-from runner.device.api import Shortage, bytes_needed
-from runner.device.cpu import CpuBackend
-from runner.errors import RunError
-from runner.pipeline.streamed.halving import Halving, halved, pieces
-from runner.plan.step_options import StepOptions
+from meshrun.runner.device.api import Shortage, bytes_needed
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import RunError
+from meshrun.runner.pipeline.streamed.halving import Halving, halved, pieces
+from meshrun.runner.plan.step_options import StepOptions
 
 FAILING = [False]  # no variable around a function that looks at it: those make it another job
 TIMES = 40  # the function allocates so many times its block

@@ -17,16 +17,16 @@ import pytest
 from queued_device import QueuedBackend
 
 import meshrun
-from runner.device.cpu import CpuBackend
-from runner.pipeline.streamed.cpu_engine import HostEngine
-from runner.pipeline.streamed.endpoints import Endpoints, Step
-from runner.pipeline.streamed.gpu_engine import DeviceEngine
-from runner.pipeline.streamed.loop import stream
-from runner.plan.chunks import Chunks
-from runner.plan.task import plan_task
-from runner.report.spans import STAGES, Spans
-from runner.storage.formats.registry import open_sink, open_source
-from runner.world.world import single_rank_world
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.pipeline.streamed.cpu_engine import HostEngine
+from meshrun.runner.pipeline.streamed.endpoints import Endpoints, Step
+from meshrun.runner.pipeline.streamed.gpu_engine import DeviceEngine
+from meshrun.runner.pipeline.streamed.loop import stream
+from meshrun.runner.plan.chunks import Chunks
+from meshrun.runner.plan.task import plan_task
+from meshrun.runner.report.spans import STAGES, Spans
+from meshrun.runner.storage.formats.registry import open_sink, open_source
+from meshrun.runner.world.world import single_rank_world
 
 PATIENCE = 60  # seconds after which a thread that waits for others fails its test
 Act = Callable[[int], None]
@@ -255,7 +255,7 @@ def test_the_first_failure_is_the_one_that_is_raised(monkeypatch: pytest.MonkeyP
         assert first.wait(PATIENCE)
         raise Broken("second")
 
-    monkeypatch.setattr("runner.pipeline.streamed.loop.SimpleQueue", Events)
+    monkeypatch.setattr("meshrun.runner.pipeline.streamed.loop.SimpleQueue", Events)
 
     with pytest.raises(Broken, match="first"):
         flow(Scripted(read=fail), range(4), depth=2, threads=2)

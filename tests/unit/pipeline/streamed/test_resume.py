@@ -15,15 +15,15 @@ from queued_device import QueuedBackend
 from stream_cases import PoisoningHost, run_on
 
 import meshrun
-from runner.device.cpu import CpuBackend
-from runner.errors import RunError, UserError
-from runner.lock import hold
-from runner.plan.stream_options import StreamOptions
-from runner.run.execute import Options, execute
-from runner.storage.formats.flat import FlatSink
-from runner.storage.journal import Journal
-from runner.storage.transaction import OutputTransaction
-from runner.world.world import identify_host, single_rank_world
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.lock import hold
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.run.execute import Options, execute
+from meshrun.runner.storage.formats.flat import FlatSink
+from meshrun.runner.storage.journal import Journal
+from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.world.world import identify_host, single_rank_world
 
 ROWS, COLUMNS, CHUNK = 23, 5, 2
 CHUNKS = 12
@@ -43,9 +43,9 @@ def fragile(block: Any, *, out: Any, here: meshrun.BlockContext, gain: int = 3) 
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("runner.world.failure.GRACE", 0.0)
+    monkeypatch.setattr("meshrun.runner.world.failure.GRACE", 0.0)
     monkeypatch.setattr(CpuBackend, "copy_rate", lambda self: 1e9)
-    monkeypatch.setattr("runner.pipeline.streamed.streaming.HostEngine", PoisoningHost)
+    monkeypatch.setattr("meshrun.runner.pipeline.streamed.streaming.HostEngine", PoisoningHost)
     FAILING.clear()
     CALLED.clear()
     yield
@@ -242,7 +242,7 @@ def test_a_run_whose_chunks_are_all_finished_only_gives_the_output_its_name(
         raise RunError("no name", everywhere=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr("runner.pipeline.streamed.streaming.check_inputs", full)
+        patch.setattr("meshrun.runner.pipeline.streamed.streaming.check_inputs", full)
         with pytest.raises(RunError, match="no name"):
             go(source)
     CALLED.clear()
@@ -370,7 +370,7 @@ def test_a_result_that_is_proven_wrong_is_not_to_be_resumed(
     def wrong(*arguments: Any, **options: Any) -> None:
         raise RunError("verification failed", everywhere=True)
 
-    monkeypatch.setattr("runner.run.verify.results.verify", wrong)
+    monkeypatch.setattr("meshrun.runner.run.verify.results.verify", wrong)
     transaction = OutputTransaction()
     options = Options(stream=StreamOptions(chunk_bytes=BYTES), verify="sample")
     with pytest.raises(RunError):

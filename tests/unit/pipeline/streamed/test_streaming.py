@@ -16,15 +16,15 @@ from queued_device import QueuedBackend
 from stream_cases import Case, PoisoningDevice, PoisoningHost, cases, run_on
 
 import meshrun
-from runner.device.cpu import CpuBackend
-from runner.errors import RunError
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import RunError
 
 
 @pytest.fixture(autouse=True, scope="module")
 def poisoned_engines() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runner.pipeline.streamed.streaming.HostEngine", PoisoningHost)
-        patch.setattr("runner.pipeline.streamed.streaming.DeviceEngine", PoisoningDevice)
+        patch.setattr("meshrun.runner.pipeline.streamed.streaming.HostEngine", PoisoningHost)
+        patch.setattr("meshrun.runner.pipeline.streamed.streaming.DeviceEngine", PoisoningDevice)
         patch.setattr(CpuBackend, "copy_rate", lambda self: 1e9)  # which takes longer than all the rest
         yield
 
@@ -72,7 +72,9 @@ def test_an_array_that_does_not_fit_goes_through_in_chunks_unasked(
     def middle(block: Any) -> Any:
         return block[1:-1, 1:-1] * 2
 
-    monkeypatch.setattr("runner.pipeline.streamed.chunk_agreement.host_memory", lambda: ranks * 4 * 60_000)
+    monkeypatch.setattr(
+        "meshrun.runner.pipeline.streamed.chunk_agreement.host_memory", lambda: ranks * 4 * 60_000
+    )
     devices = [QueuedBackend(memory=60_000) for _ in range(ranks)] if on_devices else None
     record = run_on(ranks, middle, tmp_path / "in.npy", tmp_path / "out.npy", devices=devices)
     stream = record["stream"]

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.comm.api import Counters
-from runner.comm.threads import ThreadComm, ThreadCounters, run_ranks
-from runner.pipeline.streamed.work_stealing import ChunkQueue
-from runner.plan.grid import bounds
+from meshrun.runner.comm.api import Counters
+from meshrun.runner.comm.threads import ThreadComm, ThreadCounters, run_ranks
+from meshrun.runner.pipeline.streamed.work_stealing import ChunkQueue
+from meshrun.runner.plan.grid import bounds
 
 TODO = st.lists(st.integers(0, 10_000), unique=True, max_size=60).map(sorted)
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch.cli.main import main
-from runner.errors import RunError
-from runner.plan.step_options import StepOptions
-from runner.run.execute import Options
-from runner.run.installation import selftest
-from runner.run.installation.mutations import MUTATIONS, Mutation
-from runner.run.installation.selftest import Trial
-from runner.system.launcher import RANK_ONLY, VARIABLES, Started
+from meshrun.launch.cli.main import main
+from meshrun.runner.errors import RunError
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.run.execute import Options
+from meshrun.runner.run.installation import selftest
+from meshrun.runner.run.installation.mutations import MUTATIONS, Mutation
+from meshrun.runner.run.installation.selftest import Trial
+from meshrun.runner.system.launcher import RANK_ONLY, VARIABLES, Started
 
 PROMISES = Path(__file__).parents[4] / "docs" / "explanations" / "promises.md"
 NUMBERS = {"eighteen": 18, "nineteen": 19, "twenty": 20, "twenty-one": 21, "twenty-two": 22}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.run.verify.compare import differs, unlike
+from meshrun.runner.run.verify.compare import differs, unlike
 
 
 def wrong(got: list[float], dtype: str, expected: list[float], tolerance: float = 0.0) -> list[bool]:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.comm.threads import run_ranks
-from runner.errors import RunError
-from runner.pipeline.store import Store
-from runner.plan.step_options import StepOptions
-from runner.run.execute import Options, run
-from runner.world.world import open_world
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import RunError
+from meshrun.runner.pipeline.store import Store
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
 
 BIG = 2**53
 

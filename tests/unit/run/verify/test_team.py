@@ -19,19 +19,19 @@ import pytest
 from step_runs import plain_loop, stepped, weighted, weighted_job
 
 import meshrun
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.errors import RunError, traceback_of
-from runner.job import pickling
-from runner.job.declaration import Job
-from runner.job.discover import find
-from runner.pipeline.steps.stepper import Stepper
-from runner.plan.task import Task, plan_task
-from runner.region import Region
-from runner.run.verify import steps as verify_steps
-from runner.run.verify import team as verify_team
-from runner.run.verify.steps import PlainLoop
-from runner.run.verify.team import (
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import RunError, traceback_of
+from meshrun.runner.job import pickling
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.discover import find
+from meshrun.runner.pipeline.steps.stepper import Stepper
+from meshrun.runner.plan.task import Task, plan_task
+from meshrun.runner.region import Region
+from meshrun.runner.run.verify import steps as verify_steps
+from meshrun.runner.run.verify import team as verify_team
+from meshrun.runner.run.verify.steps import PlainLoop
+from meshrun.runner.run.verify.team import (
     LEAST_PROCESSES,
     MOST_PROCESSES,
     PROCESS_BYTES,
@@ -39,8 +39,8 @@ from runner.run.verify.team import (
     open_team,
     processes_of,
 )
-from runner.storage.formats.registry import open_source
-from runner.world.world import open_world
+from meshrun.runner.storage.formats.registry import open_source
+from meshrun.runner.world.world import open_world
 
 
 def planned(job: Job, array: np.ndarray[Any, Any], parameters: dict[str, Any] | None = None) -> Task:
@@ -307,11 +307,11 @@ def test_no_process_outlives_a_verification_that_ends_in_the_midst_of_a_tile(
         from pathlib import Path
         import numpy as np
         import meshrun
-        from runner.plan.task import plan_task
-        from runner.region import Region
-        from runner.run.verify import team as verify_team
-        from runner.run.verify.steps import PlainLoop
-        from runner.storage.formats.registry import open_source
+        from meshrun.runner.plan.task import plan_task
+        from meshrun.runner.region import Region
+        from meshrun.runner.run.verify import team as verify_team
+        from meshrun.runner.run.verify.steps import PlainLoop
+        from meshrun.runner.storage.formats.registry import open_source
 
         def slow(block):
             time.sleep(600)

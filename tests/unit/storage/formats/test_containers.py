@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.comm.api import Control
-from runner.comm.threads import run_ranks
-from runner.device.cpu import CpuBackend
-from runner.lock import hold
-from runner.plan.step_options import StepOptions
-from runner.plan.stream_options import StreamOptions
-from runner.run.execute import Options, run
-from runner.storage.formats import containers
-from runner.world.world import open_world
+from meshrun.runner.comm.api import Control
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.lock import hold
+from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.storage.formats import containers
+from meshrun.runner.world.world import open_world
 
 h5py = pytest.importorskip("h5py")
 zarr = pytest.importorskip("zarr")
-zarr_module = importlib.import_module("runner.storage.formats.zarr")
+zarr_module = importlib.import_module("meshrun.runner.storage.formats.zarr")
 
 SUFFIXES = (".zarr", ".h5")
 NOW, BEFORE = np.random.default_rng(3).random((2, 24, 6))
@@ -60,7 +60,7 @@ MODES: dict[str, dict[str, Any]] = {
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Chunks of four rows; failures without delay."""
     monkeypatch.setattr(zarr_module, "CHUNK", 4 * 6 * 8)
-    monkeypatch.setattr("runner.world.failure.GRACE", 0.0)
+    monkeypatch.setattr("meshrun.runner.world.failure.GRACE", 0.0)
     monkeypatch.setattr(CpuBackend, "copy_rate", lambda self: 1e9)
     FAILING.clear()
     yield
@@ -298,7 +298,8 @@ def test_a_file_of_replaced_arrays_alone_is_not_copied(
     copied: list[Path] = []
     original = containers.copy_file
     monkeypatch.setattr(
-        "runner.storage.formats.hdf5.copy_file", lambda old, new: (copied.append(old), original(old, new))
+        "meshrun.runner.storage.formats.hdf5.copy_file",
+        lambda old, new: (copied.append(old), original(old, new)),
     )
     on_ranks(1, fields, fields, overwrite_input=True)
     assert copied == []
@@ -419,7 +420,7 @@ def test_what_another_program_adds_meanwhile_is_not_lost(
     tmp_path: Path, inputs: list[Path], suffix: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = container(tmp_path, suffix)
-    from runner.run import map_run, step_run
+    from meshrun.runner.run import map_run, step_run
 
     original = map_run.commit
 
@@ -464,7 +465,7 @@ def test_stores_are_renamed_also_where_they_cannot_be_exchanged(
 ) -> None:
     path = container(tmp_path, ".zarr")
     before = others(path, "u")
-    monkeypatch.setattr("runner.storage.formats.registry.exchange", lambda one, other: False)
+    monkeypatch.setattr("meshrun.runner.storage.formats.registry.exchange", lambda one, other: False)
     on_ranks(1, inputs, [at(path, "u"), at(path, "v")])
     assert others(path, "u", "v") == before
     assert names(tmp_path) == ["before.npy", path.name, "now.npy"]

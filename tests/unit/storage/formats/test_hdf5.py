@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.errors import RunError, UserError
-from runner.region import Region
-from runner.storage.formats.flat import FlatSink, FlatSource
-from runner.storage.formats.registry import check_output, commit, open_sink, open_source
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.region import Region
+from meshrun.runner.storage.formats.flat import FlatSink, FlatSource
+from meshrun.runner.storage.formats.registry import check_output, commit, open_sink, open_source
 
 h5py = pytest.importorskip("h5py")
-hdf5 = importlib.import_module("runner.storage.formats.hdf5")
+hdf5 = importlib.import_module("meshrun.runner.storage.formats.hdf5")
 
 ARRAY = np.random.default_rng(0).random((10, 7)).astype("f4")
 WHOLE = Region((0, 0), ARRAY.shape)

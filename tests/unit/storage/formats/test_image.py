@@ -17,10 +17,10 @@ import pytest
 import tifffile
 from PIL import Image
 
-from runner.errors import RunError, UserError
-from runner.region import Region, Shape
-from runner.storage.formats.image import HOLDS
-from runner.storage.formats.registry import commit, decode, open_sink, open_source
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.region import Region, Shape
+from meshrun.runner.storage.formats.image import HOLDS
+from meshrun.runner.storage.formats.registry import commit, decode, open_sink, open_source
 
 ROWS, COLUMNS = 5, 7
 

@@ -20,12 +20,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.errors import RunError, UserError
-from runner.plan.grid import Partition
-from runner.region import Region, Shape
-from runner.storage.formats.npy import NpySink
-from runner.storage.formats.registry import check_output, commit, open_sink, open_source
-from runner.storage.paths import partial_path
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.plan.grid import Partition
+from meshrun.runner.region import Region, Shape
+from meshrun.runner.storage.formats.npy import NpySink
+from meshrun.runner.storage.formats.registry import check_output, commit, open_sink, open_source
+from meshrun.runner.storage.paths import partial_path
 
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 
@@ -340,7 +340,7 @@ def test_a_file_system_that_cannot_reserve_room(tmp_path: Path, monkeypatch: pyt
     def unsupported(*_: int) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("runner.storage.preallocate.fallocate", unsupported)
+    monkeypatch.setattr("meshrun.runner.storage.preallocate.fallocate", unsupported)
     write(tmp_path / "a.npy", np.arange(6.0).reshape(2, 3))
     assert np.load(tmp_path / "a.npy").tolist() == [[0, 1, 2], [3, 4, 5]]
 
@@ -350,7 +350,7 @@ WITHOUT_FALLOCATE = """
 import ctypes, os, platform, struct, sys
 from pathlib import Path
 import numpy as np
-from runner.storage.formats.registry import open_sink
+from meshrun.runner.storage.formats.registry import open_sink
 
 number = {"x86_64": 285, "aarch64": 47}[platform.machine()]
 steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | 95), (0x06, 0, 0, 0x7FFF0000)]

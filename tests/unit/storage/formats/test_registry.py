@@ -20,13 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshrun
-from runner.errors import RunError, UserError
-from runner.files import remove_path
-from runner.plan.task import plan_task
-from runner.region import Region, Shape
-from runner.run.verify.results import padded
-from runner.storage.formats.flat import FlatSink, FlatSource
-from runner.storage.formats.registry import (
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.files import remove_path
+from meshrun.runner.plan.task import plan_task
+from meshrun.runner.region import Region, Shape
+from meshrun.runner.run.verify.results import padded
+from meshrun.runner.storage.formats.flat import FlatSink, FlatSource
+from meshrun.runner.storage.formats.registry import (
     Form,
     MemorySource,
     Sink,
@@ -40,8 +40,8 @@ from runner.storage.formats.registry import (
     reopen,
     split,
 )
-from runner.storage.formats.sliced_array import Unmapped
-from runner.storage.paths import KEPT, is_kept
+from meshrun.runner.storage.formats.sliced_array import Unmapped
+from meshrun.runner.storage.paths import KEPT, is_kept
 
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}
 NEEDS = {".zarr": "zarr", ".h5": "h5py", ".tif": "tifffile"}
@@ -144,7 +144,7 @@ def test_any_region_is_read_into_any_target(
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_threads_read_and_write_at_once(tmp_path: Path, suffix: str, monkeypatch: Any) -> None:
     if suffix == ".zarr":
-        monkeypatch.setattr("runner.storage.formats.zarr.CHUNK", 2000)
+        monkeypatch.setattr("meshrun.runner.storage.formats.zarr.CHUNK", 2000)
     array = sample((64, 5, 40))
     sink = open_sink(tmp_path / f"a{suffix}", array.shape, array.dtype, "nonce")
     sink.create()
@@ -162,7 +162,7 @@ def test_a_sink_goes_on_with_what_an_earlier_run_has_left(
     tmp_path: Path, suffix: str, monkeypatch: Any
 ) -> None:
     if suffix == ".zarr":
-        monkeypatch.setattr("runner.storage.formats.zarr.CHUNK", 200)
+        monkeypatch.setattr("meshrun.runner.storage.formats.zarr.CHUNK", 200)
     array, path = sample((12, 10)), tmp_path / f"a{suffix}"
     first = open_sink(path, array.shape, array.dtype, "nonce")
     first.create()
@@ -329,7 +329,7 @@ def fill_up(*_: Any, **__: Any) -> NoReturn:
 def test_a_disk_that_is_full_midway_says_what_is_missing(
     tmp_path: Path, suffix: str, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.storage.preallocate.fallocate", unclaimable)
+    monkeypatch.setattr("meshrun.runner.storage.preallocate.fallocate", unclaimable)
     sink = open_sink(tmp_path / f"a{suffix}", (3 << 10, 1 << 10), np.dtype("f4"), run_id)
     sink.create()
     third = Region((0, 0), (1 << 10, 1 << 10))
@@ -358,7 +358,7 @@ def test_an_output_of_which_nothing_was_made_is_nothing_to_go_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unlike an image of a folder: the others stay."""
-    monkeypatch.setattr("runner.storage.preallocate.fallocate", fill_up)
+    monkeypatch.setattr("meshrun.runner.storage.preallocate.fallocate", fill_up)
     folder = partial_path(tmp_path / "images", KEPT)
     folder.mkdir()
     for path, run_id, hint in (
@@ -392,7 +392,7 @@ def test_a_missing_package_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str, extra: str
 ) -> None:
     module = {"zarr": "zarr", "h5py": "hdf5"}[package]
-    monkeypatch.delitem(sys.modules, f"runner.storage.formats.{module}", raising=False)
+    monkeypatch.delitem(sys.modules, f"meshrun.runner.storage.formats.{module}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     for action in (
         lambda: check_output(tmp_path / name),

@@ -20,10 +20,10 @@ import tifffile
 from PIL import Image
 from tiff_files import TURNS, few_bits
 
-from runner.errors import RunError, UserError
-from runner.region import Region
-from runner.storage.formats.flat import FlatSource
-from runner.storage.formats.registry import (
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.region import Region
+from meshrun.runner.storage.formats.flat import FlatSource
+from meshrun.runner.storage.formats.registry import (
     commit,
     decode,
     open_sink,
@@ -452,8 +452,8 @@ from pathlib import Path
 import numpy as np
 
 sys.modules["imagecodecs"] = None
-from runner.errors import UserError
-from runner.storage.formats.registry import open_source
+from meshrun.runner.errors import UserError
+from meshrun.runner.storage.formats.registry import open_source
 
 said = {}
 for path in Path(sys.argv[1]).glob("*.tif"):
@@ -567,7 +567,9 @@ def test_what_is_written(
 
 
 def test_a_file_beyond_4_gb_is_a_bigtiff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.storage.preallocate.fallocate", lambda *_: None)  # the file stays sparse
+    monkeypatch.setattr(
+        "meshrun.runner.storage.preallocate.fallocate", lambda *_: None
+    )  # the file stays sparse
     shape = (3, 40_000, 40_000)
     sink = open_sink(tmp_path / "a.tif", shape, np.dtype("u1"), "nonce")
     sink.create()

@@ -18,8 +18,8 @@ from stream_cases import run_on
 from tiff_files import random_box, write_random
 
 import meshrun
-from runner.region import Region
-from runner.storage.formats.registry import open_source
+from meshrun.runner.region import Region
+from meshrun.runner.storage.formats.registry import open_source
 
 pytestmark = pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
 

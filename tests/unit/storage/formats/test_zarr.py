@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.errors import RunError, UserError
-from runner.region import Region
-from runner.storage.formats.registry import check_output, commit, open_sink, open_source, read_back
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.region import Region
+from meshrun.runner.storage.formats.registry import check_output, commit, open_sink, open_source, read_back
 
 zarr = pytest.importorskip("zarr")
 numcodecs = pytest.importorskip("numcodecs")
-zarr_module = importlib.import_module("runner.storage.formats.zarr")
+zarr_module = importlib.import_module("meshrun.runner.storage.formats.zarr")
 codecs = zarr.codecs
 
 ARRAY = np.random.default_rng(0).random((10, 7)).astype("f4")
@@ -377,9 +377,9 @@ def test_an_old_store_is_back_when_the_new_one_cannot_take_its_place(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     if exchanged:
-        monkeypatch.setattr("runner.storage.formats.registry.exchange", refuse)
+        monkeypatch.setattr("meshrun.runner.storage.formats.registry.exchange", refuse)
     else:
-        monkeypatch.setattr("runner.storage.formats.registry.exchange", lambda one, other: False)
+        monkeypatch.setattr("meshrun.runner.storage.formats.registry.exchange", lambda one, other: False)
         monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(RunError, match="cannot write"):
         commit(sink)

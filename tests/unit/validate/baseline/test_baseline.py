@@ -22,14 +22,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.measure.outliers import run_deviation as deviation
-from jobs.validate.baseline import json as baseline_json
-from jobs.validate.baseline.baseline_run import KEPT, Figure
-from jobs.validate.baseline.compare import check, check_saving, compare, drifted, save
-from jobs.validate.probe.api import WrongData
-from jobs.validate.report.model import Member, Report
-from jobs.validate.verdict import Verdict
-from runner.errors import UserError
+from meshrun.jobs.measure.outliers import run_deviation as deviation
+from meshrun.jobs.validate.baseline import json as baseline_json
+from meshrun.jobs.validate.baseline.baseline_run import KEPT, Figure
+from meshrun.jobs.validate.baseline.compare import check, check_saving, compare, drifted, save
+from meshrun.jobs.validate.probe.api import WrongData
+from meshrun.jobs.validate.report.model import Member, Report
+from meshrun.jobs.validate.verdict import Verdict
+from meshrun.runner.errors import UserError
 
 OK = Verdict("ok", (), (), ())
 ENVIRONMENT = {
@@ -543,7 +543,7 @@ def test_a_writer_that_never_ends_is_not_waited_for(
     path = tmp_path / f"b{suffix}"
     saved(path, 1)
     for module in ("json", "sqlite"):
-        monkeypatch.setattr(f"jobs.validate.baseline.{module}.TIMEOUT", 0.2)
+        monkeypatch.setattr(f"meshrun.jobs.validate.baseline.{module}.TIMEOUT", 0.2)
     with open(path, "r+b") as held, closing(sqlite3.connect(path, isolation_level=None)) as base:
         if suffix == ".json":
             baseline_json.fcntl.flock(held, baseline_json.fcntl.LOCK_EX)
@@ -561,7 +561,7 @@ def test_a_database_that_cannot_be_filled_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr("jobs.validate.baseline.sqlite.insert", full_disk)
+        broken.setattr("meshrun.jobs.validate.baseline.sqlite.insert", full_disk)
         with pytest.raises(UserError, match="disk is full"):
             save(tmp_path / "b.db", FLEET, rates())
         assert list(tmp_path.iterdir()) == []
@@ -575,9 +575,9 @@ def test_a_database_that_cannot_be_filled_leaves_no_file(
 SAVER = """
 import sys
 from pathlib import Path
-from jobs.validate.baseline.compare import save
-from jobs.validate.report.model import Member, Report
-from jobs.validate.verdict import Verdict
+from meshrun.jobs.validate.baseline.compare import save
+from meshrun.jobs.validate.report.model import Member, Report
+from meshrun.jobs.validate.verdict import Verdict
 path, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 whole = Report(Verdict("ok", (), (), ()), (Member(0, "c1", 0, "H200"),), name, 1.0, "")
 print("ready", flush=True)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import made_report
 
-from jobs.validate.health.alarms import add_fleet_alarms
-from jobs.validate.plan import Plan
-from jobs.validate.report.model import Report
+from meshrun.jobs.validate.health.alarms import add_fleet_alarms
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.report.model import Report
 
 GB = 1e9
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 import meshrun
-from jobs.validate.health import hardware_limits
-from jobs.validate.health.hardware_limits import NominalRate, RankFacts, compute_limits, gather_facts
-from jobs.validate.health.known_rates import known_rates, with_shares
-from jobs.validate.plan import RUNGS
-from jobs.validate.probe.api import RankPlace
-from jobs.validate.report.model import HardwareLimit
-from runner.system.links import network_rate, nics
+from meshrun.jobs.validate.health import hardware_limits
+from meshrun.jobs.validate.health.hardware_limits import NominalRate, RankFacts, compute_limits, gather_facts
+from meshrun.jobs.validate.health.known_rates import known_rates, with_shares
+from meshrun.jobs.validate.plan import RUNGS
+from meshrun.jobs.validate.probe.api import RankPlace
+from meshrun.jobs.validate.report.model import HardwareLimit
+from meshrun.runner.system.links import network_rate, nics
 
 GB = 1e9
 NONE = NominalRate(None, "NVML: no active NVLink")
@@ -212,8 +212,8 @@ def test_gathered_on_this_machine() -> None:
 
 def test_gathered_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bytes per second, from the runner's readings."""
-    from runner.device.api import Device
-    from runner.system.links import GpuLinks, Reading
+    from meshrun.runner.device.api import Device
+    from meshrun.runner.system.links import GpuLinks, Reading
 
     world = meshrun.open_world("cpu")
     device = Device("cuda", "NVIDIA H200", 0, "GPU-1", bandwidth=4.8e12, bandwidth_source="clock")

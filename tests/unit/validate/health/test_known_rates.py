@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.validate.health.hardware_limits import NominalRate, RankFacts
-from jobs.validate.health.known_rates import known_rates, with_known
-from launch.cli.main import main
-from runner.errors import UserError
+from meshrun.jobs.validate.health.hardware_limits import NominalRate, RankFacts
+from meshrun.jobs.validate.health.known_rates import known_rates, with_known
+from meshrun.launch.cli.main import main
+from meshrun.runner.errors import UserError
 
 NONE = NominalRate(None, "NVML: no active NVLink")
 

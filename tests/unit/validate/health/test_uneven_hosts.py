@@ -11,13 +11,13 @@ from typing import get_args
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.validate.health.uneven_hosts import HostParts, compare_hosts, count_parts, uneven_alarm
-from jobs.validate.ladder.ladder import climb_ladder
-from jobs.validate.plan import Plan
-from jobs.validate.probe.api import RankPlace
-from jobs.validate.report.remedies import UNEVEN
-from jobs.validate.verdict import HostPart, UnevenHost
-from launch.cli.main import main
+from meshrun.jobs.validate.health.uneven_hosts import HostParts, compare_hosts, count_parts, uneven_alarm
+from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.probe.api import RankPlace
+from meshrun.jobs.validate.report.remedies import UNEVEN
+from meshrun.jobs.validate.verdict import HostPart, UnevenHost
+from meshrun.launch.cli.main import main
 
 
 def hosts(counts: Sequence[int], model: str = "H200") -> list[HostParts]:

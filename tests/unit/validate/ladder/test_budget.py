@@ -14,16 +14,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_fleet import ToyFleet
 
-from jobs.validate.ladder.budget import FLOORS, RETEST_SHARE, Deadline, load_seconds, parse_duration, quick
-from jobs.validate.ladder.budget import fit as fit_plan
-from jobs.validate.ladder.costs import SIZES, calibrate, estimate, estimate_rungs, probe_calls, sizes, work
-from jobs.validate.ladder.ladder import climb_ladder
-from jobs.validate.plan import RUNGS, Plan, RungName
-from jobs.validate.probe.api import CounterKey, Probe, RankPlace, Seconds, SingleRankOp, WrongData
-from jobs.validate.simulation.fleet import SimulatedFleet
-from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.topology import topology_of
-from runner.errors import UserError
+from meshrun.jobs.validate.ladder.budget import (
+    FLOORS,
+    RETEST_SHARE,
+    Deadline,
+    load_seconds,
+    parse_duration,
+    quick,
+)
+from meshrun.jobs.validate.ladder.budget import fit as fit_plan
+from meshrun.jobs.validate.ladder.costs import (
+    SIZES,
+    calibrate,
+    estimate,
+    estimate_rungs,
+    probe_calls,
+    sizes,
+    work,
+)
+from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.plan import RUNGS, Plan, RungName
+from meshrun.jobs.validate.probe.api import CounterKey, Probe, RankPlace, Seconds, SingleRankOp, WrongData
+from meshrun.jobs.validate.simulation.fleet import SimulatedFleet
+from meshrun.jobs.validate.simulation.spec import parse_fleet
+from meshrun.jobs.validate.topology import topology_of
+from meshrun.runner.errors import UserError
 
 
 @dataclass

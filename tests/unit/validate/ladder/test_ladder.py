@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.validate.ladder.ladder import Ladder, climb_ladder
-from jobs.validate.plan import RUNGS, Plan
-from jobs.validate.probe.api import RankPlace, SingleRankOp
-from jobs.validate.verdict import Evidence, Finding, Verdict
+from meshrun.jobs.validate.ladder.ladder import Ladder, climb_ladder
+from meshrun.jobs.validate.plan import RUNGS, Plan
+from meshrun.jobs.validate.probe.api import RankPlace, SingleRankOp
+from meshrun.jobs.validate.verdict import Evidence, Finding, Verdict
 
 
 def parts(verdict: Verdict) -> list[tuple[object, ...]]:

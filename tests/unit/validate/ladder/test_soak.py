@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.validate.ladder.budget import Deadline
-from jobs.validate.ladder.soak import SoakResult, soak
-from jobs.validate.verdict import Alarm, Evidence, Finding, FindingKind, RungResult, Status, Verdict
+from meshrun.jobs.validate.ladder.budget import Deadline
+from meshrun.jobs.validate.ladder.soak import SoakResult, soak
+from meshrun.jobs.validate.verdict import Alarm, Evidence, Finding, FindingKind, RungResult, Status, Verdict
 
 EVIDENCE = Evidence("flows", 30e9, 48e9, 20, (), 1.0)
 OK = Verdict("ok", (), (), ())

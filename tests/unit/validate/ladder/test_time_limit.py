@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.validate.ladder.budget import Deadline, TimeLimit, quick
-from jobs.validate.ladder.ladder import Ladder, climb_ladder
-from jobs.validate.measurements.repeats import measure_first
-from jobs.validate.plan import Plan, for_cpus
-from jobs.validate.probe.api import Seconds
-from jobs.validate.probe.metered import MeteredProbe
-from jobs.validate.report.model import Report
-from jobs.validate.run.options import ValidateOptions
-from jobs.validate.run.run import measure_simulated
-from jobs.validate.simulation.fleet import SimulatedFleet
-from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.topology import Ints
-from jobs.validate.verdict import Finding, Verdict
-from runner.errors import UserError
+from meshrun.jobs.validate.ladder.budget import Deadline, TimeLimit, quick
+from meshrun.jobs.validate.ladder.ladder import Ladder, climb_ladder
+from meshrun.jobs.validate.measurements.repeats import measure_first
+from meshrun.jobs.validate.plan import Plan, for_cpus
+from meshrun.jobs.validate.probe.api import Seconds
+from meshrun.jobs.validate.probe.metered import MeteredProbe
+from meshrun.jobs.validate.report.model import Report
+from meshrun.jobs.validate.run.options import ValidateOptions
+from meshrun.jobs.validate.run.run import measure_simulated
+from meshrun.jobs.validate.simulation.fleet import SimulatedFleet
+from meshrun.jobs.validate.simulation.spec import parse_fleet
+from meshrun.jobs.validate.topology import Ints
+from meshrun.jobs.validate.verdict import Finding, Verdict
+from meshrun.runner.errors import UserError
 
 BUSY = "oversubscription=2,ecmp=8,spread=0.02,hostnoise=0.05,noise=0.08,neighbours=0.1"
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.validate.localize.findings import merge
-from jobs.validate.simulation.fleet import SimulatedFleet
-from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.topology import topology_of
-from jobs.validate.verdict import Evidence, Finding, FindingKind
+from meshrun.jobs.validate.localize.findings import merge
+from meshrun.jobs.validate.simulation.fleet import SimulatedFleet
+from meshrun.jobs.validate.simulation.spec import parse_fleet
+from meshrun.jobs.validate.topology import topology_of
+from meshrun.jobs.validate.verdict import Evidence, Finding, FindingKind
 
 TOPOLOGY = topology_of(SimulatedFleet(parse_fleet("hosts=4,gpus=4")))
 

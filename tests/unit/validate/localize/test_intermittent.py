@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.measure.outliers import INTERMITTENT_FROM, intermittence, partners_needed
-from jobs.validate.ladder.budget import quick
-from jobs.validate.ladder.ladder import climb_ladder
-from jobs.validate.localize.intermittent import SlowShares, shares_of_nics
-from jobs.validate.localize.observations import Observations
-from jobs.validate.localize.retest import (
+from meshrun.jobs.measure.outliers import INTERMITTENT_FROM, intermittence, partners_needed
+from meshrun.jobs.validate.ladder.budget import quick
+from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.localize.intermittent import SlowShares, shares_of_nics
+from meshrun.jobs.validate.localize.observations import Observations
+from meshrun.jobs.validate.localize.retest import (
     ChangingLooks,
     RungMeasurement,
     changing_looks,
@@ -24,12 +24,12 @@ from jobs.validate.localize.retest import (
     is_steady,
     usual_lates,
 )
-from jobs.validate.localize.set_cover import Cover, Mask, Suspect, numbered_kind
-from jobs.validate.measurements.inter_node import InterNode
-from jobs.validate.plan import Plan
-from jobs.validate.simulation.fleet import SimulatedFleet
-from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.topology import Ints, topology_of
+from meshrun.jobs.validate.localize.set_cover import Cover, Mask, Suspect, numbered_kind
+from meshrun.jobs.validate.measurements.inter_node import InterNode
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.simulation.fleet import SimulatedFleet
+from meshrun.jobs.validate.simulation.spec import parse_fleet
+from meshrun.jobs.validate.topology import Ints, topology_of
 
 ALL = "oversubscription=2,ecmp=8,spread=0.02,drift=0.005,noise=0.06,hostnoise=0.03,neighbours=0.03"
 

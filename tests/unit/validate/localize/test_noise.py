@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from noisy_fleet import PLAN, NoisyFleet
 
-from jobs.validate.ladder.ladder import climb_ladder
-from jobs.validate.measurements.repeats import repeats_needed
-from jobs.validate.plan import CPU_SHARE, Plan
-from jobs.validate.probe.api import Seconds
-from jobs.validate.verdict import Verdict
+from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.measurements.repeats import repeats_needed
+from meshrun.jobs.validate.plan import CPU_SHARE, Plan
+from meshrun.jobs.validate.probe.api import Seconds
+from meshrun.jobs.validate.verdict import Verdict
 
 
 def verdict_of(fleet: NoisyFleet) -> Verdict:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.plan import Plan
-from jobs.validate.topology import Ints
+from meshrun.jobs.validate.localize.observations import Observations, Siblings, tabulate
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.topology import Ints
 
 
 def one_class(a: Ints, b: Ints) -> Siblings:

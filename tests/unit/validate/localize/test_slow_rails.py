@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.measure.outliers import looks_of_loaded
-from jobs.validate.ladder.ladder import climb_ladder
-from jobs.validate.localize.findings import findings
-from jobs.validate.localize.retest import localize
-from jobs.validate.measurements.allreduce import AllReduce
-from jobs.validate.plan import Plan
-from jobs.validate.probe.api import Seconds
-from jobs.validate.simulation.fleet import SimulatedFleet
-from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.topology import topology_of
-from jobs.validate.verdict import Finding, Verdict
+from meshrun.jobs.measure.outliers import looks_of_loaded
+from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.localize.findings import findings
+from meshrun.jobs.validate.localize.retest import localize
+from meshrun.jobs.validate.measurements.allreduce import AllReduce
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.probe.api import Seconds
+from meshrun.jobs.validate.simulation.fleet import SimulatedFleet
+from meshrun.jobs.validate.simulation.spec import parse_fleet
+from meshrun.jobs.validate.topology import topology_of
+from meshrun.jobs.validate.verdict import Finding, Verdict
 
 ALL = "oversubscription=2,ecmp=8,spread=0.02,drift=0.005,noise=0.06,hostnoise=0.03,neighbours=0.03"
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.validate.ladder.ladder import Ladder, climb_ladder
-from jobs.validate.localize.set_cover import explained_rows
-from jobs.validate.plan import Plan
-from jobs.validate.simulation.fleet import SimulatedFleet
-from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.verdict import Verdict
+from meshrun.jobs.validate.ladder.ladder import Ladder, climb_ladder
+from meshrun.jobs.validate.localize.set_cover import explained_rows
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.simulation.fleet import SimulatedFleet
+from meshrun.jobs.validate.simulation.spec import parse_fleet
+from meshrun.jobs.validate.verdict import Verdict
 
 
 def climb(words: str) -> Verdict:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs.validate.ladder.ladder import climb_ladder
-from jobs.validate.localize.two_sides import is_either, two_sides
-from jobs.validate.measurements.inter_node import slow_side
-from jobs.validate.simulation.fleet import SimulatedFleet
-from jobs.validate.simulation.spec import parse_fleet
+from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.localize.two_sides import is_either, two_sides
+from meshrun.jobs.validate.measurements.inter_node import slow_side
+from meshrun.jobs.validate.simulation.fleet import SimulatedFleet
+from meshrun.jobs.validate.simulation.spec import parse_fleet
 
 ALL = "oversubscription=2,ecmp=8,spread=0.02,drift=0.005,noise=0.06,hostnoise=0.03,neighbours=0.03"
 

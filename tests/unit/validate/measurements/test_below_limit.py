@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.measure.outliers import looks_below_limit
-from jobs.validate.ladder.budget import Deadline, TimeLimit
-from jobs.validate.ladder.ladder import Ladder
-from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.measurements.below_limit import best_pairs, look_again
-from jobs.validate.plan import Plan
-from jobs.validate.probe.api import Probe, Seconds
-from jobs.validate.run.options import ValidateOptions
-from jobs.validate.run.run import measure_simulated
-from jobs.validate.simulation.fleet import SimulatedFleet
-from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.topology import Ints, topology_of
-from jobs.validate.verdict import Verdict
+from meshrun.jobs.measure.outliers import looks_below_limit
+from meshrun.jobs.validate.ladder.budget import Deadline, TimeLimit
+from meshrun.jobs.validate.ladder.ladder import Ladder
+from meshrun.jobs.validate.localize.observations import Observations, Siblings, tabulate
+from meshrun.jobs.validate.measurements.below_limit import best_pairs, look_again
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.probe.api import Probe, Seconds
+from meshrun.jobs.validate.run.options import ValidateOptions
+from meshrun.jobs.validate.run.run import measure_simulated
+from meshrun.jobs.validate.simulation.fleet import SimulatedFleet
+from meshrun.jobs.validate.simulation.spec import parse_fleet
+from meshrun.jobs.validate.topology import Ints, topology_of
+from meshrun.jobs.validate.verdict import Verdict
 
 ALL = "oversubscription=2,ecmp=8,spread=0.02,drift=0.005,noise=0.06,hostnoise=0.03,neighbours=0.03"
 LEAST = 40.0

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.validate.ladder.ladder import climb_ladder
-from jobs.validate.localize.set_cover import Mask
-from jobs.validate.measurements.inter_node import CONTROLS, InterNode, in_groups
-from jobs.validate.measurements.schedule import both_ways, split_round
-from jobs.validate.plan import Plan
-from jobs.validate.probe.api import RankPlace, Seconds
-from jobs.validate.probe.metered import TimeUpError
-from jobs.validate.simulation.fleet import SimulatedFleet
-from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.topology import topology_of
-from jobs.validate.verdict import Verdict
+from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.localize.set_cover import Mask
+from meshrun.jobs.validate.measurements.inter_node import CONTROLS, InterNode, in_groups
+from meshrun.jobs.validate.measurements.schedule import both_ways, split_round
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.probe.api import RankPlace, Seconds
+from meshrun.jobs.validate.probe.metered import TimeUpError
+from meshrun.jobs.validate.simulation.fleet import SimulatedFleet
+from meshrun.jobs.validate.simulation.spec import parse_fleet
+from meshrun.jobs.validate.topology import topology_of
+from meshrun.jobs.validate.verdict import Verdict
 
 
 def parts(verdict: Verdict) -> list[tuple[object, ...]]:

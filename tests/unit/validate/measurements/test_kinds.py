@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.validate.ladder.budget import quick
-from jobs.validate.ladder.ladder import climb_ladder
-from jobs.validate.plan import Plan, RungName
-from jobs.validate.simulation.fleet import SimulatedFleet
-from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.verdict import Verdict
-from launch.cli.main import main
+from meshrun.jobs.validate.ladder.budget import quick
+from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.plan import Plan, RungName
+from meshrun.jobs.validate.simulation.fleet import SimulatedFleet
+from meshrun.jobs.validate.simulation.spec import parse_fleet
+from meshrun.jobs.validate.verdict import Verdict
+from meshrun.launch.cli.main import main
 
 
 def verdict(fleet: str, *rungs: RungName) -> Verdict:

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.validate.ladder.ladder import climb_ladder
-from jobs.validate.measurements import leaf_switches
-from jobs.validate.measurements.leaf_switches import LeafSwitchResult, measure_leaf_switches
-from jobs.validate.measurements.schedule import all_at_once_rounds, partners
-from jobs.validate.plan import Plan
-from jobs.validate.probe.api import Seconds
-from jobs.validate.simulation.fleet import SimulatedFleet
-from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.topology import topology_of
-from jobs.validate.verdict import describe_part
+from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.measurements import leaf_switches
+from meshrun.jobs.validate.measurements.leaf_switches import LeafSwitchResult, measure_leaf_switches
+from meshrun.jobs.validate.measurements.schedule import all_at_once_rounds, partners
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.probe.api import Seconds
+from meshrun.jobs.validate.simulation.fleet import SimulatedFleet
+from meshrun.jobs.validate.simulation.spec import parse_fleet
+from meshrun.jobs.validate.topology import topology_of
+from meshrun.jobs.validate.verdict import describe_part
 
 
 class LeafFleet(ToyFleet):

@@ -11,13 +11,13 @@ import pytest
 from noisy_fleet import PLAN, NoisyFleet
 from toy_fleet import ToyFleet
 
-from jobs.measure.outliers import MEDIAN_ERROR, samples_needed
-from jobs.validate.ladder.ladder import climb_ladder
-from jobs.validate.localize import retest
-from jobs.validate.measurements import repeats
-from jobs.validate.measurements.inter_node import first_samples
-from jobs.validate.plan import CPU_SHARE, Plan
-from jobs.validate.probe.api import RankPlace, Seconds, SingleRankOp
+from meshrun.jobs.measure.outliers import MEDIAN_ERROR, samples_needed
+from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.localize import retest
+from meshrun.jobs.validate.measurements import repeats
+from meshrun.jobs.validate.measurements.inter_node import first_samples
+from meshrun.jobs.validate.plan import CPU_SHARE, Plan
+from meshrun.jobs.validate.probe.api import RankPlace, Seconds, SingleRankOp
 
 SAMPLE = 0.1  # seconds
 

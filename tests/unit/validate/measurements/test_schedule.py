@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.validate.measurements.schedule import (
+from meshrun.jobs.validate.measurements.schedule import (
     both_ways,
     inter_node_rounds,
     intra_node_rounds,
@@ -17,8 +17,8 @@ from jobs.validate.measurements.schedule import (
     round_robin,
     split_round,
 )
-from jobs.validate.plan import Plan
-from jobs.validate.topology import topology_of
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.topology import topology_of
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9, 64])

@@ -9,8 +9,8 @@ import pytest
 from nvml import UUID, NVMLError, loaded
 from nvml_counters import Nvml
 
-from jobs.validate.probe import gpu_load
-from jobs.validate.probe.gpu_load import GpuLoad, LoadQuantity
+from meshrun.jobs.validate.probe import gpu_load
+from meshrun.jobs.validate.probe.gpu_load import GpuLoad, LoadQuantity
 
 DEADLINE = 60.0  # seconds
 
@@ -81,7 +81,7 @@ def test_without_nvml(module: Nvml | None) -> None:
 
 
 def test_a_cpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.system.nvml._start", lambda: pytest.fail("NVML was asked"))
+    monkeypatch.setattr("meshrun.runner.system.nvml._start", lambda: pytest.fail("NVML was asked"))
     load = GpuLoad(None)
     with load.reading():
         pass

@@ -10,7 +10,7 @@ import nvml
 import pytest
 from nvml import UUID, loaded
 
-from jobs.validate.probe.gpu_places import GpuPlace, gpu_place, mirrored, path, pcie_path, rank_places
+from meshrun.jobs.validate.probe.gpu_places import GpuPlace, gpu_place, mirrored, path, pcie_path, rank_places
 
 
 class Host:

@@ -20,24 +20,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.validate.ladder.ladder import climb_ladder
-from jobs.validate.plan import Plan
-from jobs.validate.probe import buffers as ranks_buffers
-from jobs.validate.probe import sampling, single_rank
-from jobs.validate.probe.api import OPERAND_BYTES, SINGLE_RANK_OPS, LoadReadings, RankPlace, WrongData
-from jobs.validate.probe.buffers import fit_to_devices
-from jobs.validate.probe.gpu_load import GpuLoad, LoadQuantity
-from jobs.validate.probe.multi_rank import RingCommunicators
-from jobs.validate.probe.rank_probe import RankProbe, gather, host_names, open_probe
 from meshrun import World
-from runner.comm.collectives.api import Call
-from runner.comm.collectives.host import HostMark
-from runner.comm.threads import ThreadComm, run_ranks
-from runner.device.cpu import CpuBackend
-from runner.device.raw.memory import Memory
-from runner.errors import MeshrunError, RunError, UserError
-from runner.world.watchdog.watchdog import MeasurementProgress
-from runner.world.world import open_world
+from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.probe import buffers as ranks_buffers
+from meshrun.jobs.validate.probe import sampling, single_rank
+from meshrun.jobs.validate.probe.api import OPERAND_BYTES, SINGLE_RANK_OPS, LoadReadings, RankPlace, WrongData
+from meshrun.jobs.validate.probe.buffers import fit_to_devices
+from meshrun.jobs.validate.probe.gpu_load import GpuLoad, LoadQuantity
+from meshrun.jobs.validate.probe.multi_rank import RingCommunicators
+from meshrun.jobs.validate.probe.rank_probe import RankProbe, gather, host_names, open_probe
+from meshrun.runner.comm.collectives.api import Call
+from meshrun.runner.comm.collectives.host import HostMark
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.device.raw.memory import Memory
+from meshrun.runner.errors import MeshrunError, RunError, UserError
+from meshrun.runner.world.watchdog.watchdog import MeasurementProgress
+from meshrun.runner.world.world import open_world
 
 KIB, MIB = 1 << 10, 1 << 20
 Script = Callable[[RankProbe], Any]
@@ -449,7 +449,7 @@ def journaling(world: World, done: list[str]) -> None:
 
 def test_few_communicators_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of each rank, the most recently used; those of ranks that are not asked stay as they are."""
-    monkeypatch.setattr("jobs.validate.probe.multi_rank.OPEN_GROUPS", 2)
+    monkeypatch.setattr("meshrun.jobs.validate.probe.multi_rank.OPEN_GROUPS", 2)
     asked_for = [((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 1),), ((2, 3), (1, 0)), ((1, 3),), ((0, 1),)]
 
     def body(world: World) -> Any:
@@ -871,8 +871,8 @@ def as_gpu(world: World) -> None:
 
 def test_what_a_gpu_does_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them, in sizes that grow and shrink; then with copies that lose their last byte."""
-    monkeypatch.setattr("jobs.validate.probe.rank_probe.open_box", HostBox)
-    monkeypatch.setitem(sys.modules, "runner.device.raw.blas", SimpleNamespace(gemm=host_gemm))
+    monkeypatch.setattr("meshrun.jobs.validate.probe.rank_probe.open_box", HostBox)
+    monkeypatch.setitem(sys.modules, "meshrun.runner.device.raw.blas", SimpleNamespace(gemm=host_gemm))
     monkeypatch.setattr(single_rank, "TENSOR_SAMPLE", 0.01)
 
     def script(probe: RankProbe) -> Any:
@@ -895,8 +895,8 @@ def test_what_a_gpu_does_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_load_lasts_and_its_readings_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many products as take the time of a sample on the slowest rank; the same number on each."""
-    monkeypatch.setattr("jobs.validate.probe.rank_probe.open_box", HostBox)
-    monkeypatch.setitem(sys.modules, "runner.device.raw.blas", SimpleNamespace(gemm=host_gemm))
+    monkeypatch.setattr("meshrun.jobs.validate.probe.rank_probe.open_box", HostBox)
+    monkeypatch.setitem(sys.modules, "meshrun.runner.device.raw.blas", SimpleNamespace(gemm=host_gemm))
     monkeypatch.setattr(single_rank, "TENSOR_SAMPLE", 12.0)
     counts: list[list[int]] = [[], [], []]
 
@@ -948,7 +948,7 @@ def copies(size: int, script: Script, hosts: Sequence[str] = ("a",)) -> Any:
 
 def test_copies_into_each_others_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """In sizes that grow and shrink; then with copies that lose their last byte."""
-    monkeypatch.setattr("jobs.validate.probe.rank_probe.open_box", HostBox)
+    monkeypatch.setattr("meshrun.jobs.validate.probe.rank_probe.open_box", HostBox)
 
     def script(probe: RankProbe) -> Any:
         assert probe.copies_unavailable() == ""
@@ -972,7 +972,7 @@ def test_copies_into_each_others_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_rank_copies_to_one_other_and_from_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.validate.probe.rank_probe.open_box", HostBox)
+    monkeypatch.setattr("meshrun.jobs.validate.probe.rank_probe.open_box", HostBox)
 
     def script(probe: RankProbe) -> None:
         for flows in ([(0, 1), (0, 2)], [(0, 2), (1, 2)], [(1, 1)]):
@@ -983,7 +983,7 @@ def test_a_rank_copies_to_one_other_and_from_one(monkeypatch: pytest.MonkeyPatch
 
 
 def test_only_a_hosts_own_ranks_reach_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.validate.probe.rank_probe.open_box", HostBox)
+    monkeypatch.setattr("meshrun.jobs.validate.probe.rank_probe.open_box", HostBox)
 
     def script(probe: RankProbe) -> Any:
         assert probe.copies_unavailable() == ""
@@ -994,7 +994,7 @@ def test_only_a_hosts_own_ranks_reach_each_other(monkeypatch: pytest.MonkeyPatch
 
 
 def test_why_there_are_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.validate.probe.rank_probe.open_box", HostBox)
+    monkeypatch.setattr("meshrun.jobs.validate.probe.rank_probe.open_box", HostBox)
     monkeypatch.setattr(HostBox, "shut", "peer access is not supported")
     found = copies(2, lambda probe: probe.copies_unavailable())
     whose = "rank 0, host a, GPU 0 cannot open the memory of rank 1, host a, GPU 0"
@@ -1009,7 +1009,7 @@ def test_landings_grow_and_are_given_back(monkeypatch: pytest.MonkeyPatch) -> No
         boxes.append(HostBox())
         return boxes[-1]
 
-    monkeypatch.setattr("jobs.validate.probe.rank_probe.open_box", opened_box)
+    monkeypatch.setattr("meshrun.jobs.validate.probe.rank_probe.open_box", opened_box)
 
     def script(probe: RankProbe) -> Any:
         probe.copies(circle(2), KIB, 1)

@@ -7,9 +7,9 @@ from typing import get_args
 
 import made_report
 
-from jobs.validate.report.model import Report
-from jobs.validate.report.remedies import ADVICE, SAME, remedies
-from jobs.validate.verdict import Finding, FindingKind, Verdict
+from meshrun.jobs.validate.report.model import Report
+from meshrun.jobs.validate.report.remedies import ADVICE, SAME, remedies
+from meshrun.jobs.validate.verdict import Finding, FindingKind, Verdict
 
 
 def test_every_kind_of_finding_has_its_advice_and_command() -> None:

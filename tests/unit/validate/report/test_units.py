@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli.main import main
+from meshrun.launch.cli.main import main
 
 FLEET = "hosts=1,gpus=4,fault=gpu:h0:3:0.6"
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import made_report
 import pytest
 
-from jobs.validate.plan import Plan
-from jobs.validate.report.remedies import remedies
-from jobs.validate.report.wording import drift_sentence, gbps, percent, with_devices
-from jobs.validate.run.options import ValidateOptions
-from jobs.validate.run.validation import Validation
-from jobs.validate.verdict import Finding, Verdict
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.report.remedies import remedies
+from meshrun.jobs.validate.report.wording import drift_sentence, gbps, percent, with_devices
+from meshrun.jobs.validate.run.options import ValidateOptions
+from meshrun.jobs.validate.run.validation import Validation
+from meshrun.jobs.validate.verdict import Finding, Verdict
 
 
 @pytest.mark.parametrize(

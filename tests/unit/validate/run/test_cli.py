@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from jobs.validate import cli
-from jobs.validate.plan import Plan, for_cpus
-from launch.cli.main import main
+from meshrun.jobs.validate import cli
+from meshrun.jobs.validate.plan import Plan, for_cpus
+from meshrun.launch.cli.main import main
 
 
 def test_a_load_on_tensor_cores_is_planned_for_real_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,8 +21,8 @@ def test_a_load_on_tensor_cores_is_planned_for_real_gpus_only(monkeypatch: pytes
         plans.append(arguments[-2].plan.tensor_seconds)
         return 0
 
-    monkeypatch.setattr("jobs.validate.run.run.run", run)
-    monkeypatch.setattr("jobs.validate.run.run.rehearse_once", run)
+    monkeypatch.setattr("meshrun.jobs.validate.run.run.run", run)
+    monkeypatch.setattr("meshrun.jobs.validate.run.run.rehearse_once", run)
     monkeypatch.setattr(cli, "run_as_rank", lambda body, **named: body(None, None))
     for words in ([], ["--soak", "1h"], ["--quick"], ["--simulate", "hosts=2,gpus=8"]):
         assert main(["validate", *words]) == 0
@@ -61,7 +61,7 @@ def test_a_defect_is_unknown_and_not_a_warning(
     def defective(*arguments: object) -> None:
         raise ZeroDivisionError("of a defect")
 
-    monkeypatch.setattr("jobs.validate.run.run.measure_simulated", defective)
+    monkeypatch.setattr("meshrun.jobs.validate.run.run.measure_simulated", defective)
     assert main(["validate", "--simulate", "hosts=2"]) == 3
     printed = capsys.readouterr()
     assert printed.out.startswith("UNKNOWN: ZeroDivisionError: of a defect")
@@ -76,7 +76,7 @@ def test_a_baseline_that_could_not_be_saved_is_unknown(
     def full(*arguments: object, **named: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("jobs.validate.baseline.json.write_file", full)
+    monkeypatch.setattr("meshrun.jobs.validate.baseline.json.write_file", full)
     path = tmp_path / "base.json"
     assert main(["validate", "--simulate", "hosts=2", "--quick", "--save-baseline", str(path)]) == 3
     assert capsys.readouterr().out.startswith(

@@ -14,19 +14,19 @@ from typing import Any
 import made_report
 import pytest
 
-from jobs.validate.report.formats import json as json_format
-from jobs.validate.run.early_end import process_start, written_by_rank_0
-from launch.cli.main import main
-from launch.cli.plugins import conclude
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi.rank_command import PROGRAM
-from launch.slurm.batch_script import JobRequest
-from launch.slurm.job import SubmittedJob
-from launch.slurm.queries import JobState
-from launch.supervise.judge import Outcome, judge
-from runner.errors import RunError, UserError
-from runner.world.failure import FailureHandler
-from runner.world.run_status import RunDirectory
+from meshrun.jobs.validate.report.formats import json as json_format
+from meshrun.jobs.validate.run.early_end import process_start, written_by_rank_0
+from meshrun.launch.cli.main import main
+from meshrun.launch.cli.plugins import conclude
+from meshrun.launch.mpi import launcher as mpi_launcher
+from meshrun.launch.mpi.rank_command import PROGRAM
+from meshrun.launch.slurm.batch_script import JobRequest
+from meshrun.launch.slurm.job import SubmittedJob
+from meshrun.launch.slurm.queries import JobState
+from meshrun.launch.supervise.judge import Outcome, judge
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.world.failure import FailureHandler
+from meshrun.runner.world.run_status import RunDirectory
 
 VALIDATE = partial(conclude, ("validate",))
 KILLED = "prterun noticed that process rank 1 with PID 4711 on node n1 exited on signal 9 (Killed)."
@@ -127,7 +127,7 @@ def test_an_interrupted_rehearsal_is_unknown(
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jobs.validate.run.run.rehearse", interrupted)
+    monkeypatch.setattr("meshrun.jobs.validate.run.run.rehearse", interrupted)
     assert main(["validate", "--simulate", "hosts=2,gpus=2", "--nagios"]) == 130
     assert capsys.readouterr().out.startswith("MESHRUN UNKNOWN - interrupted | ")
 

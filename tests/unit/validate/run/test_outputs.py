@@ -9,12 +9,12 @@ from pathlib import Path
 from made_report import healthy, unknown
 from toy_fleet import ToyFleet
 
-from jobs.validate.ladder.ladder import Ladder
-from jobs.validate.plan import Plan
-from jobs.validate.report.model import HardwareLimit
-from jobs.validate.run.options import ValidateOptions
-from jobs.validate.run.outputs import Outputs, write_files
-from jobs.validate.run.validation import Validation
+from meshrun.jobs.validate.ladder.ladder import Ladder
+from meshrun.jobs.validate.plan import Plan
+from meshrun.jobs.validate.report.model import HardwareLimit
+from meshrun.jobs.validate.run.options import ValidateOptions
+from meshrun.jobs.validate.run.outputs import Outputs, write_files
+from meshrun.jobs.validate.run.validation import Validation
 
 
 def all_of(folder: Path) -> Outputs:

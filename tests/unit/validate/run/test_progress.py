@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from jobs.validate.plan import RUNGS
-from jobs.validate.run import progress
-from jobs.validate.run.progress import Progress
+from meshrun.jobs.validate.plan import RUNGS
+from meshrun.jobs.validate.run import progress
+from meshrun.jobs.validate.run.progress import Progress
 
 
 @pytest.fixture(autouse=True)

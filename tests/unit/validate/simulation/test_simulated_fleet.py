@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.validate.probe.api import SINGLE_RANK_OPS, Probe, RankPlace
-from jobs.validate.simulation.fleet import Seconds, SimulatedFleet
-from jobs.validate.simulation.noise import Noise
-from jobs.validate.simulation.spec import (
+from meshrun.jobs.validate.probe.api import SINGLE_RANK_OPS, Probe, RankPlace
+from meshrun.jobs.validate.simulation.fleet import Seconds, SimulatedFleet
+from meshrun.jobs.validate.simulation.noise import Noise
+from meshrun.jobs.validate.simulation.spec import (
     FORMS,
     SHARES,
     Fault,
@@ -28,7 +28,7 @@ from jobs.validate.simulation.spec import (
     parse_fleet,
     random_fault,
 )
-from runner.errors import UserError
+from meshrun.runner.errors import UserError
 
 BIG = 1 << 50  # bytes
 GB = 1e9

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scripts import load
 
-from jobs.validate.simulation.spec import FORMS, parse_fleet
-from jobs.validate.verdict import Evidence, Finding
+from meshrun.jobs.validate.simulation.spec import FORMS, parse_fleet
+from meshrun.jobs.validate.verdict import Evidence, Finding
 
 referee = load(Path(__file__).parents[4] / "benchmarks" / "verdicts.py")
 FLEET = "hosts=32,gpus=8,leaf=8"

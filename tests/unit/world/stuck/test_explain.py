@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.recorder.process import Frame
-from runner.recorder.ring import DEVICE_WAIT, WAIT, Operation
-from runner.recorder.snapshot import RankSnapshot, from_json, to_json
-from runner.world.stuck.explain import explain, waits_for
-from runner.world.watchdog.channel import MAX_MESSAGE
+from meshrun.runner.recorder.process import Frame
+from meshrun.runner.recorder.ring import DEVICE_WAIT, WAIT, Operation
+from meshrun.runner.recorder.snapshot import RankSnapshot, from_json, to_json
+from meshrun.runner.world.stuck.explain import explain, waits_for
+from meshrun.runner.world.watchdog.channel import MAX_MESSAGE
 
 LINE = Frame("/home/a/edges.py", 17, "smooth")
 LIBRARY = Frame("/home/a/edges.py", 30, "edges")

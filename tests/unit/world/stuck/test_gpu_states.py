@@ -14,13 +14,13 @@ import nvml
 import pytest
 from stalled_ranks import COMPUTING, WAITING, setting
 
-from runner.recorder import process
-from runner.recorder.snapshot import from_json, to_json
-from runner.world import helper_process
-from runner.world.run_status import RunDirectory
-from runner.world.stuck import gpu_states, monitor, monitor_process
-from runner.world.stuck.monitor import HostMonitor
-from runner.world.stuck.monitor_process import Lead
+from meshrun.runner.recorder import process
+from meshrun.runner.recorder.snapshot import from_json, to_json
+from meshrun.runner.world import helper_process
+from meshrun.runner.world.run_status import RunDirectory
+from meshrun.runner.world.stuck import gpu_states, monitor, monitor_process
+from meshrun.runner.world.stuck.monitor import HostMonitor
+from meshrun.runner.world.stuck.monitor_process import Lead
 
 BUSY = {"busy": 100.0, "power": 412.4, "SM clock": 1980.0, "temperature": 61.0}
 IDLE = {"busy": 0.0, "power": 118.0, "SM clock": 345.0, "temperature": 33.0}
@@ -72,7 +72,7 @@ def test_the_process_that_asks_finds_the_packages_of_the_rank(tmp_path: Path) ->
     """It is started without packages, and NVML's bindings are one."""
     (tmp_path / "bindings.py").write_text("gpus = {}")
     asks = (
-        "from runner.world.stuck import monitor_process as process\n"
+        "from meshrun.runner.world.stuck import monitor_process as process\n"
         "def watch(look, monitor):\n"
         "    import bindings\n"
         "    print(monitor.gpus | bindings.gpus)\n"
@@ -80,7 +80,7 @@ def test_the_process_that_asks_finds_the_packages_of_the_rank(tmp_path: Path) ->
         "process.main()"
     )
     words = helper_process.command(monitor_process.__name__)
-    words[-1] = words[-1].partition(" from runner.world")[0] + f"\n{asks}"
+    words[-1] = words[-1].partition(" from meshrun.runner.world")[0] + f"\n{asks}"
     given = {**setting(RunDirectory(tmp_path)), "rank": 0, "hosts": {}, "token": "", "address": ""}
     given |= {"gpus": {"3": "GPU-a"}, "path": [str(tmp_path)]}
     done = subprocess.run(words, input=json.dumps(given) + "\n", capture_output=True, text=True, check=True)

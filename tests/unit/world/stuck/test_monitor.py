@@ -17,15 +17,15 @@ import pytest
 from click.testing import CliRunner
 from stalled_ranks import COMPUTING, WAITING, setting
 
-from launch.cli.main import command, main
-from runner.recorder import ring
-from runner.recorder.ring import WAIT, Operation, Recorder
-from runner.recorder.snapshot import RankSnapshot
-from runner.world.run_status import RunDirectory, RunLines
-from runner.world.stuck import monitor_process
-from runner.world.stuck import status as run_states
-from runner.world.stuck.monitor import HostMonitor
-from runner.world.stuck.monitor_process import Lead, end_ranks, report
+from meshrun.launch.cli.main import command, main
+from meshrun.runner.recorder import ring
+from meshrun.runner.recorder.ring import WAIT, Operation, Recorder
+from meshrun.runner.recorder.snapshot import RankSnapshot
+from meshrun.runner.world.run_status import RunDirectory, RunLines
+from meshrun.runner.world.stuck import monitor_process
+from meshrun.runner.world.stuck import status as run_states
+from meshrun.runner.world.stuck.monitor import HostMonitor
+from meshrun.runner.world.stuck.monitor_process import Lead, end_ranks, report
 
 ABOUT = {"run": "abc", "size": 2, "host": "n1", "device": "CPU", "command": "run edges"}
 
@@ -135,7 +135,7 @@ RANK = f"""
 import signal, sys, time
 sys.path.append({str(Path(ring.__file__).parents[2])!r})
 from pathlib import Path
-from runner.recorder.ring import Recorder, file_of
+from meshrun.runner.recorder.ring import Recorder, file_of
 recorder = Recorder(file_of("abc", 1, Path(sys.argv[1])), {{**{ABOUT!r}, "rank": 1}})
 if sys.argv[2] == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -177,10 +177,10 @@ def test_ranks_are_ended_and_their_files_removed(
 WITH_MONITOR = f"""
 import signal, sys, time
 sys.path.append({str(Path(ring.__file__).parents[2])!r})
-from runner.recorder.ring import Recorder, file_of
-from runner.world import helper_process
-from runner.world.run_status import RunLines
-from runner.world.stuck.monitor import PROCESS
+from meshrun.runner.recorder.ring import Recorder, file_of
+from meshrun.runner.world import helper_process
+from meshrun.runner.world.run_status import RunLines
+from meshrun.runner.world.stuck.monitor import PROCESS
 recorder = Recorder(file_of(sys.argv[1], 1), {{**{ABOUT!r}, "rank": 1}})
 setting = {{**{setting()!r}, "run_id": sys.argv[1], "rank": 0, "token": "0", "address": None}}
 monitor = helper_process.start(PROCESS, "monitor", setting)

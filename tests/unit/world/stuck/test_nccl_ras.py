@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from stalled_ranks import COMPUTING, WAITING, setting
 
-from runner.comm.threads import run_ranks
-from runner.device.cpu import CpuBackend
-from runner.world import world
-from runner.world.run_status import RunDirectory
-from runner.world.stuck import monitor_process, nccl_ras
-from runner.world.stuck.monitor import HostMonitor
-from runner.world.stuck.monitor_process import Lead
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.world import world
+from meshrun.runner.world.run_status import RunDirectory
+from meshrun.runner.world.stuck import monitor_process, nccl_ras
+from meshrun.runner.world.stuck.monitor import HostMonitor
+from meshrun.runner.world.stuck.monitor_process import Lead
 
 REPORT = """NCCL version 2.28.9 compiled with CUDA 13.0
 CUDA runtime version 13000, driver version 13000

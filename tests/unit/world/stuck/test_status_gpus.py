@@ -13,15 +13,15 @@ import nvml
 import pytest
 from click.testing import CliRunner
 
-from launch.cli.running.status import status as status_command
-from runner.device.api import Device
-from runner.device.cpu import CpuBackend
-from runner.recorder import ring
-from runner.recorder.ring import Recorder
-from runner.world import world as world_module
-from runner.world.stuck import gpu_states
-from runner.world.stuck import status as status_module
-from runner.world.world import open_world
+from meshrun.launch.cli.running.status import status as status_command
+from meshrun.runner.device.api import Device
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.recorder import ring
+from meshrun.runner.recorder.ring import Recorder
+from meshrun.runner.world import world as world_module
+from meshrun.runner.world.stuck import gpu_states
+from meshrun.runner.world.stuck import status as status_module
+from meshrun.runner.world.world import open_world
 
 READINGS = {"busy": 97, "power": 412.4, "SM clock": 1980, "temperature": 61}
 

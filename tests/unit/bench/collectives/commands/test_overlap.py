@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.cli import KERNELS
-from jobs.bench.collectives.commands import overlap
-from jobs.bench.collectives.commands.overlap import Load
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.measure import at_size, kinds
-from jobs.bench.collectives.session import Bench, opened, within_memory
-from jobs.measure.exit_codes import WrongResults
 from meshrun import World
-from runner.device.api import Device
-from runner.errors import UserError
-from runner.world.failure import FailureHandler
-from runner.world.watchdog.watchdog import MeasurementProgress
+from meshrun.jobs.bench.cli import KERNELS
+from meshrun.jobs.bench.collectives.commands import overlap
+from meshrun.jobs.bench.collectives.commands.overlap import Load
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
+from meshrun.jobs.bench.collectives.measure import at_size, kinds
+from meshrun.jobs.bench.collectives.session import Bench, opened, within_memory
+from meshrun.jobs.measure.exit_codes import WrongResults
+from meshrun.runner.device.api import Device
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.failure import FailureHandler
+from meshrun.runner.world.watchdog.watchdog import MeasurementProgress
 
 CONTEXT = SimpleNamespace(colour=False, columns=None, words=("bench",))
 GPU = Device("cuda", "a GPU", memory=80 << 30, compute_capability=90)

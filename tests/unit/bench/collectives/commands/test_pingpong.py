@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.bench.collectives.commands import pingpong
-from jobs.bench.collectives.commands.pingpong import parse_pairs
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from meshrun import World
-from runner.comm.collectives.api import DATATYPES, Call
-from runner.errors import UserError
-from runner.world.failure import FailureHandler
+from meshrun.jobs.bench.collectives.commands import pingpong
+from meshrun.jobs.bench.collectives.commands.pingpong import parse_pairs
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
+from meshrun.runner.comm.collectives.api import DATATYPES, Call
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.failure import FailureHandler
 
 DOOR = SimpleNamespace(colour=False, columns=None, words=("meshrun", "bench", "pingpong"))
 NAP = 0.005  # seconds

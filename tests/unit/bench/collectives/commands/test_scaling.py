@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.bench.collectives.commands import scaling
-from jobs.bench.collectives.commands.scaling import (
+from meshrun import World
+from meshrun.jobs.bench.collectives.commands import scaling
+from meshrun.jobs.bench.collectives.commands.scaling import (
     ScalingPoint,
     efficiency,
     measure_single_rank,
     near_first,
     rank_counts,
 )
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.output import plots
-from jobs.bench.collectives.results import PlacementResult, ResultRow
-from meshrun import World
-from runner.comm.collectives.api import Call
-from runner.errors import UserError
-from runner.world.failure import FailureHandler
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
+from meshrun.jobs.bench.collectives.output import plots
+from meshrun.jobs.bench.collectives.results import PlacementResult, ResultRow
+from meshrun.runner.comm.collectives.api import Call
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.failure import FailureHandler
 
 DOOR = SimpleNamespace(colour=False, columns=None, words=("meshrun", "bench", "scale"))
 

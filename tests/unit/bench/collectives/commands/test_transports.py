@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.collectives.commands import run
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.output.reader import read_each
-from jobs.bench.collectives.session import check_device
 from meshrun import World
-from runner.errors import UserError
-from runner.world.failure import FailureHandler
+from meshrun.jobs.bench.collectives.commands import run
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
+from meshrun.jobs.bench.collectives.output.reader import read_each
+from meshrun.jobs.bench.collectives.session import check_device
+from meshrun.runner.errors import UserError
+from meshrun.runner.world.failure import FailureHandler
 
 CONTEXT = SimpleNamespace(colour=False, columns=None, words=("bench",))
 SIZES = SweepSettings(minbytes=64, maxbytes=256, stepfactor=4, iters=1, warmup_iters=0)

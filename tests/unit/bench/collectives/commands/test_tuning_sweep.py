@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.collectives import measure, timing
-from jobs.bench.collectives.commands import tuning_sweep
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.timing import CallTimes
-from jobs.measure.exit_codes import WrongResults
 from meshrun import World
-from runner.comm.collectives.api import NcclChoice, NcclTuning
-from runner.device.api import Device
-from runner.errors import RunError, UserError
-from runner.world.failure import FailureHandler
+from meshrun.jobs.bench.collectives import measure, timing
+from meshrun.jobs.bench.collectives.commands import tuning_sweep
+from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
+from meshrun.jobs.bench.collectives.timing import CallTimes
+from meshrun.jobs.measure.exit_codes import WrongResults
+from meshrun.runner.comm.collectives.api import NcclChoice, NcclTuning
+from meshrun.runner.device.api import Device
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.world.failure import FailureHandler
 
 OWN = NcclTuning()
 CONTEXT = SimpleNamespace(colour=False, columns=None, words=("bench",))

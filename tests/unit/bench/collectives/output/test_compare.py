@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from jobs.bench.collectives.output.compare import compare, render, verdict
-from jobs.bench.collectives.output.reader import BenchRecord, Figures, RowKey
-from runner.errors import UserError
+from meshrun.jobs.bench.collectives.output.compare import compare, render, verdict
+from meshrun.jobs.bench.collectives.output.reader import BenchRecord, Figures, RowKey
+from meshrun.runner.errors import UserError
 
 KEYS = [RowKey(size, size // 4, "float", "sum", -1) for size in (8, 1024, 1048576)]
 

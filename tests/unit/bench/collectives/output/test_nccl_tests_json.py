@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.output.nccl_tests_json import json_line, record
-from jobs.bench.collectives.results import (
+from meshrun.jobs.bench.collectives.config import SweepSettings
+from meshrun.jobs.bench.collectives.output.nccl_tests_json import json_line, record
+from meshrun.jobs.bench.collectives.results import (
     Footer,
     Header,
     Iterations,
@@ -19,7 +19,7 @@ from jobs.bench.collectives.results import (
     ResultRow,
     SplitGroup,
 )
-from jobs.measure.record_file import recorded_environment
+from meshrun.jobs.measure.record_file import recorded_environment
 
 HEADER = Header(
     "all_reduce_perf",

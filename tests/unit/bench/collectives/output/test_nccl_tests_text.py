@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.output.names import names
-from jobs.bench.collectives.output.nccl_tests_text import (
+from meshrun.jobs.bench.collectives.config import SweepSettings
+from meshrun.jobs.bench.collectives.output.names import names
+from meshrun.jobs.bench.collectives.output.nccl_tests_text import (
     TUNING,
     WIDE,
     WIRES,
@@ -21,7 +21,7 @@ from jobs.bench.collectives.output.nccl_tests_text import (
     header,
     row,
 )
-from jobs.bench.collectives.results import (
+from meshrun.jobs.bench.collectives.results import (
     Footer,
     GpuMemoryUse,
     Header,
@@ -34,7 +34,7 @@ from jobs.bench.collectives.results import (
     WireTraffic,
     time_statistics,
 )
-from runner.comm.collectives.api import NcclChoice
+from meshrun.runner.comm.collectives.api import NcclChoice
 
 HEADER = Header(
     program="all_reduce_perf",

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from jobs.bench.collectives.output.plots import (
+from meshrun.jobs.bench.collectives.output.plots import (
     BandwidthLimit,
     PlotPoint,
     PlotSeries,
@@ -22,10 +22,10 @@ from jobs.bench.collectives.output.plots import (
     plot_scaling,
     series,
 )
-from jobs.bench.collectives.output.reader import BenchRecord, Figures, RowKey
-from jobs.measure.plots import COLOURS, check, spaced_ticks
-from runner.errors import UserError
-from runner.report.units import size_name
+from meshrun.jobs.bench.collectives.output.reader import BenchRecord, Figures, RowKey
+from meshrun.jobs.measure.plots import COLOURS, check, spaced_ticks
+from meshrun.runner.errors import UserError
+from meshrun.runner.report.units import size_name
 
 pytest.importorskip("matplotlib")
 

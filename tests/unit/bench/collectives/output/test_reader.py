@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.output.nccl_tests_json import combined, json_line, record
-from jobs.bench.collectives.output.nccl_tests_text import WIDE, colour, footer, header, row
-from jobs.bench.collectives.output.reader import (
+from meshrun.jobs.bench.collectives.config import SweepSettings
+from meshrun.jobs.bench.collectives.output.nccl_tests_json import combined, json_line, record
+from meshrun.jobs.bench.collectives.output.nccl_tests_text import WIDE, colour, footer, header, row
+from meshrun.jobs.bench.collectives.output.reader import (
     BenchRecord,
     Figures,
     RowKey,
@@ -22,8 +22,15 @@ from jobs.bench.collectives.output.reader import (
     read,
     read_each,
 )
-from jobs.bench.collectives.results import Footer, Header, Iterations, PlacementResult, RankDevice, ResultRow
-from runner.errors import UserError
+from meshrun.jobs.bench.collectives.results import (
+    Footer,
+    Header,
+    Iterations,
+    PlacementResult,
+    RankDevice,
+    ResultRow,
+)
+from meshrun.runner.errors import UserError
 
 # As nccl-tests 2.16 printed it: narrower #wrong, no concluding line.
 OLD = (

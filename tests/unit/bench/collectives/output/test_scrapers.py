@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.output.names import names
-from jobs.bench.collectives.output.nccl_tests_text import footer, header, row
-from jobs.bench.collectives.results import (
+from meshrun.jobs.bench.collectives.config import SweepSettings
+from meshrun.jobs.bench.collectives.output.names import names
+from meshrun.jobs.bench.collectives.output.nccl_tests_text import footer, header, row
+from meshrun.jobs.bench.collectives.results import (
     Footer,
     Header,
     Iterations,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs.bench.collectives.output.reader import RowKey
-from jobs.bench.collectives.output.tuning import OWN, TuningVerdict, advice, judge, name, variables
-from runner.comm.collectives.api import NcclTuning
+from meshrun.jobs.bench.collectives.output.reader import RowKey
+from meshrun.jobs.bench.collectives.output.tuning import OWN, TuningVerdict, advice, judge, name, variables
+from meshrun.runner.comm.collectives.api import NcclTuning
 
 OTHERS = [NcclTuning(f"Algorithm{number}", "LL") for number in range(10)]
 

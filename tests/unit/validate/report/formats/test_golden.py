@@ -14,12 +14,12 @@ from pathlib import Path
 import made_report
 import pytest
 
-from jobs.validate.report.formats import json as json_format
-from jobs.validate.report.formats import junit as junit_format
-from jobs.validate.report.formats import nagios as nagios_format
-from jobs.validate.report.formats import prometheus as prometheus_format
-from jobs.validate.report.formats import terminal
-from jobs.validate.report.model import Report
+from meshrun.jobs.validate.report.formats import json as json_format
+from meshrun.jobs.validate.report.formats import junit as junit_format
+from meshrun.jobs.validate.report.formats import nagios as nagios_format
+from meshrun.jobs.validate.report.formats import prometheus as prometheus_format
+from meshrun.jobs.validate.report.formats import terminal
+from meshrun.jobs.validate.report.model import Report
 
 GOLDEN = Path(__file__).with_name("golden")
 

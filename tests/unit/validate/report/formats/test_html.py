@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.validate.report.formats.html import PAGE, TITLES, colour_step, round_step, text
-from jobs.validate.report.formats.json import read
-from jobs.validate.report.model import RateCurve, RateMatrix, Report
-from jobs.validate.report.wording import MOST, printable
+from meshrun.jobs.validate.report.formats.html import PAGE, TITLES, colour_step, round_step, text
+from meshrun.jobs.validate.report.formats.json import read
+from meshrun.jobs.validate.report.model import RateCurve, RateMatrix, Report
+from meshrun.jobs.validate.report.wording import MOST, printable
 
 VOID = {"meta", "br", "line", "polyline"}
 HOSTILE = "</script><script>alert(1)</script><!-- & \"'\u2028{{report}} ]]>"

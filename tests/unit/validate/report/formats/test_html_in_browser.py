@@ -13,9 +13,9 @@ import browser
 import made_report
 import pytest
 
-from jobs.validate.report.formats.html import text
-from jobs.validate.report.model import Report
-from jobs.validate.report.wording import gbps, percent
+from meshrun.jobs.validate.report.formats.html import text
+from meshrun.jobs.validate.report.model import Report
+from meshrun.jobs.validate.report.wording import gbps, percent
 
 pytestmark = pytest.mark.skipif(browser.PROGRAM is None, reason="no Chromium is installed")
 

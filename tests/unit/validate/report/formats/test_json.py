@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.validate.report.formats.json import document, read, text
-from jobs.validate.report.model import SCHEMA, RateMatrix, Report
-from jobs.validate.verdict import Finding
-from runner.errors import UserError
+from meshrun.jobs.validate.report.formats.json import document, read, text
+from meshrun.jobs.validate.report.model import SCHEMA, RateMatrix, Report
+from meshrun.jobs.validate.verdict import Finding
+from meshrun.runner.errors import UserError
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.validate.report.formats.junit import text
-from jobs.validate.report.model import Report
-from jobs.validate.report.wording import printable
+from meshrun.jobs.validate.report.formats.junit import text
+from meshrun.jobs.validate.report.model import Report
+from meshrun.jobs.validate.report.wording import printable
 
 OUTCOMES = ("failure", "error", "skipped")
 # The schema of Ant's and Jenkins' readers: element -> attributes it must have, children it may have.

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.validate.report.formats.nagios import text
-from jobs.validate.report.model import Report
-from jobs.validate.verdict import EXIT
+from meshrun.jobs.validate.report.formats.nagios import text
+from meshrun.jobs.validate.report.model import Report
+from meshrun.jobs.validate.verdict import EXIT
 
 DATUM = re.compile(
     r"(?:'([^'=]+)'|([^'=\s]+))=(U|-?[0-9.]+)(s|%|B|c)?;([-0-9.:@~]*);([-0-9.:@~]*);([-0-9.]*);([-0-9.]*)"

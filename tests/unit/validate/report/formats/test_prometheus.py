@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.validate.report.formats.prometheus import text
-from jobs.validate.report.model import Report
-from jobs.validate.report.wording import printable
+from meshrun.jobs.validate.report.formats.prometheus import text
+from meshrun.jobs.validate.report.model import Report
+from meshrun.jobs.validate.report.wording import printable
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"(?:,|$)')

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from jobs.validate.report.formats.terminal import text
-from jobs.validate.report.wording import MOST, printable
+from meshrun.jobs.validate.report.formats.terminal import text
+from meshrun.jobs.validate.report.wording import MOST, printable
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -1,8 +1,8 @@
-"""`python -m launch`, and the file that starts a rank.
+"""`python -m meshrun`, and the file that starts a rank.
 
 Python puts a folder first on the import path: the working directory with -m, this file's folder if
-run by path. Either could contain another `jobs` or `runner`, so it is removed. Ranks are started by
-path, because -m would search the working directory before this file can remove it.
+run by path. Either could contain a file called like a module that is imported here, so it is removed. Ranks
+are started by path, because -m would search the working directory before this file can remove it.
 """
 
 import os
@@ -23,7 +23,7 @@ if __name__ == "__main__":
     interrupt = signal.getsignal(signal.SIGINT)
     if interrupt is signal.default_int_handler:  # no traceback of an import, and the launcher sees the signal
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from launch.cli.main import main
+    from meshrun.launch.cli.main import main
 
     signal.signal(signal.SIGINT, interrupt)
     sys.exit(main())
