@@ -206,8 +206,8 @@ def _libraries() -> list[str]:
     """The folders of Python's library, of installed packages and of this package but for its jobs."""
     home = Path(__file__).parents[1]
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    ours = {str(home / room) for room in ("runner", "launch")}
-    return [f"{folder}{os.sep}" for folder in {*folders, *ours}]
+    ours = [f"{home}{os.sep}{name}" for name in (f"runner{os.sep}", f"launch{os.sep}", "__")]
+    return [*(f"{folder}{os.sep}" for folder in folders), *ours]
 
 
 @dataclass
