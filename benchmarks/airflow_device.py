@@ -28,15 +28,15 @@ from meshrun.jobs.airflow.lattice import LATTICES
 from meshrun.jobs.airflow.shapes import shape as shapes
 from meshrun.jobs.airflow.step import step_job
 from meshrun.jobs.airflow.tunnel import Tunnel
+from meshrun.runner.arrays.block_layout import BlockLayout
+from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit, launch_arguments
+from meshrun.runner.compiler.cuda.steps import choice as step_choice
+from meshrun.runner.compiler.cuda.steps.kernel import build
+from meshrun.runner.compiler.cuda.steps.layout import NotFusable
+from meshrun.runner.compiler.trace.graph import Operand, Program, merge_components
+from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.device.cuda import CudaBackend, kernel_of_text
 from meshrun.runner.device.nvrtc import local_bytes_of, registers_of
-from meshrun.runner.fuse.graph import Operand, Program, merge_components
-from meshrun.runner.fuse.single_pass import PassKernel, emit, launch_arguments
-from meshrun.runner.fuse.steps import choice as step_choice
-from meshrun.runner.fuse.steps.kernel import build
-from meshrun.runner.fuse.steps.layout import NotFusable
-from meshrun.runner.fuse.trace import trace
-from meshrun.runner.pipeline.block_layout import BlockLayout
 from meshrun.runner.plan.steps import LINE
 from meshrun.runner.region import Region
 from meshrun.runner.report.record import write_json

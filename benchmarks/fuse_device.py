@@ -25,11 +25,11 @@ from typing import Any
 import cupy
 import numpy as np
 
+from meshrun.runner.compiler.cuda.single_pass import PassKernel, PassLaunch, emit, launch_arguments
+from meshrun.runner.compiler.trace.evaluate import evaluate
+from meshrun.runner.compiler.trace.graph import Program, merge_components
 from meshrun.runner.device.cuda import CudaBackend, kernel_of_text
 from meshrun.runner.device.nvrtc import local_bytes_of, registers_of
-from meshrun.runner.fuse.evaluate import evaluate
-from meshrun.runner.fuse.graph import Program, merge_components
-from meshrun.runner.fuse.single_pass import PassKernel, PassLaunch, emit, launch_arguments
 from meshrun.runner.report.record import write_json
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "facts"))

@@ -1,4 +1,4 @@
-"""Several time steps in one kernel, on one GPU: the choices of `runner.fuse.steps.kernel`, and the fastest.
+"""Several time steps in one kernel, on one GPU: the choices of runner/compiler/cuda/steps, and the fastest.
 
     python benchmarks/fuse_steps_device.py [--only NAME ...] [--size 2048x4096] [--quick] [--json FILE]
 
@@ -27,13 +27,13 @@ from typing import Any
 import cupy
 import numpy as np
 
+from meshrun.runner.compiler.cuda.steps import choice as step_choice
+from meshrun.runner.compiler.cuda.steps.kernel import arguments, build
+from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, StepKernel, Tuning
+from meshrun.runner.compiler.trace.graph import Operand, Program
+from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.device.cuda import kernel_of_text
 from meshrun.runner.device.nvrtc import local_bytes_of, registers_of
-from meshrun.runner.fuse.graph import Operand, Program
-from meshrun.runner.fuse.steps import choice as step_choice
-from meshrun.runner.fuse.steps.kernel import arguments, build
-from meshrun.runner.fuse.steps.layout import Axis, NotFusable, StepKernel, Tuning
-from meshrun.runner.fuse.trace import trace
 from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.report.record import write_json
 from meshrun.runner.run.options import parse_shape

@@ -6,9 +6,9 @@ A field of float32 is split in rows, one block a rank, without wrapping around: 
 with each neighbour. A figure is the time of one exchange of a loop of so many, in microseconds: the median
 of several rounds of the slowest rank. Every method's halo is compared with NumPy's first.
 
-direct: `runner.pipeline.halo.direct`; handshake: with flags that the neighbour is ready, as several steps
-per exchange need. packed: `runner.pipeline.halo.packed`, one message for each neighbour between two
-launches. slices: `runner.pipeline.halo.exchange`, as on CPUs. Ranks that share a GPU (no NCCL) wait for
+direct: `runner.arrays.halo.direct`; handshake: with flags that the neighbour is ready, as several steps
+per exchange need. packed: `runner.arrays.halo.packed`, one message for each neighbour between two
+launches. slices: `runner.arrays.halo.exchange`, as on CPUs. Ranks that share a GPU (no NCCL) wait for
 each other's time slices of milliseconds: their figures say nothing of a link.
 """
 
@@ -25,12 +25,12 @@ from typing import Any
 import cupy
 import numpy as np
 
+from meshrun.runner.arrays.halo import boxes as halo_boxes
+from meshrun.runner.arrays.halo.boxes import FieldHalos
+from meshrun.runner.arrays.halo.direct import DirectHalos
+from meshrun.runner.arrays.halo.exchange import HaloPlan, Halos
+from meshrun.runner.arrays.halo.packed import PackedHalos
 from meshrun.runner.comm.peer_arrays import DeviceTables, PeerArrays
-from meshrun.runner.pipeline.halo import boxes as halo_boxes
-from meshrun.runner.pipeline.halo.boxes import FieldHalos
-from meshrun.runner.pipeline.halo.direct import DirectHalos
-from meshrun.runner.pipeline.halo.exchange import HaloPlan, Halos
-from meshrun.runner.pipeline.halo.packed import PackedHalos
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.world.world import World, clashes, open_world
 

@@ -16,7 +16,7 @@ import meshrun
 from meshrun.launch.mpi import launcher as mpi_launcher
 from meshrun.launch.mpi.rank_command import PROGRAM
 from meshrun.runner.device.cpu import CpuBackend
-from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.report.record import write_json
 from meshrun.runner.run.execute import Options, run
 

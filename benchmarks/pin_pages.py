@@ -30,7 +30,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from meshrun.runner.pipeline.streamed.dispatch import MOST_THREADS
+from meshrun.runner.maps.streamed.dispatch import MOST_THREADS
 from meshrun.runner.report.record import write_json
 
 PIECE = 64 << 20

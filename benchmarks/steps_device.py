@@ -28,14 +28,14 @@ import meshrun
 from meshrun.runner.device.cuda import CudaBackend
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import find
-from meshrun.runner.pipeline.steps.frames import open_frames
-from meshrun.runner.pipeline.steps.loop import StepObserver, take_steps
-from meshrun.runner.pipeline.steps.stepper import Stepper
-from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.record import write_json
 from meshrun.runner.run.record.record_builder import places, versions
+from meshrun.runner.steps.loop import StepObserver, take_steps
+from meshrun.runner.steps.observers.frames import open_frames
+from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.world.world import World, single_rank_world
 
 

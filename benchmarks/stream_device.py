@@ -29,13 +29,13 @@ import numpy as np
 
 import meshrun
 from meshrun.runner.device.api import Backend
-from meshrun.runner.pipeline.streamed.endpoints import PIECE, Endpoints
-from meshrun.runner.pipeline.streamed.gpu_engine import DeviceEngine
-from meshrun.runner.pipeline.streamed.loop import stream
-from meshrun.runner.pipeline.streamed.streaming import threads_of
+from meshrun.runner.maps.streamed.endpoints import PIECE, Endpoints
+from meshrun.runner.maps.streamed.gpu_engine import DeviceEngine
+from meshrun.runner.maps.streamed.loop import stream
+from meshrun.runner.maps.streamed.streaming import threads_of
+from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.grid import bounds
-from meshrun.runner.plan.stream_options import StreamOptions
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.region import Region
 from meshrun.runner.report.record import write_json

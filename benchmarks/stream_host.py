@@ -128,7 +128,7 @@ def loop_in_two(source: Path, target: Path, rows: int, memory: int) -> None:
 
 
 def one_rank(source: Path, target: Path, rows: int, memory: int) -> None:
-    from meshrun.runner.plan.stream_options import StreamOptions
+    from meshrun.runner.options.stream_options import StreamOptions
     from meshrun.runner.run.execute import Options, run
 
     columns = np.load(source, mmap_mode="r").shape[1]
@@ -172,8 +172,8 @@ PEERS: dict[str, Callable[[Path, Path, int, int], None]] = {
 }
 IMPORTS = {  # that `inside` leaves out
     "dask": ["dask.array"],
-    "one rank": ["meshrun.runner.run.execute", "meshrun.runner.pipeline.streamed.streaming"],
-    "one rank, no journal": ["meshrun.runner.run.execute", "meshrun.runner.pipeline.streamed.streaming"],
+    "one rank": ["meshrun.runner.run.execute", "meshrun.runner.maps.streamed.streaming"],
+    "one rank, no journal": ["meshrun.runner.run.execute", "meshrun.runner.maps.streamed.streaming"],
 }
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from meshrun.runner.job.discover import find
-from meshrun.runner.pipeline.in_memory import Pipeline, halo_plans
+from meshrun.runner.maps.in_memory import Pipeline, halo_plans
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.record import write_json

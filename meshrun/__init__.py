@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from meshrun.jobs.transforms.fourier import rfft as rfft
     from meshrun.jobs.transforms.fourier_plan import FourierPlan as FourierPlan
     from meshrun.jobs.transforms.transpose import transpose as transpose
+    from meshrun.runner.arrays.load import read_block as read_block
+    from meshrun.runner.arrays.store import write_block as write_block
     from meshrun.runner.device.kernel_file import kernel as kernel
     from meshrun.runner.errors import BadResult as BadResult
     from meshrun.runner.errors import MeshrunError as MeshrunError
     from meshrun.runner.errors import RunError as RunError
     from meshrun.runner.errors import UserError as UserError
     from meshrun.runner.job.block_context import BlockContext as BlockContext
-    from meshrun.runner.pipeline.load import read_block as read_block
-    from meshrun.runner.pipeline.reduce import Tiles as Tiles
-    from meshrun.runner.pipeline.store import write_block as write_block
+    from meshrun.runner.maps.reduce import Tiles as Tiles
     from meshrun.runner.run.declare import job as job
     from meshrun.runner.run.declare import map_blocks as map_blocks
     from meshrun.runner.run.declare import reduce_blocks as reduce_blocks
@@ -53,9 +53,9 @@ _MODULE_OF = {
     "open_world": "meshrun.runner.world.world",
     "World": "meshrun.runner.world.world",
     "BlockContext": "meshrun.runner.job.block_context",
-    "Tiles": "meshrun.runner.pipeline.reduce",
-    "read_block": "meshrun.runner.pipeline.load",
-    "write_block": "meshrun.runner.pipeline.store",
+    "Tiles": "meshrun.runner.maps.reduce",
+    "read_block": "meshrun.runner.arrays.load",
+    "write_block": "meshrun.runner.arrays.store",
     "matmul": "meshrun.jobs.linalg.matmul.blocks",
     **dict.fromkeys(("fft", "ifft", "rfft", "irfft"), "meshrun.jobs.transforms.fourier"),
     "FourierPlan": "meshrun.jobs.transforms.fourier_plan",

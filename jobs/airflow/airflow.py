@@ -22,12 +22,12 @@ from meshrun.jobs.airflow.step import SCALE, Collision, Damping, step_job
 from meshrun.jobs.airflow.tunnel import Cavity, Sides, Tunnel
 from meshrun.jobs.airflow.units import Flow
 from meshrun.runner.errors import UserError
-from meshrun.runner.pipeline.steps.snapshots import Snapshots, count_snapshots
-from meshrun.runner.plan.step_options import COLORS, Steady, StepOptions
+from meshrun.runner.options.step_options import COLORS, Steady, StepOptions
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.services.simulation import Simulate
 from meshrun.runner.run.step_run import Additions
+from meshrun.runner.steps.observers.snapshots import Snapshots, count_snapshots
 from meshrun.runner.storage.field_file import check_fields
 from meshrun.runner.storage.formats.registry import check_place
 from meshrun.runner.world.world import World

@@ -21,7 +21,7 @@ STEADY = {np.dtype(np.float32): 1e-5, np.dtype(np.float16): 1e-3}
 
 @dataclass(frozen=True)
 class FlowFields:
-    """Fields of a flow: `runner.pipeline.steps.snapshots.FieldValues`.
+    """Fields of a flow: `runner.steps.observers.snapshots.FieldValues`.
 
     velocity: in cells a step, 0 in solid cells. pressure: less that of the air at rest, in units of the
     density * (cell / step)^2, 0 in solid cells. solid: 1 in solid cells, otherwise 0.
@@ -52,7 +52,7 @@ class FlowFields:
 
 @dataclass(frozen=True)
 class FlowVelocity:
-    """The velocity in cells a step, 0 in cells that are no fluid: `runner.pipeline.steps.steady.SteadyField`.
+    """The velocity in cells a step, 0 in cells that are no fluid: a `SteadyField` of runner/steps/observers.
 
     every: steps in which the flow passes the body. storage: dtype of the stored populations.
     """

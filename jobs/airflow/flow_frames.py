@@ -13,9 +13,9 @@ import numpy as np
 from meshrun.jobs.airflow.cells import Cell
 from meshrun.jobs.airflow.lattice import Lattice
 from meshrun.jobs.airflow.moments import momentum_along, pressure
-from meshrun.runner.pipeline.steps.frames import ValueAt
 from meshrun.runner.region import Array, HostArray
 from meshrun.runner.report.colors import isolines
+from meshrun.runner.steps.observers.frames import ValueAt
 
 Drawn = Literal["speed", "vorticity", "pressure"]
 SOLID = (70, 70, 70)
@@ -27,7 +27,7 @@ LEFT, RIGHT, ABOVE, BELOW, HERE = (0, -1), (0, 1), (-1, 0), (1, 0), (0, 0)
 
 @dataclass(frozen=True)
 class FlowFrames:
-    """Frames of a flow: `runner.pipeline.steps.frames.FrameContent`. In three dimensions, of a plane.
+    """Frames of a flow: `runner.steps.observers.frames.FrameContent`. In three dimensions, of a plane.
 
     storage: dtype of the stored populations. speed: greatest velocity of the inlet. length: of the body.
     isolines: number of lines of equal value of the quantity `lined`, between the first and the last colour's

@@ -15,9 +15,9 @@ from meshrun.jobs.airflow.lattice import Lattice
 from meshrun.jobs.airflow.moments import pressure
 from meshrun.jobs.airflow.shapes.bodies import Body
 from meshrun.jobs.airflow.shapes.parts import SeparateBodies
-from meshrun.runner.pipeline.steps.loop import next_multiple
-from meshrun.runner.pipeline.steps.stepper import Stepper
 from meshrun.runner.region import Array, HostArray
+from meshrun.runner.steps.loop import next_multiple
+from meshrun.runner.steps.stepper import Stepper
 
 INLET = 1  # column of the first fluid cells
 PENDING = 256  # samples that wait on the device

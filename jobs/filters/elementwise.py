@@ -10,7 +10,7 @@ import meshrun
 from meshrun.jobs.filters import dtypes
 from meshrun.jobs.filters.bounds import Intervals
 from meshrun.jobs.filters.expression import evaluate, fold, parse
-from meshrun.runner.fuse.fill import fill, is_on_device
+from meshrun.runner.compiler.cuda.fill import fill, is_on_device
 
 Result = Literal["float", "same", "uint8", "uint16", "int32", "int64", "float16", "float32", "float64"]
 

@@ -10,8 +10,8 @@ import numpy as np
 
 import meshrun
 from meshrun.jobs.filters import dtypes
+from meshrun.runner.compiler.cuda.fill import fill, is_on_device
 from meshrun.runner.errors import UserError
-from meshrun.runner.fuse.fill import fill, is_on_device
 
 ACCUMULATOR = {
     "bool": "uint32",

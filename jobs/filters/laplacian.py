@@ -11,8 +11,8 @@ import numpy as np
 
 import meshrun
 from meshrun.jobs.filters import dtypes
+from meshrun.runner.compiler.cuda.fill import fill, is_on_device
 from meshrun.runner.errors import UserError
-from meshrun.runner.fuse.fill import fill, is_on_device
 
 Array = np.ndarray[Any, Any]
 

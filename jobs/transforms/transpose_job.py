@@ -19,11 +19,11 @@ from meshrun.jobs.transforms.axes import parse_axes
 from meshrun.jobs.transforms.direct import DirectTranspose, open_direct
 from meshrun.jobs.transforms.forecast import forecast_transpose
 from meshrun.jobs.transforms.transpose import checked_permutation, exchanged
+from meshrun.runner.arrays.load import read_block
+from meshrun.runner.arrays.store import write_block
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.pipeline.load import read_block
-from meshrun.runner.pipeline.store import write_block
+from meshrun.runner.forecast.job_forecast import JobForecast, Place
 from meshrun.runner.plan.grid import bounds, split_along
-from meshrun.runner.plan.job_forecast import JobForecast, Place
 from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import ArrayType
 from meshrun.runner.region import Region, Shape

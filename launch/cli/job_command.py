@@ -54,9 +54,9 @@ def job_command(name: str) -> click.Command:
     several = takes_several(job)
 
     def run(files: tuple[str, ...] = (), **values: Any) -> int:
-        from meshrun.runner.plan.machine import rates_file
-        from meshrun.runner.plan.step_options import StepOptions
-        from meshrun.runner.plan.stream_options import StreamOptions
+        from meshrun.runner.forecast.machine import rates_file
+        from meshrun.runner.options.step_options import StepOptions
+        from meshrun.runner.options.stream_options import StreamOptions
         from meshrun.runner.run.entry import main
         from meshrun.runner.run.execute import file_names, wrong_number
         from meshrun.runner.run.options import Options, form_of
@@ -382,8 +382,8 @@ def fuse_math_option() -> click.Option:
 
 
 def step_options() -> list[click.Option]:
-    """The fields of `runner.plan.step_options.StepOptions`."""
-    from meshrun.runner.plan.step_options import (
+    """The fields of `runner.options.step_options.StepOptions`."""
+    from meshrun.runner.options.step_options import (
         COLORS,
         HALOS,
         STEPS_MOST,
@@ -439,7 +439,7 @@ def step_options() -> list[click.Option]:
 
 
 def stream_options() -> list[click.Option]:
-    """The fields of `runner.plan.stream_options.StreamOptions`."""
+    """The fields of `runner.options.stream_options.StreamOptions`."""
     return [
         click.Option(["--chunk-bytes"], type=SIZE, help="Process the array in chunks of this size."),
         click.Option(["--host-memory"], type=SIZE, help="Host memory for the chunks of each rank."),
@@ -453,14 +453,14 @@ def stream_options() -> list[click.Option]:
 
 def steps_option(text: str) -> click.Option:
     """Return the option --steps. text: its help."""
-    from meshrun.runner.plan.step_options import STEPS_MOST
+    from meshrun.runner.options.step_options import STEPS_MOST
 
     return click.Option(["--steps"], type=click.IntRange(1, STEPS_MOST), metavar="N", help=text)
 
 
 def copies_option() -> click.Option:
     """Return the option of the copies of a run's fields that steps change."""
-    from meshrun.runner.plan.step_options import COPIES
+    from meshrun.runner.options.step_options import COPIES
 
     return click.Option(
         ["--copies"], type=click.Choice(COPIES), default=COPIES[0],
@@ -471,7 +471,7 @@ def copies_option() -> click.Option:
 
 def depth_option() -> click.Option:
     """The option --depth; None if not given."""
-    from meshrun.runner.plan.stream_options import DEPTH, DEPTH_MOST
+    from meshrun.runner.options.stream_options import DEPTH, DEPTH_MOST
 
     return click.Option(
         ["--depth"],

@@ -69,7 +69,7 @@ class Seconds(Number):
 
 
 def _parse_size(text: str) -> int:
-    from meshrun.runner.plan.stream_options import parse_size
+    from meshrun.runner.options.stream_options import parse_size
 
     return parse_size(text)
 

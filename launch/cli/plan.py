@@ -27,9 +27,9 @@ def forecast(
     **options: Any,
 ) -> None:
     """Print the plan of one job, and write it to the file `json` if given. options: of `plan_record`."""
-    from meshrun.runner.report.plan_table import render
+    from meshrun.runner.forecast.planned import SCHEMA, plan_record
+    from meshrun.runner.forecast.table import render
     from meshrun.runner.report.record import STDOUT, write_json
-    from meshrun.runner.run.planned import SCHEMA, plan_record
     from meshrun.runner.storage.formats.registry import check_place
     from meshrun.runner.storage.paths import named
 
@@ -45,8 +45,8 @@ def forecast(
 def calibrate_machine(folder: Path) -> int:
     """Measure this machine's rates, print and save them."""
     from meshrun.runner.device.api import Backend
-    from meshrun.runner.plan.machine import rates_file, save
-    from meshrun.runner.report.plan_table import render_rates
+    from meshrun.runner.forecast.machine import rates_file, save
+    from meshrun.runner.forecast.table import render_rates
     from meshrun.runner.run.installation.calibrate import calibrate
     from meshrun.runner.world.binding import visible_gpus
 

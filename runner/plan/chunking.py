@@ -1,8 +1,8 @@
 """Planner of streamed runs: decide whether to stream, and in which chunks, for runs and forecasts alike.
 
 Pure arithmetic on shapes, dtypes and numbers. The caller supplies the facts: a run gathers them from its
-ranks and files (`runner.pipeline.streamed.chunk_agreement`), a forecast takes them from a machine's
-rates (`runner.plan.forecast`).
+ranks and files (`runner.maps.streamed.chunk_agreement`), a forecast takes them from a machine's
+rates (`runner.forecast.forecast`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.grid import grid_size
-from meshrun.runner.plan.stream_options import StreamOptions
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Region, Shape
 

@@ -68,7 +68,7 @@ class TaskKernel(Protocol):
 
     @property
     def sends(self) -> bool:
-        """Whether `advance` can exchange the halos of what it writes (`runner.fuse.steps.layout.Sending`)."""
+        """Whether `advance` can exchange the halos of what it writes: `cuda.steps.layout.Sending`."""
 
     def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
         """Compile what `advance` needs for so many steps of own cells in arrays laid out like these.
@@ -79,8 +79,8 @@ class TaskKernel(Protocol):
     def advance(self, blocks: Any, steps: int, more: int = 0, rows: tuple[int, int] | None = None) -> None:
         """Take `steps` steps from the blocks into the spare blocks, after which `more` follow.
 
-        blocks: `runner.fuse.compiled.StepState`. rows: first and last + 1 to compute, counted from the first
-        own row; None: those that the steps to follow need.
+        blocks: `runner.compiler.compiled.StepState`. rows: first and last + 1 to compute, counted from the
+        first own row; None: those that the steps to follow need.
         """
 
 

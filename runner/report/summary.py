@@ -6,7 +6,7 @@ import contextlib
 from typing import Any, TextIO
 
 from meshrun.runner.errors import show
-from meshrun.runner.report.plan_table import render_comparison
+from meshrun.runner.forecast.table import render_comparison
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.table import table
 from meshrun.runner.report.units import bytes_text, cells_text, counted, figure, seconds_text

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 from meshrun.runner.errors import MeshrunError, UserError
 from meshrun.runner.job.declaration import FUSE, Halo, Job, Trials
 from meshrun.runner.job.signature import FORM, Kind, fitted, read_signature, run_name
+from meshrun.runner.options.step_options import Copies
 from meshrun.runner.plan.halo import BOUNDARIES, Boundary
-from meshrun.runner.plan.step_options import Copies
 
 if TYPE_CHECKING:
     from meshrun.runner.report.record import Record
@@ -184,7 +184,7 @@ class DeclaredJob(Job):
         """
         given = locals()
         keywords = {name: given[name] for name in run_keywords() if name != "ranks"}
-        from meshrun.runner.plan.machine import rates_file
+        from meshrun.runner.forecast.machine import rates_file
         from meshrun.runner.run.execute import run
         from meshrun.runner.run.options import as_keywords, read_options
         from meshrun.runner.run.python_call import call_on_ranks, calling_ranks, check_ranks, files_of
@@ -238,8 +238,8 @@ class DeclaredJob(Job):
         chunk_bytes, host_memory, device_memory: bytes, or texts such as "64M". steps: time steps of the run.
         The others are as in `run`. Raises UserError where the job cannot be planned or a value is wrong.
         """
+        from meshrun.runner.forecast.planned import plan_record
         from meshrun.runner.run.options import as_keywords, checked
-        from meshrun.runner.run.planned import plan_record
         from meshrun.runner.run.record.run_record import PlanRecord
 
         keywords: dict[str, Any] = {
@@ -511,7 +511,7 @@ def job(
     inputs: names of the inputs, if there are several. verify: (world, inputs, output, mode, **parameters) ->
     the record of the check. `--verify` calls it on every rank, with the inputs and the created output as they
     are read back from their files, and "sample" or "full"; it raises RunError on every rank if the output is
-    wrong. forecast: (place, inputs, **parameters) -> `runner.plan.job_forecast.JobForecast`, for
+    wrong. forecast: (place, inputs, **parameters) -> `runner.forecast.job_forecast.JobForecast`, for
     `meshrun plan`; `inputs` are pairs of shape and dtype. reference: (array, **parameters) -> the expected
     mapping, or (mapping, {name: absolute tolerance}); `parameters` as in `map_blocks`. trials: as in
     `map_blocks`.

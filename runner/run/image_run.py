@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.decide import ImageKernels, fused, with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.pipeline.fusing import ImageKernels, fused, with_inferred_halo
-from meshrun.runner.pipeline.images import StreamedFolder
+from meshrun.runner.maps.folders.images import StreamedFolder
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import Task, plan_task

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshrun.runner.compiler.cpp import source as host_source
+from meshrun.runner.compiler.cuda import single_pass
+from meshrun.runner.compiler.cuda.steps import choice as step_choice
+from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
+from meshrun.runner.compiler.cuda.steps.layout import NotFusable
+from meshrun.runner.compiler.decide import not_one_kernel, result_types, traced
+from meshrun.runner.compiler.operations import INEXACT, compiler_options
+from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
+from meshrun.runner.compiler.trace.graph import Program, merge_components
+from meshrun.runner.compiler.trace.trace import NotTraceable
 from meshrun.runner.errors import UserError
-from meshrun.runner.fuse import host_source, single_pass
-from meshrun.runner.fuse.branches import BranchCost, branch_costs, common_operations
-from meshrun.runner.fuse.graph import Program, merge_components
-from meshrun.runner.fuse.operations import INEXACT, compiler_options
-from meshrun.runner.fuse.steps import choice as step_choice
-from meshrun.runner.fuse.steps import kernel as step_kernel
-from meshrun.runner.fuse.steps.layout import NotFusable
-from meshrun.runner.fuse.trace import NotTraceable
-from meshrun.runner.pipeline.fusing import not_one_kernel, result_types, traced
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.report.units import counted
 from meshrun.runner.system.compiler import NotCompiled

@@ -7,27 +7,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from meshrun.runner.arrays.load import load_blocks
+from meshrun.runner.arrays.store import store_of
+from meshrun.runner.compiler.decide import fused, with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.pipeline.fusing import fused, with_inferred_halo
-from meshrun.runner.pipeline.in_memory import BlockDoesNotFit, Pipeline
-from meshrun.runner.pipeline.load import load_blocks
-from meshrun.runner.pipeline.split_probe.probe import check_split
-from meshrun.runner.pipeline.store import store_of
-from meshrun.runner.pipeline.streamed.chunk_agreement import file_chunks, in_chunks
+from meshrun.runner.forecast.record import type_record
+from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
+from meshrun.runner.maps.split_probe.probe import check_split
+from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, in_chunks
 from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
 from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.spans import STAGES
 from meshrun.runner.run.options import RunContext
-from meshrun.runner.run.record.forecast_record import type_record
 from meshrun.runner.storage.formats.registry import Sink, create, first_serial, open_sink
 from meshrun.runner.storage.journal import Journal
 from meshrun.runner.storage.paths import KEPT, partial_path, split
 from meshrun.runner.system.host_memory import host_memory
 
 if TYPE_CHECKING:
-    from meshrun.runner.pipeline.streamed.redo import Redo
+    from meshrun.runner.maps.streamed.redo import Redo
 
 
 def run_map(run: RunContext) -> Record:
@@ -104,7 +104,7 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
     elif task.kernel is not None:
         blocks = fuse(run, blocks)
     check_split(world, blocks)
-    from meshrun.runner.pipeline.streamed.streaming import StreamedRun
+    from meshrun.runner.maps.streamed.streaming import StreamedRun
 
     streamed = StreamedRun(
         world,
@@ -170,8 +170,8 @@ def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files
     """Compare the run's forecast with what rank 0 measured; None if there is no forecast."""
     if 0 in task.shape:
         return None
-    from meshrun.runner.plan.machine import nominal_cpu
-    from meshrun.runner.run.record.forecast_record import beside_run
+    from meshrun.runner.forecast.machine import nominal_cpu
+    from meshrun.runner.forecast.record import beside_run
 
     world, options = run.world, run.options
     measured = {name: (phase.moved, phase.seconds) for name, phase in run.phases.phases.items()}

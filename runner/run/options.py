@@ -14,16 +14,14 @@ from typing import Any, get_args
 
 import numpy as np
 
+from meshrun.runner.arrays.inputs import Inputs
 from meshrun.runner.comm.checksum.checked import Checksum
+from meshrun.runner.compiler.decide import Fusion
 from meshrun.runner.errors import MeshrunError, UserError, is_of_the_runner
 from meshrun.runner.job.declaration import FUSE, FUSE_MATH, Job
 from meshrun.runner.job.signature import FORM
-from meshrun.runner.pipeline.fusing import Fusion
-from meshrun.runner.pipeline.in_memory import OnProgress, OnSteps, no_progress
-from meshrun.runner.pipeline.inputs import Inputs
-from meshrun.runner.plan.grid import is_length
-from meshrun.runner.plan.halo import BOUNDARIES
-from meshrun.runner.plan.step_options import (
+from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
+from meshrun.runner.options.step_options import (
     COLORS,
     COPIES,
     HALOS,
@@ -33,7 +31,9 @@ from meshrun.runner.plan.step_options import (
     parse_range,
     parse_until,
 )
-from meshrun.runner.plan.stream_options import DEPTH_MOST, StreamOptions, check_size, parse_size
+from meshrun.runner.options.stream_options import DEPTH_MOST, StreamOptions, check_size, parse_size
+from meshrun.runner.plan.grid import is_length
+from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.storage.formats.registry import Form, Source
@@ -345,7 +345,7 @@ class RunContext:
     """Context that the functions of one run share: world, job, files, options, transaction and progress.
 
     argument: INPUT as it was given, for a job that opens it itself. stages: of a run of steps, see
-    `runner.pipeline.fusing.stage_lines`."""
+    `runner.compiler.decide.stage_lines`."""
 
     world: World
     job: Job

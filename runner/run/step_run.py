@@ -8,26 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from meshrun.runner.arrays.load import load_blocks
+from meshrun.runner.arrays.store import store_of
+from meshrun.runner.compiler.decide import stage_lines
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.pipeline.fusing import stage_lines
-from meshrun.runner.pipeline.load import load_blocks
-from meshrun.runner.pipeline.split_probe.probe import check_split
-from meshrun.runner.pipeline.steps.checkpoints import Checkpoints, KeepsState, find_state
-from meshrun.runner.pipeline.steps.frames import FrameContent, Frames, open_frames
-from meshrun.runner.pipeline.steps.fused_steps import most_fused_steps
-from meshrun.runner.pipeline.steps.loop import CheckFinite, StepObserver, Until, take_steps
-from meshrun.runner.pipeline.steps.steady import SteadyField, UntilSteady, bytes_kept
-from meshrun.runner.pipeline.steps.stepper import BeforeStep, Stepper
-from meshrun.runner.pipeline.steps.streamed_steps import StreamedSteps
-from meshrun.runner.pipeline.store import store_of
-from meshrun.runner.pipeline.streamed.chunk_agreement import (
-    known_results,
-    limits,
-    serial_file,
-)
+from meshrun.runner.maps.split_probe.probe import check_split
+from meshrun.runner.maps.streamed.chunk_agreement import known_results, limits, serial_file
+from meshrun.runner.options.step_options import EVERY, FieldChange, Steady, StepOptions
 from meshrun.runner.plan.chunking import not_streamed
-from meshrun.runner.plan.step_options import EVERY, FieldChange, Steady, StepOptions
 from meshrun.runner.plan.steps import fields_memory, step_memory
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.report.record import Record
@@ -40,6 +29,13 @@ from meshrun.runner.run.map_run import (
     planned,
 )
 from meshrun.runner.run.options import RunContext, must_fuse
+from meshrun.runner.steps.fused_steps import most_fused_steps
+from meshrun.runner.steps.loop import CheckFinite, StepObserver, Until, take_steps
+from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state
+from meshrun.runner.steps.observers.frames import FrameContent, Frames, open_frames
+from meshrun.runner.steps.observers.steady import SteadyField, UntilSteady, bytes_kept
+from meshrun.runner.steps.stepper import BeforeStep, Stepper
+from meshrun.runner.steps.streamed_steps import StreamedSteps
 from meshrun.runner.storage.checkpoint_folder import SavedState
 from meshrun.runner.storage.formats.frame_files import ARRAYS
 from meshrun.runner.storage.formats.registry import Sink, Source

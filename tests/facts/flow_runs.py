@@ -19,11 +19,11 @@ from meshrun.jobs.airflow.lattice import D2Q9
 from meshrun.jobs.airflow.links import addresses, find_links, force, momentum, set_slots
 from meshrun.jobs.airflow.shapes.bodies import Body, Round
 from meshrun.jobs.airflow.step import step_job
+from meshrun.runner.compiler.compiled import compile_for
+from meshrun.runner.compiler.trace.graph import Operand
+from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.device.api import Device
 from meshrun.runner.errors import RunError
-from meshrun.runner.fuse.compiled import compile_for
-from meshrun.runner.fuse.graph import Operand
-from meshrun.runner.fuse.trace import trace
 from meshrun.runner.region import Region
 
 Array = Any

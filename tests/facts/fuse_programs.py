@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.fuse.graph import Operand
+from meshrun.runner.compiler.trace.graph import Operand
 from meshrun.runner.region import HostArray
 
 KINDS = ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "f4", "f8", "f4", "u1")

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.fuse.evaluate import evaluate
-from meshrun.runner.fuse.graph import Extents, Graph, Node, Operand, Program
-from meshrun.runner.fuse.single_pass import PassKernel, launch_arguments
-from meshrun.runner.fuse.trace import trace
+from meshrun.runner.compiler.cuda.single_pass import PassKernel, launch_arguments
+from meshrun.runner.compiler.trace.evaluate import evaluate
+from meshrun.runner.compiler.trace.graph import Extents, Graph, Node, Operand, Program
+from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.job.discover import find
 
 ROOT = Path(__file__).parents[2]
-SHIM = ROOT / "tests" / "unit" / "fuse" / "host"
+SHIM = ROOT / "tests" / "unit" / "compiler" / "host"
 GXX = shutil.which("g++")
 FLAGS = (
     "-std=c++17",

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshrun.runner.arrays.halo import boxes as halo_boxes
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.peer_memory import Unreachable
 from meshrun.runner.device.api import HEADERS
-from meshrun.runner.pipeline.halo import boxes as halo_boxes
 from meshrun.runner.region import Array
 
 HEADER = Path(__file__).with_suffix(".h")
@@ -52,7 +52,7 @@ def compiled(folder: Path, changes: Sequence[tuple[str, str]] = (), threads: int
 
 
 class HostTables:
-    """`runner.pipeline.halo.boxes.Tables` for NumPy arrays."""
+    """`runner.arrays.halo.boxes.Tables` for NumPy arrays."""
 
     def __init__(self, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))

@@ -16,19 +16,19 @@ from typing import Any
 
 from numpy_kernel import with_ends
 
+from meshrun.runner.compiler.compiled import DeviceKernel
+from meshrun.runner.compiler.cuda.steps.choice import Choice
+from meshrun.runner.compiler.cuda.steps.kernel import build
+from meshrun.runner.compiler.cuda.steps.layout import StepKernel
+from meshrun.runner.compiler.operations import KERNELS
+from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.device.api import Backend
-from meshrun.runner.fuse.compiled import DeviceKernel
-from meshrun.runner.fuse.evaluate import evaluate
-from meshrun.runner.fuse.operations import KERNELS
-from meshrun.runner.fuse.steps.choice import Choice
-from meshrun.runner.fuse.steps.kernel import build
-from meshrun.runner.fuse.steps.layout import StepKernel
 from meshrun.runner.region import Shape
 
 GXX = shutil.which("g++")
 # -O1 takes half as long again to compile.
 FLAGS = ("-std=c++17", "-Og", "-ffp-contract=off", "-shared", "-fPIC", "-w", f"-I{KERNELS}")
-SHIM = Path(__file__).parents[1] / "unit" / "fuse" / "host" / "warps.h"
+SHIM = Path(__file__).parents[1] / "unit" / "compiler" / "host" / "warps.h"
 COMPILING = threading.Lock()
 ATOMICS = Path(__file__).with_name("host_flags.h")
 

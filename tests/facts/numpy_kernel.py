@@ -12,11 +12,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from step_runs import PAD, Arrays, beyond_ends
 
-from meshrun.runner.fuse import single_pass
-from meshrun.runner.fuse.compiled import DeviceKernel, Feeds
-from meshrun.runner.fuse.evaluate import evaluate
-from meshrun.runner.fuse.graph import Extents, Program, in_order
-from meshrun.runner.fuse.steps.layout import Axis, Sending
+from meshrun.runner.compiler.compiled import DeviceKernel, Feeds
+from meshrun.runner.compiler.cuda import single_pass
+from meshrun.runner.compiler.cuda.steps.layout import Axis, Sending
+from meshrun.runner.compiler.trace.evaluate import evaluate
+from meshrun.runner.compiler.trace.graph import Extents, Program, in_order
 
 
 class NumpyKernel:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from meshrun.runner.fuse.single_pass import PassKernel
+from meshrun.runner.compiler.cuda.single_pass import PassKernel
 
 
 def done(answer: tuple[Any, ...]) -> Any:

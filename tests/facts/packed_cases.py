@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.fuse.graph import Graph, Node, Operand, Program
+from meshrun.runner.compiler.trace.graph import Graph, Node, Operand, Program
 
 SMALL = ("uint8", "int8", "uint16", "int16")
 BOOL = np.dtype(bool)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from meshrun.runner.fuse.graph import Graph, Node, Operand, Program
+from meshrun.runner.compiler.trace.graph import Graph, Node, Operand, Program
 
 DTYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
           "float16", "float32", "float64")  # fmt: skip

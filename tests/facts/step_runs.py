@@ -11,7 +11,7 @@ from queued_device import QueuedBackend
 import meshrun
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import run_ranks
-from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.world import open_world
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import meshrun
-import meshrun.runner.pipeline.streamed.streaming
+import meshrun.runner.maps.streamed.streaming
 from meshrun.runner.storage.formats.flat import FlatSink, FlatSource
 from meshrun.runner.storage.journal import Journal, Log, Syncer
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -95,7 +95,7 @@ PLACES: dict[str, tuple[Any, str, Callable[[], bool], Callable[..., Any]]] = {
 whole_write = FlatSink.write
 in_sync = place in ("sync", "synced")
 if in_sync:
-    meshrun.runner.pipeline.streamed.streaming.Syncer = partial(Syncer, seconds=0.02)
+    meshrun.runner.maps.streamed.streaming.Syncer = partial(Syncer, seconds=0.02)
 if place in PLACES:
     owner, name, now, first = PLACES[place]
     original = getattr(owner, name)

@@ -23,10 +23,10 @@ import itertools, os, signal, time
 from pathlib import Path
 
 import meshrun
-from meshrun.runner.pipeline import image_engine
+from meshrun.runner.maps.folders import image_engine
 from meshrun.runner.storage.journal import Journal, Log
 from meshrun.runner.storage.formats.flat import FlatSink
-from meshrun.runner.pipeline.images import StreamedFolder
+from meshrun.runner.maps.folders.images import StreamedFolder
 
 notes = Path(os.environ["MESHRUN_TEST_RUN"])
 told = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))

@@ -11,7 +11,7 @@ import pytest
 import meshrun
 from meshrun.runner.device import gds
 from meshrun.runner.errors import RunError
-from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.run.execute import Options, run
 
 kvikio = pytest.importorskip("kvikio")

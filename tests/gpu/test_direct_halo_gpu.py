@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 import meshrun
+from meshrun.runner.arrays.halo import direct
+from meshrun.runner.arrays.halo.direct import DirectHalos
+from meshrun.runner.compiler.cuda.steps.layout import Neighbour, Sending
 from meshrun.runner.errors import RunError
-from meshrun.runner.fuse.steps.layout import Neighbour, Sending
-from meshrun.runner.pipeline.halo import direct
-from meshrun.runner.pipeline.halo.direct import DirectHalos
+from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.halo import BOUNDARIES
-from meshrun.runner.plan.step_options import StepOptions
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.system.launcher import detect_launcher
 from meshrun.runner.world.world import World, open_world
@@ -182,7 +182,7 @@ def test_graphs_of_single_steps_are_a_plain_loop(
     )  # observed between graphs of all lengths
     options = Options(device="cuda", fuse="require", overlap=overlap, steps=steps, oversubscribe=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("meshrun.runner.fuse.compiled.DeviceKernel.most_steps", 1)
+        patch.setattr("meshrun.runner.compiler.compiled.DeviceKernel.most_steps", 1)
         record = run(job, inputs, outputs, {}, options, world=world)
     assert record["steps"]["steps_per_kernel"] == 1
     assert record["steps"]["steps_per_exchange"] == every

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from packed_cases import SMALL, of_floats, of_integers, of_neighbours, of_sums
 from random_programs import programs
 
-from meshrun.runner.fuse.compiled import DeviceKernel
-from meshrun.runner.fuse.evaluate import evaluate
-from meshrun.runner.fuse.graph import Operand, Program, merge_components
-from meshrun.runner.fuse.single_pass import PassKernel, emit, launch_arguments
-from meshrun.runner.fuse.steps.choice import MEASURED, choices
-from meshrun.runner.fuse.steps.layout import Axis
-from meshrun.runner.fuse.trace import trace
+from meshrun.runner.compiler.compiled import DeviceKernel
+from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit, launch_arguments
+from meshrun.runner.compiler.cuda.steps.choice import MEASURED, choices
+from meshrun.runner.compiler.cuda.steps.layout import Axis
+from meshrun.runner.compiler.trace.evaluate import evaluate
+from meshrun.runner.compiler.trace.graph import Operand, Program, merge_components
+from meshrun.runner.compiler.trace.trace import trace
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 
@@ -141,8 +141,8 @@ __global__ void roots(unsigned first, unsigned* wrong) {
 
 
 def test_the_square_root_of_every_float_is_correctly_rounded() -> None:
+    from meshrun.runner.compiler.operations import HEADER
     from meshrun.runner.device.cuda import kernel_of_text
-    from meshrun.runner.fuse.operations import HEADER
 
     roots = kernel_of_text(HEADER.read_text().replace("#pragma once", "") + ROOTS, "roots")
     wrong = cupy.zeros(1, cupy.uint32)
@@ -201,8 +201,8 @@ __global__ void halves(unsigned first, unsigned* wrong) {
 
 
 def test_sums_and_products_of_all_halves_are_those_of_floats() -> None:
+    from meshrun.runner.compiler.operations import HEADER, KERNELS
     from meshrun.runner.device.cuda import kernel_of_text
-    from meshrun.runner.fuse.operations import HEADER, KERNELS
 
     headers = [path.read_text().replace("#pragma once", "") for path in (HEADER, KERNELS / "packed.cuh")]
     halves = kernel_of_text("\n".join([*headers, HALVES]), "halves")

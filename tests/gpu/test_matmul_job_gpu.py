@@ -60,7 +60,7 @@ def test_dtypes(dtype: str) -> None:
 def test_little_memory(tmp_path: Path, word: str) -> None:
     from dataclasses import replace
 
-    from meshrun.runner.plan.stream_options import StreamOptions
+    from meshrun.runner.options.stream_options import StreamOptions
 
     a, b = made("float32", 3000, 2000), made("float32", 2000, 2500)
     np.save(tmp_path / "a.npy", a)

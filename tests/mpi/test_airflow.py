@@ -10,10 +10,10 @@ import pytest
 from meshrun.jobs.airflow.airflow import airflow
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.errors import RunError
-from meshrun.runner.pipeline.steps.steady import UntilSteady
-from meshrun.runner.plan.step_options import SaveInterval, Steady, StepOptions
-from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.options.step_options import SaveInterval, Steady, StepOptions
+from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.run.execute import Options, run
+from meshrun.runner.steps.observers.steady import UntilSteady
 from meshrun.runner.world.world import World, open_world
 
 pytestmark = pytest.mark.mpi

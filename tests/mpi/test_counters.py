@@ -11,7 +11,7 @@ import pytest
 from meshrun.runner.comm.api import Counters
 from meshrun.runner.comm.mpi import MpiComm
 from meshrun.runner.errors import RunError
-from meshrun.runner.pipeline.streamed.work_stealing import ChunkQueue
+from meshrun.runner.maps.streamed.work_stealing import ChunkQueue
 from meshrun.runner.plan.grid import bounds
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]

@@ -12,7 +12,7 @@ import pytest
 from factor_cases import Case
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.world import World
 

@@ -36,13 +36,13 @@ from meshrun.launch.cli.main import command as root_command
 from meshrun.launch.cli.main import main
 from meshrun.launch.cli.plugins import check_words
 from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.compiler.cpp.host import most_steps as most_steps_on_a_cpu
+from meshrun.runner.compiler.cuda.steps.kernel import MOST_STEPS
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.fuse.host import most_steps as most_steps_on_a_cpu
-from meshrun.runner.fuse.steps.kernel import MOST_STEPS
-from meshrun.runner.plan.job_forecast import Place, links_of
-from meshrun.runner.plan.machine import nominal
-from meshrun.runner.plan.step_options import StepOptions
-from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.forecast.job_forecast import Place, links_of
+from meshrun.runner.forecast.machine import nominal
+from meshrun.runner.options.step_options import StepOptions
+from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.report import summary
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.world import open_world

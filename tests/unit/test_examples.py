@@ -14,7 +14,7 @@ from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import find
-from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.world import open_world
 

@@ -199,7 +199,7 @@ STATE = {
 
 
 def machine_rates() -> bytes:
-    from meshrun.runner.plan.machine import nominal_cpu, save
+    from meshrun.runner.forecast.machine import nominal_cpu, save
 
     with tempfile.TemporaryDirectory() as folder:
         save(nominal_cpu(4, 1 << 30), Path(folder) / "r.json")
@@ -447,7 +447,7 @@ TARGETS = [
         lazily("meshrun.jobs.validate.health.known_rates", "known_rates"),
         ".json",
     ),
-    Target("machine rates", machine_rates, lazily("meshrun.runner.plan.machine", "load"), ".json"),
+    Target("machine rates", machine_rates, lazily("meshrun.runner.forecast.machine", "load"), ".json"),
     Target(
         "stl text",
         functools.partial(surface, False),
@@ -470,7 +470,7 @@ TARGETS = [
         (ValueError,),
     ),
     Target("traffic matrix", b"0 16\n32 0\n".strip, matrix, ".txt"),
-    *texts("size", lazily("meshrun.runner.plan.stream_options", "parse_size"), "1.5G", "64M"),
+    *texts("size", lazily("meshrun.runner.options.stream_options", "parse_size"), "1.5G", "64M"),
     *texts(
         "nccl size",
         lazily("meshrun.jobs.measure.sizes", "parse_nccl_tests_size"),
@@ -487,9 +487,9 @@ TARGETS = [
         errors=(MeshrunError, ValueError),
     ),
     *texts("grid", lazily("meshrun.runner.plan.grid", "parse_grid", (64, 64), 4), "2x2", "0x1"),
-    *texts("interval", lazily("meshrun.runner.plan.step_options", "parse_interval"), "4", "10min"),
-    *texts("until", lazily("meshrun.runner.plan.step_options", "parse_until"), "1e-6", "steady:1e-3"),
-    *texts("range", lazily("meshrun.runner.plan.step_options", "parse_range"), "0:1.5"),
+    *texts("interval", lazily("meshrun.runner.options.step_options", "parse_interval"), "4", "10min"),
+    *texts("until", lazily("meshrun.runner.options.step_options", "parse_until"), "1e-6", "steady:1e-3"),
+    *texts("range", lazily("meshrun.runner.options.step_options", "parse_range"), "0:1.5"),
     *texts("dtype", lazily("meshrun.runner.storage.formats.declared_form", "parse_dtype"), "float32", ">i2"),
     *texts("axes", lazily("meshrun.jobs.transforms.axes", "parse_axes"), "1,0,2"),
     *texts("expression", lazily("meshrun.jobs.filters.expression", "parse"), "x * 2 + sqrt(x)"),

@@ -22,7 +22,7 @@ from meshrun.jobs.airflow.shapes.bodies import Body, CellBody, Round, ShadedBody
 from meshrun.jobs.airflow.shapes.parts import connected
 from meshrun.jobs.airflow.shapes.surface import Surface, frontal_area
 from meshrun.runner.errors import UserError
-from meshrun.runner.pipeline.decoded_inputs import open_decoded
+from meshrun.runner.maps.decoded_inputs import open_decoded
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.storage.formats import registry
 from meshrun.runner.storage.formats.image import Appearance, is_tiff

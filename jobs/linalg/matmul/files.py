@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from meshrun.jobs.linalg.matmul.products import Products
+from meshrun.runner.arrays.load import stages
 from meshrun.runner.device.api import Backend
-from meshrun.runner.pipeline.load import stages
 from meshrun.runner.region import Array, HostArray, Region
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.storage.formats.registry import Sink, Source

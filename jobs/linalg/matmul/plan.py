@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from meshrun.runner.arrays.load import stages
 from meshrun.runner.errors import UserError
-from meshrun.runner.pipeline.load import stages
 from meshrun.runner.plan.grid import bounds, factorizations
 from meshrun.runner.report.units import bytes_text, counted
 

@@ -19,13 +19,13 @@ import numpy as np
 
 from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import UserError
-from meshrun.runner.pipeline.streamed.dispatch import threads_of
-from meshrun.runner.pipeline.streamed.endpoints import Endpoints
-from meshrun.runner.pipeline.streamed.gpu_engine import DeviceEngine
-from meshrun.runner.pipeline.streamed.loop import stream
+from meshrun.runner.forecast.machine import START_CPU, START_GPU, Machine, Rate
+from meshrun.runner.maps.streamed.dispatch import threads_of
+from meshrun.runner.maps.streamed.endpoints import Endpoints
+from meshrun.runner.maps.streamed.gpu_engine import DeviceEngine
+from meshrun.runner.maps.streamed.loop import stream
+from meshrun.runner.options.stream_options import DEPTH
 from meshrun.runner.plan.chunks import Chunks
-from meshrun.runner.plan.machine import START_CPU, START_GPU, Machine, Rate
-from meshrun.runner.plan.stream_options import DEPTH
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.report.bottleneck import wall_time

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.pipeline import in_memory as pipeline
-from meshrun.runner.pipeline.halo.exchange import Exchange, HaloPlan, Halos
-from meshrun.runner.pipeline.in_memory import Pipeline
-from meshrun.runner.pipeline.reduce import Tiles
-from meshrun.runner.pipeline.result_type import result_buffers
-from meshrun.runner.pipeline.steps.stepper import Stepper
-from meshrun.runner.pipeline.store import Store
+from meshrun.runner.arrays.halo.exchange import Exchange, HaloPlan, Halos
+from meshrun.runner.arrays.store import Store
+from meshrun.runner.compiler.result_type import result_buffers
+from meshrun.runner.maps import in_memory as pipeline
+from meshrun.runner.maps.in_memory import Pipeline
+from meshrun.runner.maps.reduce import Tiles
 from meshrun.runner.plan import halo
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Region
+from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.npy import NpySink, NpySource
 
 
@@ -107,7 +107,7 @@ def _wrong_boundary() -> AbstractContextManager[None]:
 
 
 def _unflipped() -> AbstractContextManager[None]:
-    from meshrun.runner.pipeline.halo import exchange
+    from meshrun.runner.arrays.halo import exchange
 
     return _replaced(exchange, "reverse", lambda array, axes: array)
 

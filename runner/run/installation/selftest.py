@@ -26,8 +26,8 @@ from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import MeshrunError, RunError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import find, names
+from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.halo import BOUNDARIES
-from meshrun.runner.plan.step_options import StepOptions
 from meshrun.runner.report.table import table
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.declare import map_blocks, reduce_blocks

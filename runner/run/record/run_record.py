@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from meshrun.runner.report import plan_table
+from meshrun.runner.forecast import table as plan_table
 from meshrun.runner.report.summary import render, result_text
 
 

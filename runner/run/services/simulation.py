@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshrun.runner.arrays.inputs import note_captured
 from meshrun.runner.errors import UserError
+from meshrun.runner.forecast.record import type_record
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.pipeline.inputs import note_captured
-from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.options import RunContext
-from meshrun.runner.run.record.forecast_record import type_record
 from meshrun.runner.storage.formats.registry import Source
 
 if TYPE_CHECKING:

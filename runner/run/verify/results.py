@@ -20,16 +20,16 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.result_type import result_buffers
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.signature import INPUT_DTYPE
-from meshrun.runner.pipeline.in_memory import OnProgress, no_progress
-from meshrun.runner.pipeline.reduce import Tiles, reduce_array, to_host
-from meshrun.runner.pipeline.result_type import result_buffers
-from meshrun.runner.pipeline.streamed.dispatch import threads_of
-from meshrun.runner.pipeline.streamed.redo import Redo
+from meshrun.runner.maps.in_memory import OnProgress, no_progress
+from meshrun.runner.maps.reduce import Tiles, reduce_array, to_host
+from meshrun.runner.maps.streamed.dispatch import threads_of
+from meshrun.runner.maps.streamed.redo import Redo
 from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import HostArray, Region, Shape, overlap

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.pipeline.in_memory import OnProgress, no_progress
-from meshrun.runner.pipeline.streamed.dispatch import threads_of
+from meshrun.runner.maps.in_memory import OnProgress, no_progress
+from meshrun.runner.maps.streamed.dispatch import threads_of
 from meshrun.runner.plan.sampling import box_shape, cover, cut_elsewhere, sample
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import HostArray, Region, Shape

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.result_type import result_buffers
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.job.block_context import BlockContext
-from meshrun.runner.pipeline.result_type import result_buffers
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import HostArray, Region, Shape
 

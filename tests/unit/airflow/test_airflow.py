@@ -27,12 +27,12 @@ from meshrun.jobs.airflow.tunnel import Tunnel
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.pipeline.steps.frames import Frames
+from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.chunking import MemoryUse
-from meshrun.runner.plan.step_options import StepOptions
 from meshrun.runner.region import Region
 from meshrun.runner.run import step_run
 from meshrun.runner.run.execute import Options, run
+from meshrun.runner.steps.observers.frames import Frames
 from meshrun.runner.world.world import open_world
 
 SMALL = {"size": "64x32", "length": 8.0, "reynolds": 20.0, "steps": 60, "every": 20, "forces_every": 10}
@@ -560,7 +560,7 @@ def test_pixels_at_the_borders_of_blocks_are_those_of_one_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grid: str, pixels: int, devices: bool
 ) -> None:
     """No rank has all cells that they are computed from. Each pixel is 4 bytes for each quantity shown."""
-    monkeypatch.setattr("meshrun.runner.pipeline.steps.frames.PIXELS", pixels)
+    monkeypatch.setattr("meshrun.runner.steps.observers.frames.PIXELS", pixels)
     fetch, fetched = Frames._fetch, []
 
     def counted(self: Frames, cells: Any, *, fresh: bool) -> Any:

@@ -11,9 +11,9 @@ from nvrtc_log import log_of
 from meshrun.jobs.airflow.cells import Cell
 from meshrun.jobs.airflow.lattice import LATTICES
 from meshrun.jobs.airflow.step import Collision, step_job
-from meshrun.runner.fuse.graph import Operand
-from meshrun.runner.fuse.single_pass import emit
-from meshrun.runner.fuse.trace import trace
+from meshrun.runner.compiler.cuda.single_pass import emit
+from meshrun.runner.compiler.trace.graph import Operand
+from meshrun.runner.compiler.trace.trace import trace
 
 
 @pytest.mark.parametrize(

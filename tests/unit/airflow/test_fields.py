@@ -20,13 +20,13 @@ from meshrun.jobs.airflow.shapes.shape import Placement, read
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.pipeline.steps.snapshots import Snapshots, count_snapshots
-from meshrun.runner.pipeline.steps.stepper import Stepper
-from meshrun.runner.plan.step_options import SaveInterval, StepOptions
-from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.options.step_options import SaveInterval, StepOptions
+from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.region import Region
 from meshrun.runner.report.colors import NOT_A_NUMBER, indices, palette
 from meshrun.runner.run.execute import Options, run
+from meshrun.runner.steps.observers.snapshots import Snapshots, count_snapshots
+from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.field_file import FieldFile, GridField
 from meshrun.runner.world.world import open_world
 

@@ -18,13 +18,13 @@ from meshrun.jobs.airflow.tunnel import Tunnel
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.pipeline.steps.checkpoints import Checkpoints
-from meshrun.runner.pipeline.steps.steady import UntilSteady
-from meshrun.runner.plan.step_options import SaveInterval, Steady, StepOptions
-from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.options.step_options import SaveInterval, Steady, StepOptions
+from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.region import Region
 from meshrun.runner.report.summary import render
 from meshrun.runner.run.execute import Options, run
+from meshrun.runner.steps.observers.checkpoints import Checkpoints
+from meshrun.runner.steps.observers.steady import UntilSteady
 from meshrun.runner.world.world import open_world
 
 EVERY = 40  # steps in which the flow passes the body: length / speed

@@ -19,7 +19,7 @@ from meshrun.runner.comm.peer_memory import PAGE, Unreachable
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
 from meshrun.runner.device.api import Device, NotCapturable
 from meshrun.runner.device.raw.memory import Memory
-from meshrun.runner.pipeline.steps import halo_path
+from meshrun.runner.steps import halo_path
 
 GPUS = [Device("cuda", "a GPU", index, uuid=f"GPU-{index}") for index in range(2)]
 

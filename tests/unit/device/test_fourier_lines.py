@@ -16,7 +16,7 @@ from nvrtc_log import log_of_text
 from meshrun.runner.device.api import HEADERS
 
 KERNEL = HEADERS / "fourier_lines.cu"
-SHIM = Path(__file__).parents[1] / "fuse" / "host" / "warps.h"
+SHIM = Path(__file__).parents[1] / "compiler" / "host" / "warps.h"
 LENGTHS = {2048: 8, 4096: 4}
 SHARED = "extern __shared__ __align__(16) char memory[];"
 PRELUDE = f"""#include "{SHIM}"

@@ -18,9 +18,9 @@ from meshrun.jobs.filters import elementwise as elementwise_module
 from meshrun.jobs.filters.dtypes import SUPPORTED, floating
 from meshrun.jobs.filters.elementwise import elementwise
 from meshrun.jobs.filters.expression import FUNCTIONS
-from meshrun.runner.fuse import fill
-from meshrun.runner.fuse.graph import Operand
-from meshrun.runner.fuse.single_pass import emit
+from meshrun.runner.compiler.cuda import fill
+from meshrun.runner.compiler.cuda.single_pass import emit
+from meshrun.runner.compiler.trace.graph import Operand
 
 Array = np.ndarray[Any, Any]
 EXPRESSION = "where(x > 10, x * 3.5 - 0.1, min(max(-x, floor(x / 7)), 1e30)) + abs(x) // 1.5 % -0.7"

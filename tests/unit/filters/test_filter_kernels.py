@@ -24,9 +24,10 @@ from meshrun.jobs.filters.dtypes import SUPPORTED, is_wide
 from meshrun.jobs.filters.grayscale import grayscale
 from meshrun.jobs.filters.laplacian import laplacian
 from meshrun.jobs.filters.weights import read
+from meshrun.runner.compiler import compiled
+from meshrun.runner.compiler.cuda import fill
+from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.fuse import compiled, fill
-from meshrun.runner.fuse.evaluate import evaluate
 from meshrun.runner.plan.halo import normalize
 from meshrun.runner.system.compiler import NotCompiled
 

@@ -37,7 +37,7 @@ class FakeTiles:
 
 @pytest.fixture(autouse=True)
 def _fake_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshrun.runner.pipeline.reduce.Tiles", FakeTiles)
+    monkeypatch.setattr("meshrun.runner.maps.reduce.Tiles", FakeTiles)
 
 
 def run(array: Array, **parameters: Any) -> dict[str, Any]:

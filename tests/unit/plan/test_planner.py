@@ -16,15 +16,15 @@ from queued_device import QueuedBackend
 import meshrun
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import UserError
-from meshrun.runner.pipeline.streamed import chunk_agreement
-from meshrun.runner.pipeline.streamed.chunk_agreement import chunks_of, in_chunks
-from meshrun.runner.pipeline.streamed.endpoints import Endpoints
+from meshrun.runner.forecast.forecast import forecast
+from meshrun.runner.forecast.machine import Machine, nominal, nominal_cpu
+from meshrun.runner.maps.streamed import chunk_agreement
+from meshrun.runner.maps.streamed.chunk_agreement import chunks_of, in_chunks
+from meshrun.runner.maps.streamed.endpoints import Endpoints
+from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan import chunking
 from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
 from meshrun.runner.plan.chunks import Chunks
-from meshrun.runner.plan.forecast import forecast
-from meshrun.runner.plan.machine import Machine, nominal, nominal_cpu
-from meshrun.runner.plan.stream_options import StreamOptions
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.spans import Spans
 from meshrun.runner.world.world import World, open_world

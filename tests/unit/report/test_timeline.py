@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.pipeline.streamed.resume import find_unfinished
-from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.maps.streamed.resume import find_unfinished
+from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.report.bottleneck import measure
 from meshrun.runner.report.spans import STAGES, Span, Stage
 from meshrun.runner.report.timeline import Lane, check_timeline, page, rows, trace, write_timeline

@@ -10,7 +10,7 @@ import pytest
 from numpy_kernel import NumpyKernel
 
 import meshrun
-from meshrun.runner.pipeline import fusing
+from meshrun.runner.compiler import decide as fusing
 from meshrun.runner.run import array_call
 
 GAIN = 2.0
@@ -35,7 +35,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[NumpyKernel]:
         kernels.append(NumpyKernel(program, widths, feeds, boundary, cval, aligned=False))
         return kernels[-1], "NumPy"
 
-    monkeypatch.setattr("meshrun.runner.fuse.compiled.compile_for", compile_for)
+    monkeypatch.setattr("meshrun.runner.compiler.compiled.compile_for", compile_for)
     monkeypatch.setattr(fusing, "WORTH_COMPILING", 0)
     array_call._KEPT.clear()
     return kernels

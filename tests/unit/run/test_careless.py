@@ -20,8 +20,8 @@ from meshrun.launch.cli.main import main
 from meshrun.launch.mpi import library as mpi_library
 from meshrun.launch.mpi.library import Library
 from meshrun.runner.errors import RunError, UserError, describe
+from meshrun.runner.forecast.machine import nominal_cpu, rates_file, save
 from meshrun.runner.job.discover import find
-from meshrun.runner.plan.machine import nominal_cpu, rates_file, save
 from meshrun.runner.report.summary import render
 from meshrun.runner.system import launcher
 

@@ -13,7 +13,7 @@ import meshrun
 from meshrun.runner.comm.checksum.checked import Checksum, Damaged
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
 from meshrun.runner.errors import RunError
-from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.report.summary import render
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.world import open_world

@@ -6,14 +6,14 @@ import subprocess
 import sys
 
 LATER = (
-    "meshrun.runner.pipeline.streamed.streaming",
-    "meshrun.runner.pipeline.steps.loop",
+    "meshrun.runner.maps.streamed.streaming",
+    "meshrun.runner.steps.loop",
     "meshrun.runner.run.step_run",
     "meshrun.runner.run.verify.results",
-    "meshrun.runner.fuse.compiled",
-    "meshrun.runner.fuse.host",
-    "meshrun.runner.fuse.single_pass",
-    "meshrun.runner.fuse.steps.kernel",
+    "meshrun.runner.compiler.compiled",
+    "meshrun.runner.compiler.cpp.host",
+    "meshrun.runner.compiler.cuda.single_pass",
+    "meshrun.runner.compiler.cuda.steps.kernel",
 )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import meshrun
-from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.report import progress
 from meshrun.runner.report.progress import ProgressBar
 from meshrun.runner.run.execute import Options, execute

@@ -18,7 +18,7 @@ from meshrun.jobs.transforms.transpose_job import transpose_job
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.storage.formats.registry import open_source
 from meshrun.runner.world.group import Group

@@ -11,7 +11,7 @@ import pytest
 
 from meshrun.launch.cli.main import main
 from meshrun.runner.errors import RunError
-from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.run.execute import Options
 from meshrun.runner.run.installation import selftest
 from meshrun.runner.run.installation.mutations import MUTATIONS, Mutation

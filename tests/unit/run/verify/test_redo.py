@@ -15,7 +15,7 @@ from stream_cases import run_on
 import meshrun
 from meshrun.runner.device.api import Device
 from meshrun.runner.errors import RunError
-from meshrun.runner.pipeline.streamed.redo import Redo
+from meshrun.runner.maps.streamed.redo import Redo
 from meshrun.runner.region import HostArray
 from meshrun.runner.world.world import Rank
 
@@ -123,7 +123,7 @@ def test_without_another_device_the_run_fails_and_names_the_rank(source: Path) -
 
 
 def test_ranks_on_the_same_gpu_are_no_other_device(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from meshrun.runner.pipeline.streamed import redo
+    from meshrun.runner.maps.streamed import redo
 
     monkeypatch.setattr(redo, "_device", lambda rank: "GPU-1" if rank.number < 2 else "GPU-2")
     record = run(source)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import meshrun
+from meshrun.runner.arrays.store import Store
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import RunError
-from meshrun.runner.pipeline.store import Store
-from meshrun.runner.plan.step_options import StepOptions
+from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.world import open_world
 

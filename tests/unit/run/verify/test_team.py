@@ -25,7 +25,6 @@ from meshrun.runner.errors import RunError, traceback_of
 from meshrun.runner.job import pickling
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import find
-from meshrun.runner.pipeline.steps.stepper import Stepper
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.region import Region
 from meshrun.runner.run.verify import steps as verify_steps
@@ -39,6 +38,7 @@ from meshrun.runner.run.verify.team import (
     open_team,
     processes_of,
 )
+from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import open_source
 from meshrun.runner.world.world import open_world
 

@@ -18,8 +18,8 @@ from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.lock import hold
-from meshrun.runner.plan.step_options import StepOptions
-from meshrun.runner.plan.stream_options import StreamOptions
+from meshrun.runner.options.step_options import StepOptions
+from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.storage.formats import containers
 from meshrun.runner.world.world import open_world

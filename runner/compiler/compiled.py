@@ -1,0 +1,393 @@
+"""Compile a program to a kernel that a task calls in place of its function: on a GPU or on the host."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from meshrun.runner.compiler.cpp import host
+from meshrun.runner.compiler.cpp import source as host_source
+from meshrun.runner.compiler.cuda import single_pass
+from meshrun.runner.compiler.cuda.steps import choice as step_choice
+from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
+from meshrun.runner.compiler.cuda.steps.choice import Choice
+from meshrun.runner.compiler.cuda.steps.layout import Axis, Sending, StepKernel, Tuning
+from meshrun.runner.compiler.operations import INEXACT, compiler_options
+from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
+from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.device.api import Backend
+from meshrun.runner.region import Array, Shape
+from meshrun.runner.system.compiler import NotCompiled, cache_folder, find_compiler
+
+Feeds = Sequence[int | None]
+Rows = tuple[int, int]
+
+
+class StepState(Protocol):
+    """The two blocks of each field of which steps read one and write the other, the spare one.
+
+    feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed. bound: what
+    `DeviceKernel.advance` has bound to these blocks.
+    """
+
+    feeds: list[int | None]
+    fed: list[int]
+    bound: dict[Any, Callable[[], None]]
+
+    def swap(self) -> None:
+        """Swap the two blocks of each fed input."""
+
+    def both(self) -> tuple[list[Array], list[Array]]:
+        """Return the block of each input that the next step reads, and the one that it writes."""
+
+    def rows(self, more: int) -> Rows:
+        """Return the rows that `more` steps to follow need, counted from the first own row; none: (0, 0)."""
+
+    # For kernels that read own cells and what is valid beside them
+
+    def inputs(self, rows: Rows) -> list[Array]:
+        """Return these rows of each input's block; views."""
+
+    def outputs(self, rows: Rows) -> list[Array]:
+        """Return these rows of the spare block that each output writes; views."""
+
+    def axes(self, rows: Rows, valid: int) -> list[Axis]:
+        """Return what lies beside these rows along each axis. valid: steps for which the halo suffices."""
+
+    def sending(self) -> Sending | None:
+        """Return how the kernel itself exchanges the halos of what it writes; None if it does not."""
+
+    # For kernels that read whole blocks, with the cells beyond the array
+
+    def fill_beyond(self) -> None:
+        """Give the cells beyond the array the value of a constant boundary, in both blocks of each input."""
+
+    def first_cells(self) -> list[list[int]]:
+        """Return the index of each block's first own cell, per axis."""
+
+    def box(self, more: int) -> host.Box:
+        """Return the cells that a step computes after which `more` follow, counted from the first own one."""
+
+    def edge_cells(self, place: int) -> list[host.Copy]:
+        """Return which own cell of input `place` each cell beyond the array equals."""
+
+
+@dataclass
+class DeviceKernel:
+    """CUDA kernels of a program, on the current device and stream.
+
+    widths: of the blocks' halo, per grid axis. arithmetic: "strict" rounds as NumPy does; "fast" lets the
+    compiler fuse a multiplication and an addition. feeds: for each output, the number of the input that it
+    becomes in the next step, or None. boundary, cval: of the steps. choice: how many steps a kernel takes,
+    and its tuning; None: as predicted. row: cells of the last axis, if all blocks have all of them and need
+    no cells beyond its ends; 0: if they may be parts of it.
+    """
+
+    program: Program
+    widths: Extents
+    arithmetic: str = "strict"
+    feeds: Feeds = ()
+    boundary: str = "reflect"
+    cval: float = 0.0
+    choice: Choice | None = None
+    row: int = 0
+    takes_rows: ClassVar[bool] = True
+    _passes: dict[tuple[Shape, bool, bool], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
+        default_factory=dict
+    )
+    _steps: dict[tuple[int, bool, bool], tuple[StepKernel, Callable[..., None], int]] = field(
+        default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        self._merged, _ = merge_components(self.program)
+        self._tile = single_pass.choose_tile(self._merged)
+        self._ends = self.boundary if self.finds_ends else ""
+
+    @functools.cached_property
+    def finds_ends(self) -> list[int]:
+        """The inputs of which no cell beyond the ends of the last axis needs to be in memory."""
+        return single_pass.finds_ends(self.program, self.boundary, self.row)
+
+    def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
+        self.bind(blocks, outs)()
+
+    def bind(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
+        """Return the launches of one pass; see `TaskKernel`. To make their arguments takes the host longer
+        than a small block takes the device."""
+        merged, most, around = self._merged, single_pass.MOST_ROWS, sum(self.widths[0])
+        if merged.axes == 1 or len(outs[0]) <= most:
+            return self._bound_pass(blocks, outs)
+        parts = []
+        for first in range(0, len(outs[0]), most):
+            rows = slice(first, first + most), slice(first, first + most + around)
+            parts.append(
+                self._bound_pass([block[rows[1]] for block in blocks], [out[rows[0]] for out in outs])
+            )
+        return functools.partial(_call_all, parts)
+
+    def _bound_pass(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
+        """Return the launch for arrays of no more rows than one launch takes."""
+        merged = self._merged
+        sides = (merged.inputs, blocks), (merged.outputs, outs)
+        apart = not all(single_pass.have_equal_pitches(*side, merged.axes) for side in sides)
+        wide = single_pass.is_wide([*blocks, *outs])
+        kernel, launch = self._pass(outs[0].shape, apart, wide)
+        call = single_pass.launch_arguments(kernel, blocks, outs, self.widths)
+        if call.grid == (0,):
+            return functools.partial(_call_all, ())
+        return functools.partial(launch, call.grid, call.block, call.arguments)
+
+    def prepare(self, shape: Shape) -> None:
+        """Compile the kernel of one pass for results of this shape. Raises NotCompiled."""
+        self._pass(shape)
+
+    def _pass(
+        self, shape: Shape, apart: bool = False, wide: bool = False
+    ) -> tuple[single_pass.PassKernel, Callable[..., None]]:
+        """Return the kernel for results of a shape, whose tile is no longer than their own cells.
+
+        apart, wide: as of `single_pass.emit`.
+        """
+        last = self._merged.axes - 1
+        row = math.prod(shape[last:]) // self._merged.outputs[0].components
+        lengths = (*shape[:last], row)
+        if not single_pass.marches(self._merged):  # all longer ones have the same tile
+            lengths = tuple(map(min, lengths, self._tile))
+        if self._ends and row != self.row:
+            raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
+        key = lengths, apart, wide
+        if key not in self._passes:
+            kernel = single_pass.emit(
+                self._merged, lengths=lengths, apart=apart, wide=wide, ends=self._ends, math=self.arithmetic
+            )
+            launch = self._compiled(kernel.source, kernel.name, kernel.options)
+            self._passes[key] = kernel, launch
+        return self._passes[key]
+
+    def _compiled(
+        self, source: str, name: str, options: tuple[str, ...], shared: int = 0
+    ) -> Callable[..., None]:
+        from meshrun.runner.device.cuda import kernel_of_text
+
+        try:
+            return kernel_of_text(source, name, options, shared)
+        except NotCompiled as reason:
+            reason.line = line_of(self.program, source, reason.at)
+            raise
+
+    def measured(self, backend: Backend, shape: Shape, steps: int) -> Choice | None:
+        """Return the choice for so many steps of blocks with so many own cells; see `step_choice.chosen`."""
+        guess = self._chosen
+        if guess is None:
+            return None
+        tuning = self._tuning(vectors=self.aligned)
+        kernel = step_kernel.build(self.program, self.feeds, self.boundary, self.cval, guess.steps, tuning)
+
+        def binder(choice: Choice) -> step_choice.BindSteps:
+            other = replace(self, choice=choice, _passes={}, _steps={})
+            return functools.partial(other.bind_steps, choice.steps)
+
+        text = "\0".join([self.arithmetic, kernel.source])
+        folder = cache_folder()
+        return step_choice.chosen(self.program, self.feeds, shape, steps, text, backend, binder, folder)
+
+    @property
+    def most_steps(self) -> int:
+        """Number of steps that one kernel takes fastest; 1 if no kernel takes several."""
+        return self._chosen.steps if self._chosen else 1
+
+    @property
+    def _chosen(self) -> Choice | None:
+        return self.choice or self._predicted
+
+    @functools.cached_property
+    def _predicted(self) -> Choice | None:
+        return next(iter(step_choice.choices(self.program, self.feeds)), None)
+
+    def _tuning(self, *, vectors: bool) -> Tuning:
+        chosen = self._chosen.tuning if self._chosen else step_kernel.suggested(self.program)
+        return replace(chosen, vectors=vectors)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether rows may be padded: not those of cells with components, which must lie together."""
+        return all(one.components == 1 for one in self.program.inputs)
+
+    def _takes_vectors(self, arrays: Sequence[Array]) -> bool:
+        return self.aligned and step_kernel.takes_vectors(arrays, self._tuning(vectors=True))
+
+    @property
+    def sends(self) -> bool:
+        """Whether `advance` can exchange halos."""
+        return self.program.axes == 2
+
+    def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
+        """Compile the kernel with which `bind_steps` takes `steps` steps over arrays laid out as `arrays`.
+
+        sends: and exchanges halos. Raises NotCompiled.
+        """
+        self._step_kernel(steps, self._takes_vectors(arrays), sends)
+
+    def advance(self, blocks: StepState, steps: int, more: int = 0, rows: Rows | None = None) -> None:
+        """Take steps; see `TaskKernel`. Along an axis that is not cut no halo is read.
+
+        The arguments of a launch take the host longer than a small block's steps: they are kept.
+        """
+        key = steps, more, rows, *(id(block) for state in blocks.both() for block in state)
+        if key not in blocks.bound:
+            blocks.bound[key] = self._bound(blocks, steps, more, rows)
+        blocks.bound[key]()
+
+    def _bound(self, blocks: StepState, steps: int, more: int, rows: Rows | None) -> Callable[[], None]:
+        part = blocks.rows(more) if rows is None else rows
+        if part[0] >= part[1]:
+            return lambda: None
+        axes = blocks.axes(part, steps + more)
+        sending = blocks.sending() if rows is None else None
+        return self.bind_steps(steps, blocks.inputs(part), blocks.outputs(part), axes, sending)
+
+    def bind_steps(
+        self,
+        steps: int,
+        inputs: Sequence[Array],
+        outs: Sequence[Array],
+        axes: Sequence[Axis],
+        sending: Sending | None = None,
+    ) -> Callable[[], None]:
+        """Return what takes `steps` steps from the own cells of `inputs`, and writes the results to those of
+        `outs`, whenever it is called.
+
+        Both are views of own cells, in blocks with as many valid cells beside them as `axes` says. sending:
+        how the kernel exchanges the halos of `outs`.
+        """
+        vectors = self._takes_vectors([*inputs, *outs])
+        kernel, launch, registers = self._step_kernel(steps, vectors, sending is not None)
+        call = step_kernel.arguments(kernel, inputs, outs, axes[: self.program.axes], registers, sending)
+        values = tuple(map(np.int64, call.values))
+        return functools.partial(launch, call.grid, call.block, values, shared_mem=call.shared)
+
+    def _step_kernel(
+        self, steps: int, vectors: bool, sends: bool
+    ) -> tuple[StepKernel, Callable[..., None], int]:
+        """Return the kernel, what launches it, and the registers of a thread."""
+        from meshrun.runner.device.nvrtc import local_bytes_of, registers_of
+
+        def built(tuning: Tuning) -> tuple[StepKernel, Callable[..., None], int]:
+            kernel = step_kernel.build(
+                self.program, self.feeds, self.boundary, self.cval, steps, tuning, sends=sends
+            )
+            options = compiler_options(self.arithmetic)
+            launch = self._compiled(kernel.source, kernel.name, options, kernel.shared)
+            return kernel, launch, registers_of(launch)
+
+        key = steps, vectors, sends
+        if key not in self._steps:
+            found = built(self._tuning(vectors=vectors))
+            closer = step_kernel.one_block_more(found[0], found[2])
+            if closer is not None:
+                other = built(closer)
+                if local_bytes_of(other[1]) <= step_kernel.FEW_BYTES:
+                    found = other
+            self._steps[key] = found
+        return self._steps[key]
+
+
+@dataclass
+class HostKernel:
+    """Compiled loops of a program, on one processor. widths: of the blocks' halo, per grid axis."""
+
+    kernel: host.HostProgram
+    widths: Extents
+    aligned: ClassVar[bool] = False
+    takes_rows: ClassVar[bool] = False
+    sends: ClassVar[bool] = False
+    finds_ends: ClassVar[Sequence[int]] = ()
+
+    @property
+    def most_steps(self) -> int:
+        return host.most_steps(self.kernel.program.axes)
+
+    @property
+    def inexact(self) -> bool:
+        """Whether last bits may differ from those of the function as it is."""
+        return any(node.op in INEXACT for node in self.kernel.program.nodes)
+
+    def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
+        self.kernel.run(blocks, outs, self.widths)
+
+    def bind(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
+        """Return the call; see `TaskKernel`."""
+        return functools.partial(self, list(blocks), list(outs))
+
+    def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
+        """Do nothing: the library holds all."""
+
+    def advance(self, blocks: StepState, steps: int, more: int = 0, rows: Rows | None = None) -> None:
+        """Take steps of all rows, and write both blocks in turn; see `TaskKernel`.
+
+        The halo must be valid: along the cut axes as wide as so many steps need, along the others of one
+        step. Along these it is valid in the results, too.
+        """
+        if blocks.rows(more) == (0, 0):
+            return
+        axes = self.kernel.program.axes
+        boxes = [blocks.box(remaining) for remaining in reversed(range(more, more + steps))]
+        states = blocks.both()
+        blocks.fill_beyond()
+        copies = [blocks.edge_cells(place) if place in blocks.fed else [] for place in range(len(states[0]))]
+        firsts = [first[:axes] for first in blocks.first_cells()]
+        cut = [(low[:axes], high[:axes]) for low, high in boxes]
+        self.kernel.steps(states, firsts, cut, blocks.feeds, copies, self.widths)
+        if steps % 2 == 0:  # the last step wrote the blocks
+            blocks.swap()
+
+
+def _call_all(calls: Iterable[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
+def compile_for(
+    device: Any,
+    program: Program,
+    widths: Extents,
+    arithmetic: str = "strict",
+    feeds: Feeds = (),
+    boundary: str = "reflect",
+    cval: float = 0.0,
+    shape: Shape = (1,),
+    row: int = 0,
+) -> tuple[DeviceKernel | HostKernel, str]:
+    """Return the kernel for a rank's device, and the name of its compiler. Raises NotTraceable without one.
+
+    device: `runner.device.api.Device`. shape: of a result; the kernel of one pass is compiled for rows
+    as long. The other arguments are those of `DeviceKernel`. Raises NotCompiled if the compiler fails.
+    """
+    if device.kind == "cuda":
+        kernel = DeviceKernel(program, widths, arithmetic, feeds, boundary, cval, row=row)
+        kernel.prepare(shape)
+        return kernel, "CUDA"
+    compiler = find_compiler()
+    if compiler is None:
+        raise NotTraceable("no C++ compiler on this host", "CXX=/path/to/g++, or install one")
+    try:
+        return HostKernel(host.build(program, compiler, cache_folder()), widths), compiler.path
+    except NotCompiled as reason:
+        reason.line = line_of(program, host_source.source([program]), reason.at)
+        raise
+
+
+def line_of(program: Program, source: str, at: int) -> int:
+    """Return the line of the user's file that line `at` of a kernel's text computes; 0 if it is not one."""
+    lines = source.splitlines()
+    text = lines[at - 1] if 0 < at <= len(lines) else ""
+    operations = set(re.findall(r"(?:numpy|packed)::(\w+)<", text))
+    found = {node.line for node in program.nodes if node.op in operations and node.line}
+    return found.pop() if len(found) == 1 else 0

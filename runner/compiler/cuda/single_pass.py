@@ -1,0 +1,860 @@
+"""Generate a CUDA kernel that computes all outputs of a program in one pass over its inputs.
+
+`emit` writes the kernel's source text; `launch_arguments` returns its arguments for arrays in memory.
+kernels/single_pass.cu explains how the kernel works and what limits it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
+
+import numpy as np
+
+from meshrun.runner.compiler.cuda.steps.layout import LANES
+from meshrun.runner.compiler.operations import HEADER, KERNELS, compiler_options, ctype
+from meshrun.runner.compiler.passes.branches import branches_of
+from meshrun.runner.compiler.passes.strips import WORD, PlacedStrip, Strips, find_places
+from meshrun.runner.compiler.trace.graph import Extents, Offset, Operand, Program, in_order
+from meshrun.runner.compiler.trace.values import Row, Value, Values, element_name
+from meshrun.runner.region import Array, Shape
+
+MOST_BLOCKS = 2**31 - 1  # of a one-dimensional grid
+MOST_ROWS = 2**31  # of an axis before the last: a thread's place fits 32 bits
+MOST_NARROW = (
+    2**31 - 2**16
+)  # elements of an operand whose places fit 32 bits, with those of threads beyond its end
+LARGEST_ROW = 16  # bytes of a row that a thread writes, by which columns are chosen
+SWEPT_ROW = 8  # the same, if it makes one cell after the other
+MOST_REGISTERS = 96  # that hold what a thread loads
+MOST_VALUES = 1500  # of a thread: the compiler takes 0.5 s for about so many
+MOST_IN_BRANCHES = 1000  # of a thread with branches: more keep so many registers that few threads run at once
+BRANCH_THREADS, BRANCH_REGISTERS = (
+    512,
+    64,
+)  # of a processor at least, if a thread's loads take no more of these
+TURNS = 64  # of a thread that marches through planes
+WASTED = 0.95  # threads of smaller blocks over those of larger ones that are worth it
+FEW = 2  # small elements of a row that are loaded one by one: words need their addresses and shifts
+MOST_THREADS = 2**18  # of a large GPU at a time
+ENDS = ("reflect", "mirror", "nearest", "wrap")  # boundaries of which cells beyond the array equal own ones
+FIRST = {"i": "from", "o": "to"}  # variables: the element of a thread's first cell in inputs, outputs
+
+
+@dataclass(frozen=True)
+class Description:
+    """Work of a kernel for each own cell, on average. Halos count as read by the cells of other tiles.
+
+    loads, stores: number of elements. load_instructions: of elements or words. operations: without casts.
+    bytes: the least to read and write, each input and output once.
+    """
+
+    loads: float
+    load_instructions: float
+    stores: int
+    operations: float
+    bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class PassKernel:
+    """A kernel's text and the shape of its tiles and blocks.
+
+    source: for NVRTC; includes only <cuda_fp16.h>. options: for the compiler. tile: cells that a thread
+    computes, per grid axis. march, sweep: whether it does so in a loop along the first axis, or along the
+    last one. threads: of a block, along the last grid axis and the one before. apart: whether operands of the
+    same dtype may have different pitches. wide: whether an operand may have more than `MOST_NARROW` elements.
+    corners: for each input, the row that its pointer is of, relative to that of the first own cell. It is the
+    first one that a thread reads, on each axis before the last.
+    """
+
+    source: str = field(repr=False)
+    name: str
+    options: tuple[str, ...]
+    program: Program = field(repr=False)
+    tile: Shape
+    march: bool
+    sweep: bool
+    threads: tuple[int, int]
+    apart: bool
+    wide: bool
+    corners: tuple[Offset, ...]
+    description: Description
+
+
+@dataclass(frozen=True)
+class PassLaunch:
+    """Arguments of a launch. grid: (0,) if there are no cells; launch nothing then."""
+
+    grid: tuple[int]
+    block: tuple[int, int]
+    arguments: tuple[np.generic, ...]
+
+
+# Choosing a tile
+
+
+def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
+    """Choose the cells that a thread computes, per grid axis: PLANES x ROWS x COLUMNS.
+
+    The values are the fastest in benchmarks/fuse_device.py. COLUMNS is 16 bytes of the largest elements that
+    are read or written, ROWS is 4 if rows share what they read, 16 if those are bytes, and 2 if they do not
+    share but read beside their own cells, elements of 4 bytes or more. Pixels of three or more elements of 4
+    bytes share no loads along a row: ROWS is 8 and COLUMNS 2. If there are branches, COLUMNS is 8 bytes of
+    small elements (`sweeps`), and a thread makes one cell of larger ones in a volume: a warp has fewer
+    columns then, and takes branches for what is at the ends of rows less often. If planes share what they
+    read, a thread marches through 64 of them, with 2 rows of 8 bytes, but 2 cells at least. All are halved,
+    rows first, while the loads of a thread need more than 96 registers, or while it computes more than 1500
+    values, which take half a second to compile, or 1000 if the program has branches.
+
+    lengths: own cells per grid axis; the tile is no longer, and PLANES is so small that there are threads for
+    a whole GPU, but not less than 8.
+    """
+    operands = (*program.inputs, *program.outputs)
+    largest = max(one.dtype.itemsize for one in operands)
+    march, sweep = marches(program), sweeps(program)
+    planes, columns = (TURNS, max(2, 8 // largest)) if march else (1, LARGEST_ROW // largest)
+    columns = SWEPT_ROW // largest if sweep else columns
+    rows = _rows(program, largest, march)
+    if rows == 4 and _apart(program) > 2 and all(one.dtype.itemsize == 4 for one in operands):
+        rows, columns = 8, 2
+
+    branches = bool(branches_of(program))
+    if branches and program.axes > 2 and not march and not sweep:
+        rows = columns = 1
+    most = MOST_IN_BRANCHES if branches else MOST_VALUES
+
+    def tile() -> Shape:
+        return ((1,) * program.axes + (planes, rows, columns))[-program.axes :]
+
+    def fits() -> bool:
+        loaded = (*tile()[:-3], 1, *tile()[-2:]) if march else tile()
+        computed = (*loaded[:-1], 1) if sweep else loaded
+        few = registers(program, loaded) <= MOST_REGISTERS
+        return few and _values(program) * math.prod(computed) <= most
+
+    while rows > 1 and not fits():
+        rows //= 2
+    while columns > 1 and not fits():
+        columns //= 2
+    if lengths is None:
+        return tile()
+    while march and planes > 8 and math.prod(lengths) < MOST_THREADS * math.prod(tile()):
+        planes //= 2
+    if march:  # threads make as many planes each, as far as possible
+        planes = -(-lengths[0] // -(-lengths[0] // planes)) if lengths[0] else 1
+        return planes, *map(_within, tile()[1:], lengths[1:])
+    return tuple(map(_within, tile(), lengths))
+
+
+def marches(program: Program) -> bool:
+    """Return whether a thread makes its planes one after the other: if they share what they read."""
+    return program.axes == 3 and _shares(program, 0)
+
+
+def sweeps(program: Program) -> bool:
+    """Return whether a thread makes the cells of its row one after the other.
+
+    If small elements are computed in branches: unrolled, the cells need many registers and instructions.
+    """
+    if not fills_words(program, WORD) or not branches_of(program):
+        return False
+    largest = max(one.dtype.itemsize for one in (*program.inputs, *program.outputs))
+    return _rows(program, largest, marches(program)) == 1
+
+
+def fills_words(program: Program, columns: int) -> bool:
+    """Return whether all elements are small ones, and so many results of each output fill words."""
+    operands = (*program.inputs, *program.outputs)
+    small = all(one.dtype.itemsize < WORD and one.components == 1 for one in operands)
+    return small and columns > 1 and all(columns * one.dtype.itemsize % WORD == 0 for one in program.outputs)
+
+
+def _rows(program: Program, largest: int, march: bool) -> int:
+    if program.axes == 1:
+        return 1
+    if march:
+        return 2
+    if _shares(program, program.axes - 2):
+        return 16 if largest == 1 else 4
+    beside = any(node.offset[-2] for node in program.loads)
+    return 2 if beside and largest >= WORD else 1
+
+
+def _shares(program: Program, axis: int) -> bool:
+    """Return whether neighbours along an axis read the same cells."""
+    read: dict[tuple[int, Offset], int] = {}
+    return any(
+        read.setdefault((one.input, one.offset[:axis] + one.offset[axis + 1 :]), one.offset[axis])
+        != one.offset[axis]
+        for one in program.loads
+    )
+
+
+def _values(program: Program) -> float:
+    """Return how many values a thread computes for a cell, a word of small elements as one."""
+    strips = Strips(packed=True, components=[one.components for one in program.inputs])
+    strips.of(program.nodes)
+    return sum(1 / max(one.lanes, 1) for one in strips.all if one.node.op not in ("load", "constant"))
+
+
+def _within(tile: int, length: int) -> int:
+    """Return the tile, a power of two, halved until it is no longer than an axis."""
+    return tile if tile <= max(length, 1) else 1 << max(length, 1).bit_length() - 1
+
+
+def choose_threads(program: Program) -> tuple[int, int]:
+    """Choose the threads of a block, along the last grid axis and the one before.
+
+    More along the last one read longer parts of a row; rows are together where they share what they read.
+    Of threads that sweep through a volume, those of a warp have short parts of a row: fewer warps take the
+    branches for what is at the ends of rows.
+    """
+    if marches(program):
+        return 32, 8
+    if sweeps(program):
+        return (128, 1) if program.axes < 3 else (16, 8)
+    if program.axes > 2 and branches_of(program):
+        return 256, 1
+    return (64, 2) if program.axes == 2 and _shares(program, 0) else (128, 1)
+
+
+def _apart(program: Program) -> int:
+    """Return the cells of the last axis from one column that is read to the next.
+
+    More than 1 for pixels whose components are cells (`merge_components`): columns of a tile that is no wider
+    share no loads.
+    """
+    return math.gcd(*(node.offset[-1] for node in program.loads))
+
+
+def registers(program: Program, tile: Shape) -> int:
+    """Return the number of 32-bit registers for all elements that a thread loads."""
+    total = 0
+    for (number, _), elements in _window(program, tile).items():
+        itemsize = program.inputs[number].dtype.itemsize
+        if itemsize < 4:
+            total += _words(elements, itemsize)
+        else:
+            total += len(elements) * itemsize // 4
+    return total
+
+
+def _window(program: Program, tile: Shape) -> dict[tuple[int, Offset], set[int]]:
+    """Return the elements that a thread loads, by input and row, relative to the tile's first cell."""
+    found: dict[tuple[int, Offset], set[int]] = defaultdict(set)
+    for node in program.loads:
+        components = program.inputs[node.input].components
+        for place in product(*map(range, tile)):
+            at = tuple(map(sum, zip(place, node.offset, strict=True)))
+            found[node.input, at[:-1]].add(at[-1] * components + node.component)
+    return found
+
+
+def _words(elements: set[int], itemsize: int) -> int:
+    """Return the number of whole 32-bit words from the first to the last element of a row."""
+    return -(-(max(elements) - min(elements) + 1) * itemsize // 4)
+
+
+# Writing the kernel
+
+
+@cache
+def _skeleton() -> tuple[str, str]:
+    """Return the text of all headers, and the kernel's text with placeholders."""
+    texts = [
+        path.read_text(encoding="utf-8")
+        for path in (HEADER, KERNELS / "packed.cuh", KERNELS / "single_pass.cuh")
+    ]
+    headers = "\n".join(text.replace("#pragma once\n", "") for text in texts)
+    return headers, (KERNELS / "single_pass.cu").read_text(encoding="utf-8")
+
+
+def emit(
+    program: Program,
+    *,
+    tile: Shape | None = None,
+    threads: tuple[int, int] | None = None,
+    lengths: Shape | None = None,
+    march: bool | None = None,
+    sweep: bool | None = None,
+    apart: bool = False,
+    wide: bool = False,
+    ends: str = "",
+    math: str = "strict",
+) -> PassKernel:
+    """Write the kernel of a program.
+
+    tile: cells that a thread computes, per grid axis; default: `choose_tile`. lengths: own cells per grid
+    axis; the chosen tile is no longer. threads: most threads of a block along the last grid axis and the one
+    before; default: `choose_threads`. march: whether a thread makes the cells of its tile in a loop along the
+    first axis; default: `marches`, if it chooses the tile. sweep: the same along the last axis, for a tile
+    that `fills_words`; default: `sweeps`, if it chooses the tile. apart: whether inputs of the same dtype, or
+    outputs, may have different pitches; a thread then computes an address for each operand, where it
+    otherwise computes one for all. wide: whether an operand may have more than `MOST_NARROW` elements; places
+    in it are computed in 64 bits then, which takes several instructions an address. ends: the boundary, if
+    the last axis is whole and the cells beyond its ends are not in memory, of the inputs that `finds_ends`
+    names. math: "strict" rounds as NumPy does; "fast" lets the compiler contract a * b + c to one operation.
+    """
+    if march is None:
+        march = tile is None and marches(program)
+    swept = tile is None and sweeps(program)
+    tile = choose_tile(program, lengths) if tile is None else tile
+    threads = choose_threads(program) if threads is None else threads
+    if len(tile) != program.axes or min(tile) < 1:
+        raise ValueError(f"a tile of {tile} cells for {program.axes} grid axes")
+    if march and program.axes < 2:
+        raise ValueError("a march over one axis, which has no rows")
+    if sweep is None:
+        sweep = swept and fills_words(program, tile[-1])
+    if sweep and (march or not fills_words(program, tile[-1])):
+        raise ValueError("a sweep in a march, or over cells whose results fill no words")
+    if ends and march and not marches(program):
+        raise ValueError("a march that was not chosen, to the ends of rows that are not in memory")
+    body = _Body(program, tile, march, sweep, apart, wide, ends)
+    # What a branch leaves out takes more registers than the rest: it may spill, so that threads are many.
+    # Over three axes, both need many.
+    few = body.branches and program.axes < 3 and registers(program, tile) <= BRANCH_REGISTERS
+    size = threads[0] * threads[1]
+    bounds = f"{size}, {max(BRANCH_THREADS // size, 1)}" if few else str(size)
+    headers, text = _skeleton()
+    for mark, instead in (
+        ("// @headers@", headers),
+        ("/* @threads@ */", bounds),
+        (
+            "/* @parameters@ */",
+            ", ".join(f"{kind} {name}" for kind, name, _ in _parameters(program, apart, wide)),
+        ),
+        ("// @body@", "\n    ".join(body.lines)),
+    ):
+        text = text.replace(mark, instead)
+    options = compiler_options(math)
+    return PassKernel(
+        text, "single_pass", options, program, tile, march, sweep, threads, apart, wide, body.corners,
+        body.description,
+    )  # fmt: skip
+
+
+def finds_ends(program: Program, boundary: str, row: int) -> list[int]:
+    """Return the inputs whose cells beyond the ends of the last axis a kernel need not find in memory.
+
+    It reads the own cells that they equal; a constant equals none. A thread that marches has gone on when the
+    words of small elements are there. row: own cells of the last axis, which is whole; 0: it may be a part.
+    It must be longer than what is read beside a cell.
+    """
+    operands = (*program.inputs, *program.outputs)
+    if boundary not in ENDS or program.axes < 2:
+        return []
+    if row <= max((abs(node.offset[-1]) for node in program.loads), default=0):
+        return []
+    if any(one.components > 1 or one.trailing for one in operands):
+        return []
+    beside = {node.input for node in program.loads if node.offset[-1]}
+    small = not marches(program)
+    return sorted(one for one in beside if small or program.inputs[one].dtype.itemsize >= WORD)
+
+
+def leaders(operands: Sequence[Operand], apart: bool) -> list[int]:
+    """Return for each operand the number of the first one that has its pitches."""
+    first: dict[tuple[object, ...], int] = {}
+    return [
+        first.setdefault((number,) if apart else (one.dtype, one.trailing), number)
+        for number, one in enumerate(operands)
+    ]
+
+
+def have_equal_pitches(operands: Sequence[Operand], arrays: Sequence[Array], axes: int) -> bool:
+    """Return whether all inputs, or all outputs, have the pitches of their leaders. axes: of the grid."""
+    pitches = [one.strides[: axes - 1] for one in arrays]
+    return all(one == pitches[leader] for one, leader in zip(pitches, leaders(operands, False), strict=True))
+
+
+def is_wide(arrays: Sequence[Array]) -> bool:
+    """Return whether some place in the arrays needs more than 32 bits, or a pitch is negative."""
+    return any(
+        min(strides) < 0 or sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) > most
+        for shape, strides, most in {(one.shape, one.strides, MOST_NARROW * one.itemsize) for one in arrays}
+    )
+
+
+def _parameters(program: Program, apart: bool, wide: bool) -> Iterator[tuple[str, str, type[np.generic]]]:
+    """Yield the kernel's parameters: C++ type, name, and NumPy type of the argument."""
+    last = program.axes - 1
+    pitch, column = (("int64", np.int64),) * 2 if wide else (("uint32", np.uint32), ("int32", np.int32))
+    for letter, operands, const in (("i", program.inputs, "const "), ("o", program.outputs, "")):
+        for number, (one, leader) in enumerate(zip(operands, leaders(operands, apart), strict=True)):
+            yield f"{const}{ctype(one.dtype)}* __restrict__", f"{letter}{number}", np.uint64
+            for axis in range(last if leader == number else 0):
+                yield pitch[0], f"{letter}{number}_pitch{axis}", pitch[1]
+    for axis in range(last):
+        yield "uint32", f"length{axis}", np.uint32
+    yield column[0], f"length{last}", column[1]
+    for axis in range(1, program.axes):
+        for name in ("tiles", "factor", "bits"):
+            yield "uint32", f"{name}{axis}", np.uint32
+    yield column[0], "shift", column[1]
+
+
+def division(divisor: int) -> tuple[int, int]:
+    """Return a factor and bits: n // divisor is n * factor >> bits for all n from 0 to 2**31 - 1.
+
+    The factor has 32 bits. Source: T. Granlund and P. Montgomery, Division by Invariant Integers using
+    Multiplication, 1994, theorem 4.2.
+    """
+    bits = 31 + (divisor - 1).bit_length()
+    return (1 << bits) // divisor + 1, bits
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What is read of a row.
+
+    loads: C++ of each load, by the name of its variable. windows: the names of those that are words of small
+    elements. instructions: number of load instructions. inserts: statements that replace elements of aligned
+    words, which lie beyond the ends of the row.
+    """
+
+    row: Row
+    loads: dict[str, str]
+    windows: list[str]
+    instructions: int
+    inserts: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class _Store:
+    """What is stored of a row, for an output.
+
+    itemsize: of an element. target: C++ of the row's address. function: stores at any address, an array of
+    elements of `kind`. vector: C++ of what is 0 if whole vectors can be stored; "" if never. values: the
+    names of the results, of a turn.
+    """
+
+    name: str
+    itemsize: int
+    target: str
+    function: str
+    kind: str
+    vector: str
+    values: list[str] = field(default_factory=list)
+
+    @property
+    def results(self) -> str:
+        """The statement that declares the array of results."""
+        return f"const {self.kind} results{self.name}[{len(self.values)}] = {{{', '.join(self.values)}}};"
+
+
+class _Body:
+    """The lines of a kernel's body, for one tile."""
+
+    def __init__(
+        self, program: Program, tile: Shape, march: bool, sweep: bool, apart: bool, wide: bool, ends: str
+    ) -> None:
+        self.program, self.tile, self.lines = program, tile, list[str]()
+        self._ends, self._found = ends, finds_ends(program, ends, MOST_ROWS)
+        # Turns of a row, and cells of a turn.
+        self._turns, self._columns = (tile[-1], 1) if sweep else (1, tile[-1])
+        self._place, self._column = ("int64", "int64") if wide else ("uint32", "int32")
+        self._leaders = {
+            "i": leaders(program.inputs, apart), "o": leaders(program.outputs, apart),
+        }  # fmt: skip
+        self._strips = Strips(self._columns % WORD == 0, [one.components for one in program.inputs])
+        flat = [node for result in program.results for node in result]
+        self._rows: dict[Offset, list[PlacedStrip]] = {}
+        for at in product(*map(range, (1, *tile[1:-1]) if march else tile[:-1])):
+            nodes = program.graph.shifted(flat, (*at, 0))
+            self._strips.of(in_order(nodes))
+            self._rows[at] = [self._strips[node] for node in nodes]
+        find_places(((one, self._columns) for row in self._rows.values() for one in row), self._strips)
+        values = Values(program, self._strips)
+        read_rows = [[at for number, at in values.rows if number == n] for n in range(len(program.inputs))]
+        origin = [(0,) * (program.axes - 1)]
+        self.corners = tuple(tuple(map(min, *rows, *rows)) for rows in (one or origin for one in read_rows))
+        self.branches = False
+        stores = self._compute(values, march)
+        self._find_place()
+        reads = self._reads(values)
+        if march:
+            self._march(values, reads, stores)
+        else:
+            for read in reads:
+                self.lines += [f"auto {name} = {text};" for name, text in read.loads.items()]
+            self.lines += [f"align({name});" for read in reads for name in read.windows]
+            self.lines += [statement for read in reads for statement in read.inserts]
+            if sweep:
+                self._sweep(values, stores)
+            else:
+                self.lines += values.lines + [one.results for one in stores]
+            self.lines += _written(stores)
+        cells = math.prod(tile) // (tile[0] if march else self._turns)
+        places = Counter[str]()
+        for strip in self._strips.all:
+            places[strip.node.op] += strip.high - strip.low
+        operands = (*program.inputs, *program.outputs)
+        self.description = Description(
+            loads=places["load"] / cells,
+            load_instructions=sum(read.instructions for read in reads) / (cells * self._turns),
+            stores=len(flat),
+            operations=sum(n for op, n in places.items() if op not in ("load", "constant", "cast")) / cells,
+            bytes=sum(one.dtype.itemsize * one.components for one in operands),
+        )
+
+    def _find_place(self) -> None:
+        """Write the first cell that a thread computes: x<axis>."""
+        add, last = self.lines.append, self.program.axes - 1
+        add("uint32 place = blockIdx.x;")
+        for axis in reversed(range(self.program.axes)):
+            if axis:
+                add(f"const uint32 before{axis} = uint64(place) * factor{axis} >> bits{axis};")
+            tiles = f"place - before{axis} * tiles{axis}" if axis else "place"
+            if axis == last:
+                thread = f"{self._column}({tiles}) * {self._column}(blockDim.x) + {self._column}(threadIdx.x)"
+                add(f"{self._column} x{axis} = ({thread}) * {self.tile[axis]} - shift;")
+            elif axis == last - 1:
+                add(f"uint32 x{axis} = (({tiles}) * blockDim.y + threadIdx.y) * {self.tile[axis]};")
+            else:
+                add(f"uint32 x{axis} = ({tiles}) * {self.tile[axis]};")
+            if axis:
+                add(f"place = before{axis};")
+        outside = " || ".join(f"x{axis} >= length{axis}" for axis in range(self.program.axes))
+        add(f"if ({outside}) return;")
+        for axis, cells in enumerate(self.tile):
+            if cells > 1:
+                kind = self._column if axis == last else "uint32"
+                most = f"{kind}(length{axis} - {cells})"
+                add(f"if (x{axis} > {most}) x{axis} = {most};")
+        if self.tile[last] > 1:
+            add(f"if (x{last} < 0) x{last} = 0;")
+        reads = [node.offset[-1] for node in self.program.loads if node.input in self._found]
+        before, after = range(min(reads, default=0), 0), range(max(reads, default=0))
+        for cell in (*before, *(self._columns * self._turns + one for one in after)):
+            place = f"own_place<Ends::{self._ends}>(x{last} + {self._column}({cell}), length{last})"
+            add(f"const {self._column} {_end_name(cell)} = {place} - x{last};")
+        self._find_first("o", self.program.outputs, range(len(self.program.outputs)))
+
+    def _find_first(self, letter: str, operands: Sequence[Operand], numbers: Iterable[int]) -> None:
+        """Write the element of the thread's first cell in operands: from<leader> or to<leader>."""
+        last = self.program.axes - 1
+        for number in sorted({self._leaders[letter][number] for number in numbers}):
+            rows = [f"x{axis} * {letter}{number}_pitch{axis}" for axis in range(last)]
+            first = " + ".join([*rows, f"{self._place}(x{last}) * {operands[number].components}"])
+            self.lines.append(f"{self._place} {FIRST[letter]}{number} = {first};")
+
+    def _row(self, letter: str, number: int, at: Offset) -> str:
+        """Return the pointer to a row of the tile, or beside it."""
+        leader = self._leaders[letter][number]
+        corner = self.corners[number] if letter == "i" else (0,) * len(at)
+        pitches = [
+            f"{place - first} * {letter}{leader}_pitch{axis}"
+            for axis, (place, first) in enumerate(zip(at, corner, strict=True))
+            if place != first
+        ]
+        return f"{letter}{number} + ({' + '.join([f'{FIRST[letter]}{leader}', *pitches])})"
+
+    def _address(self, row: Row, element: int) -> str:
+        """Return the pointer to an element of an input's row; beyond the ends, to the one that it equals."""
+        (number, at), last = row, self.program.axes - 1
+        pointer = self._row("i", number, at)
+        if number not in self._found or 0 <= element < self._columns:
+            return f"{pointer} + {element}"
+        if self._turns == 1:
+            return f"{pointer} + {_end_name(element)}"
+        here = f"(x{last} + turn)"
+        return f"{pointer} + (own_place<Ends::{self._ends}>({here} + {element}, length{last}) - {here})"
+
+    def _next_plane(self, letter: str, numbers: Iterable[int]) -> list[str]:
+        """Return the statements that go on to the next cell along the first axis."""
+        found = sorted({self._leaders[letter][number] for number in numbers})
+        return [f"{FIRST[letter]}{one} += {letter}{one}_pitch0;" for one in found]
+
+    def _reads(self, values: Values) -> list[_Read]:
+        """Write the inputs' addresses, and return what is read of each row."""
+        found = []
+        self._find_first("i", self.program.inputs, {number for number, _ in values.rows})
+        for (number, at), line in values.rows.items():
+            itemsize = self.program.inputs[number].dtype.itemsize
+            row = self._row("i", number, at)
+            if itemsize < WORD and (number, at) not in values.windows:
+                continue  # only branches read it
+            if itemsize < WORD:
+                first, last = values.windows[number, at]
+                last += self._turns - 1
+                size, name = (last - first + 1) * itemsize, f"row{line}"
+                if last - first < FEW:
+                    few = f"fetch_few<{last - first + 1}>(reinterpret_cast<const uint{8 * itemsize}*>"
+                    loads, count = {name: f"{few}({row} + {first}))"}, last - first + 1
+                else:
+                    loads, count = {name: f"fetch<{size}>({row} + {first})"}, -(-size // WORD) + 1
+                own = range(self._columns * self._turns)
+                beyond = {*range(first, last + 1)} - {*own} if number in self._found else ()
+                inserts = [
+                    f"if ({_end_name(one)} != {one}) "
+                    f"insert<{8 * itemsize}, {one - first}>({name}.words, {row} + {_end_name(one)});"
+                    for one in sorted(beyond)
+                ]
+                found.append(_Read((number, at), loads, [name], count, inserts))
+            else:
+                elements = sorted(values.loaded[number, at])
+                loads = {
+                    element_name(line, one): f"__ldg({self._address((number, at), one)})" for one in elements
+                }
+                found.append(_Read((number, at), loads, [], len(loads)))
+        return found
+
+    def _march(self, values: Values, reads: list[_Read], stores: Sequence[_Store]) -> None:
+        """Write a loop over the first axis. What the next turn reads, this one has read or is reading."""
+        numbers = {read.row: read for read in reads}
+        kept: dict[str, str] = {}  # what is in which other variable one turn before
+        for (number, at), line in values.rows.items():
+            after = number, (at[0] + 1, *at[1:])
+            if after in values.rows:
+                there = values.rows[after]
+                if not numbers[number, at].windows:
+                    common = values.loaded[number, at] & values.loaded[after]
+                    kept |= {element_name(line, one): element_name(there, one) for one in common}
+                elif values.windows[number, at] == values.windows[after]:
+                    kept[f"row{line}"] = f"row{there}"
+        loads = {name: text for read in reads for name, text in read.loads.items()}
+        windows = [name for read in reads for name in read.windows]
+        add = self.lines.append
+        for name, text in loads.items():
+            add(f"auto {name if name in kept else 'next_' + name} = {text};")
+        self.lines += [f"align({name});" for name in windows if name in kept]
+        add("for (int turn = 1;; ++turn) {")
+        self.lines += [f"auto {name} = next_{name};" for name in loads if name not in kept]
+        inputs = {number for number, _ in values.rows}
+        self.lines += [f"if (turn < {self.tile[0]}) {one}" for one in self._next_plane("i", inputs)]
+        self.lines += [f"next_{name} = {text};" for name, text in loads.items() if name not in kept]
+        self.lines += [f"align({name});" for name in windows if name not in kept]
+        self.lines += [*values.lines, *(one.results for one in stores), *_written(stores)]
+        add(f"if (turn == {self.tile[0]}) break;")
+        for read in sorted(reads, key=lambda read: read.row[1]):
+            self.lines += [f"{name} = {kept[name]};" for name in read.loads if name in kept]
+        self.lines += self._next_plane("o", range(len(self.program.outputs)))
+        add("}")
+
+    def _sweep(self, values: Values, stores: Sequence[_Store]) -> None:
+        """Write a loop over the last axis. After each turn the words of a row move by an element.
+
+        What then comes at a row's end is a result, if a turn reads one element of the row: such results need
+        no registers but those of what was read.
+        """
+        add, moves, results = self.lines.append, dict[str, str](), list[str]()
+        free: dict[int, list[str]] = defaultdict(list)
+        for row, line in values.rows.items():
+            if row not in values.windows:
+                continue  # only branches read it
+            (first, last), size = values.windows[row], self.program.inputs[row[0]].dtype.itemsize
+            words = f"row{line}.words"
+            moves[words] = f"move<{-(-(last - first + self._turns) * size // WORD)}, {size}>({words}, 0);"
+            if first == last and self._turns * size % WORD == 0:
+                free[size].append(words)
+        for one in stores:
+            rows, count = free[one.itemsize], self._turns * one.itemsize // WORD
+            words = rows.pop(0) if rows else f"words{one.name}"
+            if words not in moves:
+                add(f"uint32 {words}[{count}] = {{}};")
+            moves[words] = f"move<{count}, {one.itemsize}>({words}, packed::bits({one.values[0]}));"
+            parts = ", ".join(f"{words}[{number}]" for number in range(count))
+            results.append(f"const uint32 results{one.name}[{count}] = {{{parts}}};")
+        add("#pragma unroll 1")  # the compiler would compute several cells at once, in more registers
+        add(f"for (int turn = 0; turn < {self._turns}; ++turn) {{")
+        self.lines += [*values.lines, *moves.values()]
+        inputs = {self._leaders["i"][number] for number, _ in values.rows}
+        self.lines += [f"++{FIRST['i']}{one};" for one in sorted(inputs)]  # where branches read
+        self.lines += ["}", *results]
+
+    def _compute(self, values: Values, march: bool) -> list[_Store]:
+        """Write, row by row, the operations that are not written yet; return what is then to be stored.
+
+        Stores between the rows would let the compiler load the rows one after the other.
+        """
+        stores, wanted = list[_Store](), list[list[Value]]()
+        for line, (at, row) in enumerate(self._rows.items()):
+            begin = 0
+            for number, output in enumerate(self.program.outputs):
+                results = row[begin : begin + output.components]
+                begin += output.components
+                size = output.dtype.itemsize
+                words = size < WORD and output.components == 1 and self.tile[-1] * size % WORD == 0
+                form, step = ("memory", WORD // size) if words and self._turns == 1 else ("scalar", 1)
+                wanted.append(
+                    [
+                        Value(form, one.strip, one.place + place)
+                        for place in range(0, self._columns, step)
+                        for one in results
+                    ]
+                )
+                target = self._row("o", number, at)
+                row_bytes = self.tile[-1] * output.components * size
+                vector = "" if row_bytes & -row_bytes <= size else f"misaligned<{row_bytes}>({target})"
+                kind, store = (
+                    ("uint32", f"store_words<{size}>") if words else (ctype(output.dtype), "store_elements")
+                )
+                stores.append(_Store(f"{number}_{line}", size, target, store, kind, vector))
+        # A branch computes a cell after the other: fewer values are alive at a time.
+        rows = len(self.program.outputs)
+        cells = [(n // rows, one.place, one) for n, part in enumerate(wanted) for one in part]
+        ordered = [one for *_, one in sorted(cells, key=lambda cell: cell[:2])]
+        # A march has gone on to the next plane when it computes.
+        values.plan(ordered, None if march else self._address)
+        self.branches = values.branches > 0
+        for one, part in zip(stores, wanted, strict=True):
+            one.values.extend(map(values.name, part))
+        return stores
+
+
+def _end_name(cell: int) -> str:
+    """Return the variable for how far from the thread's first cell the own cell lies that `cell` equals."""
+    return f"end{cell}".replace("-", "m")
+
+
+def _written(stores: Sequence[_Store]) -> list[str]:
+    """Return the statements that store the arrays of results."""
+    aligned = [one.vector for one in stores if one.vector]
+    vectors = [f"store_vectors({one.target}, results{one.name});" for one in stores]
+    others = [f"{one.function}({one.target}, results{one.name});" for one in stores]
+    if not aligned:
+        return others
+    return [f"if (({' | '.join(aligned)}) == 0) {{", *vectors, "} else {", *others, "}"]
+
+
+# Calling it
+
+
+def launch_arguments(
+    kernel: PassKernel, blocks: Sequence[Array], outs: Sequence[Array], widths: Extents
+) -> PassLaunch:
+    """Return grid, block and arguments to compute all own cells.
+
+    blocks: an array for each input, with its halo. outs: an array for each output, of own cells. Both may be
+    views of larger arrays, at any address and pitch, but rows with their trailing axes are contiguous.
+    Trailing axes that the operand lacks count as cells of the last grid axis (`merge_components`). widths:
+    halo of all blocks, per grid axis; at least each input's footprint. Raises ValueError for arrays that do
+    not fit the kernel.
+    """
+    program, last = kernel.program, kernel.program.axes - 1
+    targets = [_Rows(array, one, last) for array, one in zip(outs, program.outputs, strict=True)]
+    lengths = targets[0].lengths
+    sources = []
+    for number, (array, one) in enumerate(zip(blocks, program.inputs, strict=True)):
+        source = _Rows(array, one, last)
+        low = [before * (source.merged if axis == last else 1) for axis, (before, _) in enumerate(widths)]
+        high = [after * (source.merged if axis == last else 1) for axis, (_, after) in enumerate(widths)]
+        needs = program.footprint(number)
+        if any(a > b or c > d for (a, c), b, d in zip(needs, low, high, strict=True)):
+            raise ValueError(f"a halo of {widths} cells for a footprint of {needs}")
+        source.lengths = tuple(n - a - b for n, a, b in zip(source.lengths, low, high, strict=True))
+        source.address += sum(a * b for a, b in zip(low, source.strides, strict=True))
+        corner = kernel.corners[number]
+        source.address += sum(a * b for a, b in zip(corner, source.strides[:last], strict=True))
+        sources.append(source)
+    if any(one.lengths != lengths for one in (*sources, *targets)):
+        raise ValueError(f"arrays of {[one.lengths for one in (*sources, *targets)]} own cells")
+    if math.prod(lengths) == 0:
+        return PassLaunch((0,), (1, 1), ())
+    if any(length < cells for length, cells in zip(lengths, kernel.tile, strict=True)):
+        raise ValueError(f"{lengths} own cells for a tile of {kernel.tile}")
+    if not kernel.wide and is_wide([*blocks, *outs]):
+        raise ValueError(
+            "operands of so many elements, or of negative pitches, for a kernel of 32-bit places"
+        )
+    if max(lengths[:last], default=0) > MOST_ROWS:
+        raise ValueError(f"{lengths} own cells; of the axes before the last, at most {MOST_ROWS}")
+    columns = kernel.tile[last]
+    shift = _shift(targets, columns)
+    tiles = [-(-n // step) for n, step in zip(lengths, kernel.tile, strict=True)]
+    tiles[last] = -(-(lengths[last] + shift) // columns)
+    block = _block(kernel.threads, tiles)
+    tiles[last] = -(-tiles[last] // block[0])
+    if last:
+        tiles[last - 1] = -(-tiles[last - 1] // block[1])
+    if math.prod(tiles) > MOST_BLOCKS:
+        raise ValueError(f"{math.prod(tiles)} blocks of threads, more than {MOST_BLOCKS}")
+    sides = (program.inputs, blocks), (program.outputs, outs)
+    if not kernel.apart and not all(have_equal_pitches(*side, program.axes) for side in sides):
+        raise ValueError("operands of different pitches, for a kernel with common ones")
+    values: list[int] = []
+    for operands, arrays in ((program.inputs, sources), (program.outputs, targets)):
+        for number, leader in enumerate(leaders(operands, kernel.apart)):
+            rows = arrays[number]
+            pitches = (stride // rows.itemsize for stride in rows.strides[:last])
+            values += [rows.address, *(pitches if leader == number else ())]
+    values += [*lengths, *(value for one in tiles[1:] for value in (one, *division(one))), shift]
+    kinds = [kind for _, _, kind in _parameters(program, kernel.apart, kernel.wide)]
+    arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))
+    return PassLaunch((math.prod(tiles),), block, arguments)
+
+
+class _Rows:
+    """The rows of cells of an array.
+
+    address: of the first element. lengths: cells per grid axis. strides: bytes from one cell to the next, per
+    grid axis. merged: cells of the kernel's last axis for each one of the array's.
+    """
+
+    def __init__(self, array: Array, operand: Operand, last: int) -> None:
+        if array.dtype != operand.dtype:
+            raise ValueError(f"{operand.name} is {array.dtype}, expected {operand.dtype}")
+        row = array.shape[last:]
+        self.itemsize: int = array.dtype.itemsize
+        step = self.itemsize
+        for length, stride in zip(reversed(row), reversed(array.strides[last:]), strict=True):
+            if stride != step and length > 1 and math.prod(array.shape):
+                raise ValueError(f"the rows of {operand.name} are not contiguous: strides {array.strides}")
+            step *= length
+        cells, left = divmod(math.prod(row), operand.components)
+        if left or (operand.trailing and tuple(row[1:]) != operand.trailing):
+            raise ValueError(
+                f"{operand.name} has shape {array.shape}, expected {operand.trailing} at its end"
+            )
+        if any(stride % self.itemsize for stride in array.strides):
+            raise ValueError(f"strides {array.strides} of {operand.name} are no multiples of an element")
+        self.address = _address(array)
+        self.lengths = (*array.shape[:last], cells)
+        self.strides = (*array.strides[:last], self.itemsize * operand.components)
+        self.merged = math.prod(row[1:]) // operand.components
+
+
+def _address(array: Array) -> int:
+    pointer = getattr(array.data, "ptr", None)
+    return int(array.ctypes.data if pointer is None else pointer)
+
+
+def _shift(targets: Sequence[_Rows], columns: int) -> int:
+    """Return the number of cells by which tiles begin before a row, so that most stores are whole vectors."""
+
+    def aligned(shift: int) -> int:
+        total = 0
+        for one in targets:
+            size = columns * one.strides[-1]
+            vector = min(size & -size, 16)
+            if (one.address - shift * one.strides[-1]) % vector == 0:
+                total += one.strides[-1]
+        return total
+
+    return max(range(columns), key=aligned)
+
+
+def _block(most: tuple[int, int], tiles: Sequence[int]) -> tuple[int, int]:
+    """Return the threads of a block along the last two grid axes.
+
+    For a short last axis, fewer along it and more along the other; and down to a warp where fewer threads
+    are then without a tile: 257 tiles of a row are 9 times 32 threads rather than 3 times 128.
+    """
+    along, across = most
+
+    def threads(along: int) -> int:
+        return -(-tiles[-1] // along) * along
+
+    while along > 1 and (
+        along // 2 >= tiles[-1]
+        or (along > LANES and len(tiles) > 1 and threads(along // 2) < WASTED * threads(along))
+    ):
+        along //= 2
+        across *= 2 if len(tiles) > 1 else 1
+    return along, across

@@ -1,0 +1,288 @@
+"""The text of a kernel of several steps: the statements that compute its cells, and what is before them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from meshrun.runner.compiler.cuda.steps.layout import Layout, cast
+from meshrun.runner.compiler.operations import KERNELS, ctype, expression, literal
+from meshrun.runner.compiler.passes.branches import Branch, Conditions, cost, find_branches, write
+from meshrun.runner.compiler.passes.exact_products import with_exact_products
+from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.device.api import HEADERS
+
+
+def source(
+    layout: Layout,
+    boundary: str,
+    cval: float,
+    name: str,
+    constants: dict[str, int],
+    largest: float = 0.0,
+    *,
+    sends: bool = False,
+) -> str:
+    """Return the whole text of a kernel.
+
+    constants: what kernels/*.cuh expect to be defined. largest: of the elements of fields, if products need
+    not be rounded inside the array (`exact_products`); 0: they are everywhere. sends: whether the kernel
+    stores rows into other ranks' halos, over two axes.
+    """
+    three = layout.program.axes == 3
+    numbers = (
+        ["height"]
+        if three
+        else ["height", "lead", "low_tiles", "high_tiles", "tiles", "edge_height", "known"]
+    )
+    axes = "zxy" if three else "xy"
+    pitches = ["planes", "pitch"] if three else ["pitch"]
+    planes, fields = [], []  # fields: C++ type and name of each argument of 64 bits
+    for number, plane in enumerate(layout.state):
+        kind, operand = ctype(layout.operand(plane).dtype), layout.operand(plane)
+        planes.append(f"X({number}, {kind}, {literal(cast(cval, operand.dtype), operand.dtype)})")
+        for side, pointer in (("in", f"const {kind}*"), ("out", f"{kind}*")):
+            fields += [(pointer, f"{side}{number}"), *(("int64", f"{side}_{one}{number}") for one in pitches)]
+    for number, plane in enumerate(layout.fixed):
+        fields.append((f"const {ctype(layout.operand(plane).dtype)}*", f"fixed{number}"))
+        fields += [("int64", f"fixed_{one}{number}") for one in pitches]
+    fields += _fields_of_sending(layout) if sends else []
+    given = [*([numbers[0]] if three else numbers), *(f"{axis}{n}" for axis in axes for n in range(5))]
+    values = [f"int({one})" for one in numbers]
+    values += [f"{{{', '.join(f'int({axis}{n})' for n in range(5))}}}" for axis in axes]
+    values += [f"{kind}({name})" if kind == "int64" else f"({kind})({name})" for kind, name in fields]
+    signature = ", ".join(f"int64 {one}" for one in [*given, *(one for _, one in fields)])
+    state = "const Planes& planes" if three else "const Rows& rows"
+    fewer = replace(layout, program=with_exact_products(layout.program))
+    inside = body(fewer, constants, cval) if largest else []
+    return "\n".join(
+        [
+            *(f"#define {one} {value}" for one, value in constants.items()),
+            f"#define LARGEST {largest.hex()}",
+            f"#define BOUNDARY {boundary.upper()}",
+            f"#define PLANES(X) {' '.join(planes)}",
+            file_text("operations.cuh"),
+            *([file_text("flags.cuh", HEADERS)] if sends else []),
+            file_text("steps.cuh"),
+            "namespace steps {",
+            f"struct Arguments {{ int {', '.join(numbers)}; Axis {', '.join(axes)};",
+            *(f"    {kind} {one};" for kind, one in fields),
+            "};",
+            "}",
+            file_text(f"steps_{3 if three else 2}d.cuh"),
+            *([file_text("sending_2d.cuh")] if sends else []),
+            "namespace steps {",
+            "template <bool EDGE, int LEVEL>",
+            f"INLINE void compute({state}, int here, const Place& at, {'Patch' if three else 'Row'}& out) {{",
+            *(["    if constexpr (!EDGE) {", *inside, "    } else {"] if inside else []),
+            *body(layout, constants, cval),
+            *(["    }"] if inside else []),
+            "}",
+            "}",
+            f"KERNEL({name}, {signature}) {{",
+            f"    steps::run{'_and_send' if sends else ''}(steps::Arguments{{{', '.join(values)}}});",
+            "}",
+            "",
+        ]
+    )
+
+
+def _fields_of_sending(layout: Layout) -> list[tuple[str, str]]:
+    """Return the arguments that kernels/sending_2d.cuh needs, in the order of `layout.Sending.values`."""
+    fields = [("State*", "state"), ("u64*", "arrived"), ("u64*", "failure"), ("u64", "patience")]
+    fields += [("int64", "near_rows"), ("int64", "strips_near")]
+    for side in ("before", "after"):
+        fields += [("int64", f"{side}_rank"), ("u64*", f"{side}_count"), ("int64", f"{side}_strips")]
+        for number, plane in enumerate(layout.state):
+            fields.append((f"{ctype(layout.operand(plane).dtype)}*", f"{side}{number}"))
+            fields.append(("int64", f"{side}_rows{number}"))
+    return fields
+
+
+def file_text(name: str, folder: Path = KERNELS) -> str:
+    """Return the text of a file of kernels/. Texts that include no files can be cached by their contents."""
+    return (folder / name).read_text(encoding="utf-8").replace("#pragma once\n", "")
+
+
+@dataclass
+class Writer:
+    """Write the statements that compute nodes, each node once. columns, rows: of a lane."""
+
+    layout: Layout
+    columns: int
+    rows: int
+    cval: float
+
+    def __post_init__(self) -> None:
+        self.lines: list[str] = []
+        self._names: dict[Node, str] = {}
+        self._declared = 0
+        self._reads: dict[Node, tuple[int, int] | None] = {}
+        self._others: dict[Node, Node | None] = {}
+        self._lines_of_memory: set[str] = set()
+        self._branches: dict[Node, Branch[Node]] = {}
+
+    def plan(self, results: Iterable[Node]) -> None:
+        """Find the branches. results: all that will be written."""
+        same = Conditions(self.layout.program.graph)
+
+        def condition(node: Node) -> Node | None:
+            return same(node.operands[0]) if node.op == "where" and not self._is_of_other_lane(node) else None
+
+        self._branches = find_branches(results, self._needs, condition, cost, self._is_of_other_lane)
+
+    def name(self, wanted: Node, plain: bool = False) -> str:
+        """Write the statements that compute a node, and return the variable that holds it.
+
+        plain: without branches.
+        """
+        waiting = [wanted]
+        while waiting:
+            node = waiting[-1]
+            if node in self._names:
+                waiting.pop()
+                continue
+            branch = None if plain else self._branches.get(node)
+            needs = branch.before if branch else self._needs(node)
+            missing = [one for one in needs if one not in self._names]
+            if missing:
+                waiting += missing
+                continue
+            waiting.pop()
+            if branch:
+                self._branch(branch)
+            else:
+                text, name = self._text(node), self._declare(node)
+                self._names[node] = name
+                self.lines.append(f"    const {ctype(node.dtype)} {name} = {text};")
+        return self._names[wanted]
+
+    def _branch(self, branch: Branch[Node]) -> None:
+        """Write a branch, which all threads of a warp take or none: they exchange values after it."""
+        outside = frozenset(self._lines_of_memory)
+
+        def leave() -> None:
+            self._lines_of_memory = set(outside)
+
+        write(
+            branch,
+            self._needs,
+            self.name,
+            _kind,
+            self._declare,
+            self.lines,
+            self._names,
+            "in_any_lane",
+            leave,
+        )
+
+    def _declare(self, _: Node) -> str:
+        self._declared += 1
+        return f"v{self._declared - 1}"
+
+    def _needs(self, node: Node) -> Sequence[Node]:
+        other = self._of_other_lane(node)
+        return node.operands if other is None else (other,)
+
+    def _is_of_other_lane(self, node: Node) -> bool:
+        return self._of_other_lane(node) is not None
+
+    def _text(self, node: Node) -> str:
+        other, reads = self._of_other_lane(node), node_reads(node, self._reads)
+        if other is not None and reads is not None:
+            return f"from_{'left' if reads[1] < 0 else 'right'}({self._names[other]})"
+        if node.op == "load":
+            return self._load(node)
+        return expression(node, {one: self._names[one] for one in node.operands})
+
+    def _of_other_lane(self, node: Node) -> Node | None:
+        """Return the equal node of the next lane, if the node reads that lane's cells only."""
+        if node not in self._others:
+            reads = node_reads(node, self._reads)
+            if reads is None or (reads[1] >= 0 and reads[0] < self.columns):
+                self._others[node] = None
+            else:
+                shift = self.columns if reads[1] < 0 else -self.columns
+                far = (0,) * (self.layout.program.axes - 1)
+                self._others[node] = self.layout.program.graph.shifted([node], (*far, shift))[0]
+        return self._others[node]
+
+    def _load(self, node: Node) -> str:
+        *others, column = node.offset
+        first, *middle = others or [0]
+        plane = (node.input, node.component)
+        operand = self.layout.operand(plane)
+        kind, constant = ctype(operand.dtype), literal(cast(self.cval, operand.dtype), operand.dtype)
+        if plane in self.layout.state:
+            number = self.layout.state.index(plane)
+            if not middle:
+                return f"rows.w{number}[LEVEL - 1][modulo(here + {first}, SLOTS)][{column}]"
+            if 0 <= middle[0] < self.rows:
+                cell = middle[0] * self.columns + column
+                return f"planes.w{number}[LEVEL - 1][modulo(here + {first}, SLOTS)][{cell}]"
+            line = self._line(f"b{number}", others)
+            text = f"beside<LEVEL, {kind}>(at, SHARED{number}, here, {first}, {middle[0]})"
+        elif middle:
+            number = self.layout.fixed.index(plane)
+            line = self._line(f"f{number}", others)
+            pointer = self._line(f"p{number}", others[:1])
+            if pointer not in self._lines_of_memory:
+                self._lines_of_memory.add(pointer)
+                given = f"at.all.fixed{number}, at.all.fixed_planes{number}, at, at.plane + {first}"
+                self.lines.append(f"    const {kind}* {pointer} = plane_of<EDGE>({given});")
+            given = f"int(at.all.fixed_pitch{number}), {operand.components}, at, {middle[0]}, {constant}"
+            text = f"fixed<EDGE>({pointer}, {given})"
+        else:
+            number = self.layout.fixed.index(plane)
+            line = self._line(f"f{number}", others)
+            pointers = ", ".join(f"at.all.{one}{number}" for one in ("fixed", "fixed_pitch"))
+            away = ", ".join(map(str, others or [0]))
+            text = f"fixed<EDGE>({pointers}, {operand.components}, at, {away}, {constant})"
+        if line not in self._lines_of_memory:
+            self._lines_of_memory.add(line)
+            self.lines.append(f"    const Lane<{kind}> {line} = {text};")
+        return f"{line}.v[{column}]"
+
+    def _line(self, start: str, others: Sequence[int]) -> str:
+        return "_".join([start, *(f"{'m' if one < 0 else 'p'}{abs(one)}" for one in others)])
+
+
+def _kind(node: Node) -> str:
+    return ctype(node.dtype)
+
+
+def node_reads(node: Node, known: dict[Node, tuple[int, int] | None]) -> tuple[int, int] | None:
+    """Return the first and last column that a node reads; None if it reads none. known: earlier results."""
+    waiting = [node]
+    while waiting:
+        one = waiting[-1]
+        missing = [operand for operand in one.operands if operand not in known]
+        if one in known or not missing:
+            waiting.pop()
+            parts = [known[operand] for operand in one.operands]
+            found = [part for part in parts if part is not None]
+            if one.op == "load":
+                known[one] = one.offset[-1], one.offset[-1]
+            else:
+                known[one] = (min(a for a, _ in found), max(b for _, b in found)) if found else None
+        waiting += missing
+    return known[node]
+
+
+def body(layout: Layout, constants: dict[str, int], cval: float) -> list[str]:
+    """Return the statements that compute a lane's cells of all planes."""
+    program = layout.program
+    rows, columns = constants.get("H", 1), constants["C"]
+    writer = Writer(layout, columns, rows, cval)
+    cells = []  # plane and cell of a result, and its node
+    for row, column in product(range(rows), range(columns)):
+        shift = {1: (column,), 2: (0, column), 3: (0, row, column)}[program.axes]
+        for place, result in zip(layout.feeds, program.results, strict=True):
+            for component, node in enumerate(program.graph.shifted(result, shift)):
+                number = layout.state.index((place, component))
+                cells.append((number, row * columns + column, node))
+    writer.plan(node for *_, node in cells)
+    ends = [f"    out.w{number}[{cell}] = {writer.name(node)};" for number, cell, node in cells]
+    return writer.lines + ends

@@ -1,0 +1,68 @@
+"""Write a program's nodes as C++ for CUDA and the host, with the operations of kernels/operations.cuh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshrun.runner.compiler.trace.graph import Node
+
+KERNELS = Path(__file__).parent / "kernels"
+HEADER = KERNELS / "operations.cuh"
+# Functions that each platform's mathematical library rounds in its own way.
+INEXACT = frozenset(
+    (
+        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "cbrt", "power", "float_power", "hypot"),
+        *("sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2"),
+        *("sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh"),
+    )
+)
+TWO_TYPES = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
+
+
+def ctype(dtype: np.dtype[Any]) -> str:
+    """Return the C++ type of a dtype, as operations.cuh names it."""
+    if dtype.kind == "f":
+        return {2: "Half", 4: "float", 8: "double"}[dtype.itemsize]
+    return str(dtype.name)
+
+
+def literal(value: Any, dtype: np.dtype[Any]) -> str:
+    """Return the C++ literal of a constant, to the bit."""
+    scalar = np.asarray(value, dtype)
+    if dtype.kind == "b":
+        return "true" if scalar else "false"
+    if dtype.kind == "f" and (dtype.itemsize == 2 or not math.isfinite(scalar)):
+        kind = np.dtype(f"u{dtype.itemsize}")
+        return f"numpy::bits<{ctype(dtype)}>({kind.name}({scalar.view(kind)}u))"
+    if dtype.kind == "f":
+        return float(scalar).hex() + ("f" if dtype.itemsize == 4 else "")
+    number = int(scalar)
+    if dtype.kind == "u":
+        return f"{ctype(dtype)}({number}ull)"
+    lowest = number == np.iinfo(np.int64).min  # no literal of C++
+    return f"int64({number + 1}ll - 1)" if lowest else f"{ctype(dtype)}({number}ll)"
+
+
+def expression(node: Node, names: Mapping[Node, str]) -> str:
+    """Return the C++ expression of an operation or constant. names: of the operands."""
+    if node.op == "constant":
+        return literal(node.value, node.dtype)
+    operands = [names[one] for one in node.operands]
+    kind = ctype(node.operands[-1].dtype)
+    if node.op == "cast":
+        types = f"{ctype(node.dtype)}, {kind}"
+    elif node.op in TWO_TYPES:
+        types = f"{ctype(node.operands[0].dtype)}, {kind}"
+    else:
+        types = kind
+    return f"numpy::{node.op}<{types}>({', '.join(operands)})"
+
+
+def compiler_options(arithmetic: str) -> tuple[str, ...]:
+    """Return NVRTC's options for "strict" arithmetic, or for "fast", which contracts a * b + c."""
+    return ("--fmad=true",) if arithmetic == "fast" else ()

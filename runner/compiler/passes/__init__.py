@@ -1,0 +1,4 @@
+"""Rewrites of a graph before code is made from it: branches, strips of rows, exact products.
+
+A pass takes a graph and returns one that computes the same bits. It knows no device and no ranks.
+"""

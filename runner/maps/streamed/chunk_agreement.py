@@ -1,0 +1,196 @@
+"""Agreement on chunks: gather limits and file properties from all ranks, and let `chunking` decide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from meshrun.runner.compiler.result_type import ResultType, result_types
+from meshrun.runner.errors import UserError
+from meshrun.runner.maps.streamed.halving import does_not_fit
+from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.plan.chunking import (
+    Facts,
+    Files,
+    MemoryUse,
+    check_limit,
+    is_streamed,
+    is_too_large,
+    least,
+    memory_limits,
+    not_streamed,
+    plan_chunks,
+)
+from meshrun.runner.plan.chunks import Chunks
+from meshrun.runner.plan.task import Task
+from meshrun.runner.plan.window import Window
+from meshrun.runner.region import Array, Region, Shape
+from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, first_serial, open_sink
+from meshrun.runner.storage.paths import KEPT, split
+from meshrun.runner.system.host_memory import host_memory
+from meshrun.runner.world.world import World
+
+
+def in_chunks(
+    world: World,
+    task: Task,
+    sources: Sequence[Source],
+    targets: Sequence[Path],
+    options: StreamOptions,
+    whole: bool = False,
+    *,
+    too_large: bool = False,
+) -> Task | None:
+    """Return the task with its results known if the run is streamed (`is_streamed`), else None. Collective.
+
+    whole: do not stream to overlap copies. too_large: a rank's block is known not to fit its memory.
+    Raises UserError if an option of streamed runs is given and one rank reads or writes a file whole.
+    """
+    serial = first_serial(sources)
+    chunked = any(split(target)[0].suffix.lower() in FOLDERS for target in targets)
+    files = Files(serial is None, chunked)
+    asynchronous = world.backend.asynchronous
+    streamed = partial(is_streamed, task, options, files, asynchronous=asynchronous, keep_whole=whole)
+    # Memory is checked only if nothing else decides: its options are checked with the chunks.
+    if streamed(too_large=too_large) or (
+        serial is None and streamed(too_large=is_any_too_large(world, task, options))
+    ):
+        known = known_results(world, task, sources)
+        if serial_sink := world.on_root(lambda: _serial_sink(known, targets)):
+            serial = serial_sink
+        else:
+            return known
+    if options.named is not None:
+        raise not_streamed(options.named, serial or targets[0])
+    return None
+
+
+def serial_file(world: World, task: Task, sources: Sequence[Source], targets: Sequence[Path]) -> Path | None:
+    """Return the first file that one rank reads or writes whole; None if there is none. Collective.
+
+    task: its results known.
+    """
+    return first_serial(sources) or world.on_root(lambda: _serial_sink(task, targets))
+
+
+def _serial_sink(task: Task, targets: Sequence[Path]) -> Path | None:
+    """Return the first output that one rank writes whole; None if there is none."""
+    pairs = zip(targets, task.known, strict=True)
+    return first_serial(open_sink(target, *known, KEPT) for target, known in pairs)
+
+
+def file_chunks(sources: Sequence[Source | Sink]) -> Shape | None:
+    """Return the largest chunk shape of the files; None if none is chunked."""
+    shapes = [source.chunks for source in sources if source.chunks]
+    return max(shapes, key=math.prod, default=None)
+
+
+def is_any_too_large(world: World, task: Task, options: StreamOptions) -> bool:
+    """Return whether any rank's block does not fit its memory; the same on every rank. Collective."""
+    mine = is_too_large(
+        task, task.partition[world.rank], limits(world, options), asynchronous=world.backend.asynchronous
+    )
+    return any(world.control.allgather(mine))
+
+
+def limits(world: World, options: StreamOptions) -> MemoryUse:
+    """Return the bytes that this rank's chunks may take together.
+
+    Raises UserError if an option allows more than the host or GPU has.
+    """
+    here, gpu = world.here, world.backend.asynchronous
+    beside = world.beside
+    host = host_memory()
+    check_limit("--host-memory", options.host_memory, host, "this host")
+    if gpu:
+        check_limit("--device-memory", options.device_memory, here.device.memory, "this GPU")
+    return memory_limits(
+        options,
+        host=host,
+        beside=len(beside),
+        device=world.backend.free_memory() if gpu else None,
+        sharing=sum(rank.device.uuid == here.device.uuid for rank in beside),
+    )
+
+
+def chunks_of(
+    world: World,
+    task: Task,
+    sources: Sequence[Source],
+    sinks: Sequence[Sink],
+    options: StreamOptions,
+    rows: int | None,
+) -> Chunks:
+    """Return the chunks of `task.partition`, the same on every rank. Collective.
+
+    rows: rows of an unfinished run's chunks, which are kept. Raises UserError if not even the smallest chunk
+    fits.
+    """
+    chunked = [sink for sink in sinks if sink.chunks]
+    if chunked and math.prod(task.partition.grid) > 1:
+        raise UserError(
+            f"{chunked[0].path} has a chunked format, which is written in whole rows",
+            got=f"--grid {'x'.join(map(str, task.partition.grid))}",
+            hint="no --grid",
+            everywhere=True,
+        )
+    everyone = world.control.allgather(world.collective_call(lambda: limits(world, options)))
+    files = Files(source_chunks=file_chunks(sources), sink_chunks=_common_rows(sinks))
+    facts = Facts(world.size, world.backend.asynchronous, least(everyone), files)
+    return plan_chunks(task, facts, options, rows)
+
+
+def _common_rows(sinks: Sequence[Sink]) -> Shape | None:
+    """Return a shape whose number of rows is a multiple of the rows of every output's chunks."""
+    shapes = [sink.chunks for sink in sinks if sink.chunks]
+    if not shapes:
+        return None
+    return (math.lcm(*(shape[0] for shape in shapes)), *shapes[0][1:])
+
+
+def known_results(world: World, task: Task, sources: Sequence[Source]) -> Task:
+    """Return the task with its result types, from one trial call on rank 0 if they are not declared.
+
+    Collective. The trial is on zeros, or on the first row if the function fails on zeros (`result_types`).
+    """
+    if task.results is not None:
+        return task
+
+    def trial() -> tuple[ResultType, ...]:
+        try:
+            return result_types(
+                task,
+                world.backend,
+                ranks=world.size,
+                host=world.here.host,
+                first_row=lambda: _first_row(world, task, sources),
+            )
+        except (MemoryError, RuntimeError) as failure:  # CuPy and CUDA
+            shortage = world.backend.shortage(failure)
+            if shortage is None:
+                raise
+            raise does_not_fit("a row", shortage) from failure
+
+    return task.with_results(world.on_root(trial))
+
+
+def _first_row(world: World, task: Task, sources: Sequence[Source]) -> tuple[Region, list[Array]]:
+    """Return the first row of the first block, and its padded blocks on this rank's device."""
+    row = Region((0,) * len(task.shape), (1, *task.partition[0].stop[1:]))
+    blocks = []
+    for number, (field, source) in enumerate(zip(task.fields, sources, strict=True)):
+        window = Window(task.field_region(number, row), field.shape, field.widths, task.boundary, task.cval)
+        staged = np.empty(window.staged, field.dtype)
+        for region, place in window.reads():
+            source.read(region, staged[place])
+        block = world.backend.xp.asarray(staged)
+        if not window.direct:
+            padded = world.backend.empty(window.shape, field.dtype)
+            window.assemble(block, padded)
+            block = padded
+        blocks.append(block)
+    return row, blocks

@@ -1,0 +1,484 @@
+"""Time steps of one block between two exchanges: the calls of the job's function, and the two copies of each
+field.
+
+Each input that an output feeds has two padded blocks: a step reads one and writes its results to the other;
+then the two are swapped. A cell has the same place in both. Inputs that no output feeds have one block.
+
+In one copy, the two blocks lie in the same memory, `rows_apart` rows from each other, and each step goes from
+band to band of rows away from the block that it reads: what it overwrites, no later band reads.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from meshrun.runner.arrays.block_layout import BlockLayout
+from meshrun.runner.arrays.halo import boxes as halo_boxes
+from meshrun.runner.arrays.halo.boxes import HaloBox, Tables
+from meshrun.runner.compiler.cpp.host import Box, Copy
+from meshrun.runner.compiler.cuda.steps.layout import Axis, Sending
+from meshrun.runner.compiler.result_type import hide_output
+from meshrun.runner.device.api import poison
+from meshrun.runner.errors import RunError
+from meshrun.runner.job.block_context import BlockContext
+from meshrun.runner.maps.in_memory import Results, check_types, slabs
+from meshrun.runner.plan.halo import AxisCopy
+from meshrun.runner.plan.steps import Piece, band_rows, edge_copies, read_widths, step_pieces
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import Array, Region
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.steps.fused_steps import Rows, axes_of, most_fused_steps
+from meshrun.runner.world.world import World
+
+SLAB_BYTES = 4 << 20  # of which a checksum is taken at once
+
+
+class StepBlocks:
+    """The blocks of `region`, the own cells of every layout, for steps of `task`.
+
+    cut: whether the region is only part of each axis: along these axes, blocks have the halo of several
+    steps. feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed.
+    fused_steps: the most steps that one kernel takes; 1: the steps are taken one by one. read_layouts: of the
+    parts of the blocks that are read: halos beyond them are not filled. one_copy: see above. bound: kernels
+    of several steps, bound to the blocks as they lie in memory.
+    """
+
+    world: World
+    task: Task
+    phases: Phases
+    one_copy: bool = False
+    _tables: Tables | None = None  # of a device whose cells beyond the array are filled by one launch
+
+    def lay_out(
+        self,
+        layouts: Sequence[BlockLayout],
+        cut: Sequence[bool],
+        read: Sequence[BlockLayout] | None = None,
+    ) -> None:
+        """Set the place of all cells in memory. layouts, read: one per input; read: None: all is read."""
+        task = self.task
+        self.layouts = list(layouts)
+        self.read_layouts = list(layouts if read is None else read)
+        self._read = [a.inside(b) for a, b in zip(self.read_layouts, self.layouts, strict=True)]
+        self.cut = tuple(cut)
+        self.region = self.layouts[0].region
+        self.feeds = task.feed_numbers
+        self.fed = sorted(place for place in self.feeds if place is not None)
+        self._apart = "here" in task.job.services
+        self.fused_steps = most_fused_steps(task)
+        self._edges = [
+            edge_copies(replace(one, widths=widths), self.cut, layout.region, layout.widths, task.boundary)
+            for one, widths, layout in zip(task.fields, read_widths(task, 1), self.read_layouts, strict=True)
+        ]
+        self.bound: dict[Any, Callable[[], None]] = {}
+        self._calls: dict[Any, list[Callable[[], None]]] = {}  # single passes, bound to the blocks
+        self._fills: dict[tuple[int, ...], Callable[[], None]] = {}
+        self._constants: list[Array] = []
+        self._pieces: dict[int, list[Piece]] = {}
+        self._blocks: list[Array] = []
+        self._spare: dict[int, Array] = {}
+        self._later: Array | None = None  # of the first field in one copy: the block that lies behind
+        self._finals: list[Array] = []  # None for an output that feeds an input
+        self._scratch: dict[tuple[int, ...], list[Array]] = {}
+        # Whether the function fills the spare blocks, rather than buffers that are copied to them.
+        self._fills_in_place = task.fills and task.strided_out and None not in self.feeds
+
+    @property
+    def padded(self) -> list[Array]:
+        """The block of each input that the next step reads, with its halo."""
+        return self._blocks
+
+    def own(self, place: int) -> Array:
+        """Return the own cells of input `place` as they are now; a view."""
+        return self._blocks[place][self.layouts[place].core]
+
+    def spare_own(self, place: int) -> Array:
+        """Return the own cells of fed input `place` that the next step writes; a view."""
+        return self._spare[place][self.layouts[place].core]
+
+    def both(self) -> tuple[list[Array], list[Array]]:
+        """Return the block of each input that the next step reads, and the one that it writes."""
+        return self._blocks, [self._spare.get(place, block) for place, block in enumerate(self._blocks)]
+
+    def rows(self, more: int) -> Rows:
+        """Return the rows to compute before `more` steps, counted from the first own row; none: (0, 0)."""
+        if self.region.size == 0:
+            return 0, 0
+        low, high = self.box(more)
+        return low[0], high[0]
+
+    def box(self, more: int) -> Box:
+        """Return the cells to compute before `more` steps: first and last + 1, from the own cell 0 on."""
+        (piece,) = step_pieces(self.task, self.region, more, self.cut, apart=False)
+        own = self.region.start
+        low, high = (
+            tuple(a - b for a, b in zip(corner, own, strict=True))
+            for corner in (piece.place.start, piece.place.stop)
+        )
+        return low, high
+
+    def inputs(self, rows: Rows) -> list[Array]:
+        """Return rows of all inputs, counted from the first own row; views."""
+        return [self._blocks[place][self._core(place, rows)] for place in range(len(self.layouts))]
+
+    def outputs(self, rows: Rows) -> list[Array]:
+        """Return rows of the spare block that each output writes; views."""
+        return [self._spare[feed][self._core(feed, rows)] for feed in self.feeds if feed is not None]
+
+    def _core(self, place: int, rows: Rows) -> tuple[slice, ...]:
+        along, *others = self.layouts[place].core
+        return slice(along.start + rows[0], along.start + rows[1]), *others
+
+    def axes(self, rows: Rows, valid: int) -> list[Axis]:
+        """Return what lies beside rows along each axis. valid: steps for which the halo suffices."""
+        return axes_of(self, rows, valid)
+
+    def sending(self) -> Sending | None:
+        """Return how a kernel of several steps exchanges the spare blocks' halos; None if it does not."""
+        return None
+
+    def fill_beyond(self) -> None:
+        """Give the cells beyond the array the value of a constant boundary, in all blocks."""
+        for state in self.both():
+            for place, block in enumerate(state):
+                self.read_layouts[place].fill_outside(self.read_part(place, block))
+
+    def first_cells(self) -> list[list[int]]:
+        """Return the index of the first own cell of each input's block, per axis."""
+        return [[part.start for part in layout.core] for layout in self.layouts]
+
+    def edge_cells(self, place: int) -> list[Copy]:
+        """Return which own cell each cell beyond the array equals, counted from the own cell 0."""
+        layout = self.read_layouts[place]
+        found = []
+        for axis, copy in layout.within:
+            low = layout.widths[axis][0]
+            found += [
+                Copy(axis, copy.target - low + n, copy.source + n * copy.step) for n in range(copy.count)
+            ]
+        for axis, copy in self._edges[place]:
+            start = layout.region.start[axis]
+            found += [
+                Copy(axis, copy.target - start + n, copy.source - start + n * copy.step)
+                for n in range(copy.count)
+            ]
+        return found
+
+    def read_part(self, place: int, block: Array) -> Array:
+        """Return the cells of a block of input `place` that are read; a view."""
+        return block[self._read[place]]
+
+    def result(self, number: int) -> Array:
+        """Return the region's part of output `number`, after the last step; a view."""
+        feed = self.feeds[number]
+        return self._finals[number] if feed is None else self.own(feed)
+
+    def _unfed_results(self) -> list[Array]:
+        """Return memory for the results that feed no input, and None for each other result."""
+        return [
+            self.world.backend.empty(self.task.output_region(self.region, number).shape, dtype)
+            if feed is None
+            else None
+            for number, (feed, (_, dtype)) in enumerate(zip(self.feeds, self.task.known, strict=True))
+        ]
+
+    def swap(self) -> None:
+        """Swap the two blocks of each field, so that the next step reads the results of the last one."""
+        for place in self.fed:
+            self._blocks[place], self._spare[place] = self._spare[place], self._blocks[place]
+
+    def _fed(self, blocks: Sequence[Array]) -> list[Array]:
+        return [blocks[place] for place in self.fed]
+
+    def _pieces_of(self, remaining: int) -> list[Piece]:
+        if remaining not in self._pieces:
+            self._pieces[remaining] = step_pieces(
+                self.task, self.region, remaining, self.cut, apart=self._apart
+            )
+        return self._pieces[remaining]
+
+    def _rows(self, first: int, last: int) -> Piece:
+        part = self.region.rows(first, last)
+        return Piece(part, part)
+
+    def _fill_outside(self, targets: list[Array]) -> None:
+        """Fill the cells beyond the array from the new ones."""
+        if self._tables is not None:
+            key = tuple(map(id, targets))
+            if key not in self._fills:
+                self._fills[key] = self._fill_in_one_launch(self._tables, targets)
+            self._fills[key]()
+            return
+        for place, target in zip(self.fed, targets, strict=True):
+            layout, read = self.read_layouts[place], self.read_part(place, target)
+            layout.fill_outside(read)
+            for axis, copy in self._edges[place]:
+                shift = layout.widths[axis][0] - layout.region.start[axis]
+                layout.copy_along(read, axis, copy, shift)
+            layout.fill_whole_axes(read)
+
+    def _fill_in_one_launch(self, tables: Tables, targets: list[Array]) -> Callable[[], None]:
+        """Return one launch that fills the cells beyond the array in the blocks of all fed inputs."""
+        boxes: list[HaloBox] = []
+        cells = halo_boxes.constant_cells(
+            self.world.backend, [one.dtype for one in targets], self.task.boundary, self.task.cval
+        )
+        for place, target, cell in zip(self.fed, targets, cells, strict=True):
+            layout, part = self.read_layouts[place], self.read_part(place, target)
+            boxes += halo_boxes.boxes_within(
+                self._copies_beyond(place), part.strides, part.dtype.itemsize, tables.address(part)
+            )
+            slabs = [part[slab] for slab in layout.outside]
+            boxes += halo_boxes.constant_boxes(slabs, tables.address(cell), tables.address)
+        self._constants += cells  # the launch has their addresses
+        return halo_boxes.launch(tables, tables.kernel(halo_boxes.KERNELS, "move_cells"), boxes)
+
+    def _copies_beyond(self, place: int) -> list[list[AxisCopy]]:
+        """Return for each axis the cells of input `place` within the array, then the copies of some of them
+        beyond it; counted in the part of the block that is read."""
+        layout, shape = self.read_layouts[place], self.task.fields[place].shape
+        found = []
+        for axis, (core, length) in enumerate(zip(layout.core, layout.shape, strict=True)):
+            first, last = core.start, core.stop
+            if axis < len(self.cut) and self.cut[axis]:
+                origin = core.start - layout.region.start[axis]  # of the array's cell 0
+                wraps = self.task.boundary == "wrap"
+                first, last = (0, length) if wraps else (max(origin, 0), min(origin + shape[axis], length))
+            within = [
+                replace(copy, source=copy.source + core.start) for at, copy in layout.within if at == axis
+            ]
+            shift = core.start - layout.region.start[axis]
+            edges = [
+                replace(copy, target=copy.target + shift, source=copy.source + shift)
+                for at, copy in self._edges[place]
+                if at == axis
+            ]
+            found.append([AxisCopy(first, last - first, first, 1, 0), *within, *edges])
+        return found
+
+    def _compute(self, piece: Piece, keep: bool, *, copied: bool = False) -> None:
+        """Compute the cells of `piece` into the spare blocks.
+
+        keep: also compute the results that feed no input, for this rank's own cells. copied: do not change
+        the blocks."""
+        if self.task.kernel is not None:
+            self._compute_by_kernel(piece, keep)
+            return
+        backend = self.world.backend
+        for (first, last), windows in self._windows(piece, self._ranges(piece), copied):
+            if backend.asynchronous:
+                self._call(piece, first, last, windows, keep)
+            else:
+                with self.phases("kernel"):
+                    self._call(piece, first, last, windows, keep)
+
+    def _compute_by_kernel(self, piece: Piece, keep: bool) -> None:
+        """Compute the cells of `piece` by the task's kernel, whose calls are bound to the blocks once."""
+        key = piece, keep, *(id(block) for state in self.both() for block in state)
+        if key not in self._calls:
+            self._calls[key] = self._bound_calls(piece, keep)
+        # The work of a device is timed by the loop.
+        with nullcontext() if self.world.backend.asynchronous else self.phases("kernel"):
+            for call in self._calls[key]:
+                call()
+
+    def _bound_calls(self, piece: Piece, keep: bool) -> list[Callable[[], None]]:
+        """Return what computes the cells of `piece` from the blocks as they lie in memory now."""
+        kernel, calls = self.task.kernel, list[Callable[[], None]]()
+        assert kernel is not None
+        for (first, last), windows in self._windows(piece, self._ranges(piece), copied=False):
+            place = piece.place.rows(first, last)
+            outs = self._outs(piece.region.rows(first, last), place)
+            assert outs is not None
+            calls.append(kernel.bind(windows, outs))
+            # Results in buffers of their own are copied to where they belong.
+            for number, (feed, out) in enumerate(zip(self.feeds, outs, strict=True)):
+                if feed is None and keep:
+                    calls.append(partial(_assign, self._finals[number], self._inside(number, place), out))
+                elif feed is not None and not self._fills_in_place:
+                    calls.append(partial(_assign, self._spare[feed], self._at(feed, place), out))
+        return calls
+
+    def _ranges(self, piece: Piece) -> list[Rows]:
+        """Return the rows of each call for a piece, in order.
+
+        A function on a CPU is called on slabs that fit a cache with its temporary arrays. A kernel has none.
+        """
+        rows = (0, piece.region.shape[0])
+        most = band_rows(self.task, self.region) if self.one_copy else None
+        if not self.world.backend.asynchronous and self.task.kernel is None:
+            found = list(slabs(self.task, piece.region, rows, most))
+            return found[::-1] if self._is_backwards else found
+        return [rows] if most is None else self._bands(rows[1])
+
+    def _bands(self, rows: int | None = None) -> list[Rows]:
+        """Return the bands of so many rows, by default of the own ones, in order; for fields in one copy."""
+        count = self.region.shape[0] if rows is None else rows
+        most = band_rows(self.task, self.region)
+        found = [(first, min(first + most, count)) for first in range(0, count, most)]
+        return found[::-1] if self._is_backwards else found
+
+    @property
+    def _is_backwards(self) -> bool:
+        """Return whether a step goes from the last row to the first: it writes behind what it reads."""
+        return self.one_copy and self._blocks[self.fed[0]] is not self._later
+
+    def _call(self, piece: Piece, first: int, last: int, windows: list[Array], keep: bool) -> None:
+        place = piece.place.rows(first, last)
+        region = piece.region.rows(first, last)
+        outs = self._outs(region, place)
+        results = self._results(region, windows, outs)
+        for number, (feed, result) in enumerate(zip(self.feeds, results, strict=True)):
+            if feed is None:
+                if keep:
+                    self._finals[number][self._inside(number, place)] = result
+                continue
+            if not (self._fills_in_place and outs is not None and result is outs[number]):
+                self._spare[feed][self._at(feed, place)] = result
+
+    def _results(self, region: Region, windows: list[Array], outs: list[Array] | None) -> Results:
+        world, backend = self.world, self.world.backend
+        here = BlockContext(
+            world.rank, world.size, world.here.host, region.start, region.shape, self.task.shape,
+            backend.stream, backend.xp,
+        )  # fmt: skip
+        results = self.task.call(windows, here, outs)
+        check_types(self.task, results)
+        return results
+
+    def _outs(self, region: Region, place: Region | None) -> list[Array] | None:
+        """Return arrays for a call to fill: the cells at `place` of the spare blocks, or buffers.
+
+        Both are poisoned before their first use.
+        """
+        if not self.task.fills:
+            return None
+        if self._fills_in_place and place is not None:
+            fed = [feed for feed in self.feeds if feed is not None]
+            return [self._spare[feed][self._at(feed, place)] for feed in fed]
+        if region.shape not in self._scratch:
+            declared = self.task.declared(region.shape)
+            assert declared is not None
+            outs = [self.world.backend.empty(*one) for one in declared]
+            for out in outs:
+                poison(out)
+            self._scratch[region.shape] = outs
+        return self._scratch[region.shape]
+
+    def _at(self, place: int, cells: Region) -> tuple[slice, ...]:
+        """Return the slices of `cells` in the block of input `place`."""
+        layout = self.layouts[place]
+        beside = self.task.field_region(place, cells)
+        return tuple(
+            slice(a - origin + width, b - origin + width)
+            for a, b, origin, (width, _) in zip(
+                beside.start, beside.stop, layout.region.start, layout.widths, strict=True
+            )
+        )
+
+    def _inside(self, number: int, cells: Region) -> tuple[slice, ...]:
+        """Return the slices of `cells` in this rank's part of output `number`."""
+        whole, part = (self.task.output_region(one, number) for one in (self.region, cells))
+        return tuple(slice(a - o, b - o) for a, b, o in zip(part.start, part.stop, whole.start, strict=True))
+
+    def _windows(
+        self, piece: Piece, ranges: Sequence[Rows], copied: bool
+    ) -> Iterator[tuple[tuple[int, int], list[Array]]]:
+        """Yield ranges of the piece's rows, which follow each other, each with its windows.
+
+        A kernel changes no window, and takes views. Those of a function are C-contiguous; it may change those
+        of the inputs that are fed: rows that two windows share are saved and restored. copied: all windows of
+        a function are copies.
+        """
+        halo = sum(self.task.widths[0])
+        padded = [self._padded(place, piece.place) for place in range(len(self._blocks))]
+        if self.task.kernel is not None:
+            for first, last in ranges:
+                yield (first, last), [block[first : last + halo] for block in padded]
+            return
+        kept: dict[int, Array] = {}
+        for first, last in ranges:
+            before, after = (last, first) if self._is_backwards else (first, last)
+            for place, rows in kept.items():
+                padded[place][before : before + halo] = rows
+            windows = [block[first : last + halo] for block in padded]
+            if halo and (first, last) != ranges[-1]:
+                kept = {place: padded[place][after : after + halo].copy() for place in self.fed}
+            fed = set(self.fed) if copied else set()
+            yield (
+                (first, last),
+                [
+                    window.copy(order="C") if place in fed or not window.flags.c_contiguous else window
+                    for place, window in enumerate(windows)
+                ],
+            )
+
+    def _padded(self, place: int, cells: Region) -> Array:
+        """Return the view of `cells` with the halo of one step in the block of input `place`."""
+        inside = self._at(place, cells)
+        widths = self.task.fields[place].widths
+        wider = (
+            slice(part.start - low, part.stop + high)
+            for part, (low, high) in zip(inside, widths, strict=True)
+        )
+        return self._blocks[place][tuple(wider)]
+
+    def _try_a_row(self) -> None:
+        """Call the function on a copy of the last row: its kernels are compiled before the first step.
+
+        Raises RunError if it changes an input that no output feeds, which all further steps need.
+        """
+        if self.region.size == 0:
+            return
+        rows = self.region.shape[0]
+        row = self._rows(rows - 1, rows)
+        windows = [self._padded(place, row.place).copy(order="C") for place in range(len(self._blocks))]
+        before = {place: w.copy() for place, w in enumerate(windows) if place not in self.fed}
+        with hide_output(), np.errstate(all="ignore"):
+            self._results(row.region, windows, self._outs(row.region, None))
+        for place, old in before.items():
+            if not bool((old.view(np.uint8) == windows[place].view(np.uint8)).all()):
+                raise self._changed(place)
+
+    def _changed(self, place: int) -> RunError:
+        name = self.task.fields[place].name
+        return RunError(
+            f"job {self.task.job.name} changes its input {name}, which all further steps need",
+            expected=f"no change, or an output that feeds {name}",
+            hint=f"work on {name}.copy(), or name {name} in feeds=",
+        )
+
+    def note_inputs_that_stay(self) -> None:
+        """Remember what is in the inputs that no output feeds, for `check_inputs_that_stay`."""
+        called = self.task.kernel is None and not self.world.backend.asynchronous and self.region.size > 0
+        stay = [place for place in range(len(self._blocks)) if place not in self.fed] if called else []
+        self._stay = {place: _checksum(self._blocks[place]) for place in stay}
+
+    def check_inputs_that_stay(self) -> None:
+        """Raise RunError if a function that is called on a CPU has changed an input that no output feeds.
+
+        A function may do so for some values only, which `_try_a_row` did not see.
+        """
+        for place, before in self._stay.items():
+            if _checksum(self._blocks[place]) != before:
+                raise self._changed(place)
+
+
+def _assign(target: Array, place: tuple[slice, ...], cells: Array) -> None:
+    target[place] = cells
+
+
+def _checksum(block: Array) -> int:
+    """Return a checksum of an array's bytes, of which at most some rows are copied at a time."""
+    rows, total = max(SLAB_BYTES // max(block[:1].nbytes, 1), 1), 0
+    for first in range(0, len(block), rows):
+        slab = np.ascontiguousarray(block[first : first + rows])
+        total = zlib.crc32(slab.reshape(-1).view(np.uint8).data, total)
+    return total

@@ -1,0 +1,600 @@
+"""Frames of a run that takes steps: one field, every so many steps, as pictures or as an array over time.
+
+After a step the cells to show are copied on the device, or what is shown of them is computed there; then they
+are copied to the host on a stream of its own while further steps run. A thread converts and writes them.
+Pictures are made on rank 0 of every so many cells along both axes, so that a picture has at most PIXELS rows
+and columns, or ANIMATED; rank 0 gathers these cells when the next frame is due. An array over time holds
+every cell; each rank writes its own part of a .npy, rank 0 all of a .zarr.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+
+from meshrun.runner.arrays.store import gather
+from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS
+from meshrun.runner.device.api import CopyStreams, Mark
+from meshrun.runner.errors import UserError
+from meshrun.runner.options.step_options import COLORS, StepOptions
+from meshrun.runner.plan.halo import Slices
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import Array, HostArray, Region, Shape
+from meshrun.runner.report.colors import draw_lines, indices, palette, value_range
+from meshrun.runner.steps.loop import next_multiple
+from meshrun.runner.steps.stepper import Stepper
+from meshrun.runner.storage.checkpoint_folder import Colors
+from meshrun.runner.storage.file_errors import check_room
+from meshrun.runner.storage.formats.frame_files import (
+    ARRAYS,
+    ArrayOfFrames,
+    PictureWriter,
+    check_frames,
+    picture_writer,
+)
+from meshrun.runner.storage.formats.registry import Source
+from meshrun.runner.storage.paths import partial_path
+from meshrun.runner.world.world import World
+
+PIXELS = 1024  # most rows and columns of a picture
+ANIMATED = 512  # and of an animation's frames, which take longer to encode
+WAITING = 3  # frames that a rank's thread may still have to write
+LINE = 32  # rows of the picture of an array with one axis
+
+
+class ValueAt(Protocol):
+    """Returns the value `name` of the cells beside those of some pixels, of the pixels' shape.
+
+    shift: offset (rows, columns) of these cells.
+    """
+
+    def __call__(self, name: str, shift: tuple[int, int]) -> Array: ...
+
+
+class FrameContent(Protocol):
+    """What pictures show that is not simply the cells of an input.
+
+    name: of what is shown. colors: name of the colour map. other: colour, in red, green and blue, of what is
+    not finite. limits: values of the first and the last colour; None: those of the first frame. plane: axis
+    and index of the plane of three axes that is shown; None: the middle one. isolines: their number. parts:
+    names of the values of single cells that pixels are computed from. margin: 1 if a pixel is computed from
+    the cells beside its own too, otherwise 0.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def colors(self) -> str: ...
+
+    @property
+    def other(self) -> tuple[int, int, int]: ...
+
+    @property
+    def limits(self) -> tuple[float, float] | None: ...
+
+    @property
+    def plane(self) -> tuple[int, int] | None: ...
+
+    @property
+    def isolines(self) -> int: ...
+
+    @property
+    def parts(self) -> Sequence[str]: ...
+
+    @property
+    def margin(self) -> int: ...
+
+    def value(self, name: str, cells: Sequence[Array], xp: ModuleType) -> Array:
+        """Return a value of some cells, float32, of the cells' shape, on the device. cells: of each input."""
+
+    def pixels(self, at: ValueAt, xp: ModuleType) -> Array:
+        """Return what `picture` and `lines` need of some pixels, (n, *the pixels'), float32.
+
+        Each depends only on cells within `margin`. Most are computed on the device, some on the host: `Seam`.
+        """
+
+    def picture(self, pixels: HostArray) -> HostArray:
+        """Return the value of each pixel, (rows, columns), of a whole picture."""
+
+    def lines(self, pixels: HostArray) -> HostArray:
+        """Return whether each pixel of a whole picture is on one of the isolines, (rows, columns)."""
+
+
+@dataclass(frozen=True)
+class Seam:
+    """Cells of two blocks at the border between them, from which a few pixels are computed on rank 0: each
+    rank has only some of the cells beside these pixels'.
+
+    cells: as slices of the array. axis: across the border. pixels: which of the picture, along `axis`.
+    """
+
+    cells: Slices
+    axis: int
+    pixels: slice
+
+
+@dataclass
+class FramePart:
+    """Cells of one frame on their way to the host. memory: of `host`, as bytes. kept: device memory that is
+    still being copied."""
+
+    host: HostArray
+    memory: HostArray
+    ready: Mark = None
+    kept: Array = None
+
+
+@dataclass
+class Snapshot:
+    """One frame. parts: of the picture, and of each seam."""
+
+    step: int
+    number: int
+    parts: list[FramePart]
+
+
+@dataclass
+class Frames:
+    """Writes frames: an observer of the steps. place: the input that they show. first: the step of the first
+    frame. colors: those of the checkpoint that the run is resumed from. content: what they show instead of
+    the input; all inputs have the same shape then."""
+
+    world: World
+    task: Task
+    options: StepOptions
+    place: int
+    every: int
+    path: Path
+    first: int = 0
+    colors: Colors | None = None
+    content: FrameContent | None = None
+    written: int = field(default=0, init=False)
+    merged: int = field(default=0, init=False)  # of them, with equal ones before, in the file
+    _waiting: Snapshot | None = field(default=None, init=False)
+    _writing: deque[Future[None]] = field(default_factory=deque, init=False)
+    _copies: CopyStreams | None = field(default=None, init=False)
+    _free: dict[int, list[HostArray]] = field(default_factory=dict, init=False)  # by bytes
+    _pool: ThreadPoolExecutor | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._field = self.task.fields[self.place]
+        self._as_array = self.path.suffix.lower() in ARRAYS
+        most = ANIMATED if self.path.suffix else PIXELS
+        self._margin = self.content.margin if self.content else 0
+        plane = self.content.plane if self.content else None
+        self._slices = (
+            whole_slices(self._field.shape)
+            if self._as_array
+            else picture_slices(self.task, self.place, most, self._margin, plane)
+        )
+        self._axes = [axis for axis, one in enumerate(self._slices) if one.stop - one.start > 1][-2:]
+        self._seams = self._find_seams() if self._margin else []
+        self.shape = _shape_of(self._slices, self._field.shape)
+        lengths = [self.shape[axis] for axis in picture_axes(self.task, self.place, plane)]
+        self._flat = (1, *lengths) if len(lengths) == 1 else tuple(lengths)  # of a picture
+        self._name = self.content.name if self.content else self._field.name
+        self._range = self.options.frame_range or (self.content.limits if self.content else None)
+        if self._range is None and self.colors is not None and self.colors.field == self._name:
+            self._range = self.colors.low, self.colors.high
+        self._array: ArrayOfFrames | None = None
+        self._pictures: PictureWriter | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of frames if all steps are taken, the state before the first step included."""
+        assert self.options.steps is not None
+        return self.options.steps // self.every - -(-self.first // self.every) + 1
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all frames, of pictures before they are compressed."""
+        itemsize = self._field.dtype.itemsize if self._as_array else 1
+        return self.count * math.prod(self.shape) * itemsize
+
+    @property
+    def partial(self) -> Path | None:
+        """The unfinished file; None for a folder of pictures, which are finished one by one."""
+        return partial_path(self.path, self.world.run_id) if self.path.suffix else None
+
+    def begin(self, stepper: Stepper) -> None:
+        world = self.world
+        pool = self._pool = ThreadPoolExecutor(1, "frames")
+        if world.backend.asynchronous:
+            self._copies = world.backend.copy_streams()
+            pool.submit(self._copies.join).result()
+        if self._as_array:
+            array = ArrayOfFrames(self.path, self.count, self.shape, self._field.dtype, world.run_id)
+            self._array = array
+            world.on_root(array.sink.create)
+        elif world.rank == 0:
+            self.open()
+        if stepper.done % self.every == 0:
+            with stepper.phases("prepare"):  # compiles kernels, which is no part of the loop's time
+                self.observe(stepper)
+
+    def open(self) -> None:
+        """Begin a file or folder of pictures."""
+        colors = palette(self.options.frame_colors)
+        if self.content is not None:
+            chosen = self.options.frame_colors
+            name = self.content.colors if chosen == COLORS[0] else chosen
+            colors = palette(name, self.content.other, lines=self.content.isolines > 0)
+        self._pictures = picture_writer(self.path, colors, self.world.run_id)
+
+    def show(self, step: int, source: Source) -> None:
+        """Make the picture of a field that is in a file; on rank 0. Only the rows that it shows are read."""
+        ranges = [range(*one.indices(n)) for one, n in zip(self._slices, self._field.shape, strict=True)]
+        low, high = tuple(one[0] for one in ranges[1:]), tuple(one[-1] + 1 for one in ranges[1:])
+        shown: tuple[Any, ...] = (0, *(slice(None, None, one.step) for one in ranges[1:]))
+        cells = np.empty(self.shape, self._field.dtype)
+        for number, row in enumerate(ranges[0]):
+            region = Region((row, *low), (row + 1, *high))
+            whole = np.empty(region.shape, self._field.dtype)
+            source.read(region, whole)
+            cells[number] = whole[shown]
+        self._write_picture(step, cells.reshape(self._flat))
+
+    def close(self) -> int:
+        """Complete the pictures, on rank 0; return how many were merged with equal ones before them."""
+        return 0 if self._pictures is None else self._pictures.close()
+
+    def next_step(self, done: int) -> int:
+        return next_multiple(done, self.every)
+
+    def observe(self, stepper: Stepper) -> bool:
+        self._deliver()
+        self._waiting = self._snapshot(stepper)
+        self.written += 1
+        return False
+
+    def end(self, stepper: Stepper) -> None:
+        with stepper.phases("frames"):  # the last ones, which no step is beside
+            self._finish_writing()
+            self.world.control.barrier()
+
+        def complete() -> int:
+            if self._array is not None:
+                self._array.complete(self.written)
+            return self.close()
+
+        self.merged = self.world.on_root(complete)
+        assert self._pool is not None
+        self._pool.shutdown()
+
+    def flush(self) -> Colors | None:
+        """Wait until the pictures of all steps so far are written: a run that is resumed now does not make
+        them again. Return their range of colours, on rank 0. Collective; nothing for an array."""
+        if self._as_array:
+            return None
+        self._finish_writing()
+        return None if self._range is None else Colors(self._name, *self._range)
+
+    def _finish_writing(self) -> None:
+        """Wait until all frames so far are written. Collective."""
+        self._deliver()
+        while self._writing:
+            self._writing.popleft().result()
+
+    def abandon(self) -> None:
+        """End all threads; the run has failed. On any rank, at any time."""
+        if self._pool is None:
+            return
+        for future in self._writing:
+            future.cancel()
+        self._pool.shutdown()
+
+    def _snapshot(self, stepper: Stepper) -> Snapshot:
+        """Start copying what this rank has of a frame to the host."""
+        if self.content is None:
+            cells = stepper.own(self.place)[self._own_slices(stepper, self._slices)]
+            parts = [self._fetch(cells, fresh=False)]
+        else:
+            parts = [self._fetch(self._pixels(stepper, self.content), fresh=True)]
+            parts += [
+                self._fetch(self._seam(stepper, self.content, seam), fresh=True) for seam in self._seams
+            ]
+        return Snapshot(stepper.done, self.written, parts)
+
+    def _pixels(self, stepper: Stepper, content: FrameContent) -> Array:
+        """Compute the pixels for which this rank has all cells."""
+        own, xp = self._own_slices(stepper, self._slices, self._margin), self.world.xp
+
+        def at(name: str, shift: tuple[int, int]) -> Array:
+            return content.value(name, self._cells(stepper, self._shifted(own, shift)), xp)
+
+        return content.pixels(at, xp)
+
+    def _seam(self, stepper: Stepper, content: FrameContent, seam: Seam) -> Array:
+        """Compute the values of this rank's cells of a seam: (values, *cells)."""
+        cells = self._cells(stepper, self._own_slices(stepper, seam.cells))
+        if cells[0].size == 0:
+            shape = (len(content.parts), *cells[0].shape)
+            return self.world.backend.empty(shape, np.dtype(np.float32))
+        return self.world.xp.stack([content.value(name, cells, self.world.xp) for name in content.parts])
+
+    def _cells(self, stepper: Stepper, own: Slices) -> list[Array]:
+        return [stepper.own(place)[own] for place in range(len(self.task.fields))]
+
+    def _fetch(self, cells: Array, *, fresh: bool) -> FramePart:
+        """Start copying to the host. fresh: nothing else will change these cells."""
+        # Pinned memory is used again: to allocate or free it would wait for the device.
+        free = self._free.setdefault(cells.nbytes, [])
+        memory = free.pop() if free else self.world.backend.host_empty((cells.nbytes,), np.dtype(np.uint8))
+        host: HostArray = memory.view(cells.dtype).reshape(cells.shape)
+        if self._copies is None or cells.size == 0:
+            host[...] = cells.get() if hasattr(cells, "get") else cells
+            return FramePart(host, memory)
+        kept = cells if fresh and cells.flags.c_contiguous else cells.copy(order="C")
+        _, ready = self._copies.fetch(kept, memory, self._copies.mark())
+        return FramePart(host, memory, ready, kept)
+
+    def _find_seams(self) -> list[Seam]:
+        """Return the seams at which pixels are, of all borders between blocks."""
+        found = []
+        for axis in self._axes:
+            length, shown = self._field.shape[axis], self._slices[axis]
+            chosen = range(*shown.indices(length))
+            starts = {region.start[axis] for region in self._field.partition if region.size}
+            for border in sorted(starts - {0}):
+                pixels = [chosen.index(cell) for cell in (border - 1, border) if cell in chosen]
+                if pixels:
+                    cells = [
+                        slice(0, n, 1) if at in self._axes else one
+                        for at, (one, n) in enumerate(zip(self._slices, self._field.shape, strict=True))
+                    ]
+                    cells[axis] = slice(max(border - 2, 0), min(border + 2, length), 1)
+                    found.append(Seam(tuple(cells), axis, slice(pixels[0], pixels[-1] + 1)))
+        return found
+
+    def _mend(self, pixels: HostArray, seam: Seam, values: HostArray) -> None:
+        """Compute the pixels at a seam, in place. pixels: of the whole picture; values: of the whole seam."""
+        content = self.content
+        assert content is not None
+        line = list(self._slices)
+        chosen = range(*line[seam.axis].indices(self._field.shape[seam.axis]))[seam.pixels]
+        line[seam.axis] = slice(chosen.start, chosen.stop, chosen.step)
+
+        def at(name: str, shift: tuple[int, int]) -> Array:
+            moved = self._shifted(tuple(line), shift)
+            inside = tuple(
+                slice(one.start - origin.start, one.stop - origin.start, one.step)
+                for one, origin in zip(moved, seam.cells, strict=True)
+            )
+            return values[content.parts.index(name)][inside]
+
+        place: list[Any] = [slice(None)] * pixels.ndim
+        place[1 + seam.axis] = seam.pixels
+        pixels[tuple(place)] = content.pixels(at, np)
+
+    def _shifted(self, slices: Slices, shift: tuple[int, int]) -> Slices:
+        """Return the cells beside those of some pixels. shift: along the picture's rows and columns."""
+        by = dict(zip(self._axes, shift, strict=False))
+        return tuple(
+            slice(one.start + by.get(axis, 0), one.stop + by.get(axis, 0), one.step)
+            for axis, one in enumerate(slices)
+        )
+
+    def _own_slices(self, stepper: Stepper, view: Slices, margin: int = 0) -> Slices:
+        """Return the slices of this rank's cells that a view shows, at least `margin` from their edges."""
+        own = stepper.plans[self.place].region
+        region = self._inside(own, margin)
+        found = []
+        lengths = self._field.shape
+        for one, low, start, stop, length in zip(
+            view, own.start, region.start, region.stop, lengths, strict=True
+        ):
+            first, last, stride = one.indices(length)
+            begin = max(first, first + -(-(start - first) // stride) * stride)
+            found.append(slice(begin - low, max(min(stop, last), begin) - low, stride))
+        return tuple(found)
+
+    def _inside(self, region: Region, margin: int) -> Region:
+        """Return a region without `margin` cells at each edge, along the picture's axes."""
+        less = [margin if axis in self._axes else 0 for axis in range(len(region.start))]
+        starts = tuple(a + n for a, n in zip(region.start, less, strict=True))
+        stops = (b - n for b, n in zip(region.stop, less, strict=True))
+        return Region(starts, tuple(max(a, b) for a, b in zip(starts, stops, strict=True)))
+
+    def _shown(self, rank: int, view: Slices, margin: int = 0) -> Region:
+        """Return the region of a view that a rank's cells fill, at least `margin` from their edges."""
+        region = self._inside(self._field.partition[rank], margin)
+        starts, stops = [], []
+        for one, start, stop, length in zip(view, region.start, region.stop, self._field.shape, strict=True):
+            chosen = range(*one.indices(length))
+            starts.append(len(range(chosen.start, min(start, chosen.stop), chosen.step)))
+            stops.append(len(range(chosen.start, min(max(stop, chosen.start), chosen.stop), chosen.step)))
+        return Region(tuple(starts), tuple(max(a, b) for a, b in zip(starts, stops, strict=True)))
+
+    def _deliver(self) -> None:
+        """Pass the frame that was copied last to the thread that writes it. Collective."""
+        snapshot, self._waiting = self._waiting, None
+        if snapshot is None:
+            return
+        assert self._pool is not None
+        while len(self._writing) >= WAITING:
+            self._writing.popleft().result()
+        if self._array is not None and self._array.parallel:
+            self._writing.append(self._pool.submit(self._write, snapshot, None))
+            return
+        views = [(self._slices, self._margin), *((seam.cells, 0) for seam in self._seams)]
+        wholes = [self._gathered(part, *one) for part, one in zip(snapshot.parts, views, strict=True)]
+        if self.world.rank == 0:
+            self._writing.append(self._pool.submit(self._write, snapshot, wholes))
+        else:
+            self._release(snapshot)
+
+    def _release(self, snapshot: Snapshot) -> None:
+        """Keep the memory of a frame for later ones."""
+        for part in snapshot.parts:
+            self._free[part.memory.nbytes].append(part.memory)
+
+    def _write(self, snapshot: Snapshot, wholes: list[HostArray | None] | None) -> None:
+        """Write a frame, in the thread: the whole of it, or this rank's part."""
+        if wholes is None:
+            self._write_part(snapshot)
+        else:
+            self._write_whole(snapshot, [whole for whole in wholes if whole is not None])
+        self._release(snapshot)
+
+    def _write_part(self, snapshot: Snapshot) -> None:
+        assert self._array is not None
+        (part,) = snapshot.parts
+        self._wait(part)
+        if part.host.size:
+            shown = self._shown(self.world.rank, self._slices)
+            self._array.write(snapshot.number, shown, part.host)
+
+    def _wait(self, part: FramePart) -> None:
+        if part.ready is not None:
+            assert self._copies is not None
+            self._copies.passed(part.ready)
+            part.kept = None
+
+    def _gathered(self, part: FramePart, view: Slices, margin: int) -> HostArray | None:
+        """Return a part of the whole frame on rank 0, None elsewhere. Collective."""
+        self._wait(part)
+        more = part.host.shape[: part.host.ndim - len(self.shape)]
+        first = (0,) * len(more)
+        regions = []
+        for rank in range(self.world.size):
+            shown = self._shown(rank, view, margin)
+            regions.append(Region((*first, *shown.start), (*more, *shown.stop)))
+        return gather(self.world.control, part.host, regions, (*more, *_shape_of(view, self._field.shape)))
+
+    def _write_whole(self, snapshot: Snapshot, wholes: list[HostArray]) -> None:
+        if self._array is not None:
+            (whole,) = wholes
+            self._array.write(snapshot.number, Region((0,) * whole.ndim, whole.shape), whole)
+        elif self.content is not None:
+            whole, *values = wholes
+            for seam, one in zip(self._seams, values, strict=True):
+                self._mend(whole, seam, one)
+            pixels = whole.reshape(-1, *self._flat)
+            lines = self.content.lines(pixels) if self.content.isolines else None
+            self._write_picture(snapshot.step, self.content.picture(pixels), lines)
+        else:
+            self._write_picture(snapshot.step, wholes[0].reshape(self._flat))
+
+    def _write_picture(self, step: int, whole: HostArray, lines: HostArray | None = None) -> None:
+        """Write a picture of (rows, columns). lines: pixels that are on lines."""
+        assert self._pictures is not None
+        if whole.dtype.kind == "c":
+            whole = np.abs(whole)
+        if self._range is None:
+            self._range = (0.0, 1.0) if whole.dtype.kind == "b" else value_range(whole)
+        picture = indices(whole, *self._range)
+        if lines is not None:
+            draw_lines(picture, lines)
+        if len(picture) == 1 and len(self._field.shape) == 1:
+            picture = np.repeat(picture, LINE, axis=0)
+        self._pictures.write(step, picture)
+
+
+def open_frames(
+    world: World,
+    task: Task,
+    options: StepOptions,
+    first: int,
+    colors: Colors | None = None,
+    content: FrameContent | None = None,
+    *,
+    resume: bool = False,
+) -> Frames | None:
+    """Check the options of frames and return their writer; None if there are none. Collective.
+
+    first: the step at which the run starts. colors: of the checkpoint that it is resumed from. content: what
+    frames show; None: one input. resume: frames of an earlier attempt may be in their folder. Raises
+    UserError before the first step for an unknown format, an unknown field, or frames that do not fit the
+    disk.
+    """
+    if options.frames is None or options.every is None:
+        return None
+    path, every = Path(options.frames), options.every
+    names = [field.name for field in task.fields]
+    fed = [name for name in names if name in task.job.feeds]
+
+    def check() -> Frames:
+        again = range(0, (options.steps or 0) + 1, every) if resume else range(0)
+        check_frames(path, resume=first > 0, again=again, arrays=content is None)
+        if content is not None and (options.frame_field or path.suffix.lower() in ARRAYS):
+            name = f"--frame-field {options.frame_field}" if options.frame_field else path
+            raise UserError(f"frames show the {content.name}, as pictures", got=name)
+        chosen = options.frame_field or fed[0]
+        if chosen not in names:
+            raise UserError("--frame-field names no input", got=chosen, expected=", ".join(names))
+        frames = Frames(
+            world, task, options, names.index(chosen), every, path, -(-first // every) * every, None, content
+        )
+        if 0 in frames.shape and path.suffix.lower() not in ARRAYS:
+            raise UserError(f"frames show {chosen}, which has no cells", hint="leave --frames out")
+        parent = path.parent if path.parent.is_dir() else Path()
+        hint = "a larger --every, or another disk"
+        check_room(parent, frames.bytes, f"{frames.count:,} frames", path, hint)
+        return frames
+
+    place = world.on_root(lambda: check().place)
+    return Frames(world, task, options, place, every, path, -(-first // every) * every, colors, content)
+
+
+def whole_slices(shape: Shape) -> tuple[slice, ...]:
+    return tuple(slice(0, n, 1) for n in shape)
+
+
+def _shape_of(view: Slices, shape: Shape) -> Shape:
+    """Return the shape of what slices of an array show."""
+    return tuple(len(range(*one.indices(n))) for one, n in zip(view, shape, strict=True))
+
+
+def picture_slices(
+    task: Task, place: int, most: int = PIXELS, margin: int = 0, plane: tuple[int, int] | None = None
+) -> Slices:
+    """Return which cells a picture shows: a plane of the array, every so many cells along its axes.
+
+    Of an array with more than two axes: the first element along axes after those of space, such as a
+    vector's, and the middle along others. most: rows and columns. margin: cells at the edges of the array
+    that are not shown. plane: axis and index of the plane, of an array of three axes of space.
+    """
+    shape, space = task.fields[place].shape, _space_axes(task, place)
+    axes = picture_axes(task, place, plane)
+    stride = max(-(-max((shape[axis] for axis in axes), default=1) // most), 1)
+    slices = []
+    for axis, length in enumerate(shape):
+        if axis not in axes:
+            at = 0 if axis >= space else length // 2 if plane is None else plane[1]
+            slices.append(slice(at, min(at + 1, length), 1))
+        else:
+            slices.append(slice(margin, length - margin, stride))
+    return tuple(slices)
+
+
+def picture_axes(task: Task, place: int, plane: tuple[int, int] | None) -> list[int]:
+    """Return the axes of an input that are a picture's rows and columns: two, or all of fewer."""
+    shape, space = task.fields[place].shape, _space_axes(task, place)
+    axes = max(len(shape) - 2, 0)
+    fixed = [axis for axis in reversed(range(len(shape))) if axis >= space][:axes]
+    fixed += [axis for axis in range(len(shape)) if axis not in fixed][: axes - len(fixed)]
+    if plane is not None:
+        fixed = [plane[0]]
+    return [axis for axis in range(len(shape)) if axis not in fixed]
+
+
+def _space_axes(task: Task, place: int) -> int:
+    """Return how many leading axes of an input are those of space; the others hold components of a cell.
+
+    With a halo, they are the axes up to the last one that has one. Without, they are those that all inputs
+    have, but for a last one of few elements. The cut does not count: it depends on the number of ranks.
+    """
+    if any(width != (0, 0) for width in task.widths):
+        return max(axis + 1 for axis, width in enumerate(task.widths) if width != (0, 0))
+    shape, common = task.fields[place].shape, min(len(field.shape) for field in task.fields)
+    has_components = len(shape) == common > 2 and shape[-1] <= MOST_COMPONENTS
+    return common - 1 if has_components else common

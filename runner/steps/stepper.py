@@ -1,0 +1,578 @@
+"""Time steps of a map job on one rank: blocks stay in device memory, halos are exchanged between steps.
+
+Each input that an output feeds has two padded blocks: a step reads one and writes its results to the other,
+which then changes places with it. Both have the halo of `steps_per_exchange` steps (`runner.plan.steps`), so
+that a cell has the same place in all of them. Inputs that are fed by no output keep one block. In one copy,
+the two blocks share memory (`steps.blocks`): neighbours cannot store into it, and no rows are computed first.
+
+Halos are filled only as far as the steps read each input (`runner.plan.steps.read_widths`), on each side.
+
+With `overlap`, the last step before an exchange computes the rows that neighbours need first, and the rest
+while these rows are in transfer.
+
+GPUs exchange halos by `halo_path`; CPUs by `halo.exchange`, as before the first step every device does.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from meshrun.runner.arrays.halo.boxes import FieldHalos
+from meshrun.runner.arrays.halo.direct import DirectHalos
+from meshrun.runner.arrays.halo.exchange import HaloPlan, Halos
+from meshrun.runner.comm.peer_memory import Peers
+from meshrun.runner.compiler.cuda.steps.layout import Sending
+from meshrun.runner.compiler.decide import not_compiled
+from meshrun.runner.device.api import Mark, NotCapturable, poison
+from meshrun.runner.maps.in_memory import no_progress
+from meshrun.runner.options.step_options import HaloChoice
+from meshrun.runner.plan.steps import LINE, fastest_steps, most_steps, read_widths, rows_apart, wide_widths
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import Array, Region, Shape
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.steps import halo_path
+from meshrun.runner.steps.blocks import StepBlocks
+from meshrun.runner.steps.fused_steps import fuses_bands, most_fused_steps, passes, prepare
+from meshrun.runner.system.compiler import NotCompiled
+from meshrun.runner.world.world import World
+
+MEASURED = 256  # exchanges of a device that are timed; the others are assumed to take as long
+TIMED, REPLAYS = 16, 8  # exchanges of a graph, and its launches, after the loop
+EAGER = 32  # steps that are launched one by one before a CUDA graph is made of some
+GRAPH_STEPS = (32, 8, 2, 1)  # of graphs, more or less: the longest that fits is taken
+# A host that is busy takes half a millisecond to launch a graph: those of small blocks are longer.
+LONGEST_GRAPH, GRAPH_BYTES = 256, 10 << 30  # steps; bytes that they read and write on a rank, at most
+WORTH_MAKING = 16  # launches of a long graph, at least, for which it is made
+ONE_COPY = "the fields are in memory once"
+PENDING = 64  # spans of device work that are not yet added to the phases
+BeforeStep = Callable[[Sequence[Array]], None]
+
+
+@dataclass
+class Stepper(StepBlocks):
+    """This rank's blocks of a task that takes steps. Every method is collective.
+
+    steps_per_exchange: 0: as many as one kernel takes, or of kernels of one step on a device as many as take
+    the least time (`runner.plan.steps.fastest_steps`); lowered to the most that a kernel takes or the blocks
+    allow (`lowered`: why, "" if not). Of blocks that exchange nothing, the steps of one kernel. overlap: see
+    above; used if only axis 0 is split and the blocks are large enough; None: on GPUs of several hosts. halo:
+    auto, nccl or direct; halo_taken: direct, or the first word of the transport, "" if nothing is exchanged;
+    halo_reason: why it is not direct, "" if it is. exchanges_by_kernel: whether kernels
+    of several steps stored the halos. graph: whether CUDA graphs took
+    steps; graph_reason: why they cannot.
+    keep_finals: keep the results that feed no input after every `advance`, not only after the last step.
+    must_fuse: fail if a kernel of several steps does not compile, instead of taking single steps
+    (`single_reason`: why). one_by_one: no kernel takes several steps. one_copy: the fields are in
+    memory once (`steps.blocks`). before_step: called with the padded block of
+    each input, whose halos are valid where the step reads them, before each step; only with `one_by_one`.
+    progress: called with `done`. done: steps taken, including those of an earlier run; taken:
+    those of this run. exchanges: number of halo exchanges so far.
+    """
+
+    world: World
+    task: Task
+    phases: Phases
+    steps_per_exchange: int = 0
+    overlap: bool | None = False
+    halo: HaloChoice = "auto"
+    progress: Callable[[int], None] = no_progress
+    keep_finals: bool = False
+    done: int = 0
+    must_fuse: bool = False
+    one_by_one: bool = False
+    one_copy: bool = False
+    before_step: BeforeStep | None = field(default=None, init=False)
+    taken: int = field(default=0, init=False)
+    exchanges: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        task, rank = self.task, self.world.rank
+        fused = 1 if self.one_by_one else most_fused_steps(task)
+        if self.one_copy and not fuses_bands(task):
+            fused = 1
+        steps = self.steps_per_exchange = self._choose_steps(self.steps_per_exchange, fused)
+        self.plans = [
+            HaloPlan(one.partition, rank, wide_widths(one, steps), task.boundary, task.cval)
+            for one in task.fields
+        ]
+        for plan in self.plans:
+            if task.kernel is not None and task.kernel.aligned:
+                plan.aligned = LINE
+        read = [
+            plan if widths == plan.widths else HaloPlan(one.partition, rank, widths, task.boundary, task.cval)
+            for one, widths, plan in zip(task.fields, read_widths(task, steps), self.plans, strict=True)
+        ]
+        self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid], read)
+        if self.one_copy and self.region.size:
+            for place in self.fed:
+                self.plans[place].rows_before = rows_apart(task, self.region, fused)
+        self.fused_steps = fused
+        self._all_halos, self._halos = Halos(read), Halos([read[place] for place in self.fed])
+        self._exchanging = self._any_is_exchanged()
+        low, high = task.widths[0]
+        smallest = task.shape[0] // task.partition.grid[0]
+        split = [axis for axis, parts in enumerate(task.partition.grid) if parts > 1]
+        self._ndim = max(len(one.partition.shape) for one in task.fields)
+        self._overlap_asked = self.overlap
+        self._may_overlap = (
+            not self.one_copy and self._exchanging and split == [0] and smallest > steps * (low + high) > 0
+        )
+        self._peers: Peers | str = ""
+        if self._exchanging and self.one_copy:
+            self._peers = ONE_COPY
+        elif self._exchanging:
+            self._peers = halo_path.find_peers(self.world, self.halo, self._ndim)
+        if self.halo == "direct" and isinstance(self._peers, str) and self._peers:
+            raise halo_path.refuse(self._peers)
+        self._device_halos: halo_path.DeviceHalos | None = None
+        self.halo_taken, self.halo_reason = "", ""
+        self._choose_overlap()
+        self.graph, self.graph_reason, self.single_reason = False, "", ""
+        self.exchanges_by_kernel = False
+        self._graphs: dict[tuple[int, int, int], Callable[[], None]] = {}
+        self._recording = False
+        most = (*GRAPH_STEPS, self._longest_graph())
+        self._graph_cycles = sorted({max(one // steps, 1) for one in most}, reverse=True)
+        # The halos of a rank that exchanges nothing, of all fields at once.
+        self._fills_by_kernel = not self._exchanging and task.has_halo and fused == 1 and self.region.size > 0
+        self._prepared: set[int] = set()  # steps of kernels that are compiled
+        self._spans: list[tuple[Mark, Mark]] = []
+        self._exchange_spans: list[tuple[Mark, Mark]] = []
+
+    def _longest_graph(self) -> int:
+        """Return the steps of the longest graphs, the same on every rank."""
+        task = self.task
+        whole = Region((0,) * len(task.shape), task.shape)
+        moved = (task.input_bytes(whole) + task.result_bytes(whole)) // self.world.size
+        return min(max(GRAPH_BYTES // max(moved, 1), *GRAPH_STEPS), LONGEST_GRAPH)
+
+    def _any_is_exchanged(self) -> bool:
+        """Return whether steps read cells of other ranks, of the inputs that are fed."""
+        widths = read_widths(self.task, self.steps_per_exchange)
+        return any(
+            parts > 1 and width != (0, 0)
+            for place in self.fed
+            for parts, width in zip(self.task.fields[place].partition.grid, widths[place], strict=True)
+        )
+
+    def _choose_steps(self, asked: int, fused: int) -> int:
+        """Return the steps of a kernel or between two exchanges. asked: 0: `fused`, those of one kernel."""
+        limit = most_steps(self.task)  # 0: nothing is exchanged
+        single = fused == 1 and self.task.kernel is not None and not self.one_copy and not self.one_by_one
+        few = fastest_steps(self.task) if single and self.world.backend.asynchronous else fused
+        steps, self.lowered = asked or few, ""
+        if self.one_copy and steps > 1 and "here" in self.task.job.services:
+            steps, self.lowered = 1, "a function with `here` needs two copies of the fields"
+        if 1 < fused < steps:
+            steps, self.lowered = fused, f"one kernel takes {fused} steps"
+        if 0 < limit < steps:
+            self.lowered = f"the halo of {steps} steps is wider than the smallest block" if asked else ""
+            steps = limit
+        return steps if limit or fused > 1 else 1
+
+    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+        """Return memory for a block, into which other ranks can store if halos are exchanged directly."""
+        allocator = self.world.backend if isinstance(self._peers, str) else self._peers
+        return allocator.empty(shape, dtype)
+
+    def start(self, blocks: Sequence[Array]) -> None:
+        """Take over padded blocks of `plans`' shapes with their own cells filled; prepare the first step.
+
+        blocks: made by `empty`.
+        """
+        backend = self.world.backend
+        with self.phases("prepare"):
+            self._blocks = list(blocks)
+            if self.one_copy and self.region.size:
+                self._later = self._blocks[self.fed[0]]
+                for place in self.fed:
+                    self._spare[place] = self.plans[place].earlier()
+                    poison(self._spare[place][: self.plans[place].rows_before])
+            else:
+                for place in self.fed:
+                    self._spare[place] = self.plans[place].empty(self, blocks[place].dtype)
+                    poison(self._spare[place])
+            self._finals = self._unfed_results()
+            if backend.asynchronous and self.world.size > 1:
+                self._halos.connect(self.world.arrays, backend.empty((2,), np.dtype(np.uint8)))
+            if self._exchanging or self._fills_by_kernel:
+                self._open_halos()
+        with self.phases("exchange"):
+            places = range(len(self._blocks))
+            self._all_halos.fill(list(map(self.read_part, places, self._blocks)), self.world.arrays)
+        with self.phases("prepare"):
+            self._try_a_row()
+            self.note_inputs_that_stay()
+            self.world.control.barrier()  # or waiting for a later neighbour would count as exchange
+
+    def _open_halos(self) -> None:
+        """Prepare the exchange between devices."""
+        world, task = self.world, self.task
+        tables = self._tables = halo_path.find_tables(world, self._ndim)
+        if self._exchanging:
+            self.halo_taken = world.arrays.label.replace(",", " ").split()[0].lower()
+            self.halo_reason = str(self._peers)
+        if tables is None:
+            return
+        fields = [
+            FieldHalos(
+                task.fields[place].partition,
+                wide_widths(task.fields[place], self.steps_per_exchange),
+                task.boundary,
+                np.dtype(self._blocks[place].dtype).itemsize,
+                self.plans[place].aligned,
+                read_widths(task, self.steps_per_exchange)[place],
+            )
+            for place in self.fed
+        ]
+        pairs = [(self._blocks[place], self._spare[place]) for place in self.fed]
+        handshake = self.steps_per_exchange > 1 or bool(self.overlap)
+        self._device_halos, self.halo_reason = halo_path.open_halos(
+            world, fields, pairs, task.cval, tables, self._peers, handshake=handshake
+        )
+        if self.halo == "direct" and self.halo_reason:
+            raise halo_path.refuse(self.halo_reason)
+        if self.halo_reason:
+            self._peers = self.halo_reason
+            self._choose_overlap()
+        elif self._exchanging:
+            self.halo_taken = "direct"
+
+    def advance(self, steps: int, *, last: bool = False) -> None:
+        """Take so many steps. last: none will follow, so that halos need not be exchanged again."""
+        backend = self.world.backend
+        cycle = self._longest_cycle(steps)
+        begin = backend.mark() if backend.asynchronous else None
+        left = steps
+        recorder = self.world.recorder
+        name = recorder.name("step")
+        while left:
+            entry = recorder.enter(name, 0, 0, self.done + 1)
+            replayed = self._replay(left, cycle, last=last)
+            if replayed:
+                left -= replayed
+            else:
+                taken = max(passes(left, cycle)) if self.fused_steps > 1 else min(left, cycle)
+                left -= taken
+                if self.world.checksums is not None:
+                    self.world.checksums.step = self.done + taken
+                self._cycle(taken, last=last and left == 0)
+            self.progress(self.done)
+            self._check_halos()
+            recorder.leave(entry)
+        if begin is not None:
+            self._spans.append((begin, backend.mark()))
+            if len(self._spans) >= PENDING:
+                self.settle()
+
+    def _longest_cycle(self, steps: int) -> int:
+        """Return the most steps of a cycle of so many steps; compile the kernels of all cycles.
+
+        If one does not compile on some rank, steps are taken one by one from now on.
+        """
+        if self.fused_steps == 1:
+            return self.steps_per_exchange
+        cycles = passes(steps, self.steps_per_exchange)
+        for cycle in sorted(cycles.keys() - self._prepared):
+            with self.phases("prepare"):
+                failures = self.world.control.allgather(prepare(self, cycle))
+            failure = next((one for one in failures if one is not None), None)
+            if failure is not None:
+                self._take_single_steps(failure)
+                return self.steps_per_exchange
+            self._prepared.add(cycle)
+        return max(cycles)
+
+    def _take_single_steps(self, failure: NotCompiled) -> None:
+        if self.must_fuse:
+            raise not_compiled(self.task, failure.reason, failure.line)
+        self.fused_steps, self.single_reason = 1, failure.reason
+        if not self._exchanging:
+            self.steps_per_exchange = 1
+        self._fill_outside(self._fed(self._blocks))  # kernels of several steps do not read these cells
+        self._choose_overlap()
+
+    def settle(self) -> None:
+        """Wait until all steps are done, and add their times to the phases.
+
+        Raises RunError on a rank whose function has changed an input that stays."""
+        backend = self.world.backend
+        self.check_inputs_that_stay()
+        if backend.asynchronous:
+            backend.synchronize()
+            self._check_halos()
+            for begin, end in self._spans:
+                self.phases.add("kernel", backend.elapsed(begin, end))
+            self._spans = []
+
+    def finish(self) -> None:
+        """Account for all steps; the results are complete."""
+        self.settle()
+        backend = self.world.backend
+        moved = self.task.input_bytes(self.region) + self.task.result_bytes(self.region)
+        self.phases.add("kernel", 0, self.taken * moved)
+        if not self.exchanges_by_kernel:  # whose time is the kernels'
+            if backend.asynchronous and self._exchange_spans:
+                self.phases.add("exchange", self._exchange_seconds() * self.exchanges)
+            self.phases.add("exchange", 0, self.exchanges * self.exchange_bytes)
+        if not self._exchanging:
+            self.phases.phases.pop("exchange", None)
+        self.drop_graphs()
+        if self._device_halos is not None:
+            self._device_halos.close()
+
+    def drop_graphs(self) -> None:
+        """Free the CUDA graphs: to close a communicator waits for those that hold its messages."""
+        self._graphs.clear()
+
+    def _exchange_seconds(self) -> float:
+        """Return the time of one exchange: of those in CUDA graphs, which the loop cannot time, of some more.
+
+        The halos are no longer needed.
+        """
+        backend, halos = self.world.backend, self._device_halos
+        if not all(self.world.control.allgather(self.graph and halos is not None)):
+            # In the first exchanges, ranks wait for those that began their loop later.
+            return statistics.median(backend.elapsed(*span) for span in self._exchange_spans)
+        assert halos is not None
+        targets = self._fed(self._blocks), self._fed_spare()
+
+        def fill() -> None:
+            for number in range(TIMED):
+                halos.fill(targets[number % 2])
+
+        replay = backend.capture(fill)
+        replay()
+        begin = backend.mark()
+        for _ in range(REPLAYS):  # many: the first one waits for the slower host
+            replay()
+        end = backend.mark()
+        backend.synchronize()
+        return backend.elapsed(begin, end) / (TIMED * REPLAYS)
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes that arrive from other ranks in one exchange."""
+        return self._halos.received_bytes(self._fed(self._blocks))
+
+    def _cycle(self, steps: int, *, last: bool) -> None:
+        """Take the steps up to the next exchange, or those of one kernel."""
+        if self.fused_steps > 1:
+            self._take_fused(steps, last)
+            self.done += steps
+            return
+        for remaining in reversed(range(steps)):
+            self._step(remaining, last and remaining == 0)
+            self.done += 1
+
+    def _replay(self, left: int, cycle: int, *, last: bool) -> int:
+        """Take some cycles of steps, at most `left` steps, as one CUDA graph, which is made at first.
+
+        Return how many steps; 0 where that is not possible. The host may be needed between steps for an
+        exchange through its memory, and for a function that is not one kernel.
+        """
+        alone = not self._exchanging and self.task.kernel is not None and self.world.backend.asynchronous
+        filled = self._device_halos is not None and self._device_halos.capturable
+        possible = (alone or filled) and not self.graph_reason
+        if not possible or self.taken < EAGER:
+            return 0
+        if self.fused_steps > 1:  # the last kernels take fewer steps, whose numbers are known
+            left = cycle * passes(left, cycle).get(cycle, 0) if cycle == self.steps_per_exchange else 0
+        elif last:  # the last cycle also computes the results that feed no input, and exchanges nothing
+            left = left - 1 if left > cycle else 0
+        if not left:
+            return 0
+        cycle = min(cycle, left)
+        cycles = next((one for one in self._graph_cycles if self._is_worth_a_graph(one, cycle, left)), 0)
+        if not cycles:
+            return 0
+        steps, counts = cycles * cycle, (self.done, self.taken, self.exchanges)
+        key, places = self._graph_key(cycles, cycle), (list(self._blocks), dict(self._spare))
+        if key not in self._graphs:
+            self._recording = True
+            try:
+                self._graphs[key] = self.world.backend.capture(partial(self._graph_work, cycles, cycle))
+            except NotCapturable as reason:
+                self.graph_reason = str(reason)
+                return 0
+            finally:
+                self._recording = False
+                self._blocks, self._spare = list(places[0]), dict(places[1])
+                self.done, self.taken, self.exchanges = counts
+        self._graphs[key]()
+        # A graph changes what is in the blocks; that they change places is done here.
+        self._blocks, self._spare = places
+        if (cycles if self.fused_steps > 1 else steps) % 2:
+            self.swap()
+        self.done, self.taken, self.exchanges = counts[0] + steps, counts[1] + steps, counts[2] + cycles
+        self.graph = True
+        return steps
+
+    def _graph_key(self, cycles: int, cycle: int) -> tuple[int, int, int]:
+        """Return what tells a graph from others: which block of the first field is read first, how many
+        cycles it takes, and the steps of each."""
+        return id(self._blocks[self.fed[0]]), cycles, cycle
+
+    def _is_worth_a_graph(self, cycles: int, cycle: int, left: int) -> bool:
+        """Return whether to launch a graph of so many cycles of steps, where `left` steps are to be taken.
+
+        To make one takes the host as long as some launches of it. The shortest is always made.
+        """
+        made = self._graph_key(cycles, cycle) in self._graphs or cycles == self._graph_cycles[-1]
+        return left >= cycles * cycle * (1 if made else WORTH_MAKING)
+
+    def _graph_work(self, cycles: int, cycle: int) -> None:
+        for _ in range(cycles):
+            self._cycle(cycle, last=False)
+
+    def _step(self, remaining: int, final: bool) -> None:
+        """Take one step, after which so many are taken without an exchange; then make the halos ready."""
+        if self.before_step is not None:
+            self.before_step(self._blocks)
+        targets = self._fed_spare()
+        keep = final or (self.keep_finals and remaining == 0)
+        if self.overlap and remaining == 0 and not final:
+            self._overlapped(targets, self._compute_rows)
+        else:
+            pieces = self._pieces_of(remaining)
+            for piece in pieces:
+                self._compute(piece, keep, copied=len(pieces) > 1)
+            if final:
+                pass
+            elif remaining == 0 and self._exchanging:
+                self._exchange(targets)
+            elif self._device_halos is not None and not self._exchanging:
+                self._device_halos.fill_own(targets)
+            else:
+                self._fill_outside(targets)
+        self.swap()
+        self.taken += 1
+
+    def _take_fused(self, steps: int, final: bool) -> None:
+        """Take so many steps by one kernel; then make the halos ready along the split axes."""
+        kernel = self.task.kernel
+        assert kernel is not None
+        if self.overlap and not final:
+            targets = self._fed_spare()
+            self._overlapped(targets, lambda rows, _: kernel.advance(self, steps, rows=rows))
+        else:
+            for rows in self._bands() if self.one_copy else [None]:
+                if self.world.backend.asynchronous:
+                    kernel.advance(self, steps, rows=rows)
+                else:
+                    with self.phases("kernel"):
+                        kernel.advance(self, steps, rows=rows)
+            if final or not self._exchanging:
+                pass
+            elif self.sending() is not None:
+                self.exchanges += 1
+                self.exchanges_by_kernel = True
+            else:
+                self._exchange(self._fed_spare())
+        self.swap()
+        self.taken += steps
+
+    def sending(self) -> Sending | None:
+        """Return how a kernel of several steps exchanges the halos of the spare blocks; None if it does not.
+
+        The exchange ends before cells of a halo are read, in the next kernel: not with single steps, whose
+        halos are complete before any cell is computed, nor beside work on other rows.
+        """
+        halos, kernel = self._device_halos, self.task.kernel
+        possible = self.fused_steps > 1 and kernel is not None and kernel.sends and not self.overlap
+        return halos.sending(self._fed_spare()) if possible and isinstance(halos, DirectHalos) else None
+
+    def _read_parts(self, blocks: Sequence[Array]) -> list[Array]:
+        """Return the parts that are read of a block of each fed input."""
+        return list(map(self.read_part, self.fed, blocks))
+
+    def _fed_spare(self) -> list[Array]:
+        return [self._spare[place] for place in self.fed]
+
+    def _choose_overlap(self) -> None:
+        """Choose whether exchanges overlap with the work: as asked, else on GPUs of several hosts.
+
+        Between GPUs of one host, messages take no more time than the additional calls of the function and
+        the processors that NCCL takes from the others.
+        """
+        asked = self._overlap_asked
+        several_hosts = self.world.backend.asynchronous and len(self.world.hosts) > 1
+        chosen = several_hosts if asked is None else asked
+        kernel = self.task.kernel
+        in_one = self.fused_steps > 1 and kernel is not None and not kernel.takes_rows
+        self.overlap = chosen and self._may_overlap and not in_one
+
+    def _check_halos(self) -> None:
+        if self._device_halos is not None:
+            self._device_halos.check()
+
+    def _exchange(self, targets: list[Array]) -> None:
+        self.exchanges += 1
+        if self._device_halos is not None:
+            with _DeviceSpan(self):
+                self._device_halos.fill(targets)
+        elif self.world.backend.asynchronous:
+            with _DeviceSpan(self):
+                self._halos.fill(self._read_parts(targets), self.world.arrays)
+        else:
+            with self.phases("exchange"):
+                self._halos.fill(self._read_parts(targets), self.world.arrays)
+
+    def _compute_rows(self, rows: tuple[int, int], copied: bool) -> None:
+        self._compute(self._rows(*rows), self.keep_finals, copied=copied)
+
+    def _overlapped(self, targets: list[Array], compute: Callable[[tuple[int, int], bool], None]) -> None:
+        """Compute the rows that neighbours need, then the others while the first are in transfer.
+
+        compute: takes rows, and whether others are computed from the same blocks later.
+        """
+        backend = self.world.backend
+        rows, (low, high) = self.region.shape[0], self.task.widths[0]
+        first, last = self.steps_per_exchange * high, rows - self.steps_per_exchange * low
+        for part in ((0, first), (last, rows)):
+            if part[0] < part[1]:
+                compute(part, True)
+        self.exchanges += 1
+        read = self._read_parts(targets)
+        if not backend.asynchronous:
+            with self.phases("exchange"):
+                exchange = self._halos.start(read, self.world.arrays)
+            compute((first, last), False)
+            with self.phases("exchange"):
+                self._halos.fill_own(read)
+                exchange.finish()
+            return
+        ready = backend.mark()
+        compute((first, last), False)
+        if self._device_halos is not None:
+            with backend.beside(ready), _DeviceSpan(self):
+                self._device_halos.fill_from_others(targets)
+            self._device_halos.fill_own(targets)
+            return
+        with backend.beside(ready), _DeviceSpan(self):
+            exchange = self._halos.start(read, self.world.arrays)
+            exchange.receive()
+        self._halos.fill_own(read)
+        exchange.fill_corners()
+
+
+class _DeviceSpan:
+    """Times an exchange on the device, for the first ones of a run."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+
+    def __enter__(self) -> None:
+        if not self._stepper._recording:
+            self._begin = self._stepper.world.backend.mark()
+
+    def __exit__(self, *_: object) -> None:
+        spans = self._stepper._exchange_spans
+        if len(spans) < MEASURED and not self._stepper._recording:
+            spans.append((self._begin, self._stepper.world.backend.mark()))

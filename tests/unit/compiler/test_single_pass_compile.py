@@ -1,0 +1,81 @@
+"""The kernel of one pass compiles for GPUs without a warning and without spilling; no GPU needed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from fused import EXAMPLES, example
+from nvrtc_log import log_of
+
+from meshrun.jobs.filters.elementwise import _apply
+from meshrun.jobs.filters.expression import FUNCTIONS
+from meshrun.runner.compiler.cuda.fill import kernel_of
+from meshrun.runner.compiler.cuda.single_pass import emit
+from meshrun.runner.compiler.trace.graph import Operand, merge_components
+
+ARCHITECTURES = ("90", "80", "100")
+
+
+# All on one architecture, each program in one dtype on the others, at night.
+ONCE = [*{case[0]: case for case in EXAMPLES}.values()]
+CASES: list[Any] = [(*case, ARCHITECTURES[0]) for case in EXAMPLES]
+CASES += [
+    pytest.param(*case, architecture, marks=pytest.mark.nightly)
+    for case in ONCE
+    for architecture in ARCHITECTURES[1:]
+]
+
+
+def check_log(log: str) -> None:
+    """Check that the compiler warned of nothing, and spilled nothing."""
+    assert "warning" not in log
+    assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
+
+
+@pytest.mark.parametrize(("name", "dtype", "axes", "trailing", "architecture"), CASES)
+def test_an_example_compiles_and_spills_nothing(
+    name: str, dtype: str, axes: int, trailing: tuple[int, ...], architecture: str
+) -> None:
+    program, _ = merge_components(example(name, dtype, axes, trailing))
+    check_log(log_of(emit(program), architecture))
+
+
+@pytest.mark.parametrize("boundary", ["reflect", "wrap"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "axes"),
+    [
+        ("heat", "float64", 2),
+        ("diffusion3d", "float32", 3),
+        ("lattice", "float32", 3),
+        ("lattice", "float16", 3),
+        ("heat", "float16", 2),
+        ("life", "uint8", 2),
+    ],
+)
+def test_a_kernel_that_finds_the_ends_of_rows_compiles_and_spills_nothing(
+    name: str, dtype: str, axes: int, boundary: str
+) -> None:
+    check_log(log_of(emit(example(name, dtype, axes), ends=boundary), ARCHITECTURES[0]))
+
+
+EVERYTHING = " + ".join(
+    [f"{name}({', '.join(['x'] * arguments)})" for name, (_, arguments) in FUNCTIONS.items()]
+    + [
+        "x ** 2 - 1.5 * x / 2 // 3 % 4 ** -x + pi",
+        "(x < 1) + (x <= 1) + (x > 1) + (x >= 1) + (x == 1) + (x != 1)",
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [ARCHITECTURES[0], *(pytest.param(a, marks=pytest.mark.nightly) for a in ARCHITECTURES[1:])],
+)
+@pytest.mark.parametrize(("source", "result"), [("float32", "float16"), ("float64", "uint64")])
+def test_a_formula_with_every_function_compiles(source: str, result: str, architecture: str) -> None:
+    inputs, outputs = (Operand("block0", np.dtype(source)),), (Operand("out0", np.dtype(result)),)
+    kernel = kernel_of(_apply, inputs, outputs, ((0, 0),), (("expression", EVERYTHING),), 0)
+    log_of(emit(kernel.program), architecture)

@@ -1,0 +1,115 @@
+"""Functions of several stages: the lines that compute one beyond an edge, and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshrun
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.compiler.decide import stage_lines
+from meshrun.runner.options.step_options import StepOptions
+from meshrun.runner.plan.task import plan_task
+from meshrun.runner.report.summary import render
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
+
+PAGE = Path(__file__).parents[4] / "docs" / "steps.md"
+
+
+def change(u: Any) -> Any:
+    return 0.2 * (u[2:] - 2 * u[1:-1] + u[:-2])
+
+
+def heun(u: Any) -> Any:
+    first = change(u)
+    euler = u[1:-1] + first
+    second = change(euler)
+    return u[2:-2] + 0.5 * (first[1:-1] + second)
+
+
+def upwind(u: Any) -> Any:
+    euler = u[1:] - 0.3 * (u[1:] - u[:-1])
+    return 0.5 * (u[2:] + euler[1:] - 0.3 * (euler[1:] - euler[:-1]))
+
+
+def by_columns(u: Any) -> Any:
+    euler = u[:, 1:-1] + change(u.T).T
+    return 0.5 * (u[:, 2:-2] + euler[:, 1:-1] + change(euler.T).T)
+
+
+def flux(u: Any) -> Any:
+    flow = u[1:] - u[:-1]
+    return u[1:-1] + 0.2 * (flow[1:] - flow[:-1])
+
+
+def fourth_order(u: Any) -> Any:
+    square = u**2
+    return -square[4:] + 8 * square[3:-1] - 8 * square[1:-3] + square[:-4]
+
+
+def separable(u: Any) -> Any:
+    rows = u[:-4] + u[2:-2] + u[4:]
+    return rows[:, :-4] + rows[:, 2:-2] + rows[:, 4:]
+
+
+@pytest.mark.parametrize(
+    ("function", "halo", "axes", "lines"),
+    [
+        (heun, 2, 1, [2, 3]),
+        (upwind, ((2, 0),), 1, [1, 2]),
+        (by_columns, (0, 2), 2, [1, 2]),
+        (flux, 1, 1, []),
+        (fourth_order, 2, 1, []),
+        (separable, (2, 2), 2, []),
+    ],
+)
+def test_the_lines_of_stages_beyond_an_edge(function: Any, halo: Any, axes: int, lines: list[int]) -> None:
+    def found(boundary: str) -> list[int]:
+        job = meshrun.map_blocks(halo=halo, boundary=boundary)(function)
+        return stage_lines(plan_task(job, {}, [((40,) * axes, np.dtype("f8"))], 1))
+
+    first = function.__code__.co_firstlineno
+    assert [line - first for line in found("nearest")] == lines
+    assert [line - first for line in found("constant")] == lines
+    assert found("wrap") == []
+
+
+def stepped(job: Any, folder: Path, ranks: int, steps: int, each: int | None = None) -> dict[str, Any]:
+    options = Options(steps=StepOptions(steps=steps, steps_per_exchange=each))
+
+    def rank(control: Any) -> dict[str, Any]:
+        world = open_world("cpu", control=control)
+        return run(job, folder / "in.npy", folder / "out.npy", options=options, world=world)
+
+    return run_ranks(ranks, rank)[0]
+
+
+def test_a_run_of_steps_says_so(tmp_path: Path) -> None:
+    np.save(tmp_path / "in.npy", np.random.default_rng(0).random(30))
+    record = stepped(meshrun.map_blocks(halo=2, boundary="nearest")(heun), tmp_path, 2, 3)
+    lines = [heun.__code__.co_firstlineno + 2, heun.__code__.co_firstlineno + 3]
+    assert record["stages"] == lines
+    assert render(record).count(f"  lines {lines[0]} and {lines[1]} are stages of a step: ") == 1
+    record = stepped(meshrun.map_blocks(halo=2, boundary="wrap")(heun), tmp_path, 2, 3)
+    assert record["stages"] is None
+    assert "stages" not in render(record)
+
+
+def test_what_the_page_says_is_the_scheme_with_the_boundary_at_each_stage(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n# heun\.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    start = np.random.default_rng(0).random(30)
+    np.save(tmp_path / "in.npy", start)
+    expected = start
+    for _ in range(5):
+        euler = expected + 0.2 * names["flow"](np.pad(expected, 1, "edge"))
+        expected = 0.5 * (expected + euler + 0.2 * names["flow"](np.pad(euler, 1, "edge")))
+    for ranks, each in ((1, None), (2, None), (3, 2)):
+        stepped(names["heun"], tmp_path, ranks, 5, each)
+        np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-14)
