@@ -19,8 +19,9 @@ OURS = ("meshrun.runner", "meshrun.jobs", "meshrun.launch")
 # From the ground up: a module may import its own room and the rooms of lower floors.
 FLOORS = (
     ("runner.errors", "runner.region", "runner.files", "runner.processes", "runner.lock"),
+    ("runner.options",),
     ("runner.recorder",),
-    ("runner.system", "runner.job", "runner.storage", "runner.report", "runner.options"),
+    ("runner.system", "runner.job", "runner.storage", "runner.report"),
     ("runner.device", "runner.plan"),
     ("runner.comm",),
     ("runner.world",),
