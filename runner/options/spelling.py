@@ -1,7 +1,7 @@
 """How the caller of a run writes an option: `--keep-it 3` in a command, `keep_it=3` in Python.
 
 Whoever names an option in a message, a warning or a help text writes `option("keep_it", 3)`. A process has
-one caller: `python_caller` makes it a Python program while a call runs, and `renamed` gives other names to the
+one caller: `python_caller` makes it a Python program while a call runs, and `renamed` gives other names to
 options whose names a job's own parameters have.
 """
 
