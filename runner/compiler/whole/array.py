@@ -1,0 +1,617 @@
+"""Stand-ins for the whole arrays of a function, which record what it does to them.
+
+A traced array is a view of a storage. Each of its axes is an axis of space, along which all cells are computed
+alike and element 0 has a place; or an inner axis, of which each element has nodes of its own. A view that took
+one index along an axis of space has that axis fixed at a position.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.compiler.trace.trace import (
+    COMPARISONS,
+    MOST_COMPONENTS,
+    MOST_NODES,
+    UFUNCS,
+    NotTraceable,
+    _weak,
+)
+from meshrun.runner.compiler.whole.graph import WholeGraph
+from meshrun.runner.region import Shape
+
+
+@dataclass(frozen=True)
+class Along:
+    """An axis of an array that is an axis of space.
+
+    axis: of space; below 0: of a line that no field has been combined with yet. first: position of element 0.
+    step: positions from one element to the next. length: number of elements.
+    """
+
+    axis: int
+    first: int
+    step: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        """The position after the last element's."""
+        return self.first + self.step * (self.length - 1) + 1
+
+    def part(self, first: int, step: int, length: int) -> Along:
+        """Return every `step`-th element from `first` on."""
+        return Along(self.axis, self.first + self.step * first, self.step * step, length)
+
+
+@dataclass(frozen=True)
+class Inner:
+    """An axis of an array that is no axis of space."""
+
+    length: int
+
+
+Axis = Along | Inner
+
+
+class Storage:
+    """Memory that traced arrays share.
+
+    nodes: per component, in C order of the inner axes. extents: the axes of space that it has. origin: of an
+    input, its number; -1: made by the function. changed: whether the function has written to it.
+    """
+
+    def __init__(self, nodes: list[Node], extents: Mapping[int, Along], origin: int = -1) -> None:
+        self.nodes, self.extents, self.origin, self.changed = nodes, dict(extents), origin, False
+
+
+class Recorder:
+    """One call of the function: its graph and the lengths of space."""
+
+    def __init__(self, function: Callable[..., Any], graph: WholeGraph, space: Shape) -> None:
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        self.graph, self.space = graph, space
+        self._file = code.co_filename if isinstance(code, types.CodeType) else ""
+        self._lines = 0
+
+    def line(self) -> int:
+        """Return the line of the user's file that runs now; 0 if unknown."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename != self._file:
+            frame = frame.f_back
+        return frame.f_lineno if frame else 0
+
+    def new_line(self) -> int:
+        """Return the number of a line that is along no axis of space yet, below 0."""
+        self._lines -= 1
+        return self._lines
+
+    def axes_of(self, shape: Shape) -> tuple[Axis, ...]:
+        """Return the axes of a new array of a shape: along space where it is as long from its first axis on."""
+        axes: list[Axis] = []
+        for number, length in enumerate(shape):
+            along = number < len(self.space) and abs(length - self.space[number]) <= 1 and len(axes) == number
+            axes.append(Along(number, 0, 1, length) if along else Inner(length))
+        if not any(isinstance(axis, Along) for axis in axes):
+            return tuple(Inner(length) for length in shape)
+        return tuple(axes)
+
+    def filled(self, shape: Any, value: Any, dtype: Any) -> Any:
+        """Return numpy.full's result, as a traced array if it has an axis of space."""
+        wanted = (shape,) if isinstance(shape, (int, np.integer)) else tuple(map(operator.index, shape))
+        kind = np.asarray(value).dtype if dtype is None else np.dtype(dtype)
+        axes = self.axes_of(wanted)
+        if all(isinstance(axis, Inner) for axis in axes):
+            return np.full(wanted, value, kind)
+        node = self.graph.constant(np.asarray(value).astype(kind), kind)
+        return made(self, axes, {}, np.full(inner_shape(axes), node, object), kind)
+
+
+def inner_shape(axes: Sequence[Axis]) -> Shape:
+    return tuple(axis.length for axis in axes if isinstance(axis, Inner))
+
+
+def made(
+    recorder: Recorder,
+    axes: Sequence[Axis],
+    fixed: Mapping[int, int],
+    nodes: np.ndarray[Any, Any],
+    dtype: np.dtype[Any],
+    origin: int = -1,
+) -> Whole:
+    """Return a new array. nodes: an element for each of its inner axes, in order."""
+    flat = list(nodes.ravel())
+    if len(flat) > MOST_COMPONENTS:
+        raise NotTraceable(f"computes with {len(flat)} elements for each cell")
+    storage = Storage(flat, {axis.axis: axis for axis in axes if isinstance(axis, Along)}, origin)
+    cells = np.arange(len(flat)).reshape(nodes.shape)
+    return Whole(recorder, storage, tuple(axes), dict(fixed), cells, dtype)
+
+
+class Whole(NDArrayOperatorsMixin):
+    """A stand-in for a whole array.
+
+    axes: of the array. fixed: positions along the axes of space at which one index was taken. cells: which of
+    the storage's components its inner axes have.
+    """
+
+    __array_priority__ = 1000.0
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        storage: Storage,
+        axes: tuple[Axis, ...],
+        fixed: dict[int, int],
+        cells: np.ndarray[Any, Any],
+        dtype: np.dtype[Any],
+    ) -> None:
+        if dtype.kind not in "biuf" or dtype.itemsize > 8 or not dtype.isnative:
+            raise NotTraceable(f"computes in {dtype.str if dtype.kind in 'biuf' else dtype}")
+        self._recorder, self._storage, self._axes = recorder, storage, axes
+        self._fixed, self._cells, self.dtype = fixed, cells, dtype
+
+    # What NumPy's arrays have
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(axis.length for axis in self._axes)
+
+    @property
+    def ndim(self) -> int:
+        return len(self._axes)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+    @property
+    def T(self) -> Whole:  # NumPy's name
+        return self.transpose()
+
+    @property
+    def flat(self) -> Any:
+        raise NotTraceable("uses .flat of an array", "an index per axis")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        if isinstance(self._axes[0], Along):
+            raise NotTraceable("iterates over the cells of an array", "slices instead of a loop over cells")
+        return (self[number] for number in range(self.shape[0]))
+
+    def __bool__(self) -> bool:
+        raise NotTraceable(
+            "decides by the value of a cell (if, while, and, or, not)", "np.where(condition, a, b), or & | ~"
+        )
+
+    def _as_number(self) -> Any:
+        raise NotTraceable("converts a cell to a Python number", "NumPy's functions instead of those of math")
+
+    __float__ = __int__ = __complex__ = __index__ = _as_number
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise NotTraceable("makes an array that NumPy fills from the cells of a field")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotTraceable(f"uses .{name} of an array, which is not traced")
+
+    def copy(self, order: str = "C") -> Whole:
+        return self._new(self.read(), self.dtype)
+
+    def astype(self, dtype: Any, order: str = "K", casting: str = "unsafe", copy: bool = True) -> Whole:
+        kind = np.dtype(dtype)
+        if kind == self.dtype and not copy:
+            return self
+        if casting != "unsafe":
+            raise NotTraceable("uses casting= of astype")
+        return self._new(self.cast(self.read(), kind), kind)
+
+    def transpose(self, *axes: Any) -> Whole:
+        if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)):
+            axes = tuple(axes[0]) if axes[0] is not None else ()
+        order = tuple(axis % self.ndim for axis in axes) or tuple(reversed(range(self.ndim)))
+        inner = [number for number, axis in enumerate(self._axes) if isinstance(axis, Inner)]
+        moved = [inner.index(number) for number in order if number in inner]
+        taken = tuple(self._axes[number] for number in order)
+        cells = self._cells.transpose(moved)
+        return Whole(self._recorder, self._storage, taken, self._fixed, cells, self.dtype)
+
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
+    def __pow__(self, exponent: Any) -> Any:
+        fast = fast_power(self, exponent)
+        return np.power(self, exponent) if fast is None else fast(self)
+
+    def __ipow__(self, exponent: Any) -> Any:
+        self[...] = self**exponent
+        return self
+
+    # Places
+
+    def __getitem__(self, index: Any) -> Whole:
+        axes: list[Axis] = []
+        inner: list[Any] = []
+        fixed = dict(self._fixed)
+        number = 0
+        for item in full_index(index, self.ndim):
+            # A new axis has one element, and none of space.
+            if item is None:
+                axes.append(Inner(1))
+                inner.append(None)
+                continue
+            axis = self._axes[number]
+            number += 1
+            if isinstance(item, slice):
+                first, last, step = item.indices(axis.length)
+                length = len(range(first, last, step))
+                if isinstance(axis, Inner):
+                    axes.append(Inner(length))
+                    inner.append(item)
+                    continue
+                if step < 0:
+                    raise NotTraceable("reverses an axis of an array")
+                axes.append(axis.part(first, step, length))
+                continue
+            at = operator.index(item)
+            if not -axis.length <= at < axis.length:
+                what = f"index {at} is out of bounds for axis {number - 1} with size {axis.length}"
+                raise IndexError(what)
+            if isinstance(axis, Inner):
+                inner.append(at)
+            else:
+                fixed[axis.axis] = axis.first + axis.step * (at % axis.length)
+        cells = self._cells[tuple(inner)] if inner else self._cells
+        return Whole(self._recorder, self._storage, tuple(axes), fixed, np.asarray(cells), self.dtype)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        recorder, graph = self._recorder, self._recorder.graph
+        if isinstance(index, Whole) and index.dtype == bool:
+            _write_masked(self, index, value)
+            return
+        target = self[index]
+        given = as_operand(recorder, value, self.dtype)
+        shape = np.broadcast_shapes(given.shape, target.shape)
+        if shape != target.shape:
+            raise ValueError(f"could not broadcast input array from shape {given.shape} into {target.shape}")
+        layout, (_, nodes) = aligned([target, given])
+        if tuple(layout.axes) != target._axes:
+            raise NotTraceable("writes cells of a field into an array that has no axis of it")
+        nodes = target.cast(nodes, self.dtype)
+        # One element along axes of space; the others as the target's.
+        whole = np.broadcast_to(nodes, tuple(1 if isinstance(a, Along) else a.length for a in target._axes))
+        line, storage = recorder.line(), self._storage
+        conditions = target._conditions()
+        for cell, node in zip(target._cells.ravel(), whole.ravel(), strict=True):
+            chosen, old = node, storage.nodes[cell]
+            for condition in conditions:
+                chosen = graph.where(condition, chosen, old, line)
+            storage.nodes[cell] = chosen
+        storage.changed = True
+
+    def _conditions(self) -> list[Node]:
+        """Return the conditions on the position by which a view differs from its storage; none if it is all."""
+        mine = {axis.axis: axis for axis in self._axes if isinstance(axis, Along)}
+        mine |= {axis: Along(axis, at, 1, 1) for axis, at in self._fixed.items()}
+        graph, found = self._recorder.graph, []
+        for number, extent in self._storage.extents.items():
+            part = mine[number]
+            if part.length == 0:
+                found.append(graph.constant(False, np.dtype(bool)))
+            elif part != extent:
+                found.append(graph.inside(number, part.first, part.stop, part.step))
+        return found
+
+    # NumPy's protocols
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if method != "__call__" or ufunc.__name__ not in UFUNCS:
+            name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+            raise NotTraceable(f"uses numpy.{name}, which is not traced")
+        for name in options.keys() - {"where", "out", "dtype"}:
+            raise NotTraceable(f"uses {name}= of numpy.{ufunc.__name__}")
+        (out,) = options.get("out") or (None,)
+        result = elementwise(self._recorder, ufunc, inputs, options.get("dtype"))
+        return stored(result, out, options.get("where", True))
+
+    def __array_function__(
+        self, function: Callable[..., Any], kinds: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        from meshrun.runner.compiler.whole.functions import FUNCTIONS
+
+        known = FUNCTIONS.get(function)
+        if known is None:
+            raise NotTraceable(f"uses numpy.{function.__name__}, which is not traced")
+        return known(*args, **kwargs)
+
+    # Within this package
+
+    def read(self) -> np.ndarray[Any, Any]:
+        """Return the nodes: one element along axes of space."""
+        nodes = np.empty(self._cells.shape, object)
+        nodes.ravel()[:] = [self._storage.nodes[cell] for cell in self._cells.ravel()]
+        places = tuple(number for number, axis in enumerate(self._axes) if isinstance(axis, Along))
+        return np.expand_dims(nodes, places) if places else nodes
+
+    def cast(self, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        return each(self._recorder, "cast", dtype, nodes)
+
+    def _new(self, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Whole:
+        """Return a new array with these axes. nodes: as `read` returns them."""
+        inner = nodes.reshape(inner_shape(self._axes))
+        return made(self._recorder, self._axes, self._fixed, inner, dtype)
+
+
+def full_index(index: Any, ndim: int) -> list[Any]:
+    """Return an index for each axis, and None for each new axis. Raises NotTraceable for arrays."""
+    found: list[Any] = []
+    for item in index if isinstance(index, tuple) else (index,):
+        if item is Ellipsis or item is None or isinstance(item, slice):
+            found.append(item)
+        elif isinstance(item, (bool, np.bool_, np.ndarray, Whole, list)) or not hasattr(item, "__index__"):
+            raise NotTraceable("picks cells by an array or a condition", "np.where(condition, a, b)")
+        else:
+            found.append(operator.index(item))
+    count = sum(item is not None and item is not Ellipsis for item in found)
+    if count > ndim:
+        raise IndexError(
+            f"too many indices for array: array is {ndim}-dimensional, but {count} were indexed"
+        )
+    if not any(item is Ellipsis for item in found):
+        found.append(Ellipsis)
+    at = next(number for number, item in enumerate(found) if item is Ellipsis)
+    return found[:at] + [slice(None)] * (ndim - count) + found[at + 1 :]
+
+
+def as_operand(recorder: Recorder, value: Any, like: np.dtype[Any] | None = None) -> Whole:
+    """Return `value` as a traced array. like: dtype for a Python number, of the array it is written to."""
+    if isinstance(value, Whole):
+        if value._recorder is not recorder:
+            raise NotTraceable("keeps an array from one call to the next")
+        return value
+    array = np.asarray(value)
+    if like is not None and not isinstance(value, (np.ndarray, np.generic)):
+        array = array.astype(like)
+    if array.dtype.kind not in "biuf":
+        raise NotTraceable(f"computes with {array.dtype}")
+    if array.size > MOST_COMPONENTS:
+        if not bool((array == array.ravel()[:1]).all()):
+            raise NotTraceable(
+                f"uses an array of shape {array.shape} that was not made in the function",
+                "np.arange and the like in the function, or an input of the function",
+            )
+        array = array.ravel()[:1].reshape((1,) * array.ndim)
+    nodes = np.empty(array.shape, object)
+    for place, element in np.ndenumerate(array):
+        nodes[place] = recorder.graph.constant(element, array.dtype)
+    return made(recorder, tuple(Inner(length) for length in array.shape), {}, nodes, array.dtype)
+
+
+@dataclass
+class Layout:
+    """Axes and fixed positions of a result."""
+
+    axes: list[Axis] = field(default_factory=list)
+    fixed: dict[int, int] = field(default_factory=dict)
+
+
+def aligned(operands: Sequence[Whole]) -> tuple[Layout, list[np.ndarray[Any, Any]]]:
+    """Bring operands to the places of the first that has an axis; return the result's axes and their nodes.
+
+    Raises NotTraceable if cells of one operand are needed far from those of another, ValueError as NumPy does.
+    """
+    recorder, graph = operands[0]._recorder, operands[0]._recorder.graph
+    shape = np.broadcast_shapes(*(one.shape for one in operands))
+    dimensions = len(recorder.space)
+    layout = Layout()
+    nodes = [one.read() for one in operands]
+    shifts = [[0] * dimensions for _ in operands]
+    names: list[dict[int, tuple[int, int]]] = [{} for _ in operands]
+
+    for back in range(len(shape), 0, -1):
+        here = [(number, one._axes[-back]) for number, one in enumerate(operands) if one.ndim >= back]
+        along = [(number, axis) for number, axis in here if isinstance(axis, Along)]
+        long = [(n, axis) for n, axis in along if axis.length == shape[-back]] or along
+        if not long:
+            layout.axes.append(Inner(shape[-back]))
+            continue
+        if any(isinstance(axis, Inner) and axis.length > 1 for _, axis in here):
+            raise NotTraceable(
+                f"combines an axis of a field with an array of {shape[-back]} elements",
+                "np.arange and the like in the function, or an input of the function",
+            )
+        # An axis of space that a field has, before one of a line.
+        reference = next((axis for _, axis in long if axis.axis >= 0), long[0][1])
+        layout.axes.append(reference)
+        for number, axis in along:
+            if axis.axis < 0:
+                if axis.axis != reference.axis:
+                    if axis.step != reference.step:
+                        raise NotTraceable("combines every cell with every second one")
+                    names[number][axis.axis] = (reference.axis, axis.first - reference.first)
+                elif axis.first != reference.first:
+                    names[number][axis.axis] = (axis.axis, axis.first - reference.first)
+                continue
+            if axis.length == 1 and reference.length > 1:
+                if graph.varies(nodes[number].ravel(), axis.axis):
+                    raise NotTraceable("combines one row of an array with all rows of another")
+                continue
+            if axis.axis != reference.axis:
+                raise NotTraceable("combines different axes of arrays")
+            if axis.step != reference.step and axis.length > 1:
+                raise NotTraceable("combines every cell with every second one")
+            shifts[number][axis.axis] = axis.first - reference.first
+
+    # Positions at which one index was taken.
+    for number, one in enumerate(operands):
+        for axis, at in one._fixed.items():
+            if axis in layout.fixed:
+                shifts[number][axis] = at - layout.fixed[axis]
+            elif any(isinstance(a, Along) and a.axis == axis for a in layout.axes):
+                if graph.varies(nodes[number].ravel(), axis):
+                    raise NotTraceable("combines one row of an array with all rows of another")
+            else:
+                layout.fixed[axis] = at
+    # What has an axis nowhere is the same along it; what lost it by an index is not.
+    for number, one in enumerate(operands):
+        has = {axis.axis for axis in one._axes if isinstance(axis, Along)} | set(one._fixed)
+        for axis in set(layout.fixed) - has:
+            if graph.varies(nodes[number].ravel(), axis):
+                raise NotTraceable("combines cells of different places")
+
+    found = []
+    for array, shift, renamed in zip(nodes, shifts, names, strict=True):
+        flat = graph.renamed(array.ravel(), renamed)
+        flat = graph.moved(flat, tuple(shift))
+        moved = np.empty(array.shape, object)
+        moved.ravel()[:] = flat
+        found.append(moved)
+    axes = [axis.axis for axis in layout.axes if isinstance(axis, Along)]
+    if len(set(axes)) < len(axes):
+        raise NotTraceable("combines different axes of arrays")
+    return layout, found
+
+
+def each(
+    recorder: Recorder, op: str, dtype: np.dtype[Any], *operands: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """Return the nodes of an elementwise operation on arrays of nodes, which are broadcast."""
+    line = recorder.line()
+    every = np.broadcast_arrays(*operands)
+    found = np.empty(every[0].shape, object)
+    for place in np.ndindex(found.shape):
+        nodes = [one[place] for one in every]
+        if op == "where":
+            found[place] = recorder.graph.where(nodes[0], nodes[1], nodes[2], line)
+        else:
+            found[place] = recorder.graph.operation(op, dtype, nodes, line)
+    if len(recorder.graph._nodes) > MOST_NODES:
+        raise NotTraceable(f"does more than {MOST_NODES} operations for each cell")
+    return found
+
+
+def result_of(
+    recorder: Recorder, layout: Layout, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]
+) -> Whole:
+    """Return a new array. nodes: one element along axes of space."""
+    return made(recorder, layout.axes, layout.fixed, nodes.reshape(inner_shape(layout.axes)), dtype)
+
+
+def elementwise(recorder: Recorder, ufunc: Any, inputs: Sequence[Any], dtype: Any = None) -> Whole:
+    """Record one call of a ufunc: its loop's dtypes are NumPy's."""
+    if ufunc.__name__ in COMPARISONS and dtype is None:
+        inputs = _within_range(inputs)
+    fixed = {} if dtype is None else {"signature": (*[None] * len(inputs), np.dtype(dtype))}
+    kinds = ufunc.resolve_dtypes((*map(_weak_of, inputs), None), **fixed)
+    if any(kind.kind not in "biuf" or kind.itemsize > 8 for kind in kinds):
+        raise NotTraceable(f"computes in {kinds[-1]}")
+    values = []
+    for value, kind in zip(inputs, kinds, strict=False):
+        typed = isinstance(value, (Whole, np.ndarray, np.generic))
+        values.append(as_operand(recorder, value if typed else kind.type(value)))
+    if ufunc.__name__ == "reciprocal" and kinds[-1].kind != "f":
+        raise NotTraceable("divides integers by numpy.reciprocal", "1 / x")
+    if ufunc.__name__ == "power" and kinds[-1].kind in "iu":
+        for node in values[1].read().ravel():
+            if node.op != "constant":
+                raise NotTraceable("raises integers to a power that is not constant")
+            if node.value < 0:
+                raise ValueError("Integers to negative integer powers are not allowed.")
+    layout, nodes = aligned(values)
+    operands = [
+        one.cast(array, kind) for one, array, kind in zip(values, nodes, kinds, strict=False)
+    ]
+    return result_of(recorder, layout, each(recorder, ufunc.__name__, kinds[-1], *operands), kinds[-1])
+
+
+def _weak_of(value: Any) -> Any:
+    return value.dtype if isinstance(value, Whole) else _weak(value)
+
+
+def _within_range(inputs: Sequence[Any]) -> Sequence[Any]:
+    """An integer beyond the range of the other operand becomes an infinite float, which compares alike."""
+    a, b = inputs
+    for number, other in ((a, b), (b, a)):
+        if type(number) is int and isinstance(other, Whole) and other.dtype.kind in "iu":
+            limits = np.iinfo(other.dtype)
+            if not limits.min <= number <= limits.max:
+                beyond = np.float64(np.inf if number > 0 else -np.inf)
+                return (beyond, b) if number is a else (a, beyond)
+    return inputs
+
+
+def stored(result: Whole, out: Any, where: Any = True) -> Any:
+    """Return `out` with the result in it, or the result. where: of a ufunc."""
+    if isinstance(out, tuple):
+        (out,) = out
+    if out is None:
+        if where is not True:
+            raise NotTraceable("uses where= without out=", "np.where(condition, a, b)")
+        return result
+    if not isinstance(out, Whole):
+        raise NotTraceable("writes into an array that NumPy made outside of the function")
+    if not np.can_cast(result.dtype, out.dtype, "same_kind"):
+        raise TypeError(
+            f"Cannot cast ufunc output from {result.dtype} to {out.dtype} with casting rule 'same_kind'"
+        )
+    out[...] = result if where is True else choose(where, result.astype(out.dtype, copy=False), out)
+    return out
+
+
+def choose(condition: Any, *values: Any) -> Whole:
+    """Record numpy.where(condition, a, b)."""
+    if len(values) != 2:
+        raise NotTraceable("looks for cells by numpy.where(condition)", "np.where(condition, a, b)")
+    recorder = next(one._recorder for one in (condition, *values) if isinstance(one, Whole))
+    weak = [np.empty(0, v.dtype) if isinstance(v, (Whole, np.ndarray)) else v for v in values]
+    kind = np.result_type(*weak)
+    operands = [as_operand(recorder, condition), *(as_operand(recorder, value) for value in values)]
+    layout, nodes = aligned(operands)
+    chosen = operands[0].cast(nodes[0], np.dtype(bool))
+    typed = [one.cast(array, kind) for one, array in zip(operands[1:], nodes[1:], strict=True)]
+    return result_of(recorder, layout, each(recorder, "where", kind, chosen, *typed), kind)
+
+
+def _write_masked(array: Whole, mask: Whole, value: Any) -> None:
+    """a[mask] = value, with a number or what has one value for every cell."""
+    if isinstance(value, Whole) and value.ndim or np.ndim(value) > 0 and np.size(value) > 1:
+        raise NotTraceable("writes an array to the cells that a condition picks", "np.where(mask, b, a)")
+    if mask.shape != array.shape[: mask.ndim]:
+        raise IndexError("boolean index did not match indexed array")
+    picked = mask[(..., *(None,) * (array.ndim - mask.ndim))]
+    typed = as_operand(array._recorder, value, array.dtype).astype(array.dtype, copy=False)
+    array[...] = choose(picked, typed, array)
+
+
+def fast_power(base: Whole, exponent: Any) -> Any:
+    """Return the ufunc that NumPy's ** calls instead of power for this exponent; None if it calls power."""
+    if not isinstance(exponent, (int, float)) or isinstance(exponent, (bool, np.generic)):
+        return None
+    if base.dtype.kind == "f":
+        return {1: np.positive, 2: np.square, -1: np.reciprocal, 0.5: np.sqrt}.get(exponent)
+    squared = isinstance(exponent, int) and exponent == 2
+    if base.dtype.kind == "b":
+        return np.square if squared and (np.ones(1, bool) ** 2).dtype == np.int8 else None
+    return np.square if squared else None

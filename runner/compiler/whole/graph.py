@@ -1,0 +1,125 @@
+"""Nodes of whole arrays: values per position in space, and conditions on the position.
+
+All arrays of a function share one space, whose positions along an axis are counted from 0. A node is a value per
+position p. Beside the nodes of `compiler.trace.graph` there are
+
+    place    the position along an axis, plus a constant
+    inside   whether the position along an axis is one of low, low + step, ..., below high
+
+A load reads an input at the position plus an offset. Offsets count around the input's end: what lies n - 1 cells
+ahead of n is the cell before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshrun.runner.compiler.trace.graph import Graph, Node, Offset, in_order
+from meshrun.runner.region import Shape
+
+PLACE = np.dtype(np.int64)
+BOOL = np.dtype(bool)
+
+
+class WholeGraph(Graph):
+    """Make nodes of whole arrays.
+
+    lengths: of each input, its cells along each axis of space; 0 along an axis that it does not have. wraps:
+    of each input, the axes along which some load counts around its end.
+    """
+
+    def __init__(self, lengths: Sequence[Shape]) -> None:
+        super().__init__()
+        self.lengths = lengths
+        self.wraps: list[set[int]] = [set() for _ in lengths]
+
+    def place(self, axis: int, shift: int = 0) -> Node:
+        return self._node(("place", axis, shift), lambda: Node("place", PLACE, value=(axis, shift)))
+
+    def inside(self, axis: int, low: int, high: int, step: int = 1) -> Node:
+        if high - low == 1:
+            step = 1
+        key = ("inside", axis, low, high, step)
+        return self._node(key, lambda: Node("inside", BOOL, value=key[1:]))
+
+    def where(self, condition: Node, chosen: Node, other: Node, line: int = 0) -> Node:
+        """Return `chosen` where `condition`, else `other`; both have one dtype."""
+        if chosen is other:
+            return chosen
+        if condition.op == "constant":
+            return chosen if condition.value else other
+        return self.operation("where", chosen.dtype, (condition, chosen, other), line)
+
+    def load_at(self, number: int, dtype: np.dtype[Any], offset: Offset, component: int = 0) -> Node:
+        """Return a load. Its offset is brought to the nearest of those that lead to the same cell."""
+        near = []
+        for axis, (at, length) in enumerate(zip(offset, self.lengths[number], strict=True)):
+            if length == 0:  # the same cell for all positions along this axis
+                near.append(0)
+                continue
+            around = (at + (length - 1) // 2) % length - (length - 1) // 2
+            if around != at:
+                self.wraps[number].add(axis)
+            near.append(around)
+        return self.load(number, dtype, tuple(near), component)
+
+    def moved(self, nodes: Iterable[Node], shift: Offset) -> list[Node]:
+        """Return the same values for the position that is `shift` ahead."""
+        if not any(shift):
+            return list(nodes)
+        return self._rewritten(nodes, lambda node: self._moved_leaf(node, shift))
+
+    def renamed(self, nodes: Iterable[Node], axes: Mapping[int, tuple[int, int]]) -> list[Node]:
+        """Return the same values with other axes. axes: of an axis, another, and what is added to a place."""
+        if not axes:
+            return list(nodes)
+
+        def leaf(node: Node) -> Node:
+            if node.op not in ("place", "inside") or node.value[0] not in axes:
+                return node
+            axis, further = axes[node.value[0]]
+            if node.op == "place":
+                return self.place(axis, node.value[1] + further)
+            _, low, high, step = node.value
+            return self.inside(axis, low - further, high - further, step)
+
+        return self._rewritten(nodes, leaf)
+
+    def _moved_leaf(self, node: Node, shift: Offset) -> Node:
+        if node.op == "load":
+            offset = tuple(a + b for a, b in zip(node.offset, shift, strict=True))
+            return self.load_at(node.input, node.dtype, offset, node.component)
+        axis = node.value[0]
+        if axis < 0:  # a line that is along no axis yet
+            return node
+        if node.op == "place":
+            return self.place(axis, node.value[1] + shift[axis])
+        _, low, high, step = node.value
+        return self.inside(axis, low - shift[axis], high - shift[axis], step)
+
+    def _rewritten(self, nodes: Iterable[Node], leaf: Any) -> list[Node]:
+        wanted, done = list(nodes), dict[Node, Node]()
+        for node in in_order(wanted):
+            if node.op in ("load", "place", "inside"):
+                done[node] = leaf(node)
+            elif node.op == "constant":
+                done[node] = node
+            else:
+                operands = [done[one] for one in node.operands]
+                if node.op == "where":
+                    done[node] = self.where(operands[0], operands[1], operands[2], node.line)
+                else:
+                    done[node] = self.operation(node.op, node.dtype, operands, node.line)
+        return [done[node] for node in wanted]
+
+    def varies(self, nodes: Iterable[Node], axis: int) -> bool:
+        """Return whether values differ from position to position along an axis."""
+        for node in in_order(nodes):
+            if node.op == "load" and self.lengths[node.input][axis]:
+                return True
+            if node.op in ("place", "inside") and node.value[0] == axis:
+                return True
+        return False
