@@ -210,6 +210,10 @@ def with_inferred_halo(job: Job, inputs: Sequence[ArrayType], parameters: dict[s
     half of it before and half after the own cells. A function that cannot be traced gets no halo. inputs:
     shape and dtype of each. Raises UserError for a result that is shorter by an odd number of cells.
     """
+    if job.whole and job.halo is None:
+        from meshrun.runner.compiler.whole.block_form import block_form
+
+        return block_form(job, inputs, parameters)
     if job.halo is not None or job.kind != "map" or not job.services <= {"xp"}:
         return job
     if any(0 in shape for shape, _ in inputs) or not _slices(inspect.unwrap(job.function)):

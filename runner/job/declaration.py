@@ -25,7 +25,8 @@ class Job:
     the input that it becomes in the next step; None: no input. strided_out: the function can fill an `out`
     whose rows are not contiguous with each other. whole_rows: the tiles of a "reduce" job hold whole rows.
     fuse: whether the function of a "map" job becomes one kernel, one of FUSE. split_dependent: the result of
-    a "map" job may depend on how its array is cut into blocks. verify: checks the output of a "job", and
+    a "map" job may depend on how its array is cut into blocks. whole: the function of a "map" job takes whole
+    arrays. verify: checks the output of a "job", and
     forecast is for its plan, see `runner.run.declare.job`.
     """
 
@@ -53,6 +54,7 @@ class Job:
     whole_rows: bool = False
     fuse: str = "auto"
     split_dependent: bool = False
+    whole: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         from meshrun.runner.job.pickling import reduced_job  # help needs none of it

@@ -1,8 +1,8 @@
 """Stand-ins for the whole arrays of a function, which record what it does to them.
 
-A traced array is a view of a storage. Each of its axes is an axis of space, along which all cells are computed
-alike and element 0 has a place; or an inner axis, of which each element has nodes of its own. A view that took
-one index along an axis of space has that axis fixed at a position.
+A traced array is a view of a storage. Each of its axes is an axis of space, along which all cells are
+computed alike and element 0 has a place; or an inner axis, of which each element has nodes of its own. A view
+that took one index along an axis of space has that axis fixed at a position.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ from meshrun.runner.compiler.trace.trace import (
 )
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.region import Shape
+
+ONE_ROW = "combines one row of an array with all rows of another"
+OTHER_AXES = "combines different axes of arrays"
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class Recorder:
         return self._lines
 
     def axes_of(self, shape: Shape) -> tuple[Axis, ...]:
-        """Return the axes of a new array of a shape: along space where it is as long from its first axis on."""
+        """Return the axes of a new array: along space where it is as long, from the first axis on."""
         axes: list[Axis] = []
         for number, length in enumerate(shape):
             along = number < len(self.space) and abs(length - self.space[number]) <= 1 and len(axes) == number
@@ -108,7 +112,7 @@ class Recorder:
 
     def filled(self, shape: Any, value: Any, dtype: Any) -> Any:
         """Return numpy.full's result, as a traced array if it has an axis of space."""
-        wanted = (shape,) if isinstance(shape, (int, np.integer)) else tuple(map(operator.index, shape))
+        wanted = tuple(map(operator.index, (shape,) if isinstance(shape, (int, np.integer)) else shape))
         kind = np.asarray(value).dtype if dtype is None else np.dtype(dtype)
         axes = self.axes_of(wanted)
         if all(isinstance(axis, Inner) for axis in axes):
@@ -215,6 +219,8 @@ class Whole(NDArrayOperatorsMixin):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if hasattr(np.ndarray, name) and callable(getattr(np, name, None)):
+            return partial(getattr(np, name), self)
         raise NotTraceable(f"uses .{name} of an array, which is not traced")
 
     def copy(self, order: str = "C") -> Whole:
@@ -293,9 +299,10 @@ class Whole(NDArrayOperatorsMixin):
             return
         target = self[index]
         given = as_operand(recorder, value, self.dtype)
-        shape = np.broadcast_shapes(given.shape, target.shape)
-        if shape != target.shape:
-            raise ValueError(f"could not broadcast input array from shape {given.shape} into {target.shape}")
+        if not _fits(given.shape, target.shape):
+            raise ValueError(
+                f"could not broadcast input array from shape {given.shape} into shape {target.shape}"
+            )
         layout, (_, nodes) = aligned([target, given])
         if tuple(layout.axes) != target._axes:
             raise NotTraceable("writes cells of a field into an array that has no axis of it")
@@ -312,7 +319,7 @@ class Whole(NDArrayOperatorsMixin):
         storage.changed = True
 
     def _conditions(self) -> list[Node]:
-        """Return the conditions on the position by which a view differs from its storage; none if it is all."""
+        """Return the conditions on the position under which a view has cells; none if it is all of it."""
         mine = {axis.axis: axis for axis in self._axes if isinstance(axis, Along)}
         mine |= {axis: Along(axis, at, 1, 1) for axis, at in self._fixed.items()}
         graph, found = self._recorder.graph, []
@@ -364,6 +371,14 @@ class Whole(NDArrayOperatorsMixin):
         return made(self._recorder, self._axes, self._fixed, inner, dtype)
 
 
+def _fits(shape: Shape, target: Shape) -> bool:
+    """Return whether an array of a shape can be written to a target of another."""
+    try:
+        return np.broadcast_shapes(shape, target) == target
+    except ValueError:
+        return False
+
+
 def full_index(index: Any, ndim: int) -> list[Any]:
     """Return an index for each axis, and None for each new axis. Raises NotTraceable for arrays."""
     found: list[Any] = []
@@ -376,9 +391,7 @@ def full_index(index: Any, ndim: int) -> list[Any]:
             found.append(operator.index(item))
     count = sum(item is not None and item is not Ellipsis for item in found)
     if count > ndim:
-        raise IndexError(
-            f"too many indices for array: array is {ndim}-dimensional, but {count} were indexed"
-        )
+        raise IndexError(f"too many indices for array: array is {ndim}-dimensional, but {count} were indexed")
     if not any(item is Ellipsis for item in found):
         found.append(Ellipsis)
     at = next(number for number, item in enumerate(found) if item is Ellipsis)
@@ -416,25 +429,78 @@ class Layout:
     axes: list[Axis] = field(default_factory=list)
     fixed: dict[int, int] = field(default_factory=dict)
 
+    def has(self, axis: int) -> bool:
+        """Return whether an axis of space is one of the axes."""
+        return any(isinstance(one, Along) and one.axis == axis for one in self.axes)
+
+
+class _Moves:
+    """How an operand is brought to the places of a result.
+
+    nodes: of the operand. shift: positions ahead, per axis of space. names: of its lines, the axes that they
+    are along in the result, and what is added to a place.
+    """
+
+    def __init__(self, operand: Whole) -> None:
+        self.operand, self.nodes = operand, operand.read()
+        self.shift = [0] * len(operand._recorder.space)
+        self.names: dict[int, tuple[int, int]] = {}
+
+    def varies(self, axis: int) -> bool:
+        return self.operand._recorder.graph.varies(self.nodes.ravel(), axis)
+
+    def along(self, axis: Along, reference: Along) -> None:
+        """Bring one axis to the places of the result's."""
+        if axis.axis >= 0 and axis.length == 1 and reference.length > 1:
+            if self.varies(axis.axis):
+                raise NotTraceable(ONE_ROW)
+            return
+        if axis.step != reference.step and axis.length > 1:
+            raise NotTraceable("combines every cell with every second one")
+        if axis.axis < 0:
+            if (axis.axis, axis.first) != (reference.axis, reference.first):
+                self.names[axis.axis] = (reference.axis, axis.first - reference.first)
+        elif axis.axis != reference.axis:
+            raise NotTraceable(OTHER_AXES)
+        else:
+            self.shift[axis.axis] = axis.first - reference.first
+
+    def fix(self, layout: Layout) -> None:
+        """Bring the positions at which one index was taken to the result's, which gets those that it lacks."""
+        for axis, at in self.operand._fixed.items():
+            if axis in layout.fixed:
+                self.shift[axis] = at - layout.fixed[axis]
+            elif not layout.has(axis):
+                layout.fixed[axis] = at
+            elif self.varies(axis):
+                raise NotTraceable(ONE_ROW)
+
+    def check(self, layout: Layout) -> None:
+        """Refuse an operand that has no axis where the result has a position, and is not the same along it."""
+        has = {axis.axis for axis in self.operand._axes if isinstance(axis, Along)} | set(self.operand._fixed)
+        if any(self.varies(axis) for axis in set(layout.fixed) - has):
+            raise NotTraceable("combines cells of different places")
+
+    def moved(self) -> np.ndarray[Any, Any]:
+        graph = self.operand._recorder.graph
+        nodes = np.empty(self.nodes.shape, object)
+        renamed = graph.renamed(self.nodes.ravel(), self.names)
+        nodes.ravel()[:] = graph.moved(renamed, tuple(self.shift))
+        return nodes
+
 
 def aligned(operands: Sequence[Whole]) -> tuple[Layout, list[np.ndarray[Any, Any]]]:
     """Bring operands to the places of the first that has an axis; return the result's axes and their nodes.
 
-    Raises NotTraceable if cells of one operand are needed far from those of another, ValueError as NumPy does.
+    Raises NotTraceable if cells of one operand are needed far from those of another, ValueError as NumPy
+    does.
     """
-    recorder, graph = operands[0]._recorder, operands[0]._recorder.graph
     shape = np.broadcast_shapes(*(one.shape for one in operands))
-    dimensions = len(recorder.space)
-    layout = Layout()
-    nodes = [one.read() for one in operands]
-    shifts = [[0] * dimensions for _ in operands]
-    names: list[dict[int, tuple[int, int]]] = [{} for _ in operands]
-
+    layout, moves = Layout(), [_Moves(one) for one in operands]
     for back in range(len(shape), 0, -1):
-        here = [(number, one._axes[-back]) for number, one in enumerate(operands) if one.ndim >= back]
-        along = [(number, axis) for number, axis in here if isinstance(axis, Along)]
-        long = [(n, axis) for n, axis in along if axis.length == shape[-back]] or along
-        if not long:
+        here = [(move, move.operand._axes[-back]) for move in moves if move.operand.ndim >= back]
+        along = [(move, axis) for move, axis in here if isinstance(axis, Along)]
+        if not along:
             layout.axes.append(Inner(shape[-back]))
             continue
         if any(isinstance(axis, Inner) and axis.length > 1 for _, axis in here):
@@ -443,55 +509,18 @@ def aligned(operands: Sequence[Whole]) -> tuple[Layout, list[np.ndarray[Any, Any
                 "np.arange and the like in the function, or an input of the function",
             )
         # An axis of space that a field has, before one of a line.
-        reference = next((axis for _, axis in long if axis.axis >= 0), long[0][1])
+        long = [axis for _, axis in along if axis.length == shape[-back]]
+        reference = next((axis for axis in long if axis.axis >= 0), long[0])
+        if layout.has(reference.axis):
+            raise NotTraceable(OTHER_AXES)
         layout.axes.append(reference)
-        for number, axis in along:
-            if axis.axis < 0:
-                if axis.axis != reference.axis:
-                    if axis.step != reference.step:
-                        raise NotTraceable("combines every cell with every second one")
-                    names[number][axis.axis] = (reference.axis, axis.first - reference.first)
-                elif axis.first != reference.first:
-                    names[number][axis.axis] = (axis.axis, axis.first - reference.first)
-                continue
-            if axis.length == 1 and reference.length > 1:
-                if graph.varies(nodes[number].ravel(), axis.axis):
-                    raise NotTraceable("combines one row of an array with all rows of another")
-                continue
-            if axis.axis != reference.axis:
-                raise NotTraceable("combines different axes of arrays")
-            if axis.step != reference.step and axis.length > 1:
-                raise NotTraceable("combines every cell with every second one")
-            shifts[number][axis.axis] = axis.first - reference.first
-
-    # Positions at which one index was taken.
-    for number, one in enumerate(operands):
-        for axis, at in one._fixed.items():
-            if axis in layout.fixed:
-                shifts[number][axis] = at - layout.fixed[axis]
-            elif any(isinstance(a, Along) and a.axis == axis for a in layout.axes):
-                if graph.varies(nodes[number].ravel(), axis):
-                    raise NotTraceable("combines one row of an array with all rows of another")
-            else:
-                layout.fixed[axis] = at
-    # What has an axis nowhere is the same along it; what lost it by an index is not.
-    for number, one in enumerate(operands):
-        has = {axis.axis for axis in one._axes if isinstance(axis, Along)} | set(one._fixed)
-        for axis in set(layout.fixed) - has:
-            if graph.varies(nodes[number].ravel(), axis):
-                raise NotTraceable("combines cells of different places")
-
-    found = []
-    for array, shift, renamed in zip(nodes, shifts, names, strict=True):
-        flat = graph.renamed(array.ravel(), renamed)
-        flat = graph.moved(flat, tuple(shift))
-        moved = np.empty(array.shape, object)
-        moved.ravel()[:] = flat
-        found.append(moved)
-    axes = [axis.axis for axis in layout.axes if isinstance(axis, Along)]
-    if len(set(axes)) < len(axes):
-        raise NotTraceable("combines different axes of arrays")
-    return layout, found
+        for move, axis in along:
+            move.along(axis, reference)
+    for move in moves:
+        move.fix(layout)
+    for move in moves:
+        move.check(layout)
+    return layout, [move.moved() for move in moves]
 
 
 def each(
@@ -512,9 +541,7 @@ def each(
     return found
 
 
-def result_of(
-    recorder: Recorder, layout: Layout, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]
-) -> Whole:
+def result_of(recorder: Recorder, layout: Layout, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Whole:
     """Return a new array. nodes: one element along axes of space."""
     return made(recorder, layout.axes, layout.fixed, nodes.reshape(inner_shape(layout.axes)), dtype)
 
@@ -540,9 +567,7 @@ def elementwise(recorder: Recorder, ufunc: Any, inputs: Sequence[Any], dtype: An
             if node.value < 0:
                 raise ValueError("Integers to negative integer powers are not allowed.")
     layout, nodes = aligned(values)
-    operands = [
-        one.cast(array, kind) for one, array, kind in zip(values, nodes, kinds, strict=False)
-    ]
+    operands = [one.cast(array, kind) for one, array, kind in zip(values, nodes, kinds, strict=False)]
     return result_of(recorder, layout, each(recorder, ufunc.__name__, kinds[-1], *operands), kinds[-1])
 
 
@@ -596,11 +621,12 @@ def choose(condition: Any, *values: Any) -> Whole:
 
 def _write_masked(array: Whole, mask: Whole, value: Any) -> None:
     """a[mask] = value, with a number or what has one value for every cell."""
-    if isinstance(value, Whole) and value.ndim or np.ndim(value) > 0 and np.size(value) > 1:
+    if (isinstance(value, Whole) and value.ndim) or (np.ndim(value) > 0 and np.size(value) > 1):
         raise NotTraceable("writes an array to the cells that a condition picks", "np.where(mask, b, a)")
     if mask.shape != array.shape[: mask.ndim]:
         raise IndexError("boolean index did not match indexed array")
-    picked = mask[(..., *(None,) * (array.ndim - mask.ndim))]
+    index = (Ellipsis, *[None] * (array.ndim - mask.ndim))
+    picked = mask[index]
     typed = as_operand(array._recorder, value, array.dtype).astype(array.dtype, copy=False)
     array[...] = choose(picked, typed, array)
 

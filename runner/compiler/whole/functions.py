@@ -1,4 +1,4 @@
-"""NumPy's functions on whole arrays that are no ufuncs, each in terms of elementwise operations and places."""
+"""NumPy's functions on whole arrays that are no ufuncs, by elementwise operations and places."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def _clip(a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, **limit
         ufunc, limit = (np.minimum, high) if low is None else (np.maximum, low)
         return stored(elementwise(recorder, ufunc, (a, limit)), out)
     values = (a, low, high)
-    weak = [v.dtype if isinstance(v, Whole) else type(v) if type(v) in (int, float) else v.dtype for v in values]
+    weak = [
+        v.dtype if isinstance(v, Whole) else type(v) if type(v) in (int, float) else v.dtype for v in values
+    ]
     *kinds, kind = CLIP.resolve_dtypes((*weak, None))
     typed = [
         as_operand(recorder, v if isinstance(v, Whole) else _typed(v, k)).astype(kind, copy=False)
@@ -125,7 +127,8 @@ def _stack(arrays: Sequence[Any], axis: int = 0, out: Any = None) -> Any:
     zero = recorder.graph.constant(np.zeros((), kind), kind)
     result = made(recorder, axes, first._fixed, np.full(inner_shape(axes), zero, object), kind)
     for number, one in enumerate(values):
-        result[(*[slice(None)] * at, number)] = one
+        index = (*[slice(None)] * at, number)
+        result[index] = one
     return stored(result, out)
 
 
@@ -137,7 +140,7 @@ def _axis_slices(ndim: int, axis: int, part: slice) -> tuple[slice, ...]:
 
 
 def _lengthened(a: Whole, axis: int, before: int, length: int) -> Whole:
-    """Return an array of zeros that is longer: element `before` along the axis is at the place of a's first."""
+    """Return longer zeros: element `before` along the axis is at the place of a's first."""
     axes = list(a._axes)
     along = axes[axis]
     if isinstance(along, Along):
@@ -157,10 +160,10 @@ def _roll(a: Whole, shift: Any, axis: Any = None) -> Any:
     shifts = shift if isinstance(shift, tuple) else (shift,)
     pairs = np.broadcast(np.asarray(shifts), np.asarray(axes))
     found = a
-    for by, along in pairs:
-        along = operator.index(int(along)) % a.ndim
+    for distance, number in pairs:
+        along = operator.index(int(number)) % a.ndim
         length = a.shape[along]
-        by = int(by) % length if length else 0
+        by = int(distance) % length if length else 0
         if by == 0:
             found = found.copy()
             continue
@@ -175,9 +178,7 @@ def _roll(a: Whole, shift: Any, axis: Any = None) -> Any:
     return found
 
 
-def _diff(
-    a: Whole, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None
-) -> Any:
+def _diff(a: Whole, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
     axis %= a.ndim
     parts = [part for part in (prepend, a, append) if part is not None]
     if len(parts) > 1:
@@ -185,19 +186,23 @@ def _diff(
         one[axis] = 1
         filled = [p if isinstance(p, Whole) else np.broadcast_to(np.asarray(p), one) for p in parts]
         a = _concatenate(filled, axis)
-    compare = np.not_equal if a.dtype == bool else np.subtract
+    compare: Any = np.not_equal if a.dtype == bool else np.subtract
     for _ in range(n):
         after, before = (_axis_slices(a.ndim, axis, part) for part in (slice(1, None), slice(None, -1)))
         a = compare(a[after], a[before])
     return a
 
 
-def _concatenate(arrays: Sequence[Any], axis: int = 0, out: Any = None, dtype: Any = None, **other: Any) -> Any:
+def _concatenate(
+    arrays: Sequence[Any], axis: int = 0, out: Any = None, dtype: Any = None, **other: Any
+) -> Any:
     recorder = recorder_of(arrays)
     traced = next(one for one in arrays if isinstance(one, Whole))
     axis %= traced.ndim
-    kind = np.dtype(dtype) if dtype is not None else np.result_type(
-        *(one.dtype if isinstance(one, Whole) else np.asarray(one) for one in arrays)
+    kind = (
+        np.dtype(dtype)
+        if dtype is not None
+        else np.result_type(*(one.dtype if isinstance(one, Whole) else np.asarray(one) for one in arrays))
     )
     lengths = [np.shape(one)[axis] if not isinstance(one, Whole) else one.shape[axis] for one in arrays]
     # The longest part stays where it is; the others are beside it.
@@ -217,7 +222,9 @@ def _pad(array: Whole, pad_width: Any, mode: Any = "constant", **options: Any) -
         pad_width = [pad_width.get(axis, 0) for axis in range(array.ndim)]
     widths = np.broadcast_to(np.asarray(pad_width), (array.ndim, 2)).tolist()
     if mode not in ("constant", "edge", "reflect", "symmetric", "wrap"):
-        raise NotTraceable(f"pads by mode={mode!r}", "mode 'constant', 'edge', 'reflect', 'symmetric' or 'wrap'")
+        raise NotTraceable(
+            f"pads by mode={mode!r}", "mode 'constant', 'edge', 'reflect', 'symmetric' or 'wrap'"
+        )
     values = np.broadcast_to(np.asarray(options.pop("constant_values", 0), array.dtype), (array.ndim, 2))
     if options:
         raise NotTraceable(f"pads with {next(iter(options))}=")
@@ -257,8 +264,8 @@ def _padded_from(at: int, length: int, mode: str) -> int | None:
 
 def _gradient(f: Whole, *spacing: Any, axis: Any = None, edge_order: int = 1) -> Any:
     """numpy.gradient with constant spacing."""
-    axes = range(f.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    axes = [one % f.ndim for one in axes]
+    given = range(f.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = [number % f.ndim for number in given]
     distances = list(spacing) or [1.0]
     distances = distances * len(axes) if len(distances) == 1 else distances
     if len(distances) != len(axes):

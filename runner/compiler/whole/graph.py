@@ -1,13 +1,13 @@
 """Nodes of whole arrays: values per position in space, and conditions on the position.
 
-All arrays of a function share one space, whose positions along an axis are counted from 0. A node is a value per
-position p. Beside the nodes of `compiler.trace.graph` there are
+All arrays of a function share one space, whose positions along an axis are counted from 0. A node is a value
+per position p. Beside the nodes of `compiler.trace.graph` there are
 
     place    the position along an axis, plus a constant
     inside   whether the position along an axis is one of low, low + step, ..., below high
 
-A load reads an input at the position plus an offset. Offsets count around the input's end: what lies n - 1 cells
-ahead of n is the cell before.
+A load reads an input at the position plus an offset. Offsets count around the input's end: what lies n - 1
+cells ahead of n is the cell before.
 """
 
 from __future__ import annotations

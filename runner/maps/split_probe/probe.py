@@ -55,7 +55,12 @@ def check_split(world: World, task: Task) -> None:
 
     Rank 0 calls the function; `split_dependent=True` in the decorator, and arrays without cells, are skipped.
     """
-    if task.job.kind != "map" or task.job.split_dependent or any(0 in field.shape for field in task.fields):
+    if (
+        task.job.kind != "map"
+        or task.job.split_dependent
+        or task.job.whole
+        or any(0 in field.shape for field in task.fields)
+    ):
         return
     # A function that became a kernel has been compared with it in NumPy.
     backend = world.backend if task.kernel is None else CpuBackend()

@@ -1,0 +1,117 @@
+"""A job of whole arrays as a job of blocks, for arrays of known shapes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.whole.pieces import Piece, compute_piece, pieces_of
+from meshrun.runner.compiler.whole.trace import WholeInput, WholeOutput, WholeProgram, trace_whole
+from meshrun.runner.errors import UserError
+from meshrun.runner.job.block_context import BlockContext
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.region import Array, Shape
+
+MOST_KEPT = 256  # blocks whose pieces are kept: chunks of a streamed run have places of their own
+ArrayType = tuple[Shape, np.dtype[Any]]
+
+
+def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]) -> Job:
+    """Return the job whose blocks, put together, are what the function returns for whole arrays.
+
+    Parameters
+    ----------
+    job: its function takes whole arrays.
+    inputs: shape and dtype of each.
+    parameters: of the run.
+
+    Raises UserError, with the line, for what cannot be computed in blocks.
+    """
+    arrays = [
+        WholeInput(name, tuple(shape), dtype) for name, (shape, dtype) in zip(job.arrays, inputs, strict=True)
+    ]
+    try:
+        program = trace_whole(job.function, arrays, parameters, job.output_names)
+    except NotTraceable as reason:
+        line = f", line {reason.line}" if reason.line else ""
+        file = job.function.__code__.co_filename if hasattr(job.function, "__code__") else ""
+        raise UserError(
+            f"job {job.name} cannot be computed in blocks",
+            why=f"it {reason.reason}{f' ({file}{line})' if line else ''}",
+            hint=reason.hint,
+        ) from reason
+    _check_sizes(job, program)
+    footprints = [program.footprint(number) for number in range(len(arrays))]
+    halo = tuple(
+        (max(width[axis][0] for width in footprints), max(width[axis][1] for width in footprints))
+        for axis in range(len(program.space))
+    )
+    return replace(
+        job,
+        function=_block_function(job.function, program, halo),
+        services=frozenset({"here", "xp"}),
+        halo=halo,
+        boundary="wrap" if any(program.wraps) else "constant",
+        out=_types_of(program),
+    )
+
+
+def _check_sizes(job: Job, program: WholeProgram) -> None:
+    """Refuse arrays of several sizes along the axes of space."""
+    dimensions = len(program.space)
+    arrays: list[WholeInput | WholeOutput] = [*program.inputs, *program.outputs]
+    for one in arrays:
+        if one.shape[:dimensions] != program.space:
+            raise UserError(
+                f"job {job.name}: {one.name} has another size than the other arrays",
+                got="x".join(map(str, one.shape)),
+                expected="x".join(map(str, program.space)),
+            )
+
+
+def _types_of(program: WholeProgram) -> Callable[..., Any]:
+    """Return the function `out` of the job: shape and dtype of each result for a block of the first input."""
+    dimensions = len(program.space)
+
+    def out(shape: Shape, dtype: Any, **parameters: Any) -> Any:
+        types = [(shape[:dimensions] + one.shape[dimensions:], one.dtype) for one in program.outputs]
+        return types[0] if len(types) == 1 else types
+
+    return out
+
+
+def _block_function(
+    function: Callable[..., Any], program: WholeProgram, halo: Sequence[tuple[int, int]]
+) -> Callable[..., Any]:
+    """Return the function of blocks."""
+    widths = [tuple(halo)] * len(program.inputs)
+
+    @functools.lru_cache(MOST_KEPT)
+    def pieces(first: Shape, last: Shape) -> list[Piece]:
+        return pieces_of(program, first, last)
+
+    @functools.wraps(function)
+    def blocks_of(*blocks: Array, here: BlockContext, xp: ModuleType, **parameters: Any) -> Any:
+        dimensions = len(program.space)
+        first = here.offset[:dimensions]
+        last = tuple(a + n for a, n in zip(first, here.block, strict=False))
+        cells = [
+            xp.empty(here.block[:dimensions] + one.shape[dimensions:], one.dtype) for one in program.outputs
+        ]
+        for piece in pieces(first, last):
+            part = tuple(
+                slice(a - at, b - at) for a, b, at in zip(piece.first, piece.last, first, strict=True)
+            )
+            for whole, result in zip(
+                cells, compute_piece(xp, program, piece, blocks, widths, first), strict=True
+            ):
+                whole[part] = result
+        return cells[0] if len(cells) == 1 else tuple(cells)
+
+    return blocks_of

@@ -1,0 +1,230 @@
+"""NumPy as a traced function sees it.
+
+NumPy's protocols do not see `np.zeros(shape)` and the like: no traced array is among their arguments. A
+traced function is therefore called as a copy, in whose globals the names of NumPy, and of the functions in
+MADE, stand for those of `Module`; so are the user's functions that it calls. The originals stay as they are.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from meshrun.runner.compiler.trace.graph import Node, compute, in_order
+from meshrun.runner.compiler.whole.array import Along, Recorder, Whole, choose, made
+from meshrun.runner.compiler.whole.graph import PLACE
+
+LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
+
+
+MADE = (
+    "zeros", "empty", "ones", "full", "asarray", "ascontiguousarray", "array", "arange", "linspace",
+    "meshgrid", "indices",
+)  # fmt: skip
+
+
+class Module:
+    """The module numpy as a traced function sees it: arrays that it makes have places."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._made = {name: getattr(self, f"_{name}") for name in MADE}
+
+    def __getattr__(self, name: str) -> Any:
+        if name in MADE:
+            return self._made[name]
+        return getattr(np, name)
+
+    def _zeros(self, shape: Any, dtype: Any = float, order: str = "C") -> Any:
+        return self._recorder.filled(shape, 0, dtype)
+
+    _empty = _zeros  # cells that are not written yet may have any value
+
+    def _ones(self, shape: Any, dtype: Any = float, order: str = "C") -> Any:
+        return self._recorder.filled(shape, 1, dtype)
+
+    def _full(self, shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> Any:
+        return self._recorder.filled(shape, fill_value, dtype)
+
+    def _asarray(self, a: Any, dtype: Any = None) -> Any:
+        if not isinstance(a, Whole):
+            return np.asarray(a, dtype)
+        return a if dtype is None else a.astype(dtype, copy=False)
+
+    _ascontiguousarray = _asarray
+
+    def _array(self, object: Any, dtype: Any = None, copy: bool = True, **options: Any) -> Any:
+        if isinstance(object, (list, tuple)) and any(isinstance(one, Whole) for one in object):
+            return np.stack(object)
+        if not isinstance(object, Whole):
+            return np.array(object, dtype, copy=copy, **options)
+        return object.astype(object.dtype if dtype is None else dtype)
+
+    def _arange(self, *bounds: Any, dtype: Any = None) -> Any:
+        values = np.arange(*bounds, dtype=dtype)
+        if values.dtype.kind in "iu":
+            first, step = (int(values[0]), int(values[1] - values[0])) if len(values) > 1 else (0, 1)
+            return self._line(values, lambda place: (place * step + first).astype(values.dtype))
+        first = values[0] if len(values) else values.dtype.type(0)
+        delta = values[1] - values[0] if len(values) > 1 else values.dtype.type(0)
+        return self._line(values, lambda place: place.astype(values.dtype) * delta + first)
+
+    def _linspace(
+        self,
+        start: Any,
+        stop: Any,
+        num: int = 50,
+        endpoint: bool = True,
+        retstep: bool = False,
+        dtype: Any = None,
+    ) -> Any:
+        values, step = np.linspace(start, stop, num, endpoint, retstep=True, dtype=dtype)
+
+        def computed(place: Whole) -> Any:
+            line = place.astype(np.float64) * np.float64(step) + np.float64(start)
+            if endpoint and num > 1:
+                line[-1] = stop
+            return line.astype(values.dtype, copy=False)
+
+        line = self._line(values, computed)
+        return (line, step) if retstep else line
+
+    def _line(self, values: np.ndarray[Any, Any], computed: Callable[[Whole], Any]) -> Any:
+        """Return a line of numbers as a traced array, if space has an axis of its length.
+
+        Raises NotTraceable if the numbers are not NumPy's to the bit.
+        """
+        recorder = self._recorder
+        if not any(abs(len(values) - length) <= 1 for length in recorder.space) or len(values) < 2:
+            return values
+        number = recorder.new_line()
+        node = np.full((), recorder.graph.place(number), object)
+        place = made(recorder, [Along(number, 0, 1, len(values))], {}, node, PLACE)
+        line = computed(place)
+        (found,) = line._storage.nodes
+        same = _evaluated(found, len(values))
+        if same.dtype != values.dtype or same.tobytes() != values.tobytes():
+            return values
+        return line
+
+    def _meshgrid(self, *lines: Any, indexing: str = "xy", sparse: bool = False, copy: bool = True) -> Any:
+        if not any(isinstance(one, Whole) for one in lines):
+            of_numpy: Any = np.meshgrid
+            return of_numpy(*lines, indexing=indexing, sparse=sparse, copy=copy)
+        count = len(lines)
+        order = list(range(count))
+        if indexing == "xy" and count > 1:
+            order[:2] = [1, 0]
+        spread = []
+        for number, one in enumerate(lines):
+            index: list[Any] = [None] * count
+            index[order[number]] = slice(None)
+            spread.append(one[tuple(index)])
+        if sparse:
+            return spread
+        # Each line along the axis of space at its place.
+        shape = tuple(next(len(lines[n]) for n in range(count) if order[n] == axis) for axis in range(count))
+        frame = self._zeros(shape, bool)
+        return [_spread(one, frame) for one in spread]
+
+    def _indices(self, dimensions: Any, dtype: Any = int, sparse: bool = False) -> Any:
+        lines = [self._arange(length, dtype=dtype) for length in dimensions]
+        if not any(isinstance(one, Whole) for one in lines):
+            of_numpy: Any = np.indices
+            return of_numpy(dimensions, dtype, sparse)
+        found = self._meshgrid(*lines, indexing="ij", sparse=sparse)
+        return tuple(found) if sparse else np.stack(found)
+
+
+def _spread(line: Any, frame: Any) -> Any:
+    """Return the line spread over the frame's axes."""
+    return choose(frame, line, line)
+
+
+def _evaluated(node: Node, length: int) -> np.ndarray[Any, Any]:
+    """Return the values of a node that depends on one place alone."""
+    values: dict[Node, Any] = {}
+    for one in in_order([node]):
+        if one.op == "place":
+            values[one] = np.arange(length) + one.value[1]
+        elif one.op == "inside":
+            _, low, high, step = one.value
+            place = np.arange(length)
+            values[one] = (place >= low) & (place < high) & ((place - low) % step == 0)
+        elif one.op == "constant":
+            values[one] = np.full(length, one.value, one.dtype)
+        else:
+            values[one] = compute(one.op, one.dtype, [values[operand] for operand in one.operands])
+    return np.asarray(values[node])
+
+
+def rebound(function: Callable[..., Any], module: Module) -> Callable[..., Any]:
+    """Return a copy of a function that uses `module` in place of NumPy."""
+    copied: Callable[..., Any] = _Copies(module).of(function)
+    return copied
+
+
+class _Copies:
+    """Copies of functions and of their globals."""
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._made = {id(getattr(np, name)): getattr(module, name) for name in MADE}
+        self._globals: dict[int, dict[str, Any]] = {}
+        self._functions: dict[int, types.FunctionType] = {}
+
+    def of(self, value: Any) -> Any:
+        """Return a value as a copied function sees it."""
+        if isinstance(value, types.ModuleType):
+            if value.__name__ in ("numpy", "cupy"):
+                return self._module
+            return value if _is_library(value.__name__) else _Seen(self, value)
+        if id(value) in self._made:
+            return self._made[id(value)]
+        plain = value.function if getattr(value, "whole", False) is True else value
+        if isinstance(plain, types.FunctionType) and not _is_library(plain.__module__ or ""):
+            return self._function(plain)
+        return value
+
+    def _function(self, function: types.FunctionType) -> types.FunctionType:
+        if (known := self._functions.get(id(function))) is not None:
+            return known
+        space = self._globals.setdefault(id(function.__globals__), dict(function.__globals__))
+        cells = tuple(types.CellType() for _ in function.__closure__ or ())
+        copied = types.FunctionType(
+            function.__code__, space, function.__name__, function.__defaults__, cells or None
+        )
+        copied.__kwdefaults__ = function.__kwdefaults__
+        self._functions[id(function)] = copied
+        # What it names: globals, also in the functions inside it, and the variables around it.
+        codes = [function.__code__]
+        while codes:
+            code = codes.pop()
+            for name in code.co_names:
+                if name in function.__globals__:
+                    space[name] = self.of(function.__globals__[name])
+            codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        for cell, original in zip(cells, function.__closure__ or (), strict=True):
+            try:
+                cell.cell_contents = self.of(original.cell_contents)
+            except ValueError:  # a variable without a value yet
+                continue
+        return copied
+
+
+class _Seen:
+    """A module of the user's as a copied function sees it."""
+
+    def __init__(self, copies: _Copies, module: types.ModuleType) -> None:
+        self._copies, self._original = copies, module
+
+    def __getattr__(self, name: str) -> Any:
+        return self._copies.of(getattr(self._original, name))
+
+
+def _is_library(name: str) -> bool:
+    return name.partition(".")[0] in LIBRARIES or name.partition(".")[0] in sys.stdlib_module_names

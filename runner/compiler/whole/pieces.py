@@ -1,0 +1,177 @@
+"""A block of a field in pieces, in each of which every condition on the position has one value.
+
+Edges that a function writes by index are thin pieces with expressions of their own; in the large piece
+between them nothing of the edges is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from meshrun.runner.compiler.trace.graph import Extents, Node, compute, in_order
+from meshrun.runner.compiler.whole.graph import WholeGraph
+from meshrun.runner.compiler.whole.trace import WholeProgram
+from meshrun.runner.region import Array, Shape
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of positions. first, last: per axis, of its cells; last is the position after. results: a node per
+    component of each output, without conditions but those of strides."""
+
+    first: Shape
+    last: Shape
+    results: tuple[tuple[Node, ...], ...]
+
+
+def pieces_of(program: WholeProgram, first: Shape, last: Shape) -> list[Piece]:
+    """Cut the box from `first` to before `last` at all positions where a condition changes."""
+    cuts: list[set[int]] = [{a, b} for a, b in zip(first, last, strict=True)]
+    for node in program.nodes:
+        if node.op == "inside":
+            axis, low, high, _ = node.value
+            cuts[axis] |= {at for at in (low, high) if first[axis] < at < last[axis]}
+    spans = [list(pairwise(sorted(places))) for places in cuts]
+
+    # Pieces side by side along the last axis with the same expressions are one.
+    found: list[Piece] = []
+    for spanned in product(*spans):
+        begin, end = (tuple(side) for side in zip(*spanned, strict=True))
+        results = _specialised(program, begin, end)
+        before = found[-1] if found else None
+        beside = (
+            before is not None
+            and before.results == results
+            and (before.first[:-1], before.last[:-1]) == (begin[:-1], end[:-1])
+            and before.last[-1] == begin[-1]
+        )
+        if beside:
+            assert before is not None
+            found[-1] = Piece(before.first, end, results)
+        else:
+            found.append(Piece(begin, end, results))
+    return found
+
+
+def _specialised(program: WholeProgram, first: Shape, last: Shape) -> tuple[tuple[Node, ...], ...]:
+    """Return the results for the positions of one box, conditions decided where they are the same for all."""
+    graph, done = program.graph, dict[Node, Node]()
+
+    def decided(node: Node) -> Node:
+        axis, low, high, step = node.value
+        if last[axis] <= low or first[axis] >= high:
+            return graph.constant(False, node.dtype)
+        if step == 1 or last[axis] - first[axis] == 1:
+            return graph.constant((first[axis] - low) % step == 0, node.dtype)
+        return graph.inside(axis, low, high, step)
+
+    # From the results down: what a condition leaves out is not looked at.
+    def of(node: Node) -> Node:
+        open_nodes = [node]
+        while open_nodes:
+            one = open_nodes[-1]
+            if one in done:
+                open_nodes.pop()
+            elif one.op == "inside":
+                done[one] = decided(one)
+            elif one.op in ("load", "place", "constant"):
+                done[one] = one
+            elif one.op == "where" and one.operands[0] in done and done[one.operands[0]].op == "constant":
+                chosen = one.operands[1 if done[one.operands[0]].value else 2]
+                if chosen in done:
+                    done[one] = done[chosen]
+                else:
+                    open_nodes.append(chosen)
+            elif one.op == "where" and one.operands[0] not in done:
+                open_nodes.append(one.operands[0])
+            elif missing := [operand for operand in one.operands if operand not in done]:
+                open_nodes += missing
+            else:
+                done[one] = _rebuilt(graph, one, [done[operand] for operand in one.operands])
+        return done[node]
+
+    return tuple(tuple(of(node) for node in output.nodes) for output in program.outputs)
+
+
+def _rebuilt(graph: WholeGraph, node: Node, operands: Sequence[Node]) -> Node:
+    if all(a is b for a, b in zip(operands, node.operands, strict=True)):
+        return node
+    if node.op == "where":
+        return graph.where(operands[0], operands[1], operands[2], node.line)
+    return graph.operation(node.op, node.dtype, operands, node.line)
+
+
+def compute_piece(
+    xp: ModuleType,
+    program: WholeProgram,
+    piece: Piece,
+    blocks: Sequence[Array],
+    widths: Sequence[Extents],
+    offset: Shape,
+) -> list[Array]:
+    """Return the outputs' cells of a piece.
+
+    Parameters
+    ----------
+    xp: numpy or cupy, of the blocks.
+    blocks: of each input, with its halo.
+    widths: of each input's halo, per axis: cells before and after.
+    offset: position of the blocks' first own cell.
+    """
+    shape = tuple(b - a for a, b in zip(piece.first, piece.last, strict=True))
+    dimensions, values = len(shape), dict[Node, Any]()
+    for node in in_order(one for result in piece.results for one in result):
+        if node.op == "load":
+            block, width = blocks[node.input], widths[node.input]
+            starts = [
+                at - begin + low + further
+                for at, begin, (low, _), further in zip(piece.first, offset, width, node.offset, strict=True)
+            ]
+            cells = tuple(slice(start, start + n) for start, n in zip(starts, shape, strict=True))
+            inner = np.unravel_index(node.component, block.shape[dimensions:] or (1,))
+            index = (*cells, *inner) if block.ndim > dimensions else cells
+            values[node] = block[index]
+        elif node.op in ("place", "inside"):
+            axis = node.value[0]
+            place = xp.arange(piece.first[axis], piece.last[axis]).reshape(
+                [-1 if number == axis else 1 for number in range(dimensions)]
+            )
+            if node.op == "place":
+                values[node] = place + node.value[1]
+            else:
+                _, low, high, step = node.value
+                values[node] = (place >= low) & (place < high) & ((place - low) % step == 0)
+        elif node.op == "constant":
+            values[node] = node.value
+        elif xp is np:
+            values[node] = compute(node.op, node.dtype, [values[one] for one in node.operands])
+        else:
+            values[node] = _on_device(xp, node, [values[one] for one in node.operands])
+    return [
+        _stacked(xp, [values[node] for node in result], output.shape[dimensions:], shape, output.dtype)
+        for output, result in zip(program.outputs, piece.results, strict=True)
+    ]
+
+
+def _on_device(xp: ModuleType, node: Node, values: Sequence[Any]) -> Any:
+    if node.op == "cast":
+        return xp.asarray(values[0]).astype(node.dtype)
+    function = xp.where if node.op == "where" else getattr(xp, node.op)
+    return function(*values)
+
+
+def _stacked(
+    xp: ModuleType, values: Sequence[Any], inner: Shape, shape: Shape, dtype: np.dtype[Any]
+) -> Array:
+    """Return the components of an output as one array."""
+    cells = [xp.broadcast_to(xp.asarray(one, dtype), shape) for one in values]
+    if not inner:
+        return cells[0]
+    stacked: Array = xp.stack(cells, -1).reshape(shape + inner)
+    return stacked
