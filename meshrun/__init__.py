@@ -1,6 +1,7 @@
 """Run array work over many GPUs and hosts: what a script, a notebook or a job's file imports.
 
-    map_blocks, reduce_blocks, job     declare a job: a decorator of a plain function
+    distribute                         run a NumPy function of whole arrays: a decorator
+    map_blocks, reduce_blocks, job     declare a job of blocks: a decorator of a plain function
     open_world, World                  the ranks of this program, for code of your own
     BlockContext                       a job's parameter `here`: the block's place, random numbers by cell
     Tiles                              an array in pieces that do not depend on the number of ranks
@@ -41,12 +42,14 @@ if TYPE_CHECKING:
     from meshrun.runner.run.declare import job as job
     from meshrun.runner.run.declare import map_blocks as map_blocks
     from meshrun.runner.run.declare import reduce_blocks as reduce_blocks
+    from meshrun.runner.run.distribute import distribute as distribute
     from meshrun.runner.world.world import World as World
     from meshrun.runner.world.world import open_world as open_world
 
     __version__: str
 
 _MODULE_OF = {
+    "distribute": "meshrun.runner.run.distribute",
     "map_blocks": "meshrun.runner.run.declare",
     "reduce_blocks": "meshrun.runner.run.declare",
     "job": "meshrun.runner.run.declare",

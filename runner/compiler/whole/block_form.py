@@ -5,20 +5,25 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.operations import INEXACT
+from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program
 from meshrun.runner.compiler.trace.trace import NotTraceable
 from meshrun.runner.compiler.whole.pieces import Piece, compute_piece, pieces_of
 from meshrun.runner.compiler.whole.trace import WholeInput, WholeOutput, WholeProgram, trace_whole
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.plan.task import TaskKernel
 from meshrun.runner.region import Array, Shape
+from meshrun.runner.system.compiler import NotCompiled
 
 MOST_KEPT = 256  # blocks whose pieces are kept: chunks of a streamed run have places of their own
+LEAST_COMPILED = 1 << 14  # cells of a piece that is worth a kernel
 ArrayType = tuple[Shape, np.dtype[Any]]
 
 
@@ -90,15 +95,19 @@ def _block_function(
     function: Callable[..., Any], program: WholeProgram, halo: Sequence[tuple[int, int]]
 ) -> Callable[..., Any]:
     """Return the function of blocks."""
-    widths = [tuple(halo)] * len(program.inputs)
+    widths = tuple(halo)
+    dimensions = len(program.space)
 
     @functools.lru_cache(MOST_KEPT)
     def pieces(first: Shape, last: Shape) -> list[Piece]:
         return pieces_of(program, first, last)
 
+    @functools.lru_cache(MOST_KEPT)
+    def kernel(results: tuple[tuple[Node, ...], ...], kind: str) -> Any:
+        return compiled_piece(program, results, widths, kind)
+
     @functools.wraps(function)
     def blocks_of(*blocks: Array, here: BlockContext, xp: ModuleType, **parameters: Any) -> Any:
-        dimensions = len(program.space)
         first = here.offset[:dimensions]
         last = tuple(a + n for a, n in zip(first, here.block, strict=False))
         cells = [
@@ -108,10 +117,42 @@ def _block_function(
             part = tuple(
                 slice(a - at, b - at) for a, b, at in zip(piece.first, piece.last, first, strict=True)
             )
-            for whole, result in zip(
-                cells, compute_piece(xp, program, piece, blocks, widths, first), strict=True
-            ):
-                whole[part] = result
+            wholes = [whole[part] for whole in cells]
+            large = piece.cells >= LEAST_COMPILED
+            call = kernel(piece.results, "cpu" if xp is np else "cuda") if large else None
+            if call is None:
+                results = compute_piece(xp, program, piece, blocks, [widths] * len(blocks), first)
+                for whole, result in zip(wholes, results, strict=True):
+                    whole[...] = result
+                continue
+            around = tuple(
+                slice(cut.start, cut.stop + low + high) for cut, (low, high) in zip(part, widths, strict=True)
+            )
+            call([block[around] for block in blocks], wholes)
         return cells[0] if len(cells) == 1 else tuple(cells)
 
     return blocks_of
+
+
+def compiled_piece(
+    program: WholeProgram, results: tuple[tuple[Node, ...], ...], widths: Extents, kind: str
+) -> TaskKernel | None:
+    """Return a kernel for the cells of a piece; None where NumPy's functions have to compute them.
+
+    kind: of device, "cpu" or "cuda".
+    """
+    dimensions = len(program.space)
+    inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in program.inputs)
+    outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in program.outputs)
+    plain = Program(dimensions, inputs, outputs, results, program.graph)
+    if any(node.op in ("place", "inside") for node in plain.nodes):
+        return None
+    # On a CPU the bits are NumPy's.
+    if kind == "cpu" and any(node.op in INEXACT for node in plain.nodes):
+        return None
+    from meshrun.runner.compiler.compiled import compile_for
+
+    try:
+        return compile_for(SimpleNamespace(kind=kind), plain, widths)[0]
+    except (NotTraceable, NotCompiled):
+        return None

@@ -6,6 +6,7 @@ between them nothing of the edges is computed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -28,6 +29,10 @@ class Piece:
     first: Shape
     last: Shape
     results: tuple[tuple[Node, ...], ...]
+
+    @property
+    def cells(self) -> int:
+        return math.prod(b - a for a, b in zip(self.first, self.last, strict=True))
 
 
 def pieces_of(program: WholeProgram, first: Shape, last: Shape) -> list[Piece]:
