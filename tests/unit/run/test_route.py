@@ -1,4 +1,4 @@
-"""How long the route of a run is: files of runner/, changes of file, collectives. See tests/facts/route.py."""
+"""How long the route of a run is: files of runner/, changes of file, collectives (tests/facts/route.py)."""
 
 from __future__ import annotations
 
