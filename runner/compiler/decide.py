@@ -63,26 +63,45 @@ def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: in
     mode: one of FUSE; None: as the job declares. arithmetic: one of FUSE_MATH. steps: number of calls on the
     whole arrays. Raises UserError on every rank if the mode is "require" and there is no kernel.
     """
+    alone, fusion = fused_alone(world.backend.device, task, mode, arithmetic, steps)
+    return agreed_kernel(world, task, alone, world.control.allgather(fusion), mode, steps)
+
+
+def fused_alone(
+    device: Device, task: Task, mode: str | None, arithmetic: str, steps: int = 1
+) -> tuple[Task, Fusion]:
+    """Return what `fused` returns if this rank is the only one, without an error for a missing kernel."""
     wanted = mode or task.job.fuse
     if task.job.fuse == "off" and wanted == "auto":  # a function with kernels of its own, or to be called
         wanted = "off"
     if wanted == "off" or any(0 in field.shape for field in task.fields):
         return task, Fusion(why="off" if wanted == "off" else "an array without cells", quiet=True)
-    on_host = world.backend.device.kind != "cuda"
-    if on_host and wanted == "auto" and not _is_worth_compiling(world, task, steps):
+    if device.kind != "cuda" and wanted == "auto" and not _is_worth_compiling(task, steps):
         return task, Fusion(why="too little work for a compiler", quiet=True)
-    typed, fusion = _fused_here(world.backend.device, task, arithmetic, steps)
-    failed = next((one for one in world.control.allgather(fusion) if one.compiler is None), None)
-    if failed is None:
+    return _fused_here(device, task, arithmetic, steps)
+
+
+def agreed_kernel(
+    world: World, task: Task, alone: Task, fusions: Sequence[Fusion], mode: str | None, steps: int = 1
+) -> tuple[Task, Fusion]:
+    """Return the task that all ranks compute, with a kernel if every rank has one, and its `Fusion`.
+    Collective for the kernel of several steps on GPUs, whose shape rank 0 measures.
+
+    task: without a kernel. alone, fusions: of this rank and of all, from `fused_alone`. mode, steps: as of
+    `fused`. Raises UserError if the mode is "require" and there is no kernel.
+    """
+    failed = next((one for one in fusions if one.compiler is None), None)
+    if failed is not None:
+        if (mode or task.job.fuse) == "require" and not failed.quiet:
+            raise not_one_kernel(task, failed)
+        return task, failed
+    if steps > 1:
         from meshrun.runner.compiler.compiled import DeviceKernel
 
-        if steps > 1 and isinstance(typed.kernel, DeviceKernel):
-            shape, kernel = task.partition[0].shape, typed.kernel
+        shape, kernel = task.partition[0].shape, alone.kernel
+        if isinstance(kernel, DeviceKernel):
             kernel.choice = world.on_root(lambda: kernel.measured(world.backend, shape, steps))
-        return typed, fusion
-    if wanted == "require":
-        raise not_one_kernel(task, failed)
-    return task, failed
+    return alone, fusions[world.rank]
 
 
 def _whole_row(task: Task, axes: int) -> int:
@@ -91,8 +110,8 @@ def _whole_row(task: Task, axes: int) -> int:
     return lengths.pop() if len(lengths) == 1 and task.partition.grid[axes - 1] == 1 else 0
 
 
-def _is_worth_compiling(world: World, task: Task, steps: int) -> bool:
-    """Return whether NumPy takes longer on one CPU than a compiler and its kernel. Collective.
+def _is_worth_compiling(task: Task, steps: int) -> bool:
+    """Return whether NumPy takes longer on one CPU than a compiler and its kernel.
 
     The number of ranks does not count: a kernel and NumPy may round functions such as `exp` differently, and
     a run, also a resumed one, has the same bits on any number of ranks.
@@ -104,10 +123,10 @@ def _is_worth_compiling(world: World, task: Task, steps: int) -> bool:
         return True
     try:
         program = traced(task)
-        operated = program.operations * math.prod(task.shape) * task.dtype.itemsize
     except NotTraceable:
-        operated = 0
-    return all(one * steps >= OPERATED * WORTH_COMPILING for one in world.control.allgather(operated))
+        return False
+    operated = program.operations * math.prod(task.shape) * task.dtype.itemsize
+    return operated * steps >= OPERATED * WORTH_COMPILING
 
 
 def _fused_here(device: Device, task: Task, arithmetic: str, steps: int) -> tuple[Task, Fusion]:

@@ -153,6 +153,11 @@ class World(Group):
         """Call `function` on every rank; if any fails, raise the first one's error on all. Collective."""
         return collective_call(self.control, function, f"[{self.here}]")
 
+    def gather_calls(self, function: Callable[[], Value]) -> list[Value]:
+        """Call `function` on every rank; return all values, in rank order. Collective, with the errors of
+        `collective_call`."""
+        return gather_calls(self.control, function, f"[{self.here}]")
+
     def collectives(
         self,
         group: Control,
@@ -212,7 +217,7 @@ def open_world(
     control = control or find_ranks(expected_ranks)
     host, host_id = identify_host()
     where = f"[rank {control.rank}, host {host}]"
-    surveys = gather_calls(control, lambda: (host_id, visible_gpus(device)), where)
+    surveys = gather_calls(control, lambda: (host_id, visible_gpus(device)), where, names_rank=True)
     host_ids = [survey[0] for survey in surveys]
     visible = [survey[1] for survey in surveys]
     local = host_ids[: control.rank].count(host_id)

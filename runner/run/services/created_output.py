@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.record import type_record
-from meshrun.runner.plan.task import NUMBERS
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.plan.task import NUMBERS, ArrayType
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record
-from meshrun.runner.run.map_run import commit, create_files
-from meshrun.runner.run.options import RunContext
+from meshrun.runner.run.finish import commit
+from meshrun.runner.run.prepare import RunContext, make_outputs
 from meshrun.runner.storage.formats.registry import Sink, open_sink, read_back, reopen
 
 
@@ -60,7 +59,7 @@ class CreateOutput:
         """
         job, target = self.run.job.name, self.run.targets[0]
 
-        def opened() -> list[Sink]:
+        def make() -> Sink:
             if self.sink is not None:
                 raise UserError(
                     f"job {job} calls create twice, and has one output, {target}",
@@ -80,31 +79,33 @@ class CreateOutput:
                     got=sink.path,
                     expected="a file such as .npy, .zarr, .h5 or .raw",
                 )
-            return [sink]
+            make_outputs(self.run, [sink])
+            return sink
 
-        self.sink = create_files(self.run, opened)[0]
+        self.sink = self.run.world.on_root(make)
+        self.run.transaction.track_partial(self.sink.partial)
         return self.sink
 
-    def finish(self) -> tuple[Record | None, Record]:
-        """Check the output if asked to, and rename it; return the records of the check and of the output's
-        type. Collective."""
+    def finish(self) -> tuple[Record | None, list[ArrayType]]:
+        """Check the output if asked to, and rename it; return the record of the check and the output's type.
+        Collective, after a barrier that follows the writes of all ranks."""
         run, sink = self.run, self.sink
-        assert sink is not None
-        run.world.control.barrier()  # another rank may still be writing
+        if sink is None:
+            raise RunError(f"job {run.job.name} returned without creating its output {run.targets[0]}")
         proof = None
         if run.options.verify != "off" and run.job.verify is not None:
             from meshrun.runner.run.verify.results import drop_cached
 
-            with run.phases("verify"):
+            with run.world.phases("verify"):
                 drop_cached(run.world, [sink])
                 sources = [reopen(source) for source in run.sources]
                 proof = run.job.verify(
                     run.world, sources, read_back(sink), run.options.verify, **run.parameters
                 )
-        kind = type_record((sink.shape, sink.dtype))
+            run.world.control.barrier()  # another rank may still be reading it
         commit(run, [sink])
         run.transaction.forget_partial()
-        return proof, kind
+        return proof, [(sink.shape, sink.dtype)]
 
 
 def _lengths(job: str, what: str, value: Any) -> Shape:

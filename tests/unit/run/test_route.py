@@ -41,18 +41,18 @@ class Limits:
 
 
 RUNS: dict[str, tuple[Any, Options, Limits]] = {
-    "in memory": (laplacian, Options(device="cpu"), Limits(59, 1028, 22)),
+    "in memory": (laplacian, Options(device="cpu"), Limits(62, 923, 8)),
     "20 fused steps": (
         heat,
         Options(device="cpu", fuse="require", steps=StepOptions(20)),
-        Limits(75, 1515, 36),
+        Limits(78, 1408, 18),
     ),
     "streamed": (
         laplacian,
         Options(device="cpu", stream=StreamOptions(chunk_bytes=1 << 16)),
-        Limits(67, 1310, 31),
+        Limits(70, 1250, 20),
     ),
-    "job": (doubled, Options(device="cpu"), Limits(37, 309, 18)),
+    "job": (doubled, Options(device="cpu"), Limits(40, 253, 11)),
 }
 
 
