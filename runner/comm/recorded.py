@@ -1,61 +1,92 @@
-"""Communicators whose operations are recorded, so that a stuck run can say who is missing in which.
+"""The operations of a communicator in its rank's flight recorder, so that a stuck run can say who is missing.
 
-A wrapper, so that communicators know nothing of it and ranks that are threads pay nothing for it.
+A communicator has an optional `trail`, and its methods are marked with `recorded` or `recorded_exchange`.
+An operation that raises stays open in the record: the rank is about to end, and that is where it failed.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from meshrun.runner.comm.api import Arrays, Control, Counters, ForwardedControl, Message, Operation, Pending
+from meshrun.runner.comm.api import Message, Pending
 from meshrun.runner.recorder.ring import ON_DEVICE, WAIT, Recorder
 
+Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+Self = TypeVar("Self", bound="HasTrail")
+Exchange = Callable[[Self, Sequence[Message], Sequence[Message]], Pending]
 
 
-class RecordedPending:
-    """Messages in flight whose wait is recorded."""
+class HasTrail(Protocol):
+    """A communicator that can be recorded."""
 
-    def __init__(self, pending: Pending, recorder: Recorder, name: int, group: int) -> None:
-        self._pending, self._recorder, self._name, self._group = pending, recorder, name, group
-
-    def progress(self) -> None:
-        self._pending.progress()
-
-    def wait(self) -> None:
-        entry = self._recorder.enter(self._name, 0, self._group)
-        self._pending.wait()
-        self._recorder.leave(entry)
+    trail: Trail | None
 
 
-class RecordedArrays:
-    """`arrays`, recorded. label: names the communicator on all of its ranks; members: these ranks.
+class Trail:
+    """Records the operations of one communicator.
 
-    An operation that raises stays open in the record: the rank is about to end, and that is where it failed.
+    label: names the communicator on all of its ranks. members: these ranks.
     """
 
-    def __init__(self, arrays: Arrays, recorder: Recorder, label: str, members: Sequence[int]) -> None:
-        self.arrays, self._recorder = arrays, recorder
-        self._members = tuple(members)
-        self._path = label
-        self._group = recorder.group(label, self._members)
-        self._sequence = 0
-        self._wait = recorder.name(WAIT)
-        self._exchange = recorder.name("exchange")
-        self._all_reduce = recorder.name("all_reduce")
-        self._close = recorder.name("close")
+    def __init__(self, recorder: Recorder, label: str, members: Sequence[int]) -> None:
+        self.recorder, self.label, self.members = recorder, label, tuple(members)
+        self.group = recorder.group(label, self.members)
+        self._sequence = self._parts = 0
 
-    @property
-    def label(self) -> str:
-        return self.arrays.label
+    def enter(self, name: str, moved: int = 0) -> int:
+        """Record that a collective is entered; returns its number for `Recorder.leave`. moved: bytes."""
+        self._sequence += 1
+        return self.recorder.enter(self.recorder.name(name), moved, self.group, self._sequence)
 
-    @property
-    def capturable(self) -> bool:
-        return self.arrays.capturable
+    def part(self, color: int, members: Sequence[int]) -> Trail:
+        """Return the trail of the ranks with the same color. members: their numbers in this communicator."""
+        self._parts += 1
+        ranks = [self.members[rank] for rank in members]
+        return Trail(self.recorder, f"{self.label}/{self._parts}.{color}", ranks)
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
-        recorder, group, members = self._recorder, self._group, self._members
+    def on_device(self) -> Trail:
+        """Return the trail of a communicator of device arrays among the same ranks."""
+        return Trail(self.recorder, f"{self.label} {ON_DEVICE}", self.members)
+
+
+def recorded(
+    name: str,
+) -> Callable[
+    [Callable[Concatenate[Self, Parameters], Result]], Callable[Concatenate[Self, Parameters], Result]
+]:
+    """Mark a communicator's method as a collective of this name, which its trail records."""
+
+    def mark(
+        method: Callable[Concatenate[Self, Parameters], Result],
+    ) -> Callable[Concatenate[Self, Parameters], Result]:
+        @functools.wraps(method)
+        def call(self: Self, /, *values: Parameters.args, **named: Parameters.kwargs) -> Result:
+            trail = self.trail
+            if trail is None:
+                return method(self, *values, **named)
+            moved: int = getattr(values[0], "nbytes", 0) if name == "all_reduce" else 0
+            entry = trail.enter(name, moved)
+            result = method(self, *values, **named)
+            trail.recorder.leave(entry)
+            return result
+
+        return call
+
+    return mark
+
+
+def recorded_exchange(method: Exchange[Self]) -> Exchange[Self]:
+    """Mark a communicator's `exchange`: its trail counts the messages, and records the wait for them."""
+
+    @functools.wraps(method)
+    def exchange(self: Self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
+        trail = self.trail
+        if trail is None:
+            return method(self, sends, receives)
+        recorder, group, members = trail.recorder, trail.group, trail.members
         moved = 0
         for peer, array in sends:
             recorder.count(group, members[peer], 1, 0)
@@ -63,75 +94,23 @@ class RecordedArrays:
         for peer, array in receives:
             recorder.count(group, members[peer], 0, 1)
             moved += array.nbytes
-        entry = recorder.enter(self._exchange, moved, group)
-        pending = self.arrays.exchange(sends, receives)
+        entry = recorder.enter(recorder.name("exchange"), moved, group)
+        pending = method(self, sends, receives)
         recorder.leave(entry)
-        return RecordedPending(pending, recorder, self._wait, group)
+        return RecordedPending(pending, trail)
 
-    def all_reduce(self, array: Any, operation: Operation) -> None:
-        entry = self._enter(self._all_reduce, array.nbytes)
-        self.arrays.all_reduce(array, operation)
-        self._recorder.leave(entry)
-
-    def close(self) -> None:
-        entry = self._enter(self._close)
-        self.arrays.close()
-        self._recorder.leave(entry)
-
-    def _enter(self, name: int, moved: int = 0) -> int:
-        self._sequence += 1
-        return self._recorder.enter(name, moved, self._group, self._sequence)
+    return exchange
 
 
-class RecordedControl(RecordedArrays, ForwardedControl):
-    """`control`, recorded, and the communicators that are split from it."""
+class RecordedPending:
+    """Messages in flight whose wait is recorded."""
 
-    def __init__(
-        self, control: Control, recorder: Recorder, label: str = "world", members: Sequence[int] | None = None
-    ) -> None:
-        super().__init__(control, recorder, label, range(control.size) if members is None else members)
-        self.control = control
-        self._splits = 0
-        self._barrier = recorder.name("barrier")
-        self._broadcast = recorder.name("broadcast")
-        self._allgather = recorder.name("allgather")
-        self._split = recorder.name("split")
-        self._counters = recorder.name("counters")
+    def __init__(self, pending: Pending, trail: Trail) -> None:
+        self._pending, self._trail = pending, trail
+        self.progress: Callable[[], Any] = pending.progress
 
-    def barrier(self) -> None:
-        self._recorded(self._barrier, super().barrier)
-
-    def broadcast(self, value: Any) -> Any:
-        return self._recorded(self._broadcast, super().broadcast, value)
-
-    def allgather(self, value: Any) -> list[Any]:
-        return self._recorded(self._allgather, super().allgather, value)
-
-    def shared_memory_size(self) -> int | None:
-        return self._recorded(self._split, super().shared_memory_size)
-
-    def counters(self) -> Counters:
-        return self._recorded(self._counters, super().counters)
-
-    def _recorded(self, name: int, call: Callable[..., Result], *values: Any) -> Result:
-        entry = self._enter(name)
-        result = call(*values)
-        self._recorder.leave(entry)
-        return result
-
-    def split(self, color: int, key: int = 0) -> Control:
-        entry = self._enter(self._split)
-        self._splits += 1
-        part = self.control.split(color, key)
-        members = part.allgather(self._members[self.rank])
-        self._recorder.leave(entry)
-        return RecordedControl(part, self._recorder, f"{self._path}/{self._splits}.{color}", members)
-
-    def recorded(self, arrays: Arrays) -> RecordedArrays:
-        """Return a communicator of device arrays among the same ranks, recorded."""
-        return RecordedArrays(arrays, self._recorder, f"{self._path} {ON_DEVICE}", self._members)
-
-
-def unrecorded(control: Control) -> Control:
-    """Return the communicator itself, for what is not called through its methods."""
-    return control.control if isinstance(control, RecordedControl) else control
+    def wait(self) -> None:
+        recorder = self._trail.recorder
+        entry = recorder.enter(recorder.name(WAIT), 0, self._trail.group)
+        self._pending.wait()
+        recorder.leave(entry)

@@ -15,7 +15,7 @@ from meshrun.runner.comm.checksum.checked import SHARE, CheckedControl, Checksum
 from meshrun.runner.comm.checksum.sums import sums_of
 from meshrun.runner.comm.collective_call import collective_call, gather_calls, on_root
 from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
-from meshrun.runner.comm.recorded import RecordedControl
+from meshrun.runner.comm.recorded import Trail
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line, is_met_by_all, tell
@@ -243,12 +243,12 @@ def open_world(
     if record is not None:
         recorder, reasons = open_recorder(control, ranks, run_id, record)
         warnings += reasons
-    own = RecordedControl(control, recorder) if isinstance(recorder, Recorder) else control
+    control.trail = Trail(recorder, "world", range(control.size)) if isinstance(recorder, Recorder) else None
     on_gpu = backend.device.kind == "cuda"
     listens = launcher.default_variable(nccl_ras.ADDRESS, nccl_ras.address_of(run_id))
     with listens if on_gpu else nullcontext():
-        arrays = open_arrays(own, backend, shared_gpu=bool(clash))
-    return World(own, arrays, backend, ranks, run_id, warnings, recorder=recorder)
+        arrays = open_arrays(control, backend, shared_gpu=bool(clash))
+    return World(control, arrays, backend, ranks, run_id, warnings, recorder=recorder)
 
 
 def with_checksums(world: World, choice: Checksum) -> World:
