@@ -8,38 +8,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, TypeVar, cast
 
 from meshrun.runner.comm.api import Message, Pending
 from meshrun.runner.recorder.ring import ON_DEVICE, WAIT, Recorder
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-Self = TypeVar("Self", bound="HasTrail")
-Exchange = Callable[[Self, Sequence[Message], Sequence[Message]], Pending]
-
-
-class HasTrail(Protocol):
-    """A communicator that can be recorded."""
-
-    trail: Trail | None
+Method = TypeVar("Method", bound=Callable[..., Any])
+COLLECTIVES = ("barrier", "broadcast", "allgather", "all_reduce", "split", "counters", "close")
 
 
 class Trail:
     """Records the operations of one communicator.
 
-    label: names the communicator on all of its ranks. members: these ranks.
+    label: names the communicator on all of its ranks. members: these ranks. sequence: collectives so far.
     """
 
     def __init__(self, recorder: Recorder, label: str, members: Sequence[int]) -> None:
         self.recorder, self.label, self.members = recorder, label, tuple(members)
         self.group = recorder.group(label, self.members)
-        self._sequence = self._parts = 0
-
-    def enter(self, name: str, moved: int = 0) -> int:
-        """Record that a collective is entered; returns its number for `Recorder.leave`. moved: bytes."""
-        self._sequence += 1
-        return self.recorder.enter(self.recorder.name(name), moved, self.group, self._sequence)
+        self.names = {name: recorder.name(name) for name in (WAIT, "exchange", *COLLECTIVES)}
+        self.enter, self.leave = recorder.enter, recorder.leave
+        self.sequence = self._parts = 0
 
     def part(self, color: int, members: Sequence[int]) -> Trail:
         """Return the trail of the ranks with the same color. members: their numbers in this communicator."""
@@ -52,54 +41,50 @@ class Trail:
         return Trail(self.recorder, f"{self.label} {ON_DEVICE}", self.members)
 
 
-def recorded(
-    name: str,
-) -> Callable[
-    [Callable[Concatenate[Self, Parameters], Result]], Callable[Concatenate[Self, Parameters], Result]
-]:
-    """Mark a communicator's method as a collective of this name, which its trail records."""
+def recorded(name: str) -> Callable[[Method], Method]:
+    """Mark a communicator's method as a collective, which its trail records. name: one of COLLECTIVES."""
+    reduces = name == "all_reduce"
 
-    def mark(
-        method: Callable[Concatenate[Self, Parameters], Result],
-    ) -> Callable[Concatenate[Self, Parameters], Result]:
+    def mark(method: Method) -> Method:
         @functools.wraps(method)
-        def call(self: Self, /, *values: Parameters.args, **named: Parameters.kwargs) -> Result:
-            trail = self.trail
+        def call(self: Any, *values: Any) -> Any:
+            trail: Trail | None = self.trail
             if trail is None:
-                return method(self, *values, **named)
-            moved: int = getattr(values[0], "nbytes", 0) if name == "all_reduce" else 0
-            entry = trail.enter(name, moved)
-            result = method(self, *values, **named)
-            trail.recorder.leave(entry)
+                return method(self, *values)
+            trail.sequence += 1
+            moved = values[0].nbytes if reduces else 0
+            entry = trail.enter(trail.names[name], moved, trail.group, trail.sequence)
+            result = method(self, *values)
+            trail.leave(entry)
             return result
 
-        return call
+        return cast(Method, call)
 
     return mark
 
 
-def recorded_exchange(method: Exchange[Self]) -> Exchange[Self]:
+def recorded_exchange(method: Method) -> Method:
     """Mark a communicator's `exchange`: its trail counts the messages, and records the wait for them."""
 
     @functools.wraps(method)
-    def exchange(self: Self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
-        trail = self.trail
+    def exchange(self: Any, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
+        trail: Trail | None = self.trail
         if trail is None:
-            return method(self, sends, receives)
-        recorder, group, members = trail.recorder, trail.group, trail.members
+            return cast(Pending, method(self, sends, receives))
+        count, group, members = trail.recorder.count, trail.group, trail.members
         moved = 0
         for peer, array in sends:
-            recorder.count(group, members[peer], 1, 0)
+            count(group, members[peer], 1, 0)
             moved += array.nbytes
         for peer, array in receives:
-            recorder.count(group, members[peer], 0, 1)
+            count(group, members[peer], 0, 1)
             moved += array.nbytes
-        entry = recorder.enter(recorder.name("exchange"), moved, group)
+        entry = trail.enter(trail.names["exchange"], moved, group)
         pending = method(self, sends, receives)
-        recorder.leave(entry)
+        trail.leave(entry)
         return RecordedPending(pending, trail)
 
-    return exchange
+    return cast(Method, exchange)
 
 
 class RecordedPending:
@@ -107,10 +92,12 @@ class RecordedPending:
 
     def __init__(self, pending: Pending, trail: Trail) -> None:
         self._pending, self._trail = pending, trail
-        self.progress: Callable[[], Any] = pending.progress
+
+    def progress(self) -> None:
+        self._pending.progress()
 
     def wait(self) -> None:
-        recorder = self._trail.recorder
-        entry = recorder.enter(recorder.name(WAIT), 0, self._trail.group)
+        trail = self._trail
+        entry = trail.enter(trail.names[WAIT], 0, trail.group)
         self._pending.wait()
-        recorder.leave(entry)
+        trail.leave(entry)
