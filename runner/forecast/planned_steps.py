@@ -14,10 +14,10 @@ from typing import Any
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import host
-from meshrun.runner.compiler.decide import reads_of, traced
 from meshrun.runner.compiler.passes.branches import common_operations
 from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.traced import reads_of, traced
 from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.forecast import limits_on, ranks_of_host
 from meshrun.runner.forecast.machine import Machine

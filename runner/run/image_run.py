@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.decide import ImageKernels, fused, with_inferred_halo
+from meshrun.runner.compiler.decide import ImageKernels, fused
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.folders.images import StreamedFolder
 from meshrun.runner.plan.grid import bounds

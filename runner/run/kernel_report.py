@@ -10,11 +10,12 @@ from meshrun.runner.compiler.cuda import single_pass
 from meshrun.runner.compiler.cuda.steps import choice as step_choice
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps.layout import NotFusable
-from meshrun.runner.compiler.decide import not_one_kernel, result_types, traced
+from meshrun.runner.compiler.decide import not_one_kernel
 from meshrun.runner.compiler.operations import INEXACT, compiler_options
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
 from meshrun.runner.compiler.trace.graph import Program, merge_components
 from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.traced import result_types, traced
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.report.units import counted

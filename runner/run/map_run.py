@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.arrays.load import load_blocks
 from meshrun.runner.arrays.store import store_of
-from meshrun.runner.compiler.decide import fused, with_inferred_halo
+from meshrun.runner.compiler.decide import fused
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.forecast.record import type_record
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
-from meshrun.runner.maps.split_probe.probe import check_split
+from meshrun.runner.maps.split_probe import check_split
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, in_chunks
 from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
 from meshrun.runner.plan.grid import check_blocks

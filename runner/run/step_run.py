@@ -10,10 +10,10 @@ from typing import Any
 
 from meshrun.runner.arrays.load import load_blocks
 from meshrun.runner.arrays.store import store_of
-from meshrun.runner.compiler.decide import stage_lines
+from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.maps.split_probe.probe import check_split
+from meshrun.runner.maps.split_probe import check_split
 from meshrun.runner.maps.streamed.chunk_agreement import known_results, limits, serial_file
 from meshrun.runner.options.step_options import EVERY, FieldChange, Steady, StepOptions
 from meshrun.runner.plan.chunking import not_streamed

@@ -22,11 +22,13 @@ from meshrun.launch.cli.main import main
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.compiler import decide as fusing
+from meshrun.runner.compiler import inferred_halo
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cuda.steps.choice import Choice
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
-from meshrun.runner.compiler.decide import Fusion, fused, with_inferred_halo
+from meshrun.runner.compiler.decide import Fusion, fused
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.trace.trace import NotTraceable
 from meshrun.runner.device.api import Device
@@ -441,7 +443,7 @@ def test_slices_in_libraries_are_of_their_own_data() -> None:
         calls.append(1)
         return block + len(textwrap.dedent("a"))
 
-    assert fusing._code_slices(textwrap.dedent.__code__)
+    assert inferred_halo._code_slices(textwrap.dedent.__code__)
     with_inferred_halo(meshrun.map_blocks(counted), FIELD, {})
     assert calls == []
 
