@@ -1,21 +1,22 @@
-"""Decide whether a task's function becomes one kernel, and compile it for this rank's device."""
+"""Decide whether a task's function becomes one kernel, and compile it for the device of this rank alone."""
 
 from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from meshrun.runner.compiler.inferred_halo import halo_too_small
 from meshrun.runner.compiler.operations import INEXACT
+from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.compiler.trace.trace import NotTraceable
-from meshrun.runner.compiler.traced import grid_axes, reads_of, result_types, traced
+from meshrun.runner.compiler.traced import grid_axes, output_types, reads_of, traced
 from meshrun.runner.device.api import Device
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task
 from meshrun.runner.system.compiler import NotCompiled
-from meshrun.runner.world.world import World
 
 WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps: NumPy takes seconds for them on one CPU rank
 OPERATED = 4  # times as many bytes of results of operations take NumPy as long
@@ -42,68 +43,66 @@ class Fusion:
     refused: bool = False
 
 
-def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: int = 1) -> tuple[Task, Fusion]:
-    """Return the task with a kernel in place of its function, where possible. Collective.
+def fused_alone(
+    device: Device, task: Task, mode: str | None, arithmetic: str, steps: int = 1
+) -> tuple[Task, Fusion]:
+    """Return the task with a kernel in place of its function, where this rank alone would have one, and why.
 
-    The kernel's results equal the function's to the bit, except for Fusion.inexact and "fast" arithmetic.
+    The kernel's results equal the function's to the bit, except for Fusion.inexact and "fast" arithmetic. All
+    ranks of a run must compute by kernels, or none: see `common_fusion`.
+
     mode: one of FUSE; None: as the job declares. arithmetic: one of FUSE_MATH. steps: number of calls on the
-    whole arrays. Raises UserError on every rank if the mode is "require" and there is no kernel.
+    whole arrays. Raises UserError if the task's halo is too small.
     """
     wanted = mode or task.job.fuse
     if task.job.fuse == "off" and wanted == "auto":  # a function with kernels of its own, or to be called
         wanted = "off"
     if wanted == "off" or any(0 in field.shape for field in task.fields):
         return task, Fusion(why="off" if wanted == "off" else "an array without cells", quiet=True)
-    on_host = world.backend.device.kind != "cuda"
-    if on_host and wanted == "auto" and not _is_worth_compiling(world, task, steps):
-        return task, Fusion(why="too little work for a compiler", quiet=True)
-    typed, fusion = _fused_here(world.backend.device, task, arithmetic, steps)
-    failed = next((one for one in world.control.allgather(fusion) if one.compiler is None), None)
-    if failed is None:
-        from meshrun.runner.compiler.compiled import DeviceKernel
 
-        if steps > 1 and isinstance(typed.kernel, DeviceKernel):
-            shape, kernel = task.partition[0].shape, typed.kernel
-            kernel.choice = world.on_root(lambda: kernel.measured(world.backend, shape, steps))
-        return typed, fusion
-    if wanted == "require":
-        raise not_one_kernel(task, failed)
-    return task, failed
-
-
-def _whole_row(task: Task, axes: int) -> int:
-    """Return the cells of the last of so many axes; 0 if the grid cuts it, or if inputs differ in length."""
-    lengths = {field.shape[-1] if len(field.shape) == axes else 0 for field in task.fields}
-    return lengths.pop() if len(lengths) == 1 and task.partition.grid[axes - 1] == 1 else 0
-
-
-def _is_worth_compiling(world: World, task: Task, steps: int) -> bool:
-    """Return whether NumPy takes longer on one CPU than a compiler and its kernel. Collective.
-
-    The number of ranks does not count: a kernel and NumPy may round functions such as `exp` differently, and
-    a run, also a resumed one, has the same bits on any number of ranks.
-    """
-    bytes_of_arrays = sum(math.prod(field.shape) * field.dtype.itemsize for field in task.fields)
-    if bytes_of_arrays * steps < WORTH_TRACING * WORTH_COMPILING:
-        return False
-    if bytes_of_arrays * steps >= WORTH_COMPILING:
-        return True
-    try:
-        program = traced(task)
+    # A small array, or few operations, take NumPy less time than a compiler takes for the kernel. The number
+    # of ranks does not count: a kernel and NumPy may round functions such as `exp` differently, and a run,
+    # also a resumed one, has the same bits on any number of ranks.
+    nbytes = steps * sum(math.prod(field.shape) * field.dtype.itemsize for field in task.fields)
+    too_little = Fusion(why="too little work for a compiler", quiet=True)
+    program = None
+    if device.kind != "cuda" and wanted == "auto" and nbytes < WORTH_COMPILING:
+        if nbytes < WORTH_TRACING * WORTH_COMPILING:
+            return task, too_little
+        try:
+            program = traced(task)
+        except NotTraceable:
+            return task, too_little
         operated = program.operations * math.prod(task.shape) * task.dtype.itemsize
-    except NotTraceable:
-        operated = 0
-    return all(one * steps >= OPERATED * WORTH_COMPILING for one in world.control.allgather(operated))
+        if operated * steps < OPERATED * WORTH_COMPILING:
+            return task, too_little
+    return _with_kernel(device, task, arithmetic, steps, program)
 
 
-def _fused_here(device: Device, task: Task, arithmetic: str, steps: int) -> tuple[Task, Fusion]:
-    """Return the task with a kernel for this rank's device, or as it is, and why. Raises UserError if the
-    task's halo is too small."""
+def common_fusion(task: Task, mode: str | None, fusions: Sequence[Fusion]) -> Fusion | None:
+    """Return why no rank has a kernel: the first one's reason; None if all ranks have theirs.
+
+    fusions: of every rank, by `fused_alone`. Raises UserError if the mode is "require" and a kernel is not
+    possible.
+    """
+    failed = next((fusion for fusion in fusions if fusion.compiler is None), None)
+    if failed is not None and not failed.quiet and (mode or task.job.fuse) == "require":
+        raise not_one_kernel(task, failed)
+    return failed
+
+
+def _with_kernel(
+    device: Device, task: Task, arithmetic: str, steps: int, program: Program | None = None
+) -> tuple[Task, Fusion]:
+    """Return the task with a kernel for a rank's device, or as it is, and why.
+
+    program: of the task, if it has been traced. Raises UserError if the task's halo is too small.
+    """
     from meshrun.runner.compiler.compiled import compile_for
 
     try:
-        program = traced(task)
-        typed = replace(task, results=result_types(task, program))
+        program = program or traced(task)
+        typed = replace(task, results=output_types(task, program))
         inexact = tuple(sorted({node.op for node in program.nodes} & INEXACT))
         kernel, compiler = compile_for(
             device,
@@ -126,6 +125,12 @@ def _fused_here(device: Device, task: Task, arithmetic: str, steps: int) -> tupl
     return replace(typed, kernel=kernel, reads=reads_of(task, program)), fusion
 
 
+def _whole_row(task: Task, axes: int) -> int:
+    """Return the cells of the last of so many axes; 0 if the grid cuts it, or if inputs differ in length."""
+    lengths = {field.shape[-1] if len(field.shape) == axes else 0 for field in task.fields}
+    return lengths.pop() if len(lengths) == 1 and task.partition.grid[axes - 1] == 1 else 0
+
+
 class ImageKernels:
     """Kernels for a job's images: one for all that have the same dtype, channels and axes. Not collective.
 
@@ -146,7 +151,7 @@ class ImageKernels:
             axes = 0  # never one kernel
         key = task.dtype, axes, len(task.shape), task.shape[axes:] if axes else (), task.widths
         if key not in self._made:
-            made, fusion = _fused_here(self._device, task, self._arithmetic, 1)
+            made, fusion = _with_kernel(self._device, task, self._arithmetic, 1)
             if fusion.compiler is None and self._must_fuse:
                 raise not_one_kernel(task, fusion)
             self._made[key] = made

@@ -92,7 +92,7 @@ def grid_axes(task: Task) -> int:
     raise NotTraceable(f"has inputs of different shapes, or more than {MOST_COMPONENTS} elements per cell")
 
 
-def result_types(task: Task, program: Program) -> tuple[ArrayType, ...]:
+def output_types(task: Task, program: Program) -> tuple[ArrayType, ...]:
     """Return the shape and dtype of each output array."""
     return tuple((task.shape[: program.axes] + one.trailing, one.dtype) for one in program.outputs)
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.arrays.halo.exchange import HaloPlan
-from meshrun.runner.compiler.decide import fused
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.compiler.trace.function_key import key_of
@@ -25,6 +24,7 @@ from meshrun.runner.region import HostArray
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.execute import call
+from meshrun.runner.run.kernel_agreement import fused
 from meshrun.runner.run.options import Options, RunContext, whole_number
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import MemorySource

@@ -15,7 +15,7 @@ from meshrun.runner.compiler.operations import INEXACT, compiler_options
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
 from meshrun.runner.compiler.trace.graph import Program, merge_components
 from meshrun.runner.compiler.trace.trace import NotTraceable
-from meshrun.runner.compiler.traced import result_types, traced
+from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.report.units import counted
@@ -55,7 +55,7 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
             ("a block", f"{kernel.threads[0]} x {kernel.threads[1]} threads"),
         ]
         return KernelReport(kernel.source, facts + _registers(kernel.source, kernel.name, options))
-    check_feeds(replace(task, results=result_types(task, program)))
+    check_feeds(replace(task, results=output_types(task, program)))
     feeds = task.feed_numbers
     predicted = next(iter(step_choice.choices(program, feeds)), None)
     chosen = predicted.tuning if predicted else step_kernel.suggested(program, vectors=True)

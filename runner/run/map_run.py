@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.arrays.load import load_blocks
 from meshrun.runner.arrays.store import store_of
-from meshrun.runner.compiler.decide import fused
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.forecast.record import type_record
@@ -21,6 +20,7 @@ from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.spans import STAGES
+from meshrun.runner.run.kernel_agreement import fused
 from meshrun.runner.run.options import RunContext
 from meshrun.runner.storage.formats.registry import Sink, create, first_serial, open_sink
 from meshrun.runner.storage.journal import Journal

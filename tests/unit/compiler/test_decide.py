@@ -27,7 +27,7 @@ from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cuda.steps.choice import Choice
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
-from meshrun.runner.compiler.decide import Fusion, fused
+from meshrun.runner.compiler.decide import Fusion
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.trace.trace import NotTraceable
@@ -41,6 +41,7 @@ from meshrun.runner.plan.task import halo_hint, plan_task
 from meshrun.runner.report.summary import _fusion_notes
 from meshrun.runner.run import map_run
 from meshrun.runner.run.execute import Options, run
+from meshrun.runner.run.kernel_agreement import fused
 from meshrun.runner.system.compiler import NotCompiled, find_compiler
 from meshrun.runner.world.world import open_world, single_rank_world
 
