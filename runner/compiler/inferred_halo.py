@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import sys
+import ast
 from collections.abc import Sequence
 from dataclasses import replace
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType
 from typing import Any
 
+from meshrun.runner.compiler.lint.source import FunctionSource, dotted, reached_by, source_of
 from meshrun.runner.compiler.result_type import hide_output
-from meshrun.runner.compiler.trace.function_key import instructions
 from meshrun.runner.compiler.trace.graph import Operand
 from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS, NotTraceable, trace
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.plan.task import ArrayType, Task, halo_hint
-
-# Whose functions are not looked into for slices: they slice what is theirs, or return whole blocks.
-LIBRARIES = {"numpy", "cupy", "scipy", *sys.stdlib_module_names}
-NAMES = ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD")
 
 
 def with_inferred_halo(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]) -> Job:
@@ -32,7 +26,7 @@ def with_inferred_halo(job: Job, inputs: Sequence[ArrayType], parameters: dict[s
     """
     if job.halo is not None or job.kind != "map" or not job.services <= {"xp"}:
         return job
-    if any(0 in shape for shape, _ in inputs) or not _slices(inspect.unwrap(job.function)):
+    if any(0 in shape for shape, _ in inputs) or not _may_slice(job.function):
         return job
     common = min(len(shape) for shape, _ in inputs)
     for axes in range(common, 0, -1):
@@ -77,60 +71,19 @@ def _per_axis(numbers: Sequence[int]) -> str:
     return " and ".join(map(str, numbers))
 
 
-def _slices(function: Any) -> bool:
-    """Return whether a function, or what it names, takes or is a slice. Without slices it needs no halo."""
-    seen: set[int] = set()
-    reached: list[Any] = [function]
-    while reached:
-        value = reached.pop()
-        if isinstance(value, (FunctionType, MethodType)) and _top(value.__module__) in LIBRARIES:
-            continue
-        code = getattr(value, "__code__", None)
-        if isinstance(value, slice) or (isinstance(code, CodeType) and _code_slices(code)):
-            return True
-        key = id(value if code is None else code)  # a method is another object each time
-        if key not in seen:
-            seen.add(key)
-            reached += _held(value)
-    return False
-
-
-def _top(module: str | None) -> str:
-    return (module or "").split(".")[0]
-
-
-def _code_slices(code: CodeType) -> bool:
+def _may_slice(function: Any) -> bool:
+    """Return whether a function, or what it reaches, takes or is a slice. Without slices it needs no halo."""
+    reached = reached_by(function, attributes=True)
     return any(
-        one.opname.endswith("_SLICE") or isinstance(one.argval, slice) or one.argval in ("diff", "slice")
-        for one in instructions(code)
+        isinstance(value, slice)
+        or (isinstance(value, FunctionType) and _is_sliced(source_of(value.__code__)))
+        for value in reached
     )
 
 
-def _held(value: Any) -> list[Any]:
-    """Return the parts of a tuple, list, dictionary, partial or static function; of a function the variables
-    around it, its defaults, the globals that it names, the object that it is bound to, and of these the
-    attributes that it names."""
-    if isinstance(value, (tuple, list)):
-        return list(value)
-    if isinstance(value, dict):
-        return list(value.values())
-    if isinstance(value, functools.partial):
-        return [value.func, value.args, value.keywords]
-    if isinstance(value, (staticmethod, classmethod)):
-        return [value.__func__]
-    if isinstance(value, MethodType):
-        return _held_by_function(value.__func__, value.__self__)
-    return _held_by_function(value, None) if isinstance(value, FunctionType) else []
-
-
-def _held_by_function(function: Any, bound: Any) -> list[Any]:
-    names = {one.argval for one in instructions(function.__code__) if one.opname in NAMES}
-    around = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-    owners = [*around, *map(function.__globals__.get, names), bound]
-    found = [(owner, inspect.getattr_static(owner, name, None)) for owner in owners for name in names]
-    attributes = [MethodType(one, owner) if _is_method(one, owner) else one for owner, one in found]
-    return [*owners, function.__defaults__, function.__kwdefaults__, *attributes]
-
-
-def _is_method(value: Any, owner: Any) -> bool:
-    return isinstance(value, FunctionType) and not isinstance(owner, (ModuleType, type))
+def _is_sliced(source: FunctionSource | None) -> bool:
+    """Return whether a source takes a slice or names what takes one; also without a source, as it may."""
+    return source is None or any(
+        isinstance(node, ast.Slice) or dotted(node)[-1:] in (["diff"], ["slice"])
+        for node in ast.walk(source.tree)
+    )

@@ -7,10 +7,8 @@ below and above 1000.
 from __future__ import annotations
 
 import ast
-import dis
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any
 
 from meshrun.runner.compiler.lint.source import (
@@ -25,7 +23,6 @@ from meshrun.runner.compiler.lint.source import (
 )
 
 LEAST = 2  # the largest integer that every part of a small array has room for
-SMALL_INTEGER = dis.opmap.get("LOAD_SMALL_INT")  # has no constant, from Python 3.14 on
 WITHIN = 0.25, 4.0  # magnitudes that some parts of a small array exceed, and others do not
 MOST_THRESHOLDS = 2
 
@@ -45,13 +42,14 @@ def needs_of(function: Callable[..., Any], axes: int, parameters: Mapping[str, A
     """Return what a function of an array of so many axes asks for, by its constants and its parameters."""
     lengths, magnitudes = [0] * axes, set()
     for each in functions_of(function):
-        names = {**named(each), **parameters}
-        if not (any(map(_is_large, names.values())) or _has_numbers(each.__code__)):
-            continue  # parsing takes most of the time
         source = source_of(each.__code__)
         if source is None:
             continue
-        names = {**names, **dict(_assigned(source.tree))}
+        names = {**named(each), **parameters}
+        written = (node.value for node in ast.walk(source.tree) if isinstance(node, ast.Constant))
+        if not any(map(_is_large, (*names.values(), *written))):
+            continue
+        names |= dict(_assigned(source.tree))
         for axis, index in _indices(source.tree, names):
             if axis < axes:
                 lengths[axis] = max(lengths[axis], index + 2)
@@ -59,18 +57,8 @@ def needs_of(function: Callable[..., Any], axes: int, parameters: Mapping[str, A
     return Needs(tuple(lengths), tuple(sorted(magnitudes)[-MOST_THRESHOLDS:]))
 
 
-def _has_numbers(code: CodeType) -> bool:
-    """Return whether code holds a number that a small array may not suit."""
-    loads = SMALL_INTEGER is not None and any(
-        operation == SMALL_INTEGER and value > LEAST
-        for operation, value in zip(code.co_code[::2], code.co_code[1::2], strict=True)
-    )
-    return loads or any(map(_is_large, code.co_consts))
-
-
 def _is_large(value: Any) -> bool:
-    if isinstance(value, CodeType):
-        return _has_numbers(value)
+    """Return whether a value is or holds a number that a small array may not suit."""
     if isinstance(value, slice):
         return _is_large((value.start, value.stop))
     if isinstance(value, tuple):

@@ -29,6 +29,7 @@ from meshrun.runner.compiler.cuda.steps.choice import Choice
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
 from meshrun.runner.compiler.decide import Fusion
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
+from meshrun.runner.compiler.lint.source import source_of
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.trace.trace import NotTraceable
 from meshrun.runner.device.api import Device
@@ -395,6 +396,8 @@ def test_a_halo_is_inferred_wherever_the_slices_are_written() -> None:
     differences = Differences()
 
     swapped = functools.partial(by_sides, sides=(RIGHT, LEFT))
+    typed: dict[str, Any] = {}
+    exec("def between(block):\n    return block[:, 2:] - block[:, :-2]", typed)
 
     def inner(block: Any) -> Any:
         return block[:, 2:] - block[:, :-2]
@@ -411,6 +414,7 @@ def test_a_halo_is_inferred_wherever_the_slices_are_written() -> None:
         "in a class": lambda block: block[Differences.sides[1]] - block[Differences.sides[0]],
         "in a default": lambda block: between(block) * 2,
         "in a partial function": lambda block: swapped(block) * 2,
+        "where no source can be had": typed["between"],
     }
     halos = {
         where: with_inferred_halo(meshrun.map_blocks(function), FIELD, {}).halo
@@ -444,7 +448,7 @@ def test_slices_in_libraries_are_of_their_own_data() -> None:
         calls.append(1)
         return block + len(textwrap.dedent("a"))
 
-    assert inferred_halo._code_slices(textwrap.dedent.__code__)
+    assert inferred_halo._is_sliced(source_of(textwrap.dedent.__code__))
     with_inferred_halo(meshrun.map_blocks(counted), FIELD, {})
     assert calls == []
 
