@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import replace
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
-from meshrun.runner.compiler.lint.source import FunctionSource, dotted, reached_by, source_of
+from meshrun.runner.compiler.lint.source import dotted, reached_by, source_of
 from meshrun.runner.compiler.result_type import hide_output
+from meshrun.runner.compiler.trace.function_key import instructions
 from meshrun.runner.compiler.trace.graph import Operand
 from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS, NotTraceable, trace
 from meshrun.runner.errors import UserError
@@ -75,15 +76,21 @@ def _may_slice(function: Any) -> bool:
     """Return whether a function, or what it reaches, takes or is a slice. Without slices it needs no halo."""
     reached = reached_by(function, attributes=True)
     return any(
-        isinstance(value, slice)
-        or (isinstance(value, FunctionType) and _is_sliced(source_of(value.__code__)))
+        isinstance(value, slice) or (isinstance(value, FunctionType) and _is_sliced(value.__code__))
         for value in reached
     )
 
 
-def _is_sliced(source: FunctionSource | None) -> bool:
-    """Return whether a source takes a slice or names what takes one; also without a source, as it may."""
-    return source is None or any(
+def _is_sliced(code: CodeType) -> bool:
+    """Return whether code takes a slice, or names what takes one: by its source; if there is none, as for
+    what was typed, by its instructions."""
+    source = source_of(code)
+    if source is None:
+        return any(
+            one.opname.endswith("_SLICE") or isinstance(one.argval, slice) or one.argval in ("diff", "slice")
+            for one in instructions(code)
+        )
+    return any(
         isinstance(node, ast.Slice) or dotted(node)[-1:] in (["diff"], ["slice"])
         for node in ast.walk(source.tree)
     )

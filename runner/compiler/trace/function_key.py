@@ -198,7 +198,7 @@ def _paths(code: types.CodeType) -> tuple[Path, ...]:
     """Return the global and free names that code reads, with the attributes that follow. Raises _NoKey."""
     found: dict[Path, None] = {}
     path: list[str] = []
-    for instruction in _instructions(code):
+    for instruction in instructions(code):
         name, value = instruction.opname, instruction.argval
         if name.startswith(WRITES) or (name == "STORE_DEREF" and value in code.co_freevars):
             raise _NoKey
@@ -215,9 +215,9 @@ def _paths(code: types.CodeType) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
+def instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
     """Yield the instructions of a function, and of those that are defined in it."""
     yield from dis.get_instructions(code)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _instructions(constant)
+            yield from instructions(constant)
