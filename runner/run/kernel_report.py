@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import single_pass
-from meshrun.runner.compiler.cuda.steps import choice as step_choice
-from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps.layout import NotFusable
 from meshrun.runner.compiler.decide import not_one_kernel
 from meshrun.runner.compiler.operations import INEXACT, compiler_options
@@ -56,11 +55,10 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
         ]
         return KernelReport(kernel.source, facts + _registers(kernel.source, kernel.name, options))
     check_feeds(replace(task, results=output_types(task, program)))
-    feeds = task.feed_numbers
-    predicted = next(iter(step_choice.choices(program, feeds)), None)
-    chosen = predicted.tuning if predicted else step_kernel.suggested(program, vectors=True)
+    widths = task.widths[: program.axes]
+    fused = DeviceKernel(program, widths, arithmetic, task.feed_numbers, task.boundary, task.cval)
     try:
-        stepping = step_kernel.build(program, feeds, task.boundary, task.cval, steps, chosen)
+        stepping = fused.step_text(steps)
     except NotFusable as reason:
         raise UserError(
             f"job {task.job.name}: {steps} steps cannot be one kernel", why=reason, hint="fewer --steps"

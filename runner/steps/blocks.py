@@ -34,7 +34,8 @@ from meshrun.runner.plan.steps import Piece, band_rows, edge_copies, read_widths
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region
 from meshrun.runner.report.phases import Phases
-from meshrun.runner.steps.fused_steps import Rows, axes_of, most_fused_steps
+from meshrun.runner.steps.fused_steps import Rows, axes_of
+from meshrun.runner.steps.step_counts import choose_steps
 from meshrun.runner.world.world import World
 
 SLAB_BYTES = 4 << 20  # of which a checksum is taken at once
@@ -72,7 +73,7 @@ class StepBlocks:
         self.feeds = task.feed_numbers
         self.fed = sorted(place for place in self.feeds if place is not None)
         self._apart = "here" in task.job.services
-        self.fused_steps = most_fused_steps(task)
+        self.fused_steps = choose_steps(task).per_kernel
         self._edges = [
             edge_copies(replace(one, widths=widths), self.cut, layout.region, layout.widths, task.boundary)
             for one, widths, layout in zip(task.fields, read_widths(task, 1), self.read_layouts, strict=True)

@@ -36,7 +36,7 @@ MANY_STEPS = 8  # of one call; more are hardly faster, and need wider halos
 SMALLEST_CACHE = 2**20  # bytes, if the system does not tell
 
 
-def most_steps(axes: int) -> int:
+def steps_in_cache(axes: int) -> int:
     """Return the steps of one call whose rows stay in a cache while they are computed."""
     return MANY_STEPS if axes < 3 else MANY_STEPS // 2
 
