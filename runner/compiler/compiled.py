@@ -23,7 +23,8 @@ from meshrun.runner.compiler.trace.graph import Extents, Program, merge_componen
 from meshrun.runner.compiler.trace.trace import NotTraceable
 from meshrun.runner.device.api import Backend
 from meshrun.runner.region import Array, Shape
-from meshrun.runner.system.compiler import NotCompiled, cache_folder, find_compiler
+from meshrun.runner.system.cached_files import cache_folder
+from meshrun.runner.system.compiler import NotCompiled, find_compiler
 
 Feeds = Sequence[int | None]
 Rows = tuple[int, int]

@@ -5,11 +5,9 @@ Choices change how long a run takes and no bit of its results.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import product
@@ -153,9 +151,8 @@ def chosen(
     if len(possible) < 2:
         return next(iter(possible), None)
     sizes = [math.ceil(math.log2(length)) for length in shape[: program.axes]]
-    key = hashlib.sha256("\0".join([backend.device.name, str(sizes), text]).encode()).hexdigest()[:40]
-    path = folder / f"{key}.steps" if folder is not None and cached_files.is_usable(folder) else None
-    kept = None if path is None else cached_files.read(path)
+    path = cached_files.path_of(folder, [backend.device.name, str(sizes), text], ".steps")
+    kept = cached_files.read(path)
     for one in possible:
         if kept == _bytes(one):
             return one
@@ -164,9 +161,7 @@ def chosen(
     if seconds < WORTH_MEASURING:
         return possible[0]
     best = fastest(program, feeds, shape, possible[:MEASURED], backend, binder)
-    if path is not None:
-        with suppress(OSError):  # such as a full disk: the next run measures again
-            cached_files.write(path, _bytes(best))
+    cached_files.keep(path, _bytes(best))
     return best
 
 
