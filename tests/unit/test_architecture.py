@@ -361,8 +361,8 @@ LIMITS = {
     "untyped_results": 87,
     "pops": 15,
     "option_texts": 198,
-    "single_protocols": 10,
-    "circles": 10,
+    "single_protocols": 3,
+    "circles": 8,
     "room_circles": 1,
 }
 OF_THE_PRODUCT = ("single_protocols", "circles", "room_circles")  # the others are of runner/ and launch/
