@@ -19,14 +19,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshrun.runner.arrays.halo.boxes import FieldHalos
 from meshrun.runner.arrays.halo.direct import DirectHalos
 from meshrun.runner.arrays.halo.exchange import HaloPlan, Halos
-from meshrun.runner.comm.peer_memory import Peers
 from meshrun.runner.compiler.cuda.steps.layout import Sending
 from meshrun.runner.compiler.decide import not_compiled
 from meshrun.runner.device.api import Mark, NotCapturable, poison
@@ -42,6 +41,9 @@ from meshrun.runner.steps.fused_steps import passes, prepare
 from meshrun.runner.steps.step_counts import choose_steps
 from meshrun.runner.system.compiler import NotCompiled
 from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import PeerArrays
 
 MEASURED = 256  # exchanges of a device that are timed; the others are assumed to take as long
 TIMED, REPLAYS = 16, 8  # exchanges of a graph, and its launches, after the loop
@@ -127,7 +129,7 @@ class Stepper(StepBlocks):
         self._may_overlap = (
             not self.one_copy and self._exchanging and split == [0] and smallest > steps * (low + high) > 0
         )
-        self._peers: Peers | str = ""
+        self._peers: PeerArrays | str = ""
         if self._exchanging and self.one_copy:
             self._peers = ONE_COPY
         elif self._exchanging:
