@@ -14,10 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshrun.runner.compiler.captured import Captured, captured
+from meshrun.runner.compiler.captured import Captured
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.job.declaration import Job
-from meshrun.runner.storage.paths import split
 from meshrun.runner.world.world import World
 
 
@@ -148,28 +146,14 @@ def _is_input(key: str) -> bool:
     return key.startswith("input ")
 
 
-def note(
-    inputs: Sequence[Path], job: Job, parameters: Mapping[str, Any], containers: Sequence[Path] = ()
-) -> Inputs:
-    """Record the state of the input files as seen by rank 0, before anything is read.
+def note(paths: Mapping[str, Path], containers: Sequence[Path], captured: Captured) -> Inputs:
+    """Record the states of files as seen by rank 0, before anything is read.
 
-    inputs: none for a folder of images, each of which is checked when it is read. containers: the files to
-    which outputs are added. A file given as a parameter of type Path is checked if a block's function reads
-    it; a function of kind "job" may also write it, so it is not checked.
+    paths, captured: of `Inputs`. containers: the files to which outputs are added.
     """
-    paths = {input_key(number): split(path)[0] for number, path in enumerate(inputs)}
-    for parameter in job.parameters if job.kind != "job" else ():
-        value = parameters.get(parameter.name)
-        if value is not None and (parameter.type is Path or isinstance(value, Path)):
-            paths[parameter.name] = split(Path(value))[0]
     linked = {path.resolve() for path in containers if path.is_dir()}
     olds = {path: state_of(path) for path in containers}
-    return Inputs(paths, _states(paths, linked), olds, linked, note_captured(job))
-
-
-def note_captured(job: Job) -> Captured:
-    """Record what the function of a job made by map_blocks captures. On rank 0; the others need not know."""
-    return captured(job) if job.kind == "map" else Captured()
+    return Inputs(paths, _states(paths, linked), olds, linked, captured)
 
 
 def _states(paths: Mapping[str, Path], linked: Collection[Path], *, folders: bool = True) -> dict[str, State]:

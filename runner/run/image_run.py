@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.decide import Fusion, ImageKernels, fused, with_inferred_halo
+from meshrun.runner.compiler.decide import Fusion, ImageKernels
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.folders.images import StreamedFolder
 from meshrun.runner.plan.grid import bounds
@@ -20,7 +21,7 @@ from meshrun.runner.region import Region, Shape
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.finish import Computation, Finished
 from meshrun.runner.run.options import must_fuse
-from meshrun.runner.run.prepare import RunContext, join
+from meshrun.runner.run.prepare import RunContext, fused, join
 from meshrun.runner.run.verify.results import REFERENCE, RERUN, compare, failure, gather_proof, leave_cache
 from meshrun.runner.storage.file_errors import listing
 from meshrun.runner.storage.formats.image_folder import LOSSY, Folder

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from meshrun.runner.arrays.load import load_blocks
 from meshrun.runner.arrays.store import store_of
-from meshrun.runner.compiler.decide import fused
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.forecast.record import type_record
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
-from meshrun.runner.maps.split_probe.probe import check_split, refuse_split
+from meshrun.runner.maps.split_probe import check_split, refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, streamed_results
 from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
 from meshrun.runner.plan.grid import check_blocks
@@ -24,6 +23,7 @@ from meshrun.runner.run.prepare import (
     Prepared,
     RunContext,
     check_nothing_unfinished,
+    fused,
     make_task_outputs,
     planned,
     prepare,

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshrun.runner.arrays.inputs import Inputs, note
-from meshrun.runner.compiler.decide import Fusion, agreed_kernel, fused_alone, with_inferred_halo
+from meshrun.runner.arrays.inputs import Inputs, input_key, note
+from meshrun.runner.compiler.captured import Captured, captured
+from meshrun.runner.compiler.decide import Fusion, common_fusion, fused_alone
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.decoded_inputs import open_decoded
@@ -115,7 +117,8 @@ def open_files(run: RunContext, inputs: Sequence[str | Path], outputs: Sequence[
     files = dict.fromkeys(split(target)[0] for target in targets)
     added_to = [file for file in files if job.kind == "map" and suffix(file) in CONTAINERS]
     opened = [] if folder or not job.opens_input else paths
-    states = note(opened, job, run.parameters, added_to)
+    names = captured(job) if job.kind == "map" else Captured()
+    states = note(_read_files(job, opened, run.parameters), added_to, names)
     sources: list[Source] = []
     if folder is None:
         with run.world.phases("read"):
@@ -123,6 +126,20 @@ def open_files(run: RunContext, inputs: Sequence[str | Path], outputs: Sequence[
             sources = open_decoded(opened, forms, options.stream.host_memory)
     check_no_overwrite(job, run.parameters, (paths, targets), sources, options)
     return OpenedFiles(paths, targets, folder, sources, states)
+
+
+def _read_files(job: Job, opened: Sequence[Path], parameters: dict[str, Any]) -> dict[str, Path]:
+    """Return the files that must not change during a run, by their keys in `Inputs`.
+
+    opened: the inputs; none for a folder of images, each of which is checked when it is read. A parameter of
+    type Path is one if a block's function reads it; a function of kind "job" may also write it.
+    """
+    files = {input_key(number): split(path)[0] for number, path in enumerate(opened)}
+    for parameter in job.parameters if job.kind != "job" else ():
+        value = parameters.get(parameter.name)
+        if value is not None and (parameter.type is Path or isinstance(value, Path)):
+            files[parameter.name] = split(Path(value))[0]
+    return files
 
 
 def join(run: RunContext) -> None:
@@ -173,6 +190,37 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
         task, fusion = agreed_kernel(world, task, made, fusions, mode, steps or 1)
     memory = tuple(limit for _, limit, _ in everyone if limit is not None)
     return Prepared(task, fusion, memory, any(too_large for _, _, too_large in everyone))
+
+
+def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: int = 1) -> tuple[Task, Fusion]:
+    """Return the task with a kernel in place of its function, where every rank has one. Collective.
+
+    mode, arithmetic, steps: as of `fused_alone`. Raises UserError on every rank if the mode is "require" and
+    there is no kernel.
+    """
+    alone, fusion = fused_alone(world.backend.device, task, mode, arithmetic, steps)
+    return agreed_kernel(world, task, alone, world.control.allgather(fusion), mode, steps)
+
+
+def agreed_kernel(
+    world: World, task: Task, alone: Task, fusions: Sequence[Fusion], mode: str | None, steps: int = 1
+) -> tuple[Task, Fusion]:
+    """Return the task that all ranks compute, and whether it has a kernel.
+
+    Collective only for a kernel of several steps on GPUs, whose tuning rank 0 measures. task: without a
+    kernel. alone: of this rank, by `fused_alone`; fusions: of all ranks. mode, steps: as of `fused_alone`.
+    Raises UserError if the mode is "require" and there is no kernel.
+    """
+    without = common_fusion(task, mode, fusions)
+    if without is not None:
+        return task, without
+    if steps > 1:
+        from meshrun.runner.compiler.compiled import DeviceKernel
+
+        shape, kernel = task.partition[0].shape, alone.kernel
+        if isinstance(kernel, DeviceKernel):
+            kernel.choice = world.on_root(lambda: kernel.measured(world.backend, shape, steps))
+    return alone, fusions[world.rank]
 
 
 def planned(run: RunContext, blocks: int, grid: str | None) -> Task:

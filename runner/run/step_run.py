@@ -10,10 +10,10 @@ from typing import Any
 
 from meshrun.runner.arrays.load import load_blocks
 from meshrun.runner.arrays.store import store_of
-from meshrun.runner.compiler.decide import stage_lines
+from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.forecast.record import type_record
-from meshrun.runner.maps.split_probe.probe import refuse_split
+from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import limits, serial_file, with_trial_results
 from meshrun.runner.options.step_options import EVERY, FieldChange, Steady, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
@@ -33,11 +33,11 @@ from meshrun.runner.run.prepare import (
     planned,
     prepare,
 )
-from meshrun.runner.steps.fused_steps import most_fused_steps
 from meshrun.runner.steps.loop import CheckFinite, StepObserver, Until, take_steps
 from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state
 from meshrun.runner.steps.observers.frames import FrameContent, Frames, open_frames
 from meshrun.runner.steps.observers.steady import SteadyField, UntilSteady, bytes_kept
+from meshrun.runner.steps.step_counts import choose_steps
 from meshrun.runner.steps.stepper import BeforeStep, Stepper
 from meshrun.runner.steps.streamed_steps import StreamedSteps
 from meshrun.runner.storage.checkpoint_folder import SavedState
@@ -234,7 +234,7 @@ def run_in_passes(run: RunContext, task: Task, computed: Computation) -> Finishe
     run.transaction.forget_partial()
     checkpoints.remove()
     _warn_of_single_steps(world, taken.single_reason)
-    fused_steps = 1 if taken.single_reason else min(most_fused_steps(whole), taken.steps_per_pass)
+    fused_steps = 1 if taken.single_reason else min(choose_steps(whole).per_kernel, taken.steps_per_pass)
     record = {
         "steps": taken.steps,
         "first": streamed.first,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshrun.runner.arrays.inputs import note_captured
+from meshrun.runner.compiler.captured import captured
 from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.record import type_record
 from meshrun.runner.job.declaration import Job
@@ -92,7 +92,7 @@ class Simulate:
             sources=list(sources),
             targets=[self.film or self._unnamed(options)],
             options=replace(run.options, steps=options),
-            inputs=replace(run.inputs, captured=note_captured(step)),
+            inputs=replace(run.inputs, captured=captured(step)),
         )
         domain = type_record((sources[0].shape, sources[0].dtype))
         self.done = replace(run_steps(inner, additions), domain=domain)
