@@ -12,9 +12,11 @@ import numpy as np
 import meshrun
 from meshrun.jobs.airflow import forces as coefficients
 from meshrun.jobs.airflow.flow_fields import FlowFields, FlowVelocity
-from meshrun.jobs.airflow.flow_frames import FlowFrames
 from meshrun.jobs.airflow.lattice import LATTICES, Lattice
-from meshrun.jobs.airflow.sampling import ForceSamples
+from meshrun.jobs.airflow.observers.field_file import check_fields
+from meshrun.jobs.airflow.observers.film import FlowFrames
+from meshrun.jobs.airflow.observers.sampling import ForceSamples
+from meshrun.jobs.airflow.observers.snapshots import Snapshots, count_snapshots
 from meshrun.jobs.airflow.shapes import shape as shapes
 from meshrun.jobs.airflow.shapes.bodies import Body, CellBody
 from meshrun.jobs.airflow.shapes.parts import find_parts
@@ -27,8 +29,6 @@ from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.services.simulation import Simulate
 from meshrun.runner.run.step_run import Additions
-from meshrun.runner.steps.observers.snapshots import Snapshots, count_snapshots
-from meshrun.runner.storage.field_file import check_fields
 from meshrun.runner.storage.formats.registry import check_place
 from meshrun.runner.world.world import World
 

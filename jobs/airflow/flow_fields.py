@@ -12,8 +12,8 @@ import numpy as np
 from meshrun.jobs.airflow.cells import Cell
 from meshrun.jobs.airflow.lattice import Lattice
 from meshrun.jobs.airflow.moments import momentum, pressure
+from meshrun.jobs.airflow.observers.field_file import GridField
 from meshrun.runner.region import Array
-from meshrun.runner.storage.field_file import GridField
 
 # The greatest relative change of the velocity in a steady flow. By rounding alone it is 1.5e-7 and 3e-4.
 STEADY = {np.dtype(np.float32): 1e-5, np.dtype(np.float16): 1e-3}

@@ -18,9 +18,9 @@ from meshrun.jobs.airflow import airflow as module
 from meshrun.jobs.airflow import units
 from meshrun.jobs.airflow.airflow import airflow
 from meshrun.jobs.airflow.cells import Cell
-from meshrun.jobs.airflow.flow_frames import FlowFrames
 from meshrun.jobs.airflow.lattice import D2Q9, D3Q19
 from meshrun.jobs.airflow.moments import equilibrium, momentum
+from meshrun.jobs.airflow.observers.film import FlowFrames
 from meshrun.jobs.airflow.shapes.bodies import Body
 from meshrun.jobs.airflow.shapes.shape import Placement, read
 from meshrun.jobs.airflow.tunnel import Tunnel

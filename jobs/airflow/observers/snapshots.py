@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from meshrun.jobs.airflow.observers.field_file import FieldFile, GridField
 from meshrun.runner.arrays.load import stages
 from meshrun.runner.region import Array, HostArray, Region, overlap
 from meshrun.runner.steps.loop import NEVER, next_multiple
 from meshrun.runner.steps.stepper import Stepper
-from meshrun.runner.storage.field_file import FieldFile, GridField
 from meshrun.runner.world.world import World
 
 
