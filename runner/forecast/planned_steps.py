@@ -30,8 +30,8 @@ from meshrun.runner.plan.task import Task, check_feeds, plan_task
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.options import RANKS_MOST
-from meshrun.runner.run.step_run import Additions
 from meshrun.runner.steps.fused_steps import most_fused_steps, takes_several
+from meshrun.runner.steps.observers.additions import Additions
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.world.world import open_world
 
@@ -68,7 +68,7 @@ class _StepsToPlan:
     filmed: bool = field(default=True, init=False)
     known: _KnownSteps | None = field(default=None, init=False)
 
-    def check_memory(self, total: int) -> None:
+    def check_memory(self, total: int, smaller: str) -> None:
         """Raise UserError if fields of `total` bytes are far too large, before the job looks at their domain.
 
         The forecast says what others need, and how many ranks would be enough.
@@ -76,7 +76,7 @@ class _StepsToPlan:
         needed = -(-total // self.ranks)
         if total >= LONG_LOOK and needed > self.limit:
             part = self.limit * (1 if self.gpu else self.local)
-            hint = f"{_more(-(-total // max(part, 1)), gpu=self.gpu)}, or a smaller --size"
+            hint = f"{_more(-(-total // max(part, 1)), gpu=self.gpu)}, or {smaller}"
             raise _too_large(f"fields of {total:,} bytes", self.ranks, needed, self.limit, hint)
 
     def __call__(

@@ -40,7 +40,6 @@ OWED = {
     ("runner/forecast/planned.py", "meshrun.runner.run.options.form_of"),
     ("runner/forecast/planned.py", "meshrun.runner.run.options.forms_of_inputs"),
     ("runner/forecast/planned_steps.py", "meshrun.runner.run.options.RANKS_MOST"),
-    ("runner/forecast/planned_steps.py", "meshrun.runner.run.step_run.Additions"),
     ("runner/maps/streamed/endpoints.py", "meshrun.runner.steps.chunk_steps.ChunkSteps"),
     ("runner/report/summary.py", "meshrun.runner.forecast.table.render_comparison"),
 }

@@ -1,4 +1,4 @@
-"""Snapshots of a simulation: its fields in a file, after some steps, written by all ranks together.
+"""Snapshots of a flow: velocity, pressure and solid cells in a file, written by all ranks together.
 
 Fields are computed on the device and copied to the host while the steps wait; a thread writes them while
 further steps run.
@@ -11,10 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import Lattice
+from meshrun.jobs.airflow.moments import momentum, pressure
 from meshrun.jobs.airflow.observers.field_file import FieldFile, GridField
 from meshrun.runner.arrays.load import stages
 from meshrun.runner.region import Array, HostArray, Region, overlap
@@ -23,17 +26,38 @@ from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.world.world import World
 
 
-class FieldValues(Protocol):
-    """Fields that are computed from the inputs of a step."""
+@dataclass(frozen=True)
+class FlowFields:
+    """Fields of a flow, which are computed from the inputs of a step.
+
+    velocity: in cells a step, 0 in solid cells. pressure: less that of the air at rest, in units of the
+    density * (cell / step)^2, 0 in solid cells. solid: 1 in solid cells, otherwise 0.
+    """
+
+    lattice: Lattice
 
     @property
-    def fields(self) -> Sequence[GridField]: ...
+    def fields(self) -> Sequence[GridField]:
+        single = np.dtype(np.float32)
+        return (
+            GridField("velocity", single, "cells/step", self.lattice.axes),
+            GridField("pressure", single, "density * (cells/step)^2"),
+            GridField("solid", np.dtype(np.uint8), "1 in solid cells", steady=True),
+        )
 
     def compute(self, name: str, cells: Sequence[Array], xp: ModuleType) -> Array:
-        """Return the field `name` of some cells on the device: (*the cells', components).
+        """Return a field of some cells on the device: (*the cells', components along the axes, if any).
 
-        cells: of each input. Components are along the axes of the arrays; a field of single values has none.
+        cells: of each population, then their kinds.
         """
+        populations, kinds = cells[: self.lattice.size], cells[self.lattice.size]
+        solid = kinds == int(Cell.SOLID)
+        if name == "solid":
+            return solid.astype(np.uint8)
+        if name == "pressure":
+            return xp.where(solid, 0, pressure(populations)).astype(np.float32)
+        velocity = momentum(self.lattice, populations)
+        return xp.stack([xp.where(solid, 0, one) for one in velocity], axis=-1).astype(np.float32)
 
 
 @dataclass
@@ -43,7 +67,7 @@ class Snapshots:
     snapshots written.
     """
 
-    content: FieldValues
+    content: FlowFields
     path: Path
     every: int | None
     last: int
