@@ -27,7 +27,7 @@ def forecast(
     **options: Any,
 ) -> None:
     """Print the plan of one job, and write it to the file `json` if given. options: of `plan_record`."""
-    from meshrun.runner.forecast.planned import SCHEMA, plan_record
+    from meshrun.runner.forecast.plan import SCHEMA, plan_record
     from meshrun.runner.forecast.table import render
     from meshrun.runner.report.record import STDOUT, write_json
     from meshrun.runner.storage.formats.registry import check_place
@@ -45,9 +45,9 @@ def forecast(
 def calibrate_machine(folder: Path) -> int:
     """Measure this machine's rates, print and save them."""
     from meshrun.runner.device.api import Backend
+    from meshrun.runner.forecast.calibrate import calibrate
     from meshrun.runner.forecast.machine import rates_file, save
     from meshrun.runner.forecast.table import render_rates
-    from meshrun.runner.run.installation.calibrate import calibrate
     from meshrun.runner.world.binding import visible_gpus
 
     def opened(index: int) -> Backend:

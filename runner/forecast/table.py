@@ -133,23 +133,6 @@ def _render_steps(record: Mapping[str, Any]) -> str:
     )
 
 
-def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of `runner.forecast.forecast.compare`."""
-    found = [
-        (
-            row["stage"],
-            bytes_text(row["bytes"]) if row["bytes"] else "-",
-            rate_text(row["bytes_per_second"]) if row["bytes_per_second"] else "-",
-            "-" if row["forecast_seconds"] is None else seconds_text(row["forecast_seconds"]),
-            seconds_text(row["seconds"]),
-            "-" if row["fraction"] is None else percent_text(row["fraction"]),
-        )
-        for row in rows
-    ]
-    heads = ("stage", "bytes", "rate", "forecast", "measured", "forecast / measured")
-    return "\n".join(table(heads, found)) + "\n"
-
-
 def render_rates(rates: Mapping[str, float]) -> str:
     """Rates in bytes per second, by name."""
     rows = [(name, rate_text(rate)) for name, rate in rates.items()]

@@ -238,7 +238,7 @@ class DeclaredJob(Job):
         chunk_bytes, host_memory, device_memory: bytes, or texts such as "64M". steps: time steps of the run.
         The others are as in `run`. Raises UserError where the job cannot be planned or a value is wrong.
         """
-        from meshrun.runner.forecast.planned import plan_record
+        from meshrun.runner.forecast.plan import plan_record
         from meshrun.runner.run.options import as_keywords, checked
         from meshrun.runner.run.record.run_record import PlanRecord
 

@@ -16,7 +16,6 @@ import numpy as np
 from meshrun.runner.arrays.inputs import note
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.files import remove_path
-from meshrun.runner.forecast.record import type_record
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import names as installed
 from meshrun.runner.maps.decoded_inputs import open_decoded
@@ -25,7 +24,7 @@ from meshrun.runner.maps.reduce import Tiles, reduce_array
 from meshrun.runner.maps.streamed.chunk_agreement import limits
 from meshrun.runner.plan.task import check_unmasked, in_own_byte_order
 from meshrun.runner.region import Region
-from meshrun.runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, write_json
+from meshrun.runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, type_record, write_json
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.declare import renamed_options

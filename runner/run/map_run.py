@@ -11,14 +11,13 @@ from meshrun.runner.arrays.load import load_blocks
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.compiler.decide import fused, with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.forecast.record import type_record
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
 from meshrun.runner.maps.split_probe.probe import check_split
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, in_chunks
 from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
 from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import Task, plan_task
-from meshrun.runner.report.record import Record
+from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.spans import STAGES
 from meshrun.runner.run.options import RunContext
 from meshrun.runner.storage.formats.registry import Sink, create, first_serial, open_sink
@@ -171,7 +170,7 @@ def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files
     if 0 in task.shape:
         return None
     from meshrun.runner.forecast.machine import nominal_cpu
-    from meshrun.runner.forecast.record import beside_run
+    from meshrun.runner.forecast.maps import beside_run
 
     world, options = run.world, run.options
     measured = {name: (phase.moved, phase.seconds) for name, phase in run.phases.phases.items()}

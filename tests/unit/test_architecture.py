@@ -37,11 +37,10 @@ FLOORS = (
 )
 # Imports of upper rooms that are to go.
 OWED = {
-    ("runner/forecast/planned.py", "meshrun.runner.run.options.form_of"),
-    ("runner/forecast/planned.py", "meshrun.runner.run.options.forms_of_inputs"),
-    ("runner/forecast/planned_steps.py", "meshrun.runner.run.options.RANKS_MOST"),
+    ("runner/forecast/plan.py", "meshrun.runner.run.options.form_of"),
+    ("runner/forecast/plan.py", "meshrun.runner.run.options.forms_of_inputs"),
+    ("runner/forecast/steps.py", "meshrun.runner.run.options.RANKS_MOST"),
     ("runner/maps/streamed/endpoints.py", "meshrun.runner.steps.chunk_steps.ChunkSteps"),
-    ("runner/report/summary.py", "meshrun.runner.forecast.table.render_comparison"),
 }
 MOST_FILES = 14  # of a room; more are two rooms
 GROUND = FLOORS[0]  # files, not rooms: each may import those before it

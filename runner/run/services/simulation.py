@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.arrays.inputs import note_captured
 from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.record import type_record
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.step_options import StepOptions
-from meshrun.runner.report.record import Record
+from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.run.options import RunContext
 from meshrun.runner.storage.formats.registry import Source
 

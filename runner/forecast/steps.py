@@ -19,15 +19,15 @@ from meshrun.runner.compiler.passes.branches import common_operations
 from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.compiler.trace.trace import NotTraceable
 from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.forecast import limits_on, ranks_of_host
 from meshrun.runner.forecast.machine import Machine
-from meshrun.runner.forecast.record import plan_envelope, type_record
+from meshrun.runner.forecast.model import limits_on, ranks_of_host
+from meshrun.runner.forecast.record import plan_envelope
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.step_options import Copies, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.steps import fields_memory, halo_bytes, kept_memory, most_steps, step_memory
 from meshrun.runner.plan.task import Task, check_feeds, plan_task
-from meshrun.runner.report.record import Record
+from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.options import RANKS_MOST
 from meshrun.runner.steps.fused_steps import most_fused_steps, takes_several

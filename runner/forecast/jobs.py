@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.forecast import limits_on
-from meshrun.runner.forecast.job_forecast import JobForecast, Place, links_of
 from meshrun.runner.forecast.machine import Machine
-from meshrun.runner.forecast.record import plan_envelope, type_record
+from meshrun.runner.forecast.model import limits_on
+from meshrun.runner.forecast.place import JobForecast, Place, links_of
+from meshrun.runner.forecast.record import plan_envelope
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.task import ArrayType
-from meshrun.runner.report.record import Record
+from meshrun.runner.report.record import Record, type_record
 
 
 def plan_job(

@@ -13,11 +13,12 @@ from meshrun.runner.compiler.decide import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError, describe
-from meshrun.runner.forecast.forecast import by_ranks, forecast
+from meshrun.runner.forecast.jobs import plan_job
 from meshrun.runner.forecast.machine import Machine, choose, load, nominal_cpu, rates_file
-from meshrun.runner.forecast.planned_job import plan_job
-from meshrun.runner.forecast.planned_steps import plan_map_steps, plan_steps
-from meshrun.runner.forecast.record import SCHEMA, record
+from meshrun.runner.forecast.maps import record
+from meshrun.runner.forecast.model import by_ranks, forecast
+from meshrun.runner.forecast.record import SCHEMA
+from meshrun.runner.forecast.steps import plan_map_steps, plan_steps
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.decoded_inputs import check_decoded
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks
