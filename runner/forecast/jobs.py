@@ -2,65 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.machine import Machine
-from meshrun.runner.forecast.model import limits_on
-from meshrun.runner.forecast.place import JobForecast, Place, links_of
+from meshrun.runner.forecast.place import Place, Stage, place_of
 from meshrun.runner.forecast.record import plan_envelope
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.options.plan_options import PlanOptions
 from meshrun.runner.plan.task import ArrayType
 from meshrun.runner.report.record import Record, type_record
 
 
+@dataclass(frozen=True)
+class JobForecast:
+    """A job's forecast. facts: what it chose, as in the record of its run. memory: bytes of a rank's arrays.
+    shape, dtype: of the result. pieces: in which stages that overlap are cut: one of each is beside nothing.
+    """
+
+    shape: Sequence[int]
+    dtype: str
+    facts: Mapping[str, Any]
+    memory: int
+    stages: Sequence[Stage]
+    pieces: int = 1
+
+    @property
+    def seconds(self) -> float:
+        """Return the time of all stages, with files."""
+        return sum(stage.seconds for stage in self.stages if not stage.beside) + self._beside
+
+    @property
+    def in_memory(self) -> float:
+        """Return the time without files and copies between host and device."""
+        files = ("read", "write", "to device", "from device")
+        return self.seconds - sum(stage.seconds for stage in self.stages if stage.name in files)
+
+    @property
+    def _beside(self) -> float:
+        times = [stage.seconds for stage in self.stages if stage.beside]
+        if not times:
+            return 0.0
+        longest = max(times)
+        return longest + (sum(times) - longest) / self.pieces
+
+
 def plan_job(
-    job: Job,
-    arrays: Sequence[ArrayType],
-    parameters: dict[str, Any],
-    machine: Machine,
-    ranks: int,
-    hosts: int,
-    options: StreamOptions,
-    exchange: float | None,
-    network: float | None,
+    job: Job, arrays: Sequence[ArrayType], parameters: dict[str, Any], options: PlanOptions, whole: Place
 ) -> Record:
     """Return the forecast of a job as plain values, and of fewer ranks beside it.
 
-    options: only its limits of memory apply. exchange, network: GB/s of a rank to others of its host
-    and of other hosts; None: nominal. Raises UserError for what the job refuses.
+    arrays: its inputs. whole: of all ranks. Raises UserError for what the job refuses.
     """
-    local = -(-ranks // hosts)
-
-    def place(count: int) -> Place:
-        beside = min(local, count)
-        links = links_of(machine, beside, exchange, network)
-        limits = limits_on(machine, options, beside)
-        memory = limits.device if machine.gpus else limits.host
-        return Place(machine, links, count, -(-count // local), memory)
-
-    def forecast(count: int) -> JobForecast:
-        assert job.forecast is not None
-        found: JobForecast = job.forecast(place(count), arrays, **job.complete(parameters))
-        return found
-
-    chosen = forecast(ranks)
+    ranks, local, given = whole.ranks, whole.ranks_of_host, job.complete(parameters)
     counts = [2**n for n in range(ranks.bit_length()) if 2**n < ranks] + [ranks]
+    places = [
+        place_of(whole.machine, options, count, -(-count // local), min(local, count)) for count in counts
+    ]
+    chosen = _forecast(job, arrays, given, places[-1])
     return plan_envelope(
         job,
         parameters,
         arrays[0],
-        machine,
+        whole.machine,
         ranks,
-        hosts,
+        whole.hosts,
         {
             "inputs": {name: type_record(array) for name, array in zip(job.arrays, arrays, strict=True)},
             "result": {"shape": list(chosen.shape), "dtype": chosen.dtype},
             "facts": dict(chosen.facts),
             "memory": chosen.memory,
-            "memory_limit": place(ranks).memory,
+            "memory_limit": whole.memory,
             "stages": [
                 {
                     "name": stage.name,
@@ -75,20 +88,27 @@ def plan_job(
             ],
             "seconds": chosen.seconds,
             "in_memory_seconds": chosen.in_memory,
-            "by_ranks": [_row(count, -(-count // local), forecast) for count in counts],
+            "by_ranks": [_row(job, arrays, given, place) for place in places],
         },
     )
 
 
-def _row(count: int, hosts: int, forecast: Any) -> Record:
+def _forecast(job: Job, arrays: Sequence[ArrayType], given: dict[str, Any], place: Place) -> JobForecast:
+    assert job.forecast is not None
+    found: JobForecast = job.forecast(place, arrays, **given)
+    return found
+
+
+def _row(job: Job, arrays: Sequence[ArrayType], given: dict[str, Any], place: Place) -> Record:
+    """Return the times on so many ranks, or why the job refuses them."""
+    where = {"ranks": place.ranks, "hosts": place.hosts}
     try:
-        found: JobForecast = forecast(count)
+        found = _forecast(job, arrays, given, place)
     except UserError as refusal:
-        return {"ranks": count, "hosts": hosts, "refused": str(refusal).partition(":")[0]}
+        return {**where, "refused": str(refusal).partition(":")[0]}
     exchange = sum(stage.seconds for stage in found.stages if stage.name == "exchange")
     return {
-        "ranks": count,
-        "hosts": hosts,
+        **where,
         "memory": found.memory,
         "seconds": found.seconds,
         "in_memory_seconds": found.in_memory,

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from meshrun.runner.device.api import Device
 from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.machine import Machine, choose, load
-from meshrun.runner.forecast.model import Forecast, enough, forecast
+from meshrun.runner.forecast.machine import Machine, choose, load, nominal_cpu
+from meshrun.runner.forecast.model import Forecast, by_ranks, enough, forecast
+from meshrun.runner.forecast.place import Place
 from meshrun.runner.forecast.record import plan_envelope
+from meshrun.runner.options.plan_options import PlanOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import Files
 from meshrun.runner.plan.task import Task
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.spans import STAGES
+from meshrun.runner.system.host_memory import host_memory
+
+
+def plan_map(task: Task, options: PlanOptions, place: Place, files: Files) -> Record:
+    """Return the forecast of a map job as plain values, and of fewer ranks.
+
+    task: cut into a block for each rank, its results known. files: what chunks depend on of the inputs.
+    """
+    stream, grid = options.stream, options.grid
+    last = forecast(task, place.machine, place.hosts, stream, files, grid=grid)
+    every = by_ranks(last, task, place.machine, stream, files, grid=grid)
+    return record(every, task, place.machine, stream)
 
 
 def record(forecasts: Sequence[Forecast], task: Task, machine: Machine, options: StreamOptions) -> Record:
@@ -74,32 +89,43 @@ def compare(
     return [{**row, "source": source} for row in (*rows, _compared("run", None, wall, predicted.seconds))]
 
 
+@dataclass(frozen=True)
+class MeasuredRun:
+    """What rank 0 of a run measured.
+
+    device: of the rank. hosts: their number. stages: as `measured` of `compare`. wall: seconds from the first
+    byte read to the last one written. streamed: whether the run was streamed.
+    """
+
+    device: Device
+    hosts: int
+    stages: Mapping[str, tuple[int, float]]
+    wall: float
+    streamed: bool
+
+
 def beside_run(
     task: Task,
-    device: Device,
-    here: Machine,
-    hosts: int,
+    run: MeasuredRun,
     options: StreamOptions,
-    rates: Path | None,
-    measured: Mapping[str, tuple[int, float]],
-    wall: float,
-    streamed: bool,
     files: Files,
     *,
+    rates: Path | None,
     grid: str | None,
     keep_whole: bool,
 ) -> list[dict[str, Any]] | None:
-    """Return `compare` for a completed run; None if no forecast can be made, for example of an unknown GPU.
+    """Return `compare` for a completed run; None if no forecast can be made, for example of an unknown GPU,
+    or if the forecast is streamed and the run was not, or the other way round.
 
-    task: cut into a block for each rank. device: of one rank. here: this host, without its GPUs. rates: the
-    file of measured rates, if there is one. streamed: whether the run was streamed; None is returned if the
-    forecast differs in that. files, grid, keep_whole: of the run, as for `forecast`.
+    task: cut into a block for each rank. rates: the file of measured rates, if there is one. files, grid,
+    keep_whole: of the run, as for `forecast`.
     """
+    here = nominal_cpu(os.cpu_count() or 1, host_memory())
     try:
         kept = load(rates) if rates is not None else None
-        machine = choose(device.name if device.kind == "cuda" else "cpu", kept, here)
-        predicted = forecast(task, machine, hosts, options, files, grid=grid, keep_whole=keep_whole)
-        return compare(predicted, measured, wall) if predicted.part.streamed == streamed else None
+        machine = choose(run.device.name if run.device.kind == "cuda" else "cpu", kept, here)
+        predicted = forecast(task, machine, run.hosts, options, files, grid=grid, keep_whole=keep_whole)
+        return compare(predicted, run.stages, run.wall) if predicted.part.streamed == run.streamed else None
     except (UserError, KeyError, ArithmeticError):  # the run itself has succeeded
         return None
 

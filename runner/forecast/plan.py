@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,16 +13,15 @@ from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError, describe
 from meshrun.runner.forecast.jobs import plan_job
-from meshrun.runner.forecast.machine import Machine, choose, load, nominal_cpu, rates_file
-from meshrun.runner.forecast.maps import record
-from meshrun.runner.forecast.model import by_ranks, forecast
-from meshrun.runner.forecast.record import SCHEMA
+from meshrun.runner.forecast.machine import choose, load, nominal_cpu, rates_file
+from meshrun.runner.forecast.maps import plan_map
+from meshrun.runner.forecast.place import Place, place_of
 from meshrun.runner.forecast.steps import plan_map_steps, plan_steps
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.decoded_inputs import check_decoded
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks
-from meshrun.runner.options.step_options import Copies
-from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.options.plan_options import PlanOptions
+from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.chunking import PLAIN, Files, check_limit, not_streamed
 from meshrun.runner.plan.task import ArrayType, Task, plan_task
 from meshrun.runner.report.record import Record
@@ -33,8 +31,10 @@ from meshrun.runner.storage.formats.registry import Form, Source, open_source
 from meshrun.runner.storage.paths import named
 from meshrun.runner.system.host_memory import host_memory
 
-__all__ = ["SCHEMA", "describe_inputs", "open_inputs", "plan_record"]
-
+# Options that do not apply to every job.
+FORM = ("input_shape", "input_dtype", "input_order")
+OF_MAPS = ("boundary", "cval", "depth", "chunk_bytes")
+RATES = ("exchange_rate", "network_rate")
 Forms = Form | tuple[Form, ...] | None  # of all inputs, or of each
 # Errors that a job's own function can raise.
 JOB_ERRORS = (
@@ -51,173 +51,105 @@ JOB_ERRORS = (
 )
 
 
-def plan_record(
-    job: Job,
-    inputs: Sequence[str],
-    parameters: dict[str, Any],
-    *,
-    input_shape: str | None,
-    input_dtype: str | None,
-    input_order: str | None,
-    ranks: int,
-    hosts: int | None,
-    gpu: str | None,
-    grid: str | None,
-    boundary: str | None,
-    cval: float | None,
-    depth: int | None,
-    chunk_bytes: int | None,
-    host_memory: int | None,
-    device_memory: int | None,
-    exchange_rate: float | None = None,
-    network_rate: float | None = None,
-    copies: Copies = "auto",
-    steps: int | None = None,
-) -> Record:
+def plan_record(job: Job, inputs: Sequence[str], parameters: dict[str, Any], options: PlanOptions) -> Record:
     """Return the forecast of a run as plain values, with notes on what it assumes.
 
-    The arguments are the values of the options of `meshrun plan`. Raises UserError where they, the inputs or
-    the job do not allow one.
+    inputs: files; none if options describe the arrays. Raises UserError where the options, the inputs or the
+    job do not allow a forecast.
     """
-    if "simulate" in job.services:
-        return _steps_record(
-            job,
-            inputs,
-            parameters,
-            _machine(gpu),
-            (ranks, hosts),
-            grid,
-            StreamOptions(chunk_bytes, host_memory, device_memory, depth),
-            {
-                "--input-shape": input_shape,
-                "--input-dtype": input_dtype,
-                "--input-order": input_order,
-                "--boundary": boundary,
-                "--cval": cval,
-                "--depth": depth,
-                "--chunk-bytes": chunk_bytes,
-                "--exchange-rate": exchange_rate,
-                "--network-rate": network_rate,
-            },
-            gpu is None,
-            copies,
-            steps,
+    place, found, notes = _planned(job, inputs, parameters, options)
+    assumed = options.cluster.gpu is None and not place.machine.measured
+    found["machine"]["assumed"] = assumed
+    if assumed:
+        notes.append(
+            f"no {option('gpu')} and no measured rates: assuming hosts with {place.machine.gpus} "
+            f"{place.machine.name} GPUs; use {option('gpu', 'cpu')} for hosts without GPUs"
         )
-    if steps is None:
-        _refuse(job, {"--copies": None if copies == "auto" else copies})
-    form = form_of(input_shape, input_dtype, input_order)
+    if not place.machine.measured:
+        notes.append("rates are nominal: run meshrun plan --calibrate on the machine to measure them")
+    found["notes"] = notes
+    return found
+
+
+def _planned(
+    job: Job, inputs: Sequence[str], parameters: dict[str, Any], options: PlanOptions
+) -> tuple[Place, Record, list[str]]:
+    """Return the place, the forecast, and notes on the inputs."""
+    # A job that takes steps of its own runs up to its first one.
+    if "simulate" in job.services:
+        _refuse(job, options, *FORM, *OF_MAPS, *RATES)
+        if len(inputs) != 1:
+            raise UserError(f"job {job.name} takes one input", got=f"{len(inputs)}", expected="INPUT")
+        place = _place(options)
+        return place, plan_steps(job, inputs[0], parameters, options, place), []
+    # Other jobs are planned by the shapes of their inputs.
+    steps = options.steps.steps is not None
+    if not steps:
+        _refuse(job, options, "copies")
+    form = form_of(options.input_shape, options.input_dtype, options.input_order)
     if job.forecast is not None:
-        of_maps = {
-            "--grid": grid,
-            "--boundary": boundary,
-            "--cval": cval,
-            "--depth": depth,
-            "--chunk-bytes": chunk_bytes,
-        }
-        _refuse(job, of_maps)
-        sources = open_inputs(job, inputs, form)
-        arrays, _, notes = describe_inputs(job, sources, form)
-        machine, options = _machine(gpu), StreamOptions(None, host_memory, device_memory, None)
-        _check_memory(machine, options, sources)
-        hosts = _hosts(hosts, ranks, machine)
-        found = plan_job(job, arrays, parameters, machine, ranks, hosts, options, exchange_rate, network_rate)
-        found["notes"] = notes + _assumed(found, machine, gpu is None)
-        return found
-    if job.kind != "map":
+        _refuse(job, options, "grid", *OF_MAPS)
+    elif job.kind != "map":
         raise UserError(
             f"job {job.name} cannot be planned",
             expected="a job made by map_blocks, one that takes steps, or one with forecast=",
         )
-    _refuse(job, {"--exchange-rate": exchange_rate, "--network-rate": network_rate})
+    else:
+        _refuse(job, options, *RATES)
     sources = open_inputs(job, inputs, form)
     arrays, files, notes = describe_inputs(job, sources, form)
-    machine = _machine(gpu)
+    place = _place(options, sources)
+    if job.forecast is not None:
+        return place, plan_job(job, arrays, parameters, options, place), notes
     given = job.complete(parameters)
     job = with_inferred_halo(job, arrays, given)
-
-    def cut(count: int, text: str | None) -> Task:
-        return plan_task(job, given, arrays, count, grid=text, boundary=boundary, cval=cval)
-
-    task = _settled(cut(ranks, grid))
-    options = StreamOptions(chunk_bytes, host_memory, device_memory, depth)
-    _check_memory(machine, options, sources)
-    hosts = _hosts(hosts, ranks, machine)
-    if steps is not None:
-        _refuse_chunks(chunk_bytes, depth)
-
-        def settled(count: int, text: str | None) -> Task:
-            return replace(cut(count, text), results=task.results)
-
-        found = plan_map_steps(job, parameters, settled, steps, machine, ranks, hosts, grid, options, copies)
-        found["notes"] = notes + _assumed(found, machine, gpu is None)
-        return found
-    if inputs and options.named is not None and not files.parallel:
-        raise not_streamed(options.named, inputs[0])
-    last = forecast(task, machine, hosts, options, files, grid=grid)
-    every = by_ranks(last, task, machine, options, files, grid=grid)
-    found = record(every, task, machine, options)
-    found["notes"] = notes + _assumed(found, machine, gpu is None)
-    return found
-
-
-def _hosts(given: int | None, ranks: int, machine: Machine) -> int:
-    if given is not None and given > ranks:
-        raise UserError("--hosts is more than --ranks", got=f"{given} hosts", expected=f"at most {ranks}")
-    return min(given or -(-ranks // (machine.gpus or ranks)), ranks)
-
-
-def _assumed(found: Record, machine: Machine, unnamed: bool) -> list[str]:
-    """Return notes on the machine that is assumed; set `machine.assumed` of the record."""
-    notes = []
-    assumed = unnamed and not machine.measured
-    found["machine"]["assumed"] = assumed
-    if assumed:
-        notes.append(
-            f"no --gpu and no measured rates: assuming hosts with {machine.gpus} {machine.name} GPUs; "
-            "use --gpu cpu for hosts without GPUs"
+    task = _settled(
+        plan_task(
+            job, given, arrays, place.ranks, grid=options.grid, boundary=options.boundary, cval=options.cval
         )
-    if not machine.measured:
-        notes.append("rates are nominal: run meshrun plan --calibrate on the machine to measure them")
-    return notes
+    )
+    if steps:
+        for name in ("chunk_bytes", "depth"):
+            if (value := options.value(name)) is not None:
+                raise UserError(
+                    "steps in chunks have no plan", got=option(name, value), hint=f"leave {option(name)} out"
+                )
+        return place, plan_map_steps(job, parameters, task, options, place), notes
+    if inputs and options.stream.named is not None and not files.parallel:
+        raise not_streamed(options.stream.named, inputs[0])
+    return place, plan_map(task, options, place, files), notes
 
 
-def _steps_record(
-    job: Job,
-    inputs: Sequence[str],
-    parameters: dict[str, Any],
-    machine: Machine,
-    size: tuple[int, int | None],
-    grid: str | None,
-    options: StreamOptions,
-    of_arrays: dict[str, Any],
-    unnamed: bool,
-    copies: Copies,
-    steps: int | None,
-) -> Record:
-    """Return `plan_record` of a job that takes steps. size: ranks and hosts. of_arrays: options that do not
-    apply. unnamed: no GPU is named."""
-    _refuse(job, of_arrays)
-    if len(inputs) != 1:
-        raise UserError(f"job {job.name} takes one input", got=f"{len(inputs)}", expected="INPUT")
-    ranks, hosts = size[0], _hosts(size[1], size[0], machine)
-    _check_memory(machine, options)
-    found = plan_steps(job, inputs[0], parameters, steps, machine, ranks, hosts, grid, options, copies)
-    found["notes"] = _assumed(found, machine, unnamed)
-    return found
+def _refuse(job: Job, options: PlanOptions, *names: str) -> None:
+    """UserError if one of these options is given, which do not apply to the job."""
+    for name in names:
+        if (value := options.value(name)) is not None:
+            raise UserError(f"{option(name)} does not apply to job {job.name}", got=value)
 
 
-def _refuse_chunks(chunk_bytes: int | None, depth: int | None) -> None:
-    """UserError for options with which steps pass through the memory in chunks."""
-    for name, value in (("--chunk-bytes", chunk_bytes), ("--depth", depth)):
-        if value is not None:
-            raise UserError("steps in chunks have no plan", got=f"{name} {value}", hint=f"leave {name} out")
+def _place(options: PlanOptions, sources: Sequence[Source] = ()) -> Place:
+    """Return where the run is to take place. sources: the opened inputs.
 
-
-def _refuse(job: Job, options: dict[str, Any]) -> None:
-    """UserError if one of the options is given, which do not apply to the job."""
-    given = next((name for name, value in options.items() if value is not None), None)
-    if given is not None:
-        raise UserError(f"{given} does not apply to job {job.name}", got=options[given])
+    Raises UserError for more memory than the machine has, which without measurements is known only of its
+    GPU, and for pictures that do not fit it or --host-memory when they are decoded.
+    """
+    cluster, stream = options.cluster, options.stream
+    here = nominal_cpu(len(os.sched_getaffinity(0)), host_memory())
+    machine = choose(cluster.gpu, load(rates_file()), here)
+    gigabyte = 1 if machine.measured else 2**30 / 10**9  # a data sheet's GB may be either
+    host, device = machine.memory if machine.measured else 0, int(gigabyte * machine.device_memory)
+    check_limit("--host-memory", stream.host_memory, host, machine.name)
+    check_limit("--device-memory", stream.device_memory, device, machine.name)
+    check_decoded(sources, stream.host_memory, host)
+    ranks, hosts = cluster.ranks, cluster.hosts
+    if hosts is not None and hosts > ranks:
+        raise UserError(
+            f"{option('hosts')} is more than {option('ranks')}",
+            got=f"{hosts} hosts",
+            expected=f"at most {ranks}",
+        )
+    hosts = min(hosts or -(-ranks // (machine.gpus or ranks)), ranks)
+    return place_of(machine, options, ranks, hosts, -(-ranks // hosts))
 
 
 def open_inputs(job: Job, inputs: Sequence[str], form: Forms) -> list[Source]:
@@ -264,11 +196,6 @@ def _described(form: Form | None) -> ArrayType:
         raise UserError("unknown --input-dtype", got=form.dtype, expected="uint8, float32, ...") from reason
 
 
-def _machine(gpu: str | None) -> Machine:
-    here = nominal_cpu(len(os.sched_getaffinity(0)), host_memory())
-    return choose(gpu, load(rates_file()), here)
-
-
 def _settled(task: Task) -> Task:
     try:
         return with_known_results(task, CpuBackend())
@@ -278,13 +205,3 @@ def _settled(task: Task) -> Task:
             why=describe(reason).partition(". Try: ")[0],
             hint="declare out= in its decorator; --debug shows the traceback",
         ) from reason
-
-
-def _check_memory(machine: Machine, options: StreamOptions, sources: Sequence[Source] = ()) -> None:
-    """UserError for more memory than the machine has, which without measurements is known only of its GPU,
-    and for pictures that do not fit it or --host-memory when they are decoded."""
-    gigabyte = 1 if machine.measured else 2**30 / 10**9  # a data sheet's GB may be either
-    host, device = machine.memory if machine.measured else 0, int(gigabyte * machine.device_memory)
-    check_limit("--host-memory", options.host_memory, host, machine.name)
-    check_limit("--device-memory", options.device_memory, device, machine.name)
-    check_decoded(sources, options.host_memory, host)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from meshrun.runner.run.options import RunContext
 from meshrun.runner.storage.formats.registry import Sink, create, first_serial, open_sink
 from meshrun.runner.storage.journal import Journal
 from meshrun.runner.storage.paths import KEPT, partial_path, split
-from meshrun.runner.system.host_memory import host_memory
 
 if TYPE_CHECKING:
     from meshrun.runner.maps.streamed.redo import Redo
@@ -169,23 +167,17 @@ def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files
     """Compare the run's forecast with what rank 0 measured; None if there is no forecast."""
     if 0 in task.shape:
         return None
-    from meshrun.runner.forecast.machine import nominal_cpu
-    from meshrun.runner.forecast.maps import beside_run
+    from meshrun.runner.forecast.maps import MeasuredRun, beside_run
 
     world, options = run.world, run.options
-    measured = {name: (phase.moved, phase.seconds) for name, phase in run.phases.phases.items()}
-    here = nominal_cpu(os.cpu_count() or 1, host_memory())
+    stages = {name: (phase.moved, phase.seconds) for name, phase in run.phases.phases.items()}
+    measured = MeasuredRun(world.here.device, len(world.hosts), stages, wall, streamed)
     return beside_run(
         task,
-        world.here.device,
-        here,
-        len(world.hosts),
-        options.stream,
-        options.rates,
         measured,
-        wall,
-        streamed,
+        options.stream,
         files,
+        rates=options.rates,
         grid=options.grid,
         keep_whole=options.overlap is not None,
     )

@@ -21,6 +21,7 @@ from meshrun.runner.errors import MeshrunError, UserError, is_of_the_runner
 from meshrun.runner.job.declaration import FUSE, FUSE_MATH, Job
 from meshrun.runner.job.signature import FORM
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
+from meshrun.runner.options.plan_options import RANKS_MOST
 from meshrun.runner.options.step_options import (
     COLORS,
     COPIES,
@@ -60,7 +61,6 @@ FLAGS = ("overlap", "oversubscribe", "overwrite_input", "resume", "static", "deb
 SIZES = ("chunk_bytes", "host_memory", "device_memory")
 FILES = ("json", "timeline", "frames")
 COUNTS = ("steps", "steps_per_exchange", "check_finite", "every")
-RANKS_MOST = 1 << 17  # of a plan, which visits every rank's block
 
 
 @dataclass(frozen=True)
