@@ -26,8 +26,8 @@ from meshrun.runner.plan.chunking import PLAIN, Files, check_limit, not_streamed
 from meshrun.runner.plan.task import ArrayType, Task, plan_task
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.units import counted
-from meshrun.runner.run.options import form_of, forms_of_inputs
 from meshrun.runner.storage.formats.registry import Form, Source, open_source
+from meshrun.runner.storage.input_forms import form_of, forms_of_inputs
 from meshrun.runner.storage.paths import named
 from meshrun.runner.system.host_memory import host_memory
 

@@ -1,4 +1,4 @@
-"""A forecast as text, and a comparison of forecast and measured times."""
+"""A plan, and the rates of a machine, as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshrun.runner.report.units import bytes_text, counted, percent_text, rate_
 
 
 def render(record: Mapping[str, Any]) -> str:
-    """The forecast's record, of `runner.forecast.record` or of `runner.forecast.planned_steps`."""
+    """The record of a plan: of a map job, of time steps or of another job."""
     if "steps" in record:
         return _render_steps(record)
     if "facts" in record:

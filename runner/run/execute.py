@@ -29,7 +29,7 @@ from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_pr
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.declare import renamed_options
 from meshrun.runner.run.map_run import run_map
-from meshrun.runner.run.options import VERIFY, Options, RunContext, forms_of_inputs
+from meshrun.runner.run.options import VERIFY, Options, RunContext
 from meshrun.runner.run.record.record_builder import checksum_record, phase_table, places, versions
 from meshrun.runner.run.services.created_output import CreateOutput
 from meshrun.runner.run.services.simulation import Simulate
@@ -42,6 +42,7 @@ from meshrun.runner.storage.formats.registry import (
     check_place,
     open_sink,
 )
+from meshrun.runner.storage.input_forms import forms_of_inputs
 from meshrun.runner.storage.overwrite import check_overwrites, same_file
 from meshrun.runner.storage.paths import CONTAINERS, abandoned, job_paths, named, split, suffix
 from meshrun.runner.storage.transaction import OutputTransaction

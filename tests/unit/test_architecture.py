@@ -37,9 +37,6 @@ FLOORS = (
 )
 # Imports of upper rooms that are to go.
 OWED = {
-    ("runner/forecast/plan.py", "meshrun.runner.run.options.form_of"),
-    ("runner/forecast/plan.py", "meshrun.runner.run.options.forms_of_inputs"),
-    ("runner/forecast/steps.py", "meshrun.runner.run.options.RANKS_MOST"),
     ("runner/maps/streamed/endpoints.py", "meshrun.runner.steps.chunk_steps.ChunkSteps"),
 }
 MOST_FILES = 14  # of a room; more are two rooms
