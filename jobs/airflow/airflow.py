@@ -20,7 +20,7 @@ from meshrun.jobs.airflow.observers.steady import TOLERANCES, UntilSteady
 from meshrun.jobs.airflow.shapes import shape as shapes
 from meshrun.jobs.airflow.shapes.bodies import Body, CellBody
 from meshrun.jobs.airflow.shapes.parts import find_parts
-from meshrun.jobs.airflow.step import SCALE, Collision, Damping, step_job
+from meshrun.jobs.airflow.step import Collision, Damping, step_job
 from meshrun.jobs.airflow.tunnel import Cavity, Sides, Tunnel
 from meshrun.jobs.airflow.units import Flow
 from meshrun.runner.errors import UserError
@@ -179,7 +179,7 @@ def airflow(
     if snapshots is not None:
         result |= {"snapshots": len(snapshots.steps), "first_snapshot": snapshots.steps[0]}
     if samples is not None and samples.steps:
-        result |= _results(world, samples, tunnel, forces, steady)
+        result |= _results(world, samples, forces, steady)
     return result
 
 
@@ -278,9 +278,7 @@ def _samples(tunnel: Tunnel, surface: str, every: int | None, options: StepOptio
     interpolated = surface == "interpolated" or (surface == "auto" and exact)
     passing = min(body.length / SAMPLES, body.box.shape[-2] / FEWEST_SAMPLES)
     chosen = every or max(round(passing / tunnel.speed), 1)
-    scale = 1 / SCALE[tunnel.storage]
-    last, parts = options.steps or 0, find_parts(body)
-    return ForceSamples(body, tunnel.lattice, scale, chosen, last, interpolated, parts)
+    return ForceSamples(tunnel, chosen, options.steps or 0, interpolated, find_parts(body))
 
 
 def _check_forces(path: Path, samples: ForceSamples | None) -> None:
@@ -362,9 +360,9 @@ def _reference(body: Body) -> Record:
     return {"reference_area" if len(body.shape) == 3 else "reference_length": body.reference}
 
 
-def _results(world: World, samples: ForceSamples, tunnel: Tunnel, file: Path | None, steady: bool) -> Record:
+def _results(world: World, samples: ForceSamples, file: Path | None, steady: bool) -> Record:
     """Return what the run reports of the forces and the pressure, and write the forces. Collective."""
-    result, sound = world.on_root(lambda: _measured(samples, tunnel, file, steady))
+    result, sound = world.on_root(lambda: _measured(samples, file, steady))
     if sound is not None:
         world.warn(
             f"the lift contains sound that stands between the sides, at a frequency of {sound:.4g}: "
@@ -372,7 +370,7 @@ def _results(world: World, samples: ForceSamples, tunnel: Tunnel, file: Path | N
         )
     if samples.pressure is None:
         return dict(result)
-    greatest, least = samples.pressure.coefficients(tunnel.speed)
+    greatest, least = samples.pressure.coefficients(samples.tunnel.speed)
     return {
         **result,
         "free_stream_pressure": samples.pressure.free_stream,
@@ -381,14 +379,12 @@ def _results(world: World, samples: ForceSamples, tunnel: Tunnel, file: Path | N
     }
 
 
-def _measured(
-    samples: ForceSamples, tunnel: Tunnel, file: Path | None, steady: bool
-) -> tuple[Record, float | None]:
+def _measured(samples: ForceSamples, file: Path | None, steady: bool) -> tuple[Record, float | None]:
     """Return the forces of the run as coefficients, and write them; and the frequency of sound in the lift.
 
     On rank 0. steady: those of the last sample are meant.
     """
-    history = _history(samples, tunnel)
+    history, tunnel = _history(samples), samples.tunnel
     if file is not None and file.suffix.lower() == ".csv":
         coefficients.write_csv(history, file)
     elif file is not None:
@@ -403,9 +399,9 @@ def _measured(
     return coefficients.averages(history, tunnel.sounds)
 
 
-def _history(samples: ForceSamples, tunnel: Tunnel) -> coefficients.History:
+def _history(samples: ForceSamples) -> coefficients.History:
     """Return the coefficients over time, of the whole and of each separate body."""
-    body, speed = tunnel.body, tunnel.speed
+    body, speed = samples.tunnel.body, samples.tunnel.speed
     of_parts = [
         coefficients.coefficients(
             samples.steps, samples.forces_on(number), replace(body, reference=float(reference)), speed

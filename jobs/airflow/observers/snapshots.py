@@ -75,8 +75,7 @@ class Snapshots:
     _world: World = field(init=False)
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)
     _writing: list[Future[None]] = field(default_factory=list, init=False)
-    _resumed: bool = field(default=False, init=False)
-    _earlier: Mapping[str, Any] = field(default_factory=dict, init=False)
+    _earlier: Mapping[str, Any] = field(default_factory=dict, init=False)  # of a checkpoint
 
     @property
     def name(self) -> str:
@@ -93,7 +92,7 @@ class Snapshots:
         return {**self._series, "steps": self.steps}
 
     def restore(self, values: Any) -> None:
-        self._resumed, self._earlier = True, values or {}
+        self._earlier = values or {}
 
     def begin(self, stepper: Stepper) -> None:
         world, task = stepper.world, stepper.task
@@ -108,8 +107,8 @@ class Snapshots:
             "count": count,
         }
         self._file = self._open(stepper, self._series)
-        if self._resumed and self.every is not None:
-            self._go_on(stepper)
+        if self._earlier.get("steps") and self.every is not None:
+            self._go_on(stepper, self._earlier)
         if not self.steps:
             world.on_root(self._file.create)
         if self.every is not None and first % self.every == 0 and first not in self.steps:
@@ -120,11 +119,8 @@ class Snapshots:
         size, fields = stepper.world.size, self.content.fields
         return FieldFile(self.path, stepper.task.shape, fields, count, size, run_id, ranks)
 
-    def _go_on(self, stepper: Stepper) -> None:
+    def _go_on(self, stepper: Stepper, earlier: Mapping[str, Any]) -> None:
         """Go on with the unfinished file of the run that wrote the checkpoint, if it is of this series."""
-        earlier = self._earlier
-        if not earlier or not earlier["steps"]:
-            return
         known = ("path", "every", "last")
         differs = next((name for name in known if earlier[name] != self._series[name]), None)
         file = None if differs else self._open(stepper, earlier)

@@ -84,16 +84,14 @@ class Snapshot:
 
 @dataclass
 class Frames:
-    """Writes frames: an observer of the steps. place: the input that they show. first: the step of the first
-    frame. colors: those of the checkpoint that the run is resumed from. content: what they show instead of
-    the input."""
+    """Writes frames: an observer of the steps. place: the input that they show. first: the step at which the
+    run starts; once made, that of the first frame. colors: those of the checkpoint that the run is resumed
+    from. content: what they show instead of the input."""
 
     world: World
     task: Task
     options: StepOptions
     place: int
-    every: int
-    path: Path
     first: int = 0
     colors: Colors | None = None
     content: FrameContent | None = None
@@ -106,6 +104,10 @@ class Frames:
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        assert self.options.frames is not None
+        assert self.options.every is not None
+        self.path, self.every = Path(self.options.frames), self.options.every
+        self.first = -(-self.first // self.every) * self.every
         self._field = self.task.fields[self.place]
         self._as_array = self.path.suffix.lower() in ARRAYS
         most = ANIMATED if self.path.suffix else PIXELS
@@ -466,9 +468,7 @@ def open_frames(
         chosen = options.frame_field or fed[0]
         if chosen not in names:
             raise UserError("--frame-field names no input", got=chosen, expected=", ".join(names))
-        frames = Frames(
-            world, task, options, names.index(chosen), every, path, -(-first // every) * every, None, content
-        )
+        frames = Frames(world, task, options, names.index(chosen), first, None, content)
         if 0 in frames.shape and path.suffix.lower() not in ARRAYS:
             raise UserError(f"frames show {chosen}, which has no cells", hint="leave --frames out")
         parent = path.parent if path.parent.is_dir() else Path()
@@ -477,7 +477,7 @@ def open_frames(
         return frames
 
     place = world.on_root(lambda: check().place)
-    return Frames(world, task, options, place, every, path, -(-first // every) * every, colors, content)
+    return Frames(world, task, options, place, first, colors, content)
 
 
 def _shape_of(view: Slices, shape: Shape) -> Shape:
