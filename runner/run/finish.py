@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,15 +11,12 @@ from typing import Any
 
 from meshrun.runner.compiler.decide import Fusion
 from meshrun.runner.errors import RunError
-from meshrun.runner.forecast.machine import nominal_cpu
-from meshrun.runner.forecast.record import beside_run, type_record
 from meshrun.runner.plan.chunking import Files
 from meshrun.runner.plan.task import ArrayType, Task
-from meshrun.runner.report.record import SCHEMA, Record, envelope, plain, write_json
+from meshrun.runner.report.record import SCHEMA, Record, envelope, plain, type_record, write_json
 from meshrun.runner.run.prepare import RunContext
 from meshrun.runner.run.record.record_builder import places, versions
 from meshrun.runner.storage.formats.registry import Sink
-from meshrun.runner.system.host_memory import host_memory
 from meshrun.runner.world.world import World
 
 
@@ -110,20 +106,13 @@ def compared_with_plan(
     world, options = run.world, run.options
     if world.rank > 0 or 0 in task.shape:
         return None
-    measured = {name: (phase.moved, phase.seconds) for name, phase in world.phases.phases.items()}
+    from meshrun.runner.forecast.maps import MeasuredRun, beside_run
+
+    stages = {name: (phase.moved, phase.seconds) for name, phase in world.phases.phases.items()}
+    measured = MeasuredRun(world.here.device, len(world.hosts), stages, wall, streamed)
+    keep_whole, rates = options.overlap is not None, options.rates
     return beside_run(
-        task,
-        world.here.device,
-        nominal_cpu(os.cpu_count() or 1, host_memory()),
-        len(world.hosts),
-        options.stream,
-        options.rates,
-        measured,
-        wall,
-        streamed,
-        files,
-        grid=options.grid,
-        keep_whole=options.overlap is not None,
+        task, measured, options.stream, files, rates=rates, grid=options.grid, keep_whole=keep_whole
     )
 
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from meshrun.runner.arrays.load import load_blocks
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.forecast.record import type_record
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
 from meshrun.runner.maps.split_probe import check_split, refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, streamed_results
 from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
 from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import ArrayType, Task
-from meshrun.runner.report.record import Record
+from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.spans import STAGES
 from meshrun.runner.run.finish import Finished, commit, compared_with_plan, computation_of
 from meshrun.runner.run.prepare import (

@@ -20,21 +20,23 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.decoded_inputs import open_decoded
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.maps.streamed.chunk_agreement import limits
-from meshrun.runner.options.step_options import FieldChange, Steady
+from meshrun.runner.options.spelling import option
+from meshrun.runner.options.step_options import FieldChange, NamedRule
 from meshrun.runner.plan.chunking import MemoryUse, has_own_grid, is_too_large
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.run.files import check_files, check_no_overwrite, name_files
-from meshrun.runner.run.options import Options, forms_of_inputs
+from meshrun.runner.run.options import Options
 from meshrun.runner.storage.formats.image_folder import Folder
 from meshrun.runner.storage.formats.registry import Sink, Source, create, open_sink
+from meshrun.runner.storage.input_forms import forms_of_inputs
 from meshrun.runner.storage.journal import Journal
 from meshrun.runner.storage.paths import CONTAINERS, KEPT, partial_path, split, suffix
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
-    from meshrun.runner.run.step_run import Additions
+    from meshrun.runner.steps.observers.additions import Additions, StoppingRule
 
 
 @dataclass(frozen=True)
@@ -231,20 +233,24 @@ def planned(run: RunContext, blocks: int, grid: str | None) -> Task:
 
 
 def check_steps(run: RunContext, additions: Additions | None) -> None:
-    """Raise UserError for --timeline, for --until of a field that does not change, and for --until steady if
-    nothing tells when the state is steady."""
-    steps, timeline = run.options.steps, run.options.stream.timeline
+    """Raise UserError for --timeline, and for --until with a field or a rule that the job does not have."""
+    timeline, until = run.options.stream.timeline, run.options.steps.until
     if timeline is not None:
         raise UserError("--timeline does not apply to time steps", got=timeline)
-    if isinstance(steps.until, FieldChange):
-        steps.until.check(changing_inputs(run.job))
-    if isinstance(steps.until, Steady) and (additions is None or additions.steady is None):
+    if isinstance(until, FieldChange):
+        until.check(changing_inputs(run.job))
+    if isinstance(until, NamedRule) and named_rule(run, additions) is None:
         raise UserError(
-            "--until steady applies to a flow, as of job airflow",
-            got=f"job {run.job.name}",
+            f"{option('until', until.name)} does not apply: job {run.job.name} has no such rule",
             expected="the largest change of a cell in a step",
-            hint="--until 1e-6",
+            hint=option("until", "1e-6"),
         )
+
+
+def named_rule(run: RunContext, additions: Additions | None) -> StoppingRule | None:
+    """Return the solver's rule by which the steps stop; None unless --until names it."""
+    named = isinstance(run.options.steps.until, NamedRule)
+    return additions.until if additions is not None and named else None
 
 
 def changing_inputs(job: Job) -> list[str]:

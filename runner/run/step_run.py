@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,15 @@ from meshrun.runner.arrays.load import load_blocks
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.forecast.record import type_record
 from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import limits, serial_file, with_trial_results
-from meshrun.runner.options.step_options import EVERY, FieldChange, Steady, StepOptions
+from meshrun.runner.options.step_options import EVERY, FieldChange, NamedRule, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import MemoryUse, not_streamed
 from meshrun.runner.plan.steps import fields_memory, step_memory
 from meshrun.runner.plan.task import ArrayType, Task, check_feeds
 from meshrun.runner.region import Shape
-from meshrun.runner.report.record import Record
+from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.run.finish import Computation, Finished, commit, computation_of
 from meshrun.runner.run.map_run import create_outputs
 from meshrun.runner.run.options import must_fuse
@@ -30,42 +29,22 @@ from meshrun.runner.run.prepare import (
     RunContext,
     changing_inputs,
     check_nothing_unfinished,
+    named_rule,
     planned,
     prepare,
 )
 from meshrun.runner.steps.loop import CheckFinite, StepObserver, Until, take_steps
+from meshrun.runner.steps.observers.additions import Additions, StoppingRule
 from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state
-from meshrun.runner.steps.observers.frames import FrameContent, Frames, open_frames
-from meshrun.runner.steps.observers.steady import SteadyField, UntilSteady, bytes_kept
+from meshrun.runner.steps.observers.frames import Frames, open_frames
 from meshrun.runner.steps.step_counts import choose_steps
-from meshrun.runner.steps.stepper import BeforeStep, Stepper
+from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.steps.streamed_steps import StreamedSteps
 from meshrun.runner.storage.checkpoint_folder import SavedState
 from meshrun.runner.storage.formats.frame_files import ARRAYS
 from meshrun.runner.storage.formats.registry import Sink, Source
 from meshrun.runner.storage.paths import partial_path
 from meshrun.runner.world.world import World
-
-UntilAny = Until | UntilSteady
-
-
-@dataclass(frozen=True)
-class Additions:
-    """What a solver adds to the time steps of a map job, whose outputs are not written then.
-
-    content: what frames show. observers: of the fields, besides those of the options; the first to observe.
-    before_step: given the stepper, returns what to call before each step with the padded block of each input,
-    on every rank; None: nothing. With it, steps are taken one by one. files: that the observers write, under
-    `partial_path` until they are complete. kept: observers whose states are part of checkpoints. steady: the
-    field by which --until steady judges; None: that option does not apply.
-    """
-
-    content: FrameContent
-    observers: Sequence[StepObserver] = ()
-    before_step: Callable[[Stepper], BeforeStep] | None = None
-    files: Sequence[Path] = ()
-    kept: Sequence[KeepsState] = ()
-    steady: SteadyField | None = None
 
 
 @dataclass(frozen=True)
@@ -106,9 +85,9 @@ def _copies(run: RunContext, task: Task, memory: Sequence[MemoryUse], additions:
             )
         if stream.named is not None:
             raise UserError(f"{stream.named} does not apply: the fields stay in memory")
-        steady = additions.steady if isinstance(options.steps.until, Steady) else None
-        kept = bytes_kept(steady, region) if steady is not None else 0
-        return _one_or_two(run, task, memory, kept, "a smaller --size")
+        rule = named_rule(run, additions)
+        kept = 0 if rule is None else rule.bytes_kept(region)
+        return _one_or_two(run, task, memory, kept, additions.smaller)
     if options.steps.copies == "one" and stream.named is None:
         return _one_or_two(run, task, memory, 0, "--copies auto, for steps in chunks")
     return 0 if _in_chunks(run, task, memory, stream) else 2
@@ -169,16 +148,17 @@ def _one_or_two(run: RunContext, task: Task, memory: Sequence[MemoryUse], kept: 
     return 1 if asked == "one" or one <= least else 2
 
 
-def check_memory(run: RunContext, total: int) -> None:
+def check_memory(run: RunContext, total: int, smaller: str) -> None:
     """Raise UserError if fields of `total` bytes, once, do not fit the memory of the ranks. Collective.
 
-    For jobs that would look at much of their domain before they take its steps.
+    For jobs that would look at much of their domain before they take its steps. smaller: what makes it
+    smaller.
     """
     limit = limits(run.world, replace(run.options.stream, resume=False))
     mine = limit.device if run.world.backend.asynchronous else limit.host
     least, needed = min(run.world.control.allgather(mine)), -(-total // run.world.size)
     if needed > least:
-        raise _too_large(run.world, needed, least, "a smaller --size")
+        raise _too_large(run.world, needed, least, smaller)
 
 
 def _too_large(world: World, needed: int, least: int, otherwise: str) -> UserError:
@@ -295,7 +275,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
     stepper.start(load_blocks(world, sources, task, stepper.plans, world.phases, stepper))
     world.control.barrier()  # another rank may still be reading
     run.inputs.check(world)
-    until = _until(run, additions.steady if additions else None, state)
+    until = _until(run, additions, state)
     observers = _observers(steps, additions, frames, until, checkpoints)
     if additions is not None and additions.before_step is not None:
         stepper.before_step = additions.before_step(stepper)
@@ -413,7 +393,7 @@ def _own(run: RunContext, files: Sequence[Path]) -> list[Path]:
     return [partial_path(file, run.world.run_id) for file in files]
 
 
-def _observed(until: UntilAny | None, checkpoints: Checkpoints, frames: Frames | None) -> Record:
+def _observed(until: Until | StoppingRule | None, checkpoints: Checkpoints, frames: Frames | None) -> Record:
     """Return the part of the record that is about what looked at the fields."""
     return {
         "until": until and until.record,
@@ -429,18 +409,19 @@ def _sources(task: Task, sources: Sequence[Source], saved: dict[str, Source]) ->
     return [saved.get(field.name, source) for field, source in zip(task.fields, sources, strict=True)]
 
 
-def _until(run: RunContext, steady: SteadyField | None, state: SavedState | None) -> UntilAny | None:
+def _until(
+    run: RunContext, additions: Additions | None, state: SavedState | None
+) -> Until | StoppingRule | None:
     """Return what stops the run before its last step; None if nothing does."""
-    until = run.options.steps.until
-    if not isinstance(until, Steady):
-        return _until_change(run)
-    assert steady is not None  # see check_steps
-    return UntilSteady(steady, until.tolerance or steady.tolerance, state.fields if state else {})
+    rule = named_rule(run, additions)
+    if rule is not None and state is not None:
+        rule.restore(state.fields)
+    return rule or _until_change(run)
 
 
 def _until_change(run: RunContext) -> Until | None:
     steps = run.options.steps
-    if steps.until is None or isinstance(steps.until, Steady):
+    if steps.until is None or isinstance(steps.until, NamedRule):
         return None
     every = steps.every or EVERY
     if isinstance(steps.until, FieldChange):
@@ -452,7 +433,7 @@ def _observers(
     steps: StepOptions,
     additions: Additions | None,
     frames: Frames | None,
-    until: UntilAny | None,
+    until: Until | StoppingRule | None,
     checkpoints: Checkpoints,
 ) -> list[StepObserver]:
     """Return the observers.
@@ -467,7 +448,7 @@ def _observers(
         found.append(frames)
     if until is not None:
         found.append(until)
-    if isinstance(until, UntilSteady):
+    if until is not None and not isinstance(until, Until):
         checkpoints.more = until.to_save
     if steps.checkpoint is not None:
         found.append(checkpoints)

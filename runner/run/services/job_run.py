@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.forecast.record import type_record
 from meshrun.runner.maps.reduce import Tiles, reduce_array
 from meshrun.runner.maps.streamed.chunk_agreement import limits
 from meshrun.runner.plan.task import check_unmasked, in_own_byte_order
 from meshrun.runner.region import Region
+from meshrun.runner.report.record import type_record
 from meshrun.runner.run.finish import Computation, Finished
 from meshrun.runner.run.prepare import RunContext, join
 from meshrun.runner.run.services.created_output import CreateOutput
