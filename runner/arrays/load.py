@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshrun.runner.arrays.block_layout import Allocator
+from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.device.api import Backend
-from meshrun.runner.plan.grid import Partition, Parts, parts_of
-from meshrun.runner.plan.task import Task
+from meshrun.runner.plan.grid import Parts, parts_of
 from meshrun.runner.region import Array, HostArray, Region
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.storage.formats.registry import Source
@@ -25,35 +25,25 @@ def stages(rows: int, size: int) -> list[tuple[int, int]]:
     return [(first, min(first + step, rows)) for first in range(0, rows, step)]
 
 
-def load_blocks(
+def load_arrays(
     world: World,
     sources: Sequence[Source],
-    task: Task,
     plans: Sequence[HaloPlan],
     phases: Phases,
     allocator: Allocator | None = None,
-) -> list[Array]:
-    """Return this rank's padded block of each input. Collective. allocator: by default the back end."""
-    return [
-        load_block(world, source, field.partition, plan, phases, allocator)
-        for source, field, plan in zip(sources, task.fields, plans, strict=True)
-    ]
+) -> list[DistributedArray]:
+    """Return arrays with this rank's cells read and its halo poisoned, one for each plan. Collective.
 
-
-def load_block(
-    world: World,
-    source: Source,
-    partition: Partition,
-    plan: HaloPlan,
-    phases: Phases,
-    allocator: Allocator | None,
-) -> Array:
-    """Return this rank's padded block with its own cells read and its halo poisoned. Collective."""
-    with phases("prepare"):
-        block = plan.empty(allocator or world.backend, source.dtype)
-        plan.poison(block)
-    _read_part(world, source, partition, block[plan.core], phases)
-    return block
+    allocator: of the blocks; by default the back end.
+    """
+    arrays = []
+    for source, plan in zip(sources, plans, strict=True):
+        with phases("prepare"):
+            array = empty_array(world, plan, source.dtype, allocator)
+            plan.poison(array.block)
+        _read_part(world, source, plan.partition, array.own, phases)
+        arrays.append(array)
+    return arrays
 
 
 def read_block(world: World, source: Source, split: int | Parts = 0) -> Array:

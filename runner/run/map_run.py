@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from meshrun.runner.arrays.load import load_blocks
+from meshrun.runner.arrays.load import load_arrays
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.compiler.decide import fused, with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
@@ -200,11 +200,10 @@ def _in_one_piece(run: RunContext, task: Task) -> Record:
     known = create_outputs(run, task) if task.results else None
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap
     pipeline = Pipeline(world, task, run.phases, overlap, run.progress)
-    blocks = load_blocks(world, run.sources, task, pipeline.halos.plans, run.phases)
-    task = pipeline.prepare(blocks)
+    task = pipeline.prepare(load_arrays(world, run.sources, pipeline.plans, run.phases))
     sinks = known or create_outputs(run, task)
     stores = [store_of(world, task, sink, run.phases, number) for number, sink in enumerate(sinks)]
-    for region, results in pipeline.results(blocks):
+    for region, results in pipeline.results():
         for number, result in enumerate(results):
             stores[number].put(task.output_region(region, number), result)
     for store in stores:

@@ -18,7 +18,7 @@ from meshrun.runner.report.summary import render
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.world import open_world
 
-PAGE = Path(__file__).parents[4] / "docs" / "steps.md"
+PAGE = Path(__file__).parents[3] / "docs" / "steps.md"
 
 
 def change(u: Any) -> Any:
