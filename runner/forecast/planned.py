@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.arrays.decoded_inputs import check_decoded
 from meshrun.runner.compiler.decide import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.device.cpu import CpuBackend
@@ -19,7 +20,6 @@ from meshrun.runner.forecast.planned_job import plan_job
 from meshrun.runner.forecast.planned_steps import plan_map_steps, plan_steps
 from meshrun.runner.forecast.record import SCHEMA, record
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.maps.decoded_inputs import check_decoded
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks
 from meshrun.runner.options.step_options import Copies
 from meshrun.runner.options.stream_options import StreamOptions

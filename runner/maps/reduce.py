@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.maps.decoded_inputs import open_decoded
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import HostArray, Region, Shape, chunk_region
 from meshrun.runner.report.phases import Phases

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.arrays.inputs import note
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.files import remove_path
 from meshrun.runner.forecast.record import type_record
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import names as installed
-from meshrun.runner.maps.decoded_inputs import open_decoded
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.maps.reduce import Tiles, reduce_array
 from meshrun.runner.maps.streamed.chunk_agreement import limits
