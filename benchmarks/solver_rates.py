@@ -130,7 +130,7 @@ def opened(world: World, name: str, task: Task, shape: tuple[int, ...], way: tup
     xp, arrays = world.backend.xp, []
     for place, start in enumerate(solvers.fields(name, shape)):
         arrays.append(empty_array(world, stepper.plans[place], np.dtype(np.float32), stepper))
-        own, values = arrays[-1].own, xp.asarray(start)
+        own, values = arrays[-1].interior, xp.asarray(start)
         first = stepper.region.start[0]
         for row in range(0, len(own), len(values)):  # noise repeats, a slow wave along the rows does not
             index = xp.arange(row, min(row + len(values), len(own))) + first

@@ -148,15 +148,15 @@ class BlockLayout:
 
 @dataclass(eq=False)
 class PaddedBlock:
-    """A padded block in memory. own, filled: views of its own cells, and of the part whose halo is filled."""
+    """A padded block in memory. interior: view of its own cells. filled: of the part with a filled halo."""
 
     layout: BlockLayout
     block: Array
-    own: Array = field(init=False)
+    interior: Array = field(init=False)
     filled: Array = field(init=False)
 
     def __post_init__(self) -> None:
-        self.own, self.filled = self.block[self.layout.core], self.block[self.layout.part]
+        self.interior, self.filled = self.block[self.layout.core], self.block[self.layout.part]
 
 
 def reverse(array: Array, axes: Iterable[int]) -> Array:

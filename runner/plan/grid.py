@@ -114,6 +114,23 @@ def parts_of(shape: Shape, split: SupportsIndex | Parts, parts: int) -> Parts:
     return split_along(shape, operator.index(split), parts) if isinstance(split, SupportsIndex) else split
 
 
+def split_over(shape: Shape, split: int | Sequence[int], ranks: int) -> Partition:
+    """Return the partition along an axis, or with so many parts along each of the first axes.
+
+    Raises UserError if the array has no such axes, or if the parts are not one for each rank.
+    """
+    if isinstance(split, SupportsIndex):
+        return split_along(shape, operator.index(split), ranks)
+    grid = tuple(operator.index(parts) for parts in split)
+    if len(grid) > len(shape) or min(grid, default=1) < 1 or math.prod(grid) != ranks:
+        raise UserError(
+            "the array cannot be split into such parts",
+            got=f"{'x'.join(map(str, grid)) or 'none'} for shape {shape} on {ranks} rank(s)",
+            expected=f"numbers of parts that multiply to {ranks}, one for each of the first axes",
+        )
+    return Partition(shape, grid + (1,) * (len(shape) - len(grid)))
+
+
 def is_length(word: str) -> bool:
     """Return whether a word is the digits of a length; Python refuses to convert thousands of them."""
     return word.isascii() and word.isdecimal() and len(word) <= DIGITS_MOST

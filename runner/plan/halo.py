@@ -58,6 +58,12 @@ def _pair(width: Any) -> tuple[int, int]:
     return index(low), index(high)
 
 
+def check_boundary(boundary: str) -> None:
+    """Raise UserError for a boundary that does not exist."""
+    if boundary not in BOUNDARIES:
+        raise UserError("unknown boundary", got=boundary, expected=", ".join(BOUNDARIES))
+
+
 def check_widths(widths: Widths, shape: Shape) -> None:
     """Raise UserError for a halo wider than the array: its cells would be copies of copies."""
     for axis, ((low, high), length) in enumerate(zip(widths, shape, strict=True)):

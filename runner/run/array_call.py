@@ -151,7 +151,7 @@ def _distributed(world: World, plans: Sequence[HaloPlan], arrays: Sequence[Any])
     found = []
     for plan, array in zip(plans, arrays, strict=True):
         found.append(empty_array(world, plan, np.dtype(array.dtype)))
-        found[-1].own[...] = array
+        found[-1].interior[...] = array
     return found
 
 

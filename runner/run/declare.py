@@ -19,7 +19,7 @@ from meshrun.runner.errors import MeshrunError, UserError
 from meshrun.runner.job.declaration import FUSE, Halo, Job, Trials
 from meshrun.runner.job.signature import FORM, Kind, fitted, read_signature, run_name
 from meshrun.runner.options.step_options import Copies
-from meshrun.runner.plan.halo import BOUNDARIES, Boundary
+from meshrun.runner.plan.halo import Boundary, check_boundary
 
 if TYPE_CHECKING:
     from meshrun.runner.report.record import Record
@@ -398,8 +398,7 @@ def map_blocks(
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob:
-        if boundary not in BOUNDARIES:
-            raise UserError("unknown boundary", got=boundary, expected=", ".join(BOUNDARIES))
+        check_boundary(boundary)
         if fuse not in FUSE:
             raise UserError("unknown value of fuse=", got=fuse, expected=", ".join(FUSE))
         beside = {

@@ -96,7 +96,7 @@ class StepBlocks(Generic[Block]):
 
     def own(self, place: int) -> Array:
         """Return the own cells of input `place` as they are now; a view."""
-        return self.arrays[place].own
+        return self.arrays[place].interior
 
     def both(self) -> tuple[list[Array], list[Array]]:
         """Return the block of each input that the next step reads, and the one that it writes."""

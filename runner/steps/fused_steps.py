@@ -20,7 +20,7 @@ def prepare(blocks: StepBlocks[Any], steps: int) -> NotCompiled | None:
     kernel = blocks.task.kernel
     if kernel is None or blocks.region.size == 0:
         return None
-    arrays = [state[place].own for state in (blocks.arrays, blocks.spare) for place in blocks.fed]
+    arrays = [state[place].interior for state in (blocks.arrays, blocks.spare) for place in blocks.fed]
     try:
         kernel.prepare_steps(steps, arrays, sends=blocks.sending() is not None)
     except NotCompiled as reason:

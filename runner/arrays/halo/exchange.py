@@ -49,7 +49,7 @@ def start_exchange(
     for number, array in enumerate(arrays):
         plan = array.layout.filled
         sent, received = plan.stale(array.valid)
-        outgoing += packed[number] if packed else plan.messages(array.own, sent)
+        outgoing += packed[number] if packed else plan.messages(array.interior, sent)
         messages, arrivals = plan.arrivals(array.filled, received)
         incoming += messages
         arriving.append((array, arrivals))
@@ -61,7 +61,10 @@ def start_exchange(
 def pack(arrays: Sequence[DistributedArray]) -> list[list[Message]]:
     """Copy the cells that other ranks need, for an exchange during which the own cells may change."""
     return [
-        [(t.receiver, array.own[t.source].copy(order="C")) for t in array.layout.filled.stale(array.valid)[0]]
+        [
+            (t.receiver, array.interior[t.source].copy(order="C"))
+            for t in array.layout.filled.stale(array.valid)[0]
+        ]
         for array in arrays
     ]
 
@@ -116,13 +119,14 @@ class Exchange:
             plan = array.layout.filled
             for slab in plan.halo_slabs:
                 plan.fill_whole_axes(array.filled[slab])
-            array.valid = plan.widths
+            array.valid = plan.declared
 
 
 class HaloPlan(BlockLayout):
     """Plan that fills one rank's padded block, for one partition, halo and boundary.
 
-    read: the widths of the halo that are filled; None: all. sends, receives: of a whole halo.
+    declared: the widths, also where the block is empty and has no halo. read: the widths that are filled;
+    None: all. sends, receives: of a whole halo.
     """
 
     filled: HaloPlan
@@ -138,7 +142,7 @@ class HaloPlan(BlockLayout):
     ) -> None:
         cut = tuple(parts > 1 for parts in partition.grid)
         super().__init__(partition[rank], partition.shape, cut, widths, boundary, cval)
-        self.partition, self.rank, self.boundary = partition, rank, boundary
+        self.partition, self.declared, self.boundary = partition, widths, boundary
         if read is not None and read != self.widths and self.region.size:
             self.filled = HaloPlan(partition, rank, read, boundary, cval)
             self.part = self.filled.inside(self)

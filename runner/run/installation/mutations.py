@@ -239,7 +239,7 @@ def _halo_of_the_step_before() -> Iterator[None]:
     def step(stepper: Stepper, remaining: int, final: bool) -> None:
         for array in (stepper.arrays[place] for place in stepper.fed):
             plan = array.layout.filled
-            old[plan] = messages(plan, array.own.copy(), plan.sends)
+            old[plan] = messages(plan, array.interior.copy(), plan.sends)
         take(stepper, remaining, final)
 
     def send(plan: HaloPlan, own: Any, sent: Any) -> Any:
