@@ -480,6 +480,7 @@ def job(function: Callable[..., Any], /) -> DeclaredJob: ...
 def job(
     *,
     inputs: Sequence[str] = (),
+    outputs: int | Sequence[str] = 1,
     reference: Callable[..., Any] | None = None,
     verify: Callable[..., Any] | None = None,
     forecast: Callable[..., Any] | None = None,
@@ -490,6 +491,7 @@ def job(
     function: Callable[..., Any] | None = None,
     *,
     inputs: Sequence[str] = (),
+    outputs: int | Sequence[str] = 1,
     reference: Callable[..., Any] | None = None,
     verify: Callable[..., Any] | None = None,
     forecast: Callable[..., Any] | None = None,
@@ -503,12 +505,14 @@ def job(
     renamed to OUTPUT when every rank has returned. argument: INPUT as a text; the runner does not open it
     then. simulate: takes time steps of a map job that the function makes, and writes their frames to OUTPUT;
     see `runner.run.services.simulation`. With it, the options of time steps apply. inputs: the opened arrays
-    of several inputs. create: creates the array OUTPUT, whose parts all ranks write; see
-    `runner.run.services.created_output`. memory: bytes that this rank may use for arrays, of its device or,
-    for a CPU rank, of its host; with it, --host-memory and --device-memory apply.
+    of several inputs. create: creates the array OUTPUT, whose parts all ranks write, and with each further
+    call the next of several outputs; see `runner.run.services.created_output`. memory: bytes that this rank
+    may use for arrays, of its device or, for a CPU rank, of its host; with it, --host-memory and
+    --device-memory apply.
 
-    inputs: names of the inputs, if there are several. verify: (world, inputs, output, mode, **parameters) ->
-    the record of the check. `--verify` calls it on every rank, with the inputs and the created output as they
+    inputs: names of the inputs, if there are several. outputs: their number, or their names, of a job that
+    creates its outputs. verify: (world, inputs, output, mode, **parameters) -> the record of the check.
+    `--verify` calls it on every rank, with the inputs and the created output (of several, a list) as they
     are read back from their files, and "sample" or "full"; it raises RunError on every rank if the output is
     wrong. forecast: (place, inputs, **parameters) -> `runner.forecast.job_forecast.JobForecast`, for
     `meshrun plan`; `inputs` are pairs of shape and dtype. reference: (array, **parameters) -> the expected
@@ -518,7 +522,14 @@ def job(
 
     def declare(function: Callable[..., Any]) -> DeclaredJob:
         declared = _declare(function, "job", name, reference=reference, verify=verify, forecast=forecast)
-        return replace(declared, arrays=tuple(inputs) or declared.arrays, trials=trials)
+        names = _output_names(declared.name, outputs)
+        if len(names) > 1 and "create" not in declared.services:
+            raise UserError(
+                f"job {declared.name} has several outputs and does not create them",
+                got=f"outputs={outputs!r}",
+                hint=f"def {function.__name__}(world, input, create)",
+            )
+        return replace(declared, arrays=tuple(inputs) or declared.arrays, output_names=names, trials=trials)
 
     return declare if function is None else declare(function)
 

@@ -402,10 +402,10 @@ def _result(run: RunContext) -> Record:
     run.inputs.check(run.world)
     proof, results = None, None
     if create is not None:
-        if create.sink is None:
-            raise RunError(f"job {run.job.name} returned without creating its output {run.targets[0]}")
-        proof, kind = create.finish()
-        results = [kind]
+        missing = run.targets[len(create.sinks) :]
+        if missing:
+            raise RunError(f"job {run.job.name} returned without creating its output {missing[0]}")
+        proof, results = create.finish()
     elif options.verify != "off":
         from meshrun.runner.run.verify.results import verify_result
 

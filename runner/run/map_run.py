@@ -271,21 +271,26 @@ def create_outputs(run: RunContext, task: Task) -> list[Sink]:
     return create_files(run, opened)
 
 
-def create_files(run: RunContext, opened: Callable[[], list[Sink]]) -> list[Sink]:
-    """Create the files of the sinks that `opened` returns, under temporary names. Collective."""
+def create_files(
+    run: RunContext, opened: Callable[[], list[Sink]], before: Sequence[Sink] = ()
+) -> list[Sink]:
+    """Create the files of the sinks that `opened` returns, under temporary names. Collective.
+
+    before: sinks of the run's first outputs, which are there already.
+    """
 
     def make() -> list[Sink]:
         sinks = opened()
-        for target, sink in zip(run.targets, sinks, strict=True):
+        for target, sink in zip(run.targets[len(before) :], sinks, strict=False):
             if run.options.verify != "off" and not sink.lossless:
                 raise UserError(
                     f"--verify reads the output back, and {target.suffix} does not store it exactly",
                     hint="an output that ends in .png or .npy",
                 )
-        run.transaction.track_partial(*(sink.partial for sink in sinks))
+        run.transaction.track_partial(*(sink.partial for sink in (*before, *sinks)))
         create(sinks)
         return sinks
 
     sinks = run.world.on_root(make)
-    run.transaction.track_partial(*(sink.partial for sink in sinks))
+    run.transaction.track_partial(*(sink.partial for sink in (*before, *sinks)))
     return sinks

@@ -41,7 +41,6 @@ OWED = {
     ("runner/forecast/planned.py", "meshrun.runner.run.options.forms_of_inputs"),
     ("runner/forecast/planned_steps.py", "meshrun.runner.run.options.RANKS_MOST"),
     ("runner/forecast/planned_steps.py", "meshrun.runner.run.step_run.Additions"),
-    ("runner/maps/streamed/endpoints.py", "meshrun.runner.steps.chunk_steps.ChunkSteps"),
     ("runner/report/summary.py", "meshrun.runner.forecast.table.render_comparison"),
 }
 MOST_FILES = 14  # of a room; more are two rooms

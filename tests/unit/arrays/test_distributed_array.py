@@ -114,7 +114,7 @@ def test_sides_that_are_valid_are_not_received() -> None:
 @given(split=splits(), dtype=st.sampled_from(DTYPES), large=st.booleans())
 def test_reductions_have_the_same_bits_on_any_ranks(split: Any, dtype: str, large: bool) -> None:
     shape, grid, _ = split
-    if large:
+    if large and dtype != "f2":  # whose sums would be infinite
         shape = tuple(41 * n for n in shape[:2]) + shape[2:]
     one, two = values(shape, dtype), values(shape, dtype, 1)
 
