@@ -28,7 +28,8 @@ class BlockLayout:
     cut: whether the region is only part of each axis; the halo of a whole axis is filled from the block
     itself. filled: the layout of the part of the block whose halo is filled; its widths are `read`, by
     default all. part: slices of that part. shape: of the padded block. core: slices of its own cells.
-    outside: of those with the constant. An empty block has no halo. within: the copies of own cells that fill
+    outside: of those with the constant. padded: whether an empty block has a halo too, whose cells are not
+    filled. within: the copies of own cells that fill
     the halo of each axis that is not cut. aligned: bytes; in memory from `empty` the own cells of each row
     begin at a multiple of them. 0: at any. rows_before: rows of memory from `empty` that lie before the
     block.
@@ -43,8 +44,10 @@ class BlockLayout:
         boundary: str,
         cval: float = 0.0,
         read: Widths | None = None,
+        *,
+        padded: bool = False,
     ) -> None:
-        if region.size == 0:
+        if region.size == 0 and not padded:
             widths = tuple((0, 0) for _ in widths)
         self.region, self.widths, self.cval = region, widths, cval
         self.aligned, self.rows_before = 0, 0

@@ -28,7 +28,8 @@ class DistributedArray(PaddedBlock):
     Attributes
     ----------
     block : numpy.ndarray or cupy.ndarray
-        This rank's cells with their halo, on its device.
+        This rank's cells with their halo, on its device. A rank without cells has a halo too, so that slices
+        of its block fit each other.
     interior : numpy.ndarray or cupy.ndarray
         The view of `block` without the halo: the cells that this rank owns.
     shape : tuple of int
@@ -124,7 +125,7 @@ class DistributedArray(PaddedBlock):
         """
         layout, world = self.layout, self.world
         partition = world.collective_call(lambda: split_over(self.shape, split, world.size))
-        plan = HaloPlan(partition, world.rank, layout.declared, layout.boundary, layout.cval)
+        plan = HaloPlan(partition, world.rank, layout.declared, layout.boundary, layout.cval, padded=True)
         moved = replace(self, layout=plan, block=plan.empty(world.backend, self.dtype))
         plan.poison(moved.block)
         redistribute(world, self.interior, self.partition, partition, moved.interior)

@@ -80,7 +80,7 @@ def load(
         partition, widths = split_over(opened.shape, split, world.size), normalize(halo, len(opened.shape))
         check_boundary(boundary)
         check_widths(widths, opened.shape)
-        return HaloPlan(partition, world.rank, widths, boundary, cval)
+        return HaloPlan(partition, world.rank, widths, boundary, cval, padded=True)
 
     return load_arrays(world, [opened], [world.collective_call(layout)], world.phases)[0]
 

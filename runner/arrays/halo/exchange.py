@@ -139,9 +139,11 @@ class HaloPlan(BlockLayout):
         boundary: str,
         cval: float = 0.0,
         read: Widths | None = None,
+        *,
+        padded: bool = False,
     ) -> None:
         cut = tuple(parts > 1 for parts in partition.grid)
-        super().__init__(partition[rank], partition.shape, cut, widths, boundary, cval)
+        super().__init__(partition[rank], partition.shape, cut, widths, boundary, cval, padded=padded)
         self.partition, self.declared, self.boundary = partition, widths, boundary
         if read is not None and read != self.widths and self.region.size:
             self.filled = HaloPlan(partition, rank, read, boundary, cval)

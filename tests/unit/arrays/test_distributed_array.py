@@ -67,6 +67,9 @@ def test_an_exchange_fills_the_halo(split: Any, boundary: Any, dtype: str) -> No
         return array.region, array.block.copy(), array.interior.copy()
 
     for region, block, interior in on_ranks(int(np.prod(grid)), body):
+        assert block.shape == tuple(
+            low + n + high for (low, high), n in zip(widths, region.shape, strict=True)
+        )
         np.testing.assert_array_equal(interior, whole[region.slices])
         if region.size:
             np.testing.assert_array_equal(block, halo_of(whole, region, widths, boundary))
