@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 import meshrun
 from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange
+from meshrun.runner.arrays.load import load_arrays
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.region import Region
 from meshrun.runner.storage.formats.registry import MemorySource
@@ -107,8 +109,41 @@ def test_an_exchange_moves_what_is_stale_and_nothing_else(data: Any, split: Any,
             assert received == 0 or valid != widths
 
 
+@settings(max_examples=max(settings.default.max_examples // 4, 1))
+@given(data=st.data(), split=splits(), boundary=st.sampled_from(BOUNDARIES))
+def test_arrays_of_several_sizes_share_a_partition_of_space(data: Any, split: Any, boundary: Any) -> None:
+    """Faces, coarse grids, and levels with fewer cells than ranks."""
+    shape, grid, _ = split
+    every = tuple(data.draw(st.integers(1, 4)) for _ in shape)
+    other = tuple(-(-n // step) + data.draw(st.integers(0, 1)) for n, step in zip(shape, every, strict=True))
+    widths = tuple((min(2, n), min(1, n)) for n in other)
+    whole, fine = values(other, "f4"), Partition(shape, (*grid, *[1] * (len(shape) - len(grid))))
+    coarse = fine.of_size(other, every)
+    for cell in np.ndindex(*other):
+        place = [fine.owner(axis, min(i * every[axis], shape[axis] - 1)) for axis, i in enumerate(cell)]
+        assert whole[coarse[fine.rank(place)].slices].size
+        assert [coarse.owner(axis, i) for axis, i in enumerate(cell)] == place
+
+    def body(world: World) -> Any:
+        array = load_arrays(
+            world,
+            [MemorySource(whole)],
+            [HaloPlan(coarse, world.rank, widths, boundary, 7, padded=True)],
+            world.phases,
+        )[0]
+        array.exchange()
+        again = array.redistribute(0).redistribute(grid)
+        return array.region, array.block, array.sum().tobytes(), again.sum().tobytes()
+
+    found = on_ranks(fine.size, body)
+    assert len({total for *_, one, two in found for total in (one, two)}) == 1
+    for region, block, *_ in found:
+        if region.size:
+            np.testing.assert_array_equal(block, halo_of(whole, region, widths, boundary))
+
+
 def test_sides_that_are_valid_are_not_received() -> None:
-    plan = HaloPlan(meshrun.runner.plan.grid.Partition((12, 5), (3, 1)), 1, ((2, 1), (0, 0)), "nearest")
+    plan = HaloPlan(Partition((12, 5), (3, 1)), 1, ((2, 1), (0, 0)), "nearest")
     sent, received = plan.stale(((2, 0), (0, 0)))
     assert [(one.sender, one.receiver) for one in (*sent, *received)] == [(1, 0), (2, 1)]
 
