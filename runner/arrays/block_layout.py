@@ -63,8 +63,9 @@ class BlockLayout:
             for copy in axis_copies(one_block, axis, 0, widths[axis], boundary)[1:]
         ]
         self.outside = list(self._outside_slabs(whole)) if boundary == "constant" else []
-        narrower = read is not None and read != widths and region.size > 0
-        self.filled = BlockLayout(region, whole, cut, read, boundary, cval) if narrower and read else self
+        self.filled = self
+        if read is not None and read != widths:
+            self.filled = BlockLayout(region, whole, cut, read, boundary, cval)
         self.part = self.filled.inside(self)
 
     def empty(self, allocator: Allocator, dtype: np.dtype[Any]) -> Array:

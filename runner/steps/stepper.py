@@ -223,17 +223,7 @@ class Stepper(StepBlocks[DistributedArray]):
             self.halo_reason = str(self._peers)
         if tables is None:
             return
-        fields = [
-            FieldHalos(
-                task.fields[place].partition,
-                wide_widths(task.fields[place], self.steps_per_exchange),
-                task.boundary,
-                self.arrays[place].dtype.itemsize,
-                self.plans[place].aligned,
-                read_widths(task, self.steps_per_exchange)[place],
-            )
-            for place in self.fed
-        ]
+        fields = [FieldHalos.of(array) for array in self._fed_arrays()]
         pairs = [(self.arrays[place].block, self.spare[place].block) for place in self.fed]
         handshake = self.steps_per_exchange > 1 or bool(self.overlap)
         self._device_halos, self.halo_reason = halo_path.open_halos(

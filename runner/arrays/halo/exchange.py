@@ -145,7 +145,7 @@ class HaloPlan(BlockLayout):
         cut = tuple(parts > 1 for parts in partition.grid)
         super().__init__(partition[rank], partition.shape, cut, widths, boundary, cval, padded=padded)
         self.partition, self.declared, self.boundary = partition, widths, boundary
-        if read is not None and read != self.widths and self.region.size:
+        if read is not None and read != widths:
             self.filled = HaloPlan(partition, rank, read, boundary, cval)
             self.part = self.filled.inside(self)
         # Whole axes without their halo: the part that the exchange works on.
