@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from meshrun.runner.arrays.block_layout import Allocator, PaddedBlock
 from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange
-from meshrun.runner.arrays.redistribute import redistribute
 from meshrun.runner.arrays.reduce import Reduction, reduce_cells
 from meshrun.runner.device.api import poison
 from meshrun.runner.errors import UserError
@@ -128,7 +127,7 @@ class DistributedArray(PaddedBlock):
         plan = HaloPlan(partition, world.rank, layout.declared, layout.boundary, layout.cval, padded=True)
         moved = replace(self, layout=plan, block=plan.empty(world.backend, self.dtype))
         plan.poison(moved.block)
-        redistribute(world, self.interior, self.partition, partition, moved.interior)
+        moved.interior[...] = world.redistribute(self.interior, self.partition, partition)
         return moved
 
     def sum(self) -> Array:
