@@ -1,5 +1,4 @@
-"""Move blocks and chunks: read, exchange, compute, write. `in_memory` has a block for each rank, `streamed`
-passes an array through in chunks, `steps` takes time steps, `images` maps a folder of images and `reduce`
-reduces an array; `halo` fills the halos of blocks. It knows no command line and no record. Others use
-`in_memory.Pipeline`, `streamed.streaming`, `steps.stepper` and `reduce.Tiles`.
+"""One pass over arrays. `in_memory` has a block for each rank, `streamed` passes an array through in chunks,
+`folders` maps a folder of images and `reduce` reduces an array. It knows no time steps, no command line and
+no record. Others use `in_memory.Pipeline`, `streamed.streaming` and `reduce.Tiles`.
 """
