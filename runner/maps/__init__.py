@@ -1,4 +1,7 @@
-"""One pass over arrays. `in_memory` has a block for each rank, `streamed` passes an array through in chunks,
-`folders` maps a folder of images and `reduce` reduces an array. It knows no time steps, no command line and
-no record. Others use `in_memory.Pipeline`, `streamed.streaming` and `reduce.Tiles`.
+"""One pass over arrays: read, exchange, compute, write. `in_memory` has a block for each rank, `streamed`
+passes an array through in chunks, `folders` maps the images of a folder, and `reduce` reduces an array.
+Before a run, `split_probe` tries whether a job's function may be split. It knows no records. Others use
+`in_memory.Pipeline`, `streamed.streaming` and `reduce.Tiles`.
 """
+
+MAY_NOT_IMPORT = ("meshrun.runner.run",)

@@ -16,13 +16,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from meshrun.runner.arrays.store import gather
 from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS
-from meshrun.runner.device.api import CopyStreams, Mark
+from meshrun.runner.device.api import Mark
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import COLORS, StepOptions
 from meshrun.runner.plan.halo import Slices
@@ -43,6 +43,9 @@ from meshrun.runner.storage.formats.frame_files import (
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.storage.paths import partial_path
 from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.device.copy_streams import CopyStreams
 
 PIXELS = 1024  # most rows and columns of a picture
 ANIMATED = 512  # and of an animation's frames, which take longer to encode

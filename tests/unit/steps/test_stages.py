@@ -11,7 +11,7 @@ import pytest
 
 import meshrun
 from meshrun.runner.comm.threads import run_ranks
-from meshrun.runner.compiler.decide import stage_lines
+from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.report.summary import render
