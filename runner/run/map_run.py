@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from meshrun.runner.arrays.load import load_blocks
+from meshrun.runner.arrays.load import load_arrays
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
@@ -161,13 +161,12 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
     # Read.
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap
     pipeline = Pipeline(world, task, world.phases, overlap, run.progress.rows)
-    blocks = load_blocks(world, run.sources, task, pipeline.halos.plans, world.phases)
-    task = pipeline.prepare(blocks)
+    task = pipeline.prepare(load_arrays(world, run.sources, pipeline.plans, world.phases))
     if sinks is None:
         sinks = create_outputs(run, task)
     # Compute and write.
     stores = [store_of(world, task, sink, world.phases, number) for number, sink in enumerate(sinks)]
-    for region, results in pipeline.results(blocks):
+    for region, results in pipeline.results():
         for number, result in enumerate(results):
             stores[number].put(task.output_region(region, number), result)
     for store in stores:

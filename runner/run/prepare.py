@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.arrays.inputs import Inputs, input_key, note
 from meshrun.runner.compiler.captured import Captured, captured
 from meshrun.runner.compiler.decide import Fusion, common_fusion, fused_alone
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.maps.decoded_inputs import open_decoded
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.maps.streamed.chunk_agreement import limits
 from meshrun.runner.options.spelling import option
@@ -258,15 +258,18 @@ def changing_inputs(job: Job) -> list[str]:
     return [name for name in job.arrays if name in job.feeds]
 
 
-def make_outputs(run: RunContext, sinks: list[Sink]) -> list[Sink]:
-    """Create the output files under temporary names, to be removed if the run fails. On rank 0."""
-    for target, sink in zip(run.targets, sinks, strict=True):
+def make_outputs(run: RunContext, sinks: list[Sink], before: Sequence[Sink] = ()) -> list[Sink]:
+    """Create output files under temporary names, to be removed if the run fails. On rank 0.
+
+    before: sinks of the run's first outputs, which are there already.
+    """
+    for target, sink in zip(run.targets[len(before) :], sinks, strict=False):
         if run.options.verify != "off" and not sink.lossless:
             raise UserError(
                 f"--verify reads the output back, and {target.suffix} does not store it exactly",
                 hint="an output that ends in .png or .npy",
             )
-    run.transaction.track_partial(*(sink.partial for sink in sinks))
+    run.transaction.track_partial(*(sink.partial for sink in (*before, *sinks)))
     create(sinks)
     return sinks
 

@@ -61,7 +61,7 @@ def test_an_error_of_one_rank_is_raised_on_all_before_any_reads(
         return original(first, *others)
 
     monkeypatch.setattr(module, name, on_rank_1)
-    monkeypatch.setattr("meshrun.runner.run.map_run.load_blocks", pytest.fail)
+    monkeypatch.setattr("meshrun.runner.run.map_run.load_arrays", pytest.fail)
     np.save(tmp_path / "in.npy", np.zeros((9, 7), np.float32))
     outputs = [tmp_path / "out.npy"] if job is same else []
 
