@@ -16,10 +16,10 @@ from functools import cached_property
 from typing import Protocol, SupportsIndex
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.stream_options import is_length
 from meshrun.runner.region import Region, Shape
 
 BLOCKS_MOST = 1 << 20  # blocks of a grid of chunks: every rank lists them all
-DIGITS_MOST = 19  # of an int64
 
 
 def bounds(length: int, parts: int, index: int, unit: int = 1) -> tuple[int, int]:
@@ -151,11 +151,6 @@ def split_over(shape: Shape, split: int | Sequence[int], ranks: int) -> Partitio
             expected=f"numbers of parts that multiply to {ranks}, one for each of the first axes",
         )
     return Partition(shape, grid + (1,) * (len(shape) - len(grid)))
-
-
-def is_length(word: str) -> bool:
-    """Return whether a word is the digits of a length; Python refuses to convert thousands of them."""
-    return word.isascii() and word.isdecimal() and len(word) <= DIGITS_MOST
 
 
 def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:

@@ -238,7 +238,8 @@ class DeclaredJob(Job):
         chunk_bytes, host_memory, device_memory: bytes, or texts such as "64M". steps: time steps of the run.
         The others are as in `run`. Raises UserError where the job cannot be planned or a value is wrong.
         """
-        from meshrun.runner.forecast.planned import plan_record
+        from meshrun.runner.forecast.plan import plan_record
+        from meshrun.runner.options.plan_options import plan_options
         from meshrun.runner.run.options import as_keywords, checked
         from meshrun.runner.run.record.run_record import PlanRecord
 
@@ -254,8 +255,8 @@ class DeclaredJob(Job):
             hint = "input_shape=array.shape, input_dtype=array.dtype"
             raise UserError("a plan is of files", got=", ".join(others), expected="paths", hint=hint)
         try:
-            options = {name: checked(name, value) for name, value in keywords.items()}
-            return PlanRecord(plan_record(self, [str(path) for path in inputs], parameters, **options))
+            options = plan_options({name: checked(name, value) for name, value in keywords.items()})
+            return PlanRecord(plan_record(self, [str(path) for path in inputs], parameters, options))
         except MeshrunError as failure:
             as_keywords(failure, keywords, renamed_options(self, DeclaredJob.plan))
             raise
@@ -514,7 +515,7 @@ def job(
     creates its outputs. verify: (world, inputs, output, mode, **parameters) -> the record of the check.
     `--verify` calls it on every rank, with the inputs and the created output (of several, a list) as they
     are read back from their files, and "sample" or "full"; it raises RunError on every rank if the output is
-    wrong. forecast: (place, inputs, **parameters) -> `runner.forecast.job_forecast.JobForecast`, for
+    wrong. forecast: (place, inputs, **parameters) -> `runner.forecast.jobs.JobForecast`, for
     `meshrun plan`; `inputs` are pairs of shape and dtype. reference: (array, **parameters) -> the expected
     mapping, or (mapping, {name: absolute tolerance}); `parameters` as in `map_blocks`. trials: as in
     `map_blocks`.

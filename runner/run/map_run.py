@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -11,21 +10,19 @@ from meshrun.runner.arrays.load import load_arrays
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.forecast.record import type_record
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
 from meshrun.runner.maps.split_probe import check_split
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, in_chunks
 from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
 from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import Task, plan_task
-from meshrun.runner.report.record import Record
+from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.spans import STAGES
 from meshrun.runner.run.kernel_agreement import fused
 from meshrun.runner.run.options import RunContext
 from meshrun.runner.storage.formats.registry import Sink, create, first_serial, open_sink
 from meshrun.runner.storage.journal import Journal
 from meshrun.runner.storage.paths import KEPT, partial_path, split
-from meshrun.runner.system.host_memory import host_memory
 
 if TYPE_CHECKING:
     from meshrun.runner.maps.streamed.redo import Redo
@@ -171,23 +168,17 @@ def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files
     """Compare the run's forecast with what rank 0 measured; None if there is no forecast."""
     if 0 in task.shape:
         return None
-    from meshrun.runner.forecast.machine import nominal_cpu
-    from meshrun.runner.forecast.record import beside_run
+    from meshrun.runner.forecast.maps import MeasuredRun, beside_run
 
     world, options = run.world, run.options
-    measured = {name: (phase.moved, phase.seconds) for name, phase in run.phases.phases.items()}
-    here = nominal_cpu(os.cpu_count() or 1, host_memory())
+    stages = {name: (phase.moved, phase.seconds) for name, phase in run.phases.phases.items()}
+    measured = MeasuredRun(world.here.device, len(world.hosts), stages, wall, streamed)
     return beside_run(
         task,
-        world.here.device,
-        here,
-        len(world.hosts),
-        options.stream,
-        options.rates,
         measured,
-        wall,
-        streamed,
+        options.stream,
         files,
+        rates=options.rates,
         grid=options.grid,
         keep_whole=options.overlap is not None,
     )

@@ -35,15 +35,6 @@ FLOORS = (
 OWED = {
     ("runner/arrays/fingerprint.py", "meshrun.runner.job.declaration.Job"),
     ("runner/arrays/inputs.py", "meshrun.runner.job.declaration.Job"),
-    ("runner/compiler/decide.py", "meshrun.runner.world.world.World"),
-    ("runner/forecast/planned.py", "meshrun.runner.device.cpu.CpuBackend"),
-    ("runner/forecast/planned_steps.py", "meshrun.runner.world.world.open_world"),
-    ("runner/forecast/record.py", "meshrun.runner.device.api.Device"),
-    ("runner/forecast/planned.py", "meshrun.runner.run.options.form_of"),
-    ("runner/forecast/planned.py", "meshrun.runner.run.options.forms_of_inputs"),
-    ("runner/forecast/planned_steps.py", "meshrun.runner.run.options.RANKS_MOST"),
-    ("runner/forecast/planned_steps.py", "meshrun.runner.run.step_run.Additions"),
-    ("runner/report/summary.py", "meshrun.runner.forecast.table.render_comparison"),
 }
 # What the words of rooms' paragraphs mean: "It knows no ranks" has meshrun.runner.world in MAY_NOT_IMPORT.
 KNOWN_AS = {

@@ -39,8 +39,8 @@ from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.compiler.cpp.host import steps_in_cache
 from meshrun.runner.compiler.cuda.steps.kernel import MOST_STEPS
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.forecast.job_forecast import Place, links_of
 from meshrun.runner.forecast.machine import nominal
+from meshrun.runner.forecast.place import Place, links_of
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.report import summary

@@ -21,6 +21,7 @@ import meshrun
 from meshrun.runner import files
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import SaveInterval, StepOptions, parse_until
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.halo import BOUNDARIES
@@ -1053,3 +1054,15 @@ def failing_after(count: int) -> Any:
         return block + 1
 
     return fails
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_bytes": 100}])
+def test_a_job_without_the_named_rule_says_what_to_type(tmp_path: Path, options: dict[str, Any]) -> None:
+    @meshrun.map_blocks
+    def still(block: Any) -> Any:
+        return block
+
+    np.save(tmp_path / "a.npy", np.ones((9, 9)))
+    with pytest.raises(UserError, match=r"until.*does not apply: job still has no such rule.*Try: until"):
+        still.run(tmp_path / "a.npy", tmp_path / "b.npy", steps=20, until="steady", device="cpu", **options)
+    assert not (tmp_path / "b.npy").exists()
