@@ -53,10 +53,13 @@ def main(
 
     def run(world: World, handler: FailureHandler) -> dict[str, Any]:
         width = columns if world.rank == 0 else 0
-        with ProgressBar(job.name, width) as rows, StreamProgress(job.name, width, ranks=world.size) as flow:
+        with (
+            ProgressBar(job.name, width) as rows,
+            StreamProgress(job.name, width, ranks=world.size) as stream,
+        ):
 
             def proof(done: int, total: int) -> None:
-                flow.end()
+                stream.end()
                 rows.proof(done, total)
 
             record = execute(
@@ -68,7 +71,7 @@ def main(
                 options,
                 transaction=handler.transaction,
                 progress=rows,
-                show=flow.update,
+                show=stream.update,
                 proof=proof,
                 stepped=rows.steps,
             )

@@ -389,8 +389,18 @@ def _own(run: RunContext, files: Sequence[Path]) -> list[Path]:
 
 def _observed(until: Until | StoppingRule | None, checkpoints: Checkpoints, frames: Frames | None) -> Record:
     """Return the part of the record that is about what looked at the fields."""
+    if until is None or isinstance(until, Until):
+        stopped = until and until.record
+    else:
+        stopped = {
+            "tolerance": until.tolerance,
+            "change": until.change,
+            "reached": until.reached,
+            "field": until.compared,
+            "over": until.every,
+        }
     return {
-        "until": until and until.record,
+        "until": stopped,
         "checkpoints": checkpoints.written,
         "frames": frames.written if frames else 0,
         "merged_frames": frames.merged if frames else 0,
