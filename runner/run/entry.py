@@ -53,13 +53,10 @@ def main(
 
     def run(world: World, handler: FailureHandler) -> dict[str, Any]:
         width = columns if world.rank == 0 else 0
-        with (
-            ProgressBar(job.name, width) as rows,
-            StreamProgress(job.name, width, ranks=world.size) as stream,
-        ):
+        with ProgressBar(job.name, width) as rows, StreamProgress(job.name, width, ranks=world.size) as shown:
 
             def proof(done: int, total: int) -> None:
-                stream.end()
+                shown.end()
                 rows.proof(done, total)
 
             record = execute(
@@ -71,7 +68,7 @@ def main(
                 options,
                 transaction=handler.transaction,
                 progress=rows,
-                show=stream.update,
+                show=shown.update,
                 proof=proof,
                 stepped=rows.steps,
             )

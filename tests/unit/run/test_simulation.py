@@ -90,25 +90,17 @@ class Sums:
 
 
 @dataclass
-class Calm:
-    """A stopping rule: after step 6."""
+class Calm(Sums):
+    """A stopping rule: after its first comparison."""
 
     compared: str = "heat"
-    every: int = 6
     change: float | None = None
     tolerance: float = 0.5
     reached: bool = False
 
-    def begin(self, stepper: Stepper) -> None: ...
-
-    def next_step(self, done: int) -> int:
-        return 6
-
     def observe(self, stepper: Stepper) -> bool:
         self.change, self.reached = 0.25, True
         return True
-
-    def end(self, stepper: Stepper) -> None: ...
 
     def bytes_kept(self, region: Region) -> int:
         return 0
@@ -142,7 +134,7 @@ def thaw(world, argument, simulate, *, rate: float = 0.2, hold: bool = False):
     ]
     sums = Sums(3)
     options = replace(simulate.options, every=simulate.options.every or 5)
-    additions = Additions(Slope(), [sums], hold_first_row if hold else None, until=Calm())
+    additions = Additions(Slope(), [sums], hold_first_row if hold else None, until=Calm(6))
     record = simulate(melt, {"rate": rate}, sources, options, additions)
     return {"word": argument, "sums": [total for _, total in sums.seen], "steps": record["steps"]}
 
