@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import solvers
 
-from meshrun.runner.compiler.decide import fused
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.record import write_json
+from meshrun.runner.run.kernel_agreement import fused
 from meshrun.runner.run.record.record_builder import places, versions
 from meshrun.runner.steps.loop import take_steps
 from meshrun.runner.steps.stepper import Stepper

@@ -27,7 +27,7 @@ def show(
     cpu: bool,
 ) -> None:
     """Print a job's kernel to stdout, and what is to be known of it to stderr."""
-    from meshrun.runner.compiler.decide import with_inferred_halo
+    from meshrun.runner.compiler.inferred_halo import with_inferred_halo
     from meshrun.runner.errors import UserError
     from meshrun.runner.forecast.plan import describe_inputs, open_inputs
     from meshrun.runner.plan.task import plan_task

@@ -2,6 +2,8 @@
 
 `plan` goes from the options to the record, by `maps`, `steps` or `jobs`, and `table` prints it. `machine` has
 the rates, `calibrate` measures them, `place` says what ranks there can do, `model` is the time of a map run.
-It may not know the command line, or runs. Others use `plan.plan_record`, `place.Place`, `jobs.JobForecast`,
-`machine` and `maps.beside_run`.
+It knows neither the command line nor records. Others use `plan.plan_record`, `place.Place`,
+`jobs.JobForecast`, `machine` and `maps.beside_run`.
 """
+
+MAY_NOT_IMPORT = ("meshrun.launch.cli", "click", "meshrun.runner.run")

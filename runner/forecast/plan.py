@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.decide import with_inferred_halo
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError, describe

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshrun.runner.comm.threads import ThreadComm
-from meshrun.runner.compiler.compiled import DeviceKernel
-from meshrun.runner.compiler.cpp import host
-from meshrun.runner.compiler.decide import reads_of, traced
+from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel
 from meshrun.runner.compiler.passes.branches import common_operations
 from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.traced import reads_of, traced
 from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.place import Place
 from meshrun.runner.forecast.record import plan_envelope
@@ -25,12 +24,12 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.plan_options import RANKS_MOST, PlanOptions
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.grid import parse_grid
-from meshrun.runner.plan.steps import fields_memory, halo_bytes, kept_memory, most_steps, step_memory
+from meshrun.runner.plan.steps import fields_memory, halo_bytes, kept_memory, step_memory
 from meshrun.runner.plan.task import Task, check_feeds, plan_task
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.units import counted
-from meshrun.runner.steps.fused_steps import most_fused_steps, takes_several
 from meshrun.runner.steps.observers.additions import Additions
+from meshrun.runner.steps.step_counts import choose_steps
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.world.world import open_world
 
@@ -124,7 +123,7 @@ def plan_steps(
         **_enough(enough, gpu=gpu),
     }
     count = known.options.steps or 0
-    several = 1 if known.one_by_one else _steps_of_kernel(task, program, gpu=gpu)
+    several = choose_steps(task, one_by_one=known.one_by_one).at_once
     return _record(job, parameters, task, program, count, several, place, memory)
 
 
@@ -165,7 +164,7 @@ def plan_map_steps(
         "memory_limit": limit,
         **_enough(enough, gpu=gpu),
     }
-    several = _steps_of_kernel(task, program, gpu=gpu)
+    several = choose_steps(task).at_once
     return _record(job, parameters, task, program, options.steps.steps or 0, several, place, memory)
 
 
@@ -237,29 +236,18 @@ def _too_large(what: str, place: Place, needed: int, hint: str, more: str = "") 
 
 
 def _understood(task: Task, *, gpu: bool) -> tuple[Task, Program | None]:
-    """Return the task with what a run learns of its function, and the program that it is; None if it is none.
-
-    gpu: also with the kernel of it, not compiled.
-    """
+    """Return the task with its kernel, not compiled, and the program of its function; None if it is none."""
     if task.job.fuse == "off":
         return task, None
     try:
         program = traced(task)
     except NotTraceable:
         return task, None
-    kernel = None
+    widths = task.widths[: program.axes]
+    kernel: DeviceKernel | HostKernel = HostKernel(program, widths)
     if gpu:
-        widths = task.widths[: program.axes]
         kernel = DeviceKernel(program, widths, "strict", task.feed_numbers, task.boundary, task.cval)
     return replace(task, reads=reads_of(task, program), kernel=kernel), program
-
-
-def _steps_of_kernel(task: Task, program: Program | None, *, gpu: bool) -> int:
-    """Return how many steps one kernel takes."""
-    if program is None or not takes_several(task):
-        return 1
-    most = most_fused_steps(task) if gpu else host.most_steps(program.axes)
-    return min(most, most_steps(task) or most)
 
 
 def _steps(job: Job, argument: str, parameters: dict[str, Any], simulate: _StepsToPlan) -> _KnownSteps:

@@ -11,19 +11,20 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.arrays.halo.exchange import HaloPlan
-from meshrun.runner.compiler.decide import fused, with_inferred_halo
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.in_memory import Pipeline, no_progress
-from meshrun.runner.maps.split_probe.probe import check_split
+from meshrun.runner.maps.split_probe import check_split
 from meshrun.runner.plan.task import Task, check_feeds, plan_task
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.execute import call
+from meshrun.runner.run.kernel_agreement import fused
 from meshrun.runner.run.options import Options, RunContext, whole_number
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import MemorySource

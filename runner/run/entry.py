@@ -53,10 +53,10 @@ def main(
 
     def run(world: World, handler: FailureHandler) -> dict[str, Any]:
         width = columns if world.rank == 0 else 0
-        with ProgressBar(job.name, width) as rows, StreamProgress(job.name, width, ranks=world.size) as shown:
+        with ProgressBar(job.name, width) as rows, StreamProgress(job.name, width, ranks=world.size) as flow:
 
             def proof(done: int, total: int) -> None:
-                shown.end()
+                flow.end()
                 rows.proof(done, total)
 
             record = execute(
@@ -68,7 +68,7 @@ def main(
                 options,
                 transaction=handler.transaction,
                 progress=rows,
-                show=shown.update,
+                show=flow.update,
                 proof=proof,
                 stepped=rows.steps,
             )

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.arrays.load import load_blocks
 from meshrun.runner.arrays.store import store_of
-from meshrun.runner.compiler.decide import fused, with_inferred_halo
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
-from meshrun.runner.maps.split_probe.probe import check_split
+from meshrun.runner.maps.split_probe import check_split
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, in_chunks
 from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
 from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.spans import STAGES
+from meshrun.runner.run.kernel_agreement import fused
 from meshrun.runner.run.options import RunContext
 from meshrun.runner.storage.formats.registry import Sink, create, first_serial, open_sink
 from meshrun.runner.storage.journal import Journal

@@ -293,7 +293,7 @@ class RunContext:
     """Context that the functions of one run share: world, job, files, options, transaction and progress.
 
     argument: INPUT as it was given, for a job that opens it itself. stages: of a run of steps, see
-    `runner.compiler.decide.stage_lines`."""
+    `runner.compiler.lint.edge_stages.stage_lines`."""
 
     world: World
     job: Job

@@ -10,10 +10,10 @@ from typing import Any
 
 from meshrun.runner.arrays.load import load_blocks
 from meshrun.runner.arrays.store import store_of
-from meshrun.runner.compiler.decide import stage_lines
+from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.maps.split_probe.probe import check_split
+from meshrun.runner.maps.split_probe import check_split
 from meshrun.runner.maps.streamed.chunk_agreement import known_results, limits, serial_file
 from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import EVERY, FieldChange, NamedRule, StepOptions
@@ -30,11 +30,11 @@ from meshrun.runner.run.map_run import (
     planned,
 )
 from meshrun.runner.run.options import RunContext, must_fuse
-from meshrun.runner.steps.fused_steps import most_fused_steps
 from meshrun.runner.steps.loop import CheckFinite, StepObserver, Until, take_steps
 from meshrun.runner.steps.observers.additions import Additions, StoppingRule
 from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state
 from meshrun.runner.steps.observers.frames import Frames, open_frames
+from meshrun.runner.steps.step_counts import choose_steps
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.steps.streamed_steps import StreamedSteps
 from meshrun.runner.storage.checkpoint_folder import SavedState
@@ -207,7 +207,7 @@ def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
         "steps": done,
         "first": streamed.first,
         "steps_per_exchange": steps_per_pass,
-        "steps_per_kernel": 1 if single else min(most_fused_steps(whole), steps_per_pass),
+        "steps_per_kernel": 1 if single else min(choose_steps(whole).per_kernel, steps_per_pass),
         "copies": 2,
         "exchanges": 0,
         "exchange_bytes": 0,

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshrun.runner.arrays.block_layout import BlockLayout
 from meshrun.runner.arrays.halo import boxes as halo_boxes
-from meshrun.runner.arrays.halo.boxes import HaloBox, Tables
+from meshrun.runner.arrays.halo.boxes import HaloBox
 from meshrun.runner.compiler.cpp.host import Box, Copy
 from meshrun.runner.compiler.cuda.steps.layout import Axis, Sending
 from meshrun.runner.compiler.result_type import hide_output
@@ -34,8 +34,12 @@ from meshrun.runner.plan.steps import Piece, band_rows, edge_copies, read_widths
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region
 from meshrun.runner.report.phases import Phases
-from meshrun.runner.steps.fused_steps import Rows, axes_of, most_fused_steps
+from meshrun.runner.steps.fused_steps import Rows, axes_of
+from meshrun.runner.steps.step_counts import choose_steps
 from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import DeviceTables
 
 SLAB_BYTES = 4 << 20  # of which a checksum is taken at once
 
@@ -54,7 +58,7 @@ class StepBlocks:
     task: Task
     phases: Phases
     one_copy: bool = False
-    _tables: Tables | None = None  # of a device whose cells beyond the array are filled by one launch
+    _tables: DeviceTables | None = None  # of a device whose cells beyond the array are filled by one launch
 
     def lay_out(
         self,
@@ -72,7 +76,7 @@ class StepBlocks:
         self.feeds = task.feed_numbers
         self.fed = sorted(place for place in self.feeds if place is not None)
         self._apart = "here" in task.job.services
-        self.fused_steps = most_fused_steps(task)
+        self.fused_steps = choose_steps(task).per_kernel
         self._edges = [
             edge_copies(replace(one, widths=widths), self.cut, layout.region, layout.widths, task.boundary)
             for one, widths, layout in zip(task.fields, read_widths(task, 1), self.read_layouts, strict=True)
@@ -224,7 +228,7 @@ class StepBlocks:
                 layout.copy_along(read, axis, copy, shift)
             layout.fill_whole_axes(read)
 
-    def _fill_in_one_launch(self, tables: Tables, targets: list[Array]) -> Callable[[], None]:
+    def _fill_in_one_launch(self, tables: DeviceTables, targets: list[Array]) -> Callable[[], None]:
         """Return one launch that fills the cells beyond the array in the blocks of all fed inputs."""
         boxes: list[HaloBox] = []
         cells = halo_boxes.constant_cells(

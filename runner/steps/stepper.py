@@ -19,28 +19,31 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshrun.runner.arrays.halo.boxes import FieldHalos
 from meshrun.runner.arrays.halo.direct import DirectHalos
 from meshrun.runner.arrays.halo.exchange import HaloPlan, Halos
-from meshrun.runner.comm.peer_memory import Peers
 from meshrun.runner.compiler.cuda.steps.layout import Sending
 from meshrun.runner.compiler.decide import not_compiled
 from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.maps.in_memory import no_progress
 from meshrun.runner.options.step_options import HaloChoice
-from meshrun.runner.plan.steps import LINE, fastest_steps, most_steps, read_widths, rows_apart, wide_widths
+from meshrun.runner.plan.steps import LINE, read_widths, rows_apart, wide_widths
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.steps import halo_path
 from meshrun.runner.steps.blocks import StepBlocks
-from meshrun.runner.steps.fused_steps import fuses_bands, most_fused_steps, passes, prepare
+from meshrun.runner.steps.fused_steps import passes, prepare
+from meshrun.runner.steps.step_counts import choose_steps
 from meshrun.runner.system.compiler import NotCompiled
 from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import PeerArrays
 
 MEASURED = 256  # exchanges of a device that are timed; the others are assumed to take as long
 TIMED, REPLAYS = 16, 8  # exchanges of a graph, and its launches, after the loop
@@ -58,9 +61,7 @@ BeforeStep = Callable[[Sequence[Array]], None]
 class Stepper(StepBlocks):
     """This rank's blocks of a task that takes steps. Every method is collective.
 
-    steps_per_exchange: 0: as many as one kernel takes, or of kernels of one step on a device as many as take
-    the least time (`runner.plan.steps.fastest_steps`); lowered to the most that a kernel takes or the blocks
-    allow (`lowered`: why, "" if not). Of blocks that exchange nothing, the steps of one kernel. overlap: see
+    steps_per_exchange: as asked for, 0 for any; then as chosen by `steps.step_counts`. overlap: see
     above; used if only axis 0 is split and the blocks are large enough; None: on GPUs of several hosts. halo:
     auto, nccl or direct; halo_taken: direct, or the first word of the transport, "" if nothing is exchanged;
     halo_reason: why it is not direct, "" if it is. exchanges_by_kernel: whether kernels
@@ -93,10 +94,15 @@ class Stepper(StepBlocks):
 
     def __post_init__(self) -> None:
         task, rank = self.task, self.world.rank
-        fused = 1 if self.one_by_one else most_fused_steps(task)
-        if self.one_copy and not fuses_bands(task):
-            fused = 1
-        steps = self.steps_per_exchange = self._choose_steps(self.steps_per_exchange, fused)
+        counts = choose_steps(
+            task,
+            self.steps_per_exchange,
+            one_by_one=self.one_by_one,
+            one_copy=self.one_copy,
+            on_device=self.world.backend.asynchronous,
+        )
+        fused, self.lowered = counts.per_kernel, counts.lowered
+        steps = self.steps_per_exchange = counts.per_exchange
         self.plans = [
             HaloPlan(one.partition, rank, wide_widths(one, steps), task.boundary, task.cval)
             for one in task.fields
@@ -123,7 +129,7 @@ class Stepper(StepBlocks):
         self._may_overlap = (
             not self.one_copy and self._exchanging and split == [0] and smallest > steps * (low + high) > 0
         )
-        self._peers: Peers | str = ""
+        self._peers: PeerArrays | str = ""
         if self._exchanging and self.one_copy:
             self._peers = ONE_COPY
         elif self._exchanging:
@@ -160,21 +166,6 @@ class Stepper(StepBlocks):
             for place in self.fed
             for parts, width in zip(self.task.fields[place].partition.grid, widths[place], strict=True)
         )
-
-    def _choose_steps(self, asked: int, fused: int) -> int:
-        """Return the steps of a kernel or between two exchanges. asked: 0: `fused`, those of one kernel."""
-        limit = most_steps(self.task)  # 0: nothing is exchanged
-        single = fused == 1 and self.task.kernel is not None and not self.one_copy and not self.one_by_one
-        few = fastest_steps(self.task) if single and self.world.backend.asynchronous else fused
-        steps, self.lowered = asked or few, ""
-        if self.one_copy and steps > 1 and "here" in self.task.job.services:
-            steps, self.lowered = 1, "a function with `here` needs two copies of the fields"
-        if 1 < fused < steps:
-            steps, self.lowered = fused, f"one kernel takes {fused} steps"
-        if 0 < limit < steps:
-            self.lowered = f"the halo of {steps} steps is wider than the smallest block" if asked else ""
-            steps = limit
-        return steps if limit or fused > 1 else 1
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         """Return memory for a block, into which other ranks can store if halos are exchanged directly."""

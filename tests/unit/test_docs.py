@@ -36,7 +36,7 @@ from meshrun.launch.cli.main import command as root_command
 from meshrun.launch.cli.main import main
 from meshrun.launch.cli.plugins import check_words
 from meshrun.runner.comm.threads import run_ranks
-from meshrun.runner.compiler.cpp.host import most_steps as most_steps_on_a_cpu
+from meshrun.runner.compiler.cpp.host import steps_in_cache
 from meshrun.runner.compiler.cuda.steps.kernel import MOST_STEPS
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.forecast.machine import nominal
@@ -672,7 +672,7 @@ def test_the_rows_of_overlap_are_those_of_their_record() -> None:
 def test_the_page_on_kernels_has_the_steps_that_one_kernel_takes() -> None:
     text = " ".join((DOCS / "fusing.md").read_text().split())
     assert f"memory is read and written once in up to {MOST_STEPS} steps" in text
-    assert f"{most_steps_on_a_cpu(2)} steps a call ({most_steps_on_a_cpu(3)} over three axes)" in text
+    assert f"{steps_in_cache(2)} steps a call ({steps_in_cache(3)} over three axes)" in text
 
 
 @pytest.mark.parametrize(

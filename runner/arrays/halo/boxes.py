@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise, product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from meshrun.runner.device.api import Backend
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import AxisCopy, Slices, Transfer, Widths, sends, transfers
 from meshrun.runner.region import Array, Shape
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import DeviceTables
 
 KERNELS = Path(__file__).parent / "kernels" / "halo.cu"
 THREADS = 256  # of a block
@@ -98,21 +101,8 @@ def neighbours(fields: Sequence[FieldHalos], rank: int) -> list[int]:
     return sorted(to | {one.sender for field in fields for one in field.received(rank)})
 
 
-class Tables(Protocol):
-    """Addresses, tables and launches on a device; of GPUs, `runner.comm.peer_arrays.DeviceTables`."""
-
-    def address(self, array: Array) -> int:
-        """Return the address of an array."""
-
-    def upload(self, table: np.ndarray[Any, Any]) -> Array:
-        """Return a copy on the device."""
-
-    def kernel(self, path: Path, name: str) -> Callable[..., None]:
-        """Compile a kernel; call the result with (grid, block, arguments)."""
-
-
 def launch(
-    tables: Tables,
+    tables: DeviceTables,
     kernel: Callable[..., None],
     boxes: Iterable[HaloBox],
     *more: Any,

@@ -14,13 +14,13 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshrun.runner.arrays.store import gather
 from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS
-from meshrun.runner.device.api import CopyStreams, Mark
+from meshrun.runner.device.api import Mark
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.halo import Slices
@@ -42,6 +42,9 @@ from meshrun.runner.storage.formats.frame_files import (
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.storage.paths import partial_path
 from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.device.copy_streams import CopyStreams
 
 PIXELS = 1024  # most rows and columns of a picture
 ANIMATED = 512  # and of an animation's frames, which take longer to encode
