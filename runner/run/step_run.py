@@ -389,16 +389,13 @@ def _own(run: RunContext, files: Sequence[Path]) -> list[Path]:
 
 def _observed(until: Until | StoppingRule | None, checkpoints: Checkpoints, frames: Frames | None) -> Record:
     """Return the part of the record that is about what looked at the fields."""
-    if until is None or isinstance(until, Until):
-        stopped = until and until.record
-    else:
-        stopped = {
-            "tolerance": until.tolerance,
-            "change": until.change,
-            "reached": until.reached,
-            "field": until.compared,
-            "over": until.every,
-        }
+    stopped: Record | None = None
+    if until is not None:
+        stopped = {"tolerance": until.tolerance, "change": until.change, "reached": until.reached}
+        if isinstance(until, Until):
+            stopped["fields"] = list(until.fields)
+        else:
+            stopped |= {"field": until.compared, "over": until.every}
     return {
         "until": stopped,
         "checkpoints": checkpoints.written,
