@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 from meshrun.runner.plan.chunking import block_memory
+from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import AxisCopy, Widths, copies_beyond
 from meshrun.runner.plan.task import Field, Task
 from meshrun.runner.region import Region
@@ -173,8 +174,9 @@ def edge_copies(
         low, high = field.widths[axis]
         first, last = own.start[axis] - widths[axis][0], own.stop[axis] + widths[axis][1]
         before, after = range(max(-low, first), 0), range(length, min(length + high, last))
+        whole = Partition((length,), (1,))
         for positions in (before, after):
-            found += [(axis, copy) for copy in copies_beyond(length, 1, positions, positions.start, boundary)]
+            found += [(axis, copy) for copy in copies_beyond(whole, 0, positions, positions.start, boundary)]
     return found
 
 

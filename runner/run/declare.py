@@ -19,7 +19,7 @@ from meshrun.runner.errors import MeshrunError, UserError
 from meshrun.runner.job.declaration import FUSE, Halo, Job, Trials
 from meshrun.runner.job.signature import FORM, Kind, fitted, read_signature, run_name
 from meshrun.runner.options.step_options import Copies
-from meshrun.runner.plan.halo import BOUNDARIES, Boundary
+from meshrun.runner.plan.halo import Boundary, check_boundary
 
 if TYPE_CHECKING:
     from meshrun.runner.report.record import Record
@@ -399,8 +399,7 @@ def map_blocks(
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob:
-        if boundary not in BOUNDARIES:
-            raise UserError("unknown boundary", got=boundary, expected=", ".join(BOUNDARIES))
+        check_boundary(boundary)
         if fuse not in FUSE:
             raise UserError("unknown value of fuse=", got=fuse, expected=", ".join(FUSE))
         beside = {
@@ -482,6 +481,7 @@ def job(function: Callable[..., Any], /) -> DeclaredJob: ...
 def job(
     *,
     inputs: Sequence[str] = (),
+    outputs: int | Sequence[str] = 1,
     reference: Callable[..., Any] | None = None,
     verify: Callable[..., Any] | None = None,
     forecast: Callable[..., Any] | None = None,
@@ -492,6 +492,7 @@ def job(
     function: Callable[..., Any] | None = None,
     *,
     inputs: Sequence[str] = (),
+    outputs: int | Sequence[str] = 1,
     reference: Callable[..., Any] | None = None,
     verify: Callable[..., Any] | None = None,
     forecast: Callable[..., Any] | None = None,
@@ -505,12 +506,14 @@ def job(
     renamed to OUTPUT when every rank has returned. argument: INPUT as a text; the runner does not open it
     then. simulate: takes time steps of a map job that the function makes, and writes their frames to OUTPUT;
     see `runner.run.services.simulation`. With it, the options of time steps apply. inputs: the opened arrays
-    of several inputs. create: creates the array OUTPUT, whose parts all ranks write; see
-    `runner.run.services.created_output`. memory: bytes that this rank may use for arrays, of its device or,
-    for a CPU rank, of its host; with it, --host-memory and --device-memory apply.
+    of several inputs. create: creates the array OUTPUT, whose parts all ranks write, and with each further
+    call the next of several outputs; see `runner.run.services.created_output`. memory: bytes that this rank
+    may use for arrays, of its device or, for a CPU rank, of its host; with it, --host-memory and
+    --device-memory apply.
 
-    inputs: names of the inputs, if there are several. verify: (world, inputs, output, mode, **parameters) ->
-    the record of the check. `--verify` calls it on every rank, with the inputs and the created output as they
+    inputs: names of the inputs, if there are several. outputs: their number, or their names, of a job that
+    creates its outputs. verify: (world, inputs, output, mode, **parameters) -> the record of the check.
+    `--verify` calls it on every rank, with the inputs and the created output (of several, a list) as they
     are read back from their files, and "sample" or "full"; it raises RunError on every rank if the output is
     wrong. forecast: (place, inputs, **parameters) -> `runner.forecast.jobs.JobForecast`, for
     `meshrun plan`; `inputs` are pairs of shape and dtype. reference: (array, **parameters) -> the expected
@@ -520,7 +523,14 @@ def job(
 
     def declare(function: Callable[..., Any]) -> DeclaredJob:
         declared = _declare(function, "job", name, reference=reference, verify=verify, forecast=forecast)
-        return replace(declared, arrays=tuple(inputs) or declared.arrays, trials=trials)
+        names = _output_names(declared.name, outputs)
+        if len(names) > 1 and "create" not in declared.services:
+            raise UserError(
+                f"job {declared.name} has several outputs and does not create them",
+                got=f"outputs={outputs!r}",
+                hint=f"def {function.__name__}(world, input, create)",
+            )
+        return replace(declared, arrays=tuple(inputs) or declared.arrays, output_names=names, trials=trials)
 
     return declare if function is None else declare(function)
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.arrays.inputs import note
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.files import remove_path
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import names as installed
-from meshrun.runner.maps.decoded_inputs import open_decoded
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.maps.reduce import Tiles, reduce_array
 from meshrun.runner.maps.streamed.chunk_agreement import limits
@@ -402,10 +402,10 @@ def _result(run: RunContext) -> Record:
     run.inputs.check(run.world)
     proof, results = None, None
     if create is not None:
-        if create.sink is None:
-            raise RunError(f"job {run.job.name} returned without creating its output {run.targets[0]}")
-        proof, kind = create.finish()
-        results = [kind]
+        missing = run.targets[len(create.sinks) :]
+        if missing:
+            raise RunError(f"job {run.job.name} returned without creating its output {missing[0]}")
+        proof, results = create.finish()
     elif options.verify != "off":
         from meshrun.runner.run.verify.results import verify_result
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from meshrun.runner.arrays.load import load_blocks
+from meshrun.runner.arrays.load import load_arrays
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
@@ -192,11 +192,10 @@ def _in_one_piece(run: RunContext, task: Task) -> Record:
     known = create_outputs(run, task) if task.results else None
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap
     pipeline = Pipeline(world, task, run.phases, overlap, run.progress)
-    blocks = load_blocks(world, run.sources, task, pipeline.halos.plans, run.phases)
-    task = pipeline.prepare(blocks)
+    task = pipeline.prepare(load_arrays(world, run.sources, pipeline.plans, run.phases))
     sinks = known or create_outputs(run, task)
     stores = [store_of(world, task, sink, run.phases, number) for number, sink in enumerate(sinks)]
-    for region, results in pipeline.results(blocks):
+    for region, results in pipeline.results():
         for number, result in enumerate(results):
             stores[number].put(task.output_region(region, number), result)
     for store in stores:
@@ -264,21 +263,26 @@ def create_outputs(run: RunContext, task: Task) -> list[Sink]:
     return create_files(run, opened)
 
 
-def create_files(run: RunContext, opened: Callable[[], list[Sink]]) -> list[Sink]:
-    """Create the files of the sinks that `opened` returns, under temporary names. Collective."""
+def create_files(
+    run: RunContext, opened: Callable[[], list[Sink]], before: Sequence[Sink] = ()
+) -> list[Sink]:
+    """Create the files of the sinks that `opened` returns, under temporary names. Collective.
+
+    before: sinks of the run's first outputs, which are there already.
+    """
 
     def make() -> list[Sink]:
         sinks = opened()
-        for target, sink in zip(run.targets, sinks, strict=True):
+        for target, sink in zip(run.targets[len(before) :], sinks, strict=False):
             if run.options.verify != "off" and not sink.lossless:
                 raise UserError(
                     f"--verify reads the output back, and {target.suffix} does not store it exactly",
                     hint="an output that ends in .png or .npy",
                 )
-        run.transaction.track_partial(*(sink.partial for sink in sinks))
+        run.transaction.track_partial(*(sink.partial for sink in (*before, *sinks)))
         create(sinks)
         return sinks
 
     sinks = run.world.on_root(make)
-    run.transaction.track_partial(*(sink.partial for sink in sinks))
+    run.transaction.track_partial(*(sink.partial for sink in (*before, *sinks)))
     return sinks

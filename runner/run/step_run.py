@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meshrun.runner.arrays.load import load_blocks
+from meshrun.runner.arrays.load import load_arrays
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.errors import RunError, UserError
@@ -264,7 +264,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
         asked, taken = steps.steps_per_exchange, stepper.steps_per_exchange
         run.world.warn(f"--steps-per-exchange {asked} is lowered to {taken}: {stepper.lowered}")
     sources = _sources(task, run.sources, state.fields if state else {})
-    stepper.start(load_blocks(world, sources, task, stepper.plans, run.phases, stepper))
+    stepper.start(load_arrays(world, sources, stepper.plans, run.phases, stepper))
     run.inputs.check(world)
     until = _until(run, additions, state)
     observers = _observers(steps, additions, frames, until, checkpoints)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.compiler.cuda.steps.layout import Axis
 from meshrun.runner.system.compiler import NotCompiled
@@ -13,15 +13,14 @@ if TYPE_CHECKING:
 Rows = tuple[int, int]
 
 
-def prepare(blocks: StepBlocks, steps: int) -> NotCompiled | None:
+def prepare(blocks: StepBlocks[Any], steps: int) -> NotCompiled | None:
     """Compile the kernel for so many steps of these blocks; return why it does not compile."""
     kernel = blocks.task.kernel
     if kernel is None or blocks.region.size == 0:
         return None
-    fed = [blocks.own(place) for place in blocks.fed]
+    arrays = [state[place].interior for state in (blocks.arrays, blocks.spare) for place in blocks.fed]
     try:
-        spare = [blocks.spare_own(place) for place in blocks.fed]
-        kernel.prepare_steps(steps, [*fed, *spare], sends=blocks.sending() is not None)
+        kernel.prepare_steps(steps, arrays, sends=blocks.sending() is not None)
     except NotCompiled as reason:
         return reason
     return None
@@ -38,7 +37,7 @@ def passes(steps: int, most: int) -> dict[int, int]:
     return {taken: kernels for taken, kernels in found.items() if kernels}
 
 
-def axes_of(blocks: StepBlocks, rows: Rows, valid: int) -> list[Axis]:
+def axes_of(blocks: StepBlocks[Any], rows: Rows, valid: int) -> list[Axis]:
     """Return what lies beside some rows along each of the array's axes.
 
     rows: first and last + 1, counted from the first own row; all own rows unless axis 0 is cut. valid: steps

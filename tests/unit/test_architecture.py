@@ -35,7 +35,6 @@ FLOORS = (
 OWED = {
     ("runner/arrays/fingerprint.py", "meshrun.runner.job.declaration.Job"),
     ("runner/arrays/inputs.py", "meshrun.runner.job.declaration.Job"),
-    ("runner/maps/streamed/endpoints.py", "meshrun.runner.steps.chunk_steps.ChunkSteps"),
 }
 # What the words of rooms' paragraphs mean: "It knows no ranks" has meshrun.runner.world in MAY_NOT_IMPORT.
 KNOWN_AS = {

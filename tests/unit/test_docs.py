@@ -131,6 +131,28 @@ def test_the_jobs_pages_power_spectrum_is_numpys(tmp_path: Path, ranks: int) -> 
     assert done[0]["result"]["total"] == pytest.approx(expected.sum())
 
 
+@pytest.mark.parametrize("ranks", [1, 3, 8])
+def test_the_jobs_pages_iteration_has_numpys_bits(tmp_path: Path, ranks: int) -> None:
+    """Also on ranks without cells. The number of iterations depends on the bits of a reduction."""
+    charge = np.random.default_rng(5).random((6, 9)).astype(np.float32)
+    np.save(tmp_path / "in.npy", charge)
+    jacobi, source = jobs_of_the_page()["jacobi"], tmp_path / "in.npy"
+    outs = [tmp_path / "potential.npy", tmp_path / "residual.npy"]
+    done = run_ranks(ranks, lambda comm: run(jacobi, source, outs, world=open_world("cpu", control=comm)))
+    result = done[0]["result"]
+    potential = np.zeros(charge.shape)
+    for _ in range(result["iterations"] + 1):
+        b, before = np.pad(potential, 1), potential
+        around = b[:-2, 1:-1] + b[2:, 1:-1] + b[1:-1, :-2] + b[1:-1, 2:]
+        residual = charge + around - 4 * before
+        potential = before + residual / 4
+    np.testing.assert_array_equal(np.load(outs[0]), before)
+    np.testing.assert_array_equal(np.load(outs[1]), residual)
+    assert result["residual"] == pytest.approx(np.linalg.norm(residual), rel=1e-12)
+    assert result["residual"] <= 1e-3 * np.linalg.norm(charge)
+    assert result["iterations"] == 87
+
+
 def run_commands(
     page: Path, folder: Path, ends: Mapping[str, Collection[int]] = MappingProxyType({})
 ) -> dict[str, subprocess.CompletedProcess[str]]:

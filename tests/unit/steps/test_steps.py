@@ -332,7 +332,7 @@ def test_other_texts_are_refused(until: Any) -> None:
 
 def test_exchanges_take_at_most_all_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first step, the other ranks wait in an exchange for the rank that reads longer."""
-    load = step_run.load_blocks
+    load = step_run.load_arrays
 
     def slow(world: Any, *arguments: Any) -> Any:
         found = load(world, *arguments)
@@ -340,7 +340,7 @@ def test_exchanges_take_at_most_all_of_the_loop(tmp_path: Path, monkeypatch: pyt
             time.sleep(0.5)
         return found
 
-    monkeypatch.setattr(step_run, "load_blocks", slow)
+    monkeypatch.setattr(step_run, "load_arrays", slow)
     _, record = stepped(tmp_path, relax, [np.ones((9, 9))], 3, ranks=2)
     assert record["steps"]["exchanges"] > 0
     assert 0 < record["steps"]["exchange_fraction"] <= 1
