@@ -466,7 +466,7 @@ class _Moves:
             self.shift[axis.axis] = axis.first - reference.first
 
     def fix(self, layout: Layout) -> None:
-        """Bring the positions at which one index was taken to the result's, which gets those that it lacks."""
+        """Bring positions at which one index was taken to the result's, which gets those that it lacks."""
         for axis, at in self.operand._fixed.items():
             if axis in layout.fixed:
                 self.shift[axis] = at - layout.fixed[axis]
@@ -476,7 +476,7 @@ class _Moves:
                 raise NotTraceable(ONE_ROW)
 
     def check(self, layout: Layout) -> None:
-        """Refuse an operand that has no axis where the result has a position, and is not the same along it."""
+        """Refuse an operand without an axis along which the result has a position, if it varies along it."""
         has = {axis.axis for axis in self.operand._axes if isinstance(axis, Along)} | set(self.operand._fixed)
         if any(self.varies(axis) for axis in set(layout.fixed) - has):
             raise NotTraceable("combines cells of different places")

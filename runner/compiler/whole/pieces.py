@@ -23,8 +23,11 @@ from meshrun.runner.region import Array, Shape
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of positions. first, last: per axis, of its cells; last is the position after. results: a node per
-    component of each output, without conditions but those of strides."""
+    """A box of positions.
+
+    first, last: per axis, of its cells; last is the position after them. results: a node per component of each
+    output, without conditions but those of strides.
+    """
 
     first: Shape
     last: Shape
