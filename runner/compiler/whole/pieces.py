@@ -25,8 +25,8 @@ from meshrun.runner.region import Array, Shape
 class Piece:
     """A box of positions.
 
-    first, last: per axis, of its cells; last is the position after them. results: a node per component of each
-    output, without conditions but those of strides.
+    first, last: per axis, of its cells; last is the position after them. results: a node per component of
+    each output, without conditions but those of strides.
     """
 
     first: Shape
