@@ -13,7 +13,7 @@ from meshrun.runner.report.record import STDOUT, plain, stdout_for
 from meshrun.runner.report.stream_progress import StreamProgress
 from meshrun.runner.report.summary import render, show_result
 from meshrun.runner.run.declare import renamed_options
-from meshrun.runner.run.execute import Options, execute
+from meshrun.runner.run.execute import Options, RunProgress, execute
 from meshrun.runner.run.options import as_options, rename_options
 from meshrun.runner.system.launcher import BY_HAND, Started
 from meshrun.runner.world.failure import FailureHandler
@@ -59,18 +59,10 @@ def main(
                 flow.end()
                 rows.proof(done, total)
 
+            progress = RunProgress(rows, flow.update, proof, rows.steps)
+            transaction = handler.transaction
             record = execute(
-                world,
-                job,
-                inputs,
-                outputs,
-                parameters,
-                options,
-                transaction=handler.transaction,
-                progress=rows,
-                show=flow.update,
-                proof=proof,
-                stepped=rows.steps,
+                world, job, inputs, outputs, parameters, options, transaction=transaction, progress=progress
             )
         values: dict[str, Any] = plain(record, texts=False)
         if world.rank == 0 and on_record is None:

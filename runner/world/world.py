@@ -15,7 +15,7 @@ from meshrun.runner.comm.checksum.checked import SHARE, CheckedControl, Checksum
 from meshrun.runner.comm.checksum.sums import sums_of
 from meshrun.runner.comm.collective_call import collective_call, gather_calls, on_root
 from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
-from meshrun.runner.comm.recorded import RecordedControl
+from meshrun.runner.comm.recorded import Trail
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line, is_met_by_all, tell
@@ -157,6 +157,11 @@ class World(Group):
         """Call `function` on every rank; if any fails, raise the first one's error on all. Collective."""
         return collective_call(self.control, function, f"[{self.here}]")
 
+    def gather_calls(self, function: Callable[[], Value]) -> list[Value]:
+        """Call `function` on every rank; return all values, in rank order. Collective, with the errors of
+        `collective_call`."""
+        return gather_calls(self.control, function, f"[{self.here}]")
+
     def collectives(
         self,
         group: Control,
@@ -216,7 +221,7 @@ def open_world(
     control = control or find_ranks(expected_ranks)
     host, host_id = identify_host()
     where = f"[rank {control.rank}, host {host}]"
-    surveys = gather_calls(control, lambda: (host_id, visible_gpus(device)), where)
+    surveys = gather_calls(control, lambda: (host_id, visible_gpus(device)), where, names_rank=True)
     host_ids = [survey[0] for survey in surveys]
     visible = [survey[1] for survey in surveys]
     local = host_ids[: control.rank].count(host_id)
@@ -242,12 +247,12 @@ def open_world(
     if record is not None:
         recorder, reasons = open_recorder(control, ranks, run_id, record)
         warnings += reasons
-    own = RecordedControl(control, recorder) if isinstance(recorder, Recorder) else control
+    control.trail = Trail(recorder, "world", range(control.size)) if isinstance(recorder, Recorder) else None
     on_gpu = backend.device.kind == "cuda"
     listens = launcher.default_variable(nccl_ras.ADDRESS, nccl_ras.address_of(run_id))
     with listens if on_gpu else nullcontext():
-        arrays = open_arrays(own, backend, shared_gpu=bool(clash))
-    return World(own, arrays, backend, ranks, run_id, warnings, recorder=recorder)
+        arrays = open_arrays(control, backend, shared_gpu=bool(clash))
+    return World(control, arrays, backend, ranks, run_id, warnings, recorder=recorder)
 
 
 def with_checksums(world: World, choice: Checksum) -> World:

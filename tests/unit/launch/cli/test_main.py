@@ -302,7 +302,7 @@ def test_the_help_has_a_sentence_for_every_command_of_ours(capsys: pytest.Captur
     ours = {
         entry.name: entry
         for entry in entry_points_of(group="meshrun.commands")
-        if entry.value.startswith(("launch.", "jobs."))
+        if entry.value.startswith(("meshrun.launch.", "meshrun.jobs."))
     }
     assert {"bench", "doctor", "launch", "plan", "validate"} <= set(ours)
     assert main(["--help"]) == 0

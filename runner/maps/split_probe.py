@@ -17,6 +17,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from meshrun.runner.compiler.lint.causes import explain
+from meshrun.runner.compiler.lint.needs import needs_of
 from meshrun.runner.compiler.result_type import hide_output, result_buffers, types_of
 from meshrun.runner.compiler.samples import Sample, samples
 from meshrun.runner.device.api import Backend
@@ -24,8 +26,6 @@ from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.maps.reduce import to_host
-from meshrun.runner.maps.split_probe.causes import explain
-from meshrun.runner.maps.split_probe.source import needs_of
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.world.world import World
@@ -51,15 +51,20 @@ class Difference:
 
 
 def check_split(world: World, task: Task) -> None:
-    """Raise UserError on every rank if the task's result depends on how its array is cut. Collective.
+    """Raise UserError on every rank if the task's result depends on how its array is cut. Collective."""
+    world.on_root(lambda: refuse_split(world, task))
 
-    Rank 0 calls the function; `split_dependent=True` in the decorator, and arrays without cells, are skipped.
+
+def refuse_split(world: World, task: Task) -> None:
+    """Raise UserError if the task's result depends on how its array is cut. On one rank.
+
+    Jobs with `split_dependent=True` in the decorator, and arrays without cells, are skipped.
     """
     if task.job.kind != "map" or task.job.split_dependent or any(0 in field.shape for field in task.fields):
         return
     # A function that became a kernel has been compared with it in NumPy.
     backend = world.backend if task.kernel is None else CpuBackend()
-    error = world.on_root(lambda: refusal(task, backend, world.here.host))
+    error = refusal(task, backend, world.here.host)
     if error is not None:
         raise error
 
