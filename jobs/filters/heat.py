@@ -9,6 +9,7 @@ import numpy as np
 
 import meshrun
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.spelling import option
 
 
 def _check(shape: tuple[int, ...], dtype: np.dtype[Any], /, *, dt: float = 0.1, largest: float = 1.0) -> None:
@@ -21,14 +22,15 @@ def _check(shape: tuple[int, ...], dtype: np.dtype[Any], /, *, dt: float = 0.1, 
         )
     for name, value in (("dt", dt), ("largest", largest)):
         if not (np.isfinite(value) and value > 0):
-            raise UserError(f"--{name} is a positive number", got=f"{value:g}")
+            raise UserError(f"{option(name)} is a positive number", got=f"{value:g}")
     most = 1 / (2 * axes * largest)
     if dt > most:
+        rounded = float(f"{most:.3g}")
         raise UserError(
             "the time step is too long: differences between cells would grow",
-            got=f"--dt {dt:g}",
+            got=option("dt", dt),
             expected=f"{most:.6g} or less, with a diffusivity of up to {largest:g} along {axes} axes",
-            hint=f"--dt {most:.3g}" if float(f"{most:.3g}") <= most else f"--dt {0.99 * most:.3g}",
+            hint=option("dt", rounded if rounded <= most else float(f"{0.99 * most:.3g}")),
         )
 
 

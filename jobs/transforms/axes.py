@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.spelling import option
 
 
 def parse_axes(text: str | None) -> tuple[int, ...] | None:
@@ -13,5 +14,5 @@ def parse_axes(text: str | None) -> tuple[int, ...] | None:
         return tuple(int(word) for word in text.split(","))
     except ValueError:
         raise UserError(
-            "--axes does not parse", got=repr(text), expected="numbers such as 0,2 or -1"
+            f"{option('axes')} does not parse", got=repr(text), expected="numbers such as 0,2 or -1"
         ) from None

@@ -22,6 +22,7 @@ from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS, NotTraceable, t
 from meshrun.runner.device.api import Device
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.task import ArrayType, Task, halo_hint
 from meshrun.runner.region import HostArray
 from meshrun.runner.system.compiler import NotCompiled
@@ -319,7 +320,8 @@ def not_compiled(task: Task, why: str, line: int) -> UserError:
     return UserError(
         f"job {task.job.name}: the kernel made of its function does not compile",
         got=f"{_place(task, line)}{why}",
-        hint="--fuse off, which calls the function as it is; `meshrun kernel` prints the kernel",
+        hint=f"{option('fuse', 'off')}, which calls the function as it is; "
+        "`meshrun kernel` prints the kernel",
         everywhere=True,
     )
 

@@ -21,6 +21,7 @@ from meshrun.runner.forecast.record import SCHEMA, record
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.decoded_inputs import check_decoded
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks
+from meshrun.runner.options.spelling import command_option, option
 from meshrun.runner.options.step_options import Copies
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import PLAIN, Files, check_limit, not_streamed
@@ -88,30 +89,30 @@ def plan_record(
             grid,
             StreamOptions(chunk_bytes, host_memory, device_memory, depth),
             {
-                "--input-shape": input_shape,
-                "--input-dtype": input_dtype,
-                "--input-order": input_order,
-                "--boundary": boundary,
-                "--cval": cval,
-                "--depth": depth,
-                "--chunk-bytes": chunk_bytes,
-                "--exchange-rate": exchange_rate,
-                "--network-rate": network_rate,
+                "input_shape": input_shape,
+                "input_dtype": input_dtype,
+                "input_order": input_order,
+                "boundary": boundary,
+                "cval": cval,
+                "depth": depth,
+                "chunk_bytes": chunk_bytes,
+                "exchange_rate": exchange_rate,
+                "network_rate": network_rate,
             },
             gpu is None,
             copies,
             steps,
         )
     if steps is None:
-        _refuse(job, {"--copies": None if copies == "auto" else copies})
+        _refuse(job, {"copies": None if copies == "auto" else copies})
     form = form_of(input_shape, input_dtype, input_order)
     if job.forecast is not None:
         of_maps = {
-            "--grid": grid,
-            "--boundary": boundary,
-            "--cval": cval,
-            "--depth": depth,
-            "--chunk-bytes": chunk_bytes,
+            "grid": grid,
+            "boundary": boundary,
+            "cval": cval,
+            "depth": depth,
+            "chunk_bytes": chunk_bytes,
         }
         _refuse(job, of_maps)
         sources = open_inputs(job, inputs, form)
@@ -127,7 +128,7 @@ def plan_record(
             f"job {job.name} cannot be planned",
             expected="a job made by map_blocks, one that takes steps, or one with forecast=",
         )
-    _refuse(job, {"--exchange-rate": exchange_rate, "--network-rate": network_rate})
+    _refuse(job, {"exchange_rate": exchange_rate, "network_rate": network_rate})
     sources = open_inputs(job, inputs, form)
     arrays, files, notes = describe_inputs(job, sources, form)
     machine = _machine(gpu)
@@ -161,7 +162,11 @@ def plan_record(
 
 def _hosts(given: int | None, ranks: int, machine: Machine) -> int:
     if given is not None and given > ranks:
-        raise UserError("--hosts is more than --ranks", got=f"{given} hosts", expected=f"at most {ranks}")
+        raise UserError(
+            f"{option('hosts')} is more than {option('ranks')}",
+            got=f"{given} hosts",
+            expected=f"at most {ranks}",
+        )
     return min(given or -(-ranks // (machine.gpus or ranks)), ranks)
 
 
@@ -172,11 +177,14 @@ def _assumed(found: Record, machine: Machine, unnamed: bool) -> list[str]:
     found["machine"]["assumed"] = assumed
     if assumed:
         notes.append(
-            f"no --gpu and no measured rates: assuming hosts with {machine.gpus} {machine.name} GPUs; "
-            "use --gpu cpu for hosts without GPUs"
+            f"no {option('gpu')} and no measured rates: assuming hosts with {machine.gpus} {machine.name} "
+            f"GPUs; use {option('gpu', 'cpu')} for hosts without GPUs"
         )
     if not machine.measured:
-        notes.append("rates are nominal: run meshrun plan --calibrate on the machine to measure them")
+        notes.append(
+            f"rates are nominal: run meshrun plan {command_option('calibrate')} on the machine to "
+            "measure them"
+        )
     return notes
 
 
@@ -207,16 +215,18 @@ def _steps_record(
 
 def _refuse_chunks(chunk_bytes: int | None, depth: int | None) -> None:
     """UserError for options with which steps pass through the memory in chunks."""
-    for name, value in (("--chunk-bytes", chunk_bytes), ("--depth", depth)):
+    for name, value in (("chunk_bytes", chunk_bytes), ("depth", depth)):
         if value is not None:
-            raise UserError("steps in chunks have no plan", got=f"{name} {value}", hint=f"leave {name} out")
+            raise UserError(
+                "steps in chunks have no plan", got=option(name, value), hint=f"leave {option(name)} out"
+            )
 
 
 def _refuse(job: Job, options: dict[str, Any]) -> None:
     """UserError if one of the options is given, which do not apply to the job."""
     given = next((name for name, value in options.items() if value is not None), None)
     if given is not None:
-        raise UserError(f"{given} does not apply to job {job.name}", got=options[given])
+        raise UserError(f"{option(given)} does not apply to job {job.name}", got=options[given])
 
 
 def open_inputs(job: Job, inputs: Sequence[str], form: Forms) -> list[Source]:
@@ -254,13 +264,17 @@ def describe_inputs(
 def _described(form: Form | None) -> ArrayType:
     """Return the shape and dtype of an array that options describe instead of a file."""
     if form is None or form.shape is None:
-        raise UserError("no array to plan for", got="neither INPUT nor --shape", expected="one of them")
+        raise UserError(
+            "no array to plan for", got=f"neither INPUT nor {option('shape')}", expected="one of them"
+        )
     if form.dtype is None:
-        raise UserError("--shape needs an element type", hint="--input-dtype float32")
+        raise UserError(f"{option('shape')} needs an element type", hint=option("input_dtype", "float32"))
     try:
         return form.shape, np.dtype(form.dtype)
     except (TypeError, ValueError) as reason:
-        raise UserError("unknown --input-dtype", got=form.dtype, expected="uint8, float32, ...") from reason
+        raise UserError(
+            f"unknown {option('input_dtype')}", got=form.dtype, expected="uint8, float32, ..."
+        ) from reason
 
 
 def _machine(gpu: str | None) -> Machine:
@@ -275,15 +289,15 @@ def _settled(task: Task) -> Task:
         raise UserError(
             f"job {task.job.name} fails when called on zeros to find its result type",
             why=describe(reason).partition(". Try: ")[0],
-            hint="declare out= in its decorator; --debug shows the traceback",
+            hint=f"declare out= in its decorator; {option('debug', True)} shows the traceback",
         ) from reason
 
 
 def _check_memory(machine: Machine, options: StreamOptions, sources: Sequence[Source] = ()) -> None:
     """UserError for more memory than the machine has, which without measurements is known only of its GPU,
-    and for pictures that do not fit it or --host-memory when they are decoded."""
+    and for pictures that do not fit it or host_memory when they are decoded."""
     gigabyte = 1 if machine.measured else 2**30 / 10**9  # a data sheet's GB may be either
     host, device = machine.memory if machine.measured else 0, int(gigabyte * machine.device_memory)
-    check_limit("--host-memory", options.host_memory, host, machine.name)
-    check_limit("--device-memory", options.device_memory, device, machine.name)
+    check_limit("host_memory", options.host_memory, host, machine.name)
+    check_limit("device_memory", options.device_memory, device, machine.name)
     check_decoded(sources, options.host_memory, host)

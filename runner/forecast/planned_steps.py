@@ -23,6 +23,7 @@ from meshrun.runner.forecast.forecast import limits_on, ranks_of_host
 from meshrun.runner.forecast.machine import Machine
 from meshrun.runner.forecast.record import plan_envelope, type_record
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import Copies, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.steps import fields_memory, halo_bytes, kept_memory, most_steps, step_memory
@@ -76,7 +77,7 @@ class _StepsToPlan:
         needed = -(-total // self.ranks)
         if total >= LONG_LOOK and needed > self.limit:
             part = self.limit * (1 if self.gpu else self.local)
-            hint = f"{_more(-(-total // max(part, 1)), gpu=self.gpu)}, or a smaller --size"
+            hint = f"{_more(-(-total // max(part, 1)), gpu=self.gpu)}, or a smaller {option('size')}"
             raise _too_large(f"fields of {total:,} bytes", self.ranks, needed, self.limit, hint)
 
     def __call__(
@@ -134,7 +135,9 @@ def plan_steps(
     else:  # ranks of one host share its memory
         enough = -(-least(1) // (limit * local)) if limit else None
     if needed > limit:
-        hint = _more(enough, gpu=gpu) + (", or --copies one" if copies == "two" and one <= limit else "")
+        hint = _more(enough, gpu=gpu) + (
+            f", or {option('copies', 'one')}" if copies == "two" and one <= limit else ""
+        )
         shown = "x".join(map(str, reversed(task.shape)))
         raise _too_large(f"{shown} cells", ranks, needed, limit, hint)
     memory = {
@@ -186,7 +189,7 @@ def plan_map_steps(
     if needed > limit:
         hint = _more(enough, gpu=gpu)
         if not once and _memory(task)[0] <= limit:
-            hint += ", or --copies one"
+            hint += f", or {option('copies', 'one')}"
         what = f"fields of {'x'.join(map(str, task.shape))}"
         raise _too_large(
             what, ranks, needed, limit, hint, "" if once else ", and steps in chunks have no plan"

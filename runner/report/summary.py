@@ -7,6 +7,7 @@ from typing import Any, TextIO
 
 from meshrun.runner.errors import show
 from meshrun.runner.forecast.table import render_comparison
+from meshrun.runner.options.spelling import option
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.table import table
 from meshrun.runner.report.units import bytes_text, cells_text, counted, figure, seconds_text
@@ -96,7 +97,7 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
             f"  {counted(steps['steps_per_kernel'], 'step')} in each kernel, between one read and one write"
         )
     if steps.get("copies") == 1:
-        notes.append("  fields in memory once (--copies one)")
+        notes.append(f"  fields in memory once ({option('copies', 'one')})")
     if steps["passes"]:
         each = counted(steps["steps_per_exchange"], "step")
         several = "es" if steps["passes"] > 1 else ""
@@ -133,7 +134,7 @@ def _until_notes(until: Record) -> list[str]:
         if change is None:
             return [
                 f"  not known whether a step changes {names} by at most {tolerance}: none was checked "
-                "(--every N)"
+                f"({option('every', metavar='N')})"
             ]
         verdict = "reached" if until["reached"] else "not reached"
         return [f"  largest change {change:.3g} in a step, of {names}: {tolerance} {verdict}"]

@@ -23,6 +23,7 @@ from meshrun.runner.maps.decoded_inputs import open_decoded
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.maps.reduce import Tiles, reduce_array
 from meshrun.runner.maps.streamed.chunk_agreement import limits
+from meshrun.runner.options.spelling import option, run_command
 from meshrun.runner.plan.task import check_unmasked, in_own_byte_order
 from meshrun.runner.region import Region
 from meshrun.runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, write_json
@@ -105,7 +106,9 @@ def execute(
     """
     begin, started = time.perf_counter(), datetime.now(timezone.utc)
     if options.verify not in VERIFY:
-        raise UserError("unknown --verify", got=options.verify, expected=", ".join(VERIFY), everywhere=True)
+        raise UserError(
+            f"unknown {option('verify')}", got=options.verify, expected=", ".join(VERIFY), everywhere=True
+        )
     world = with_checksums(world, options.checksum)
     parameters = world.collective_call(lambda: job.complete(parameters))
     paths = world.collective_call(lambda: name_files(job, as_list(inputs), as_list(outputs)))
@@ -212,7 +215,7 @@ def name_files(
             raise UserError(
                 f"job {job.name} writes a file: OUTPUT is missing",
                 expected="OUTPUT after INPUT",
-                hint=f"meshrun run {job.name} {inputs[0]} OUTPUT" if job.name in installed() else None,
+                hint=run_command(f"{job.name} {inputs[0]} OUTPUT") if job.name in installed() else None,
             )
         raise wrong_number(job, [*inputs, *outputs])
     several = sum(map(len, wanted)) > 2
@@ -264,9 +267,9 @@ def _check_files(
     for target in targets:
         _check_target(job, target, folder)
     more: tuple[tuple[str, str | None], ...] = (
-        ("--json", options.json),
-        ("--timeline", options.stream.timeline),
-        ("--frames", options.steps.frames),
+        (option("json"), options.json),
+        (option("timeline"), options.stream.timeline),
+        (option("frames"), options.steps.frames),
     )
     of_job = {name: file for name, (file, _) in _path_parameters(job, parameters).items()}
     read = ("INPUT", *of_job)
@@ -279,7 +282,7 @@ def _check_files(
     if options.json not in (None, STDOUT):
         check_place(Path(options.json), "record")
     for (one, first), (other, second) in combinations(given, 2):
-        if one in of_job and other in ("OUTPUT", "--frames") and job.kind != "job":
+        if one in of_job and other in ("OUTPUT", option("frames")) and job.kind != "job":
             _check_outside(one, Path(first), split(named(other, second))[0])
         # An input may be read twice, and an old file is replaced only when the new one is complete.
         if one in read and other in (*read, "OUTPUT"):
@@ -320,7 +323,7 @@ def _path_parameters(job: Job, parameters: dict[str, Any]) -> dict[str, tuple[Pa
     """Return the files that a job's own parameters name, by their option."""
     renamed = renamed_options(job)
     return {
-        f"parameter {one.name}" if one.name in renamed else f"--{one.name.replace('_', '-')}": split(
+        f"parameter {one.name}" if one.name in renamed else option(one.name): split(
             Path(parameters[one.name])
         )
         for one in job.parameters
@@ -369,14 +372,15 @@ def _result(run: RunContext) -> Record:
     options = run.options
     if options.form is not None and not run.job.opens_input:
         raise UserError(
-            f"--input-shape, --input-dtype and --input-order do not apply to job {run.job.name}",
+            f"{option('input_shape')}, {option('input_dtype')} and {option('input_order')} do not apply "
+            f"to job {run.job.name}",
             expected="a job whose INPUT is an array",
             everywhere=True,
         )
-    of_blocks: dict[str, object] = {"--boundary": options.boundary, "--cval": options.cval}
+    of_blocks: dict[str, object] = {"boundary": options.boundary, "cval": options.cval}
     if not run.job.takes_steps:
-        of_blocks |= {"--grid": options.grid, "--overlap": options.overlap}
-    given = [name for name, value in of_blocks.items() if value is not None]
+        of_blocks |= {"grid": options.grid, "overlap": options.overlap}
+    given = [option(name) for name, value in of_blocks.items() if value is not None]
     stream = replace(options.stream, resume=False) if run.job.takes_steps else options.stream
     if "memory" in run.job.services:
         stream = replace(stream, host_memory=None, device_memory=None)
@@ -388,8 +392,9 @@ def _result(run: RunContext) -> Record:
     checked = run.job.reference is not None or run.job.verify is not None
     if options.verify != "off" and run.job.kind == "job" and not checked:
         raise UserError(
-            f"--verify: job {run.job.name} has no reference to compare with",
-            hint="without --verify; a job of your own takes reference= or verify= in its decorator",
+            f"{option('verify')}: job {run.job.name} has no reference to compare with",
+            hint=f"without {option('verify')}; a job of your own takes reference= or verify= in its "
+            "decorator",
             everywhere=True,
         )
     partial = output = None

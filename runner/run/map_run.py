@@ -15,6 +15,7 @@ from meshrun.runner.forecast.record import type_record
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
 from meshrun.runner.maps.split_probe.probe import check_split
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, in_chunks
+from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
 from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import Task, plan_task
@@ -93,7 +94,7 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
     """Run streamed. task: cut into a block for each rank, its results known."""
     world, options = run.world, run.options
     if options.overlap is not None:
-        raise UserError("--overlap does not apply: streamed runs always overlap", everywhere=True)
+        raise UserError(f"{option('overlap')} does not apply: streamed runs always overlap", everywhere=True)
     grid, count = streamed_grid(options.grid, world.size)
     own_grid = has_own_grid(options.grid, world.size)
     if own_grid:
@@ -280,7 +281,8 @@ def create_files(run: RunContext, opened: Callable[[], list[Sink]]) -> list[Sink
         for target, sink in zip(run.targets, sinks, strict=True):
             if run.options.verify != "off" and not sink.lossless:
                 raise UserError(
-                    f"--verify reads the output back, and {target.suffix} does not store it exactly",
+                    f"{option('verify')} reads the output back, and {target.suffix} does not store "
+                    "it exactly",
                     hint="an output that ends in .png or .npy",
                 )
         run.transaction.track_partial(*(sink.partial for sink in sinks))

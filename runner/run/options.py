@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,10 +16,11 @@ import numpy as np
 from meshrun.runner.arrays.inputs import Inputs
 from meshrun.runner.comm.checksum.checked import Checksum
 from meshrun.runner.compiler.decide import Fusion
-from meshrun.runner.errors import MeshrunError, UserError, is_of_the_runner
+from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import FUSE, FUSE_MATH, Job
 from meshrun.runner.job.signature import FORM
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
+from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import (
     COLORS,
     COPIES,
@@ -121,7 +121,7 @@ def checked(name: str, value: Any) -> Any:
 
 
 def _invalid(name: str, what: str) -> UserError:
-    return UserError(f"Invalid value for '--{name.replace('_', '-')}': {what}")
+    return UserError(f"Invalid value for {option(name)!r}: {what}")
 
 
 def whole_number(value: Any) -> int | None:
@@ -224,7 +224,7 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
 
 
 def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | tuple[Form, ...] | None:
-    """Build a Form from --shape, --dtype and --order; None if none of them is given.
+    """Build a Form from the options shape, dtype and order; None if none of them is given.
 
     Commas separate the shapes and the dtypes of several inputs: a Form for each.
     """
@@ -235,7 +235,7 @@ def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | t
     count = max(len(shapes), len(dtypes))
     if not {len(shapes), len(dtypes)} <= {1, count}:
         raise UserError(
-            "--shape and --dtype describe different numbers of inputs",
+            f"{option('shape')} and {option('dtype')} describe different numbers of inputs",
             got=f"{len(shapes)} shapes and {len(dtypes)} dtypes",
         )
     each = zip(shapes * (count // len(shapes)), dtypes * (count // len(dtypes)), strict=True)
@@ -249,7 +249,7 @@ def forms_of_inputs(form: Form | tuple[Form, ...] | None, count: int) -> list[Fo
         return [form] * count
     if len(form) != count:
         raise UserError(
-            "--shape and --dtype describe another number of inputs",
+            f"{option('shape')} and {option('dtype')} describe another number of inputs",
             got=len(form),
             expected="1" if count == 1 else f"{count}, or 1 for all",
             hint="a comma is between inputs; the lengths of one are joined by x, as in 10x6",
@@ -261,78 +261,21 @@ def parse_shape(text: str) -> tuple[int, ...]:
     """Parse axis lengths such as 1000x512; raises UserError if an array cannot have that shape."""
     words = text.lower().split("x")
     if not all(map(is_length, words)):
-        raise UserError("--shape does not parse", got=repr(text), expected="lengths joined by x: 1000x512")
+        raise UserError(
+            f"{option('shape')} does not parse", got=repr(text), expected="lengths joined by x: 1000x512"
+        )
     lengths = tuple(int(word) for word in words)
     try:
         np.empty((0,) * len(lengths))
     except ValueError as reason:  # NumPy's message has the largest number of axes
-        raise UserError("--shape has more axes than an array can have", why=reason) from None
+        raise UserError(f"{option('shape')} has more axes than an array can have", why=reason) from None
     if math.prod(length or 1 for length in lengths) > np.iinfo(np.int64).max:
         raise UserError(
-            "--shape is larger than any array", got=text, expected=f"at most {np.iinfo(np.int64).max} cells"
+            f"{option('shape')} is larger than any array",
+            got=text,
+            expected=f"at most {np.iinfo(np.int64).max} cells",
         )
     return lengths
-
-
-def rename_options(text: str, renamed: Mapping[str, str]) -> str:
-    """Return a message with the run's options as the command of a job has them.
-
-    renamed: options with another name for this job, such as run_depth for depth: `--depth` becomes
-    `--run-depth`.
-    """
-
-    def flag(match: re.Match[str]) -> str:
-        no, words = match.groups()
-        name = words.replace("-", "_")
-        return f"--{no or ''}{renamed.get(name, name).replace('_', '-')}"
-
-    return re.sub(r"(?<![\w-])--(no-)?([a-z]+(?:-[a-z]+)*)", flag, text) if renamed else text
-
-
-def as_options(failure: BaseException, renamed: Mapping[str, str]) -> None:
-    """Apply `rename_options` to the sentence of an error of the runner; a job's error is about its own."""
-    ours = isinstance(failure, MeshrunError) and is_of_the_runner(failure)
-    for part in ("what", "why", "got", "expected", "hint") if ours else ():
-        if isinstance(text := getattr(failure, part), str):
-            setattr(failure, part, rename_options(text, renamed))
-
-
-def as_keywords(failure: MeshrunError, names: Collection[str], renamed: Mapping[str, str]) -> None:
-    """Replace command-line options in `failure` by the keywords of a Python call.
-
-    `--chunk-bytes` becomes chunk_bytes, `--depth 1` depth=1, `--copies one` copies='one', `--resume`
-    resume=True. A hint to type a command goes. names: all option names. renamed: those with another name
-    for this job, by the usual name.
-    """
-    if str(failure.hint).startswith("meshrun run "):
-        failure.hint = None
-    renamed = renamed if is_of_the_runner(failure) else {}
-    usual = {new: name for name, new in renamed.items()}
-
-    def quoted(found: re.Match[str]) -> str:
-        name = found[1].replace("-", "_")
-        return f"'{renamed.get(name, name)}'"
-
-    def keyword(found: re.Match[str]) -> str:
-        no, words, value = found.groups()
-        name = usual.get(words.replace("-", "_"), words.replace("-", "_"))
-        name = name if name in names else f"input_{name}"
-        if name not in names:
-            return found[0]
-        here = renamed.get(name, name)
-        if name in FLAGS:
-            assigned = here if name == "overlap" and not no else f"{here}={not no}"
-            return assigned + (f" {value}" if value else "")
-        if value and value.isalpha() and value not in CHOICES.get(name, ()):
-            return f"{here} {value}"  # the next word of the sentence
-        return f"{here}={value if value.isdecimal() else repr(value)}" if value else here
-
-    for part in ("what", "why", "got", "expected", "hint"):
-        text = getattr(failure, part)
-        if isinstance(text, str):
-            text = re.sub(r"'--([a-z-]+)'", quoted, text)
-            replaced = re.sub(r"--(no-)?([a-z]+(?:-[a-z]+)*)(?: ([a-z]*\d[\dx]*|[a-z]+)\b)?", keyword, text)
-            setattr(failure, part, replaced)
 
 
 def must_fuse(job: Job, options: Options) -> bool:

@@ -15,6 +15,7 @@ from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.split_probe.probe import check_split
 from meshrun.runner.maps.streamed.chunk_agreement import known_results, limits, serial_file
+from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import EVERY, FieldChange, Steady, StepOptions
 from meshrun.runner.plan.chunking import not_streamed
 from meshrun.runner.plan.steps import fields_memory, step_memory
@@ -53,7 +54,7 @@ class Additions:
     before_step: given the stepper, returns what to call before each step with the padded block of each input,
     on every rank; None: nothing. With it, steps are taken one by one. files: that the observers write, under
     `partial_path` until they are complete. kept: observers whose states are part of checkpoints. steady: the
-    field by which --until steady judges; None: that option does not apply.
+    field by which until="steady" judges; None: that option does not apply.
     """
 
     content: FrameContent
@@ -75,11 +76,12 @@ def in_passes(run: RunContext, task: Task) -> bool:
         return False
     steps = run.options.steps
     refused = {
-        f"--frames {steps.frames}": steps.frames is not None and Path(steps.frames).suffix.lower() in ARRAYS,
-        "--grid": run.options.grid is not None,
-        "--overlap": run.options.overlap is not None,
-        "--halo": steps.halo != "auto",
-        "--copies": steps.copies != "auto",
+        option("frames", steps.frames): steps.frames is not None
+        and Path(steps.frames).suffix.lower() in ARRAYS,
+        option("grid"): run.options.grid is not None,
+        option("overlap"): run.options.overlap is not None,
+        option("halo"): steps.halo != "auto",
+        option("copies"): steps.copies != "auto",
     }
     named = next((name for name, given in refused.items() if given), None)
     if named is not None:
@@ -106,7 +108,7 @@ def _check_additions(run: RunContext, additions: Additions) -> None:
     several = run.options.steps.steps_per_exchange or 1
     if additions.before_step is not None and several > 1:
         raise UserError(
-            "--steps-per-exchange does not apply: cells are set before each step",
+            f"{option('steps_per_exchange')} does not apply: cells are set before each step",
             got=several,
             everywhere=True,
         )
@@ -122,9 +124,9 @@ def _in_memory_once(run: RunContext, task: Task, additions: Additions | None) ->
         _check_additions(run, additions)
         steady = additions.steady if isinstance(options.steps.until, Steady) else None
         kept = bytes_kept(steady, region) if steady is not None else 0
-        return _takes_one_copy(run, task, kept, "a smaller --size")
+        return _takes_one_copy(run, task, kept, f"a smaller {option('size')}")
     if options.steps.copies == "one" and replace(options.stream, resume=False).named is None:
-        return _takes_one_copy(run, task, 0, "--copies auto, for steps in chunks")
+        return _takes_one_copy(run, task, 0, f"{option('copies', 'auto')}, for steps in chunks")
     return None if in_passes(run, task) else False
 
 
@@ -140,7 +142,7 @@ def _takes_one_copy(run: RunContext, task: Task, kept: int, size: str) -> bool:
         return False
     needed = two if asked == "two" else min(one, two)
     if needed > least:
-        copies = ", or --copies one" if asked == "two" and one <= least else ""
+        copies = f", or {option('copies', 'one')}" if asked == "two" and one <= least else ""
         raise _too_large(run.world, needed, least, size + copies)
     return asked == "one" or one <= least
 
@@ -152,7 +154,7 @@ def check_memory(run: RunContext, total: int) -> None:
     """
     least, needed = _least_memory(run), -(-total // run.world.size)
     if needed > least:
-        raise _too_large(run.world, needed, least, "a smaller --size")
+        raise _too_large(run.world, needed, least, f"a smaller {option('size')}")
 
 
 def _memory(run: RunContext) -> int:
@@ -281,7 +283,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
     )
     if stepper.lowered:
         asked, taken = steps.steps_per_exchange, stepper.steps_per_exchange
-        run.world.warn(f"--steps-per-exchange {asked} is lowered to {taken}: {stepper.lowered}")
+        run.world.warn(f"{option('steps_per_exchange', asked)} is lowered to {taken}: {stepper.lowered}")
     sources = _sources(task, run.sources, state.fields if state else {})
     stepper.start(load_blocks(world, sources, task, stepper.plans, run.phases, stepper))
     run.inputs.check(world)
@@ -423,18 +425,18 @@ def _sources(task: Task, sources: Sequence[Source], saved: dict[str, Source]) ->
 
 
 def _check_options(run: RunContext, additions: Additions | None) -> None:
-    """Raise UserError for --timeline, and for --until steady if nothing tells when the state is steady."""
+    """Raise UserError for a timeline, and for until="steady" if nothing tells when the state is steady."""
     timeline = run.options.stream.timeline
     if timeline is not None:
-        raise UserError("--timeline does not apply to time steps", got=timeline)
+        raise UserError(f"{option('timeline')} does not apply to time steps", got=timeline)
     if isinstance(run.options.steps.until, FieldChange):
         run.options.steps.until.check(_changing(run.job))
     if isinstance(run.options.steps.until, Steady) and (additions is None or additions.steady is None):
         raise UserError(
-            "--until steady applies to a flow, as of job airflow",
+            f"{option('until', 'steady')} applies to a flow, as of job airflow",
             got=f"job {run.job.name}",
             expected="the largest change of a cell in a step",
-            hint="--until 1e-6",
+            hint=option("until", "1e-6"),
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import RunError
+from meshrun.runner.options.spelling import option
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.report.record import Record
 from meshrun.runner.steps.stepper import Stepper
@@ -193,6 +194,6 @@ def check_finite(world: World, found: NotFinite | None, done: int) -> None:
             raise RunError(
                 f"{name} is not finite {when}: cell {cell}, on [{rank}]",
                 got=value,
-                expected="finite values (--check-finite)",
+                expected=f"finite values ({option('check_finite')})",
                 everywhere=True,
             )

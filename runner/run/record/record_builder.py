@@ -29,7 +29,7 @@ def places(world: World) -> list[dict[str, Any]]:
 
 
 def checksum_record(world: World, choice: str) -> dict[str, Any] | None:
-    """Return what all ranks have checked of what crossed them; None without --checksum. Collective."""
+    """Return what all ranks have checked of what crossed them; None without `checksum`. Collective."""
     if world.checksums is None:
         return None
     counts = world.control.allgather((world.checksums.messages, world.checksums.nbytes))

@@ -16,6 +16,7 @@ from meshrun.runner.arrays.inputs import note_captured
 from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.record import type_record
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.options import RunContext
@@ -77,13 +78,15 @@ class Simulate:
         run = self.run
         if options.frames is not None:
             raise UserError(
-                f"--frames does not apply to job {run.job.name}: its OUTPUT is the film",
+                f"{option('frames')} does not apply to job {run.job.name}: its OUTPUT is the film",
                 got=options.frames,
                 everywhere=True,
             )
         options = replace(options, frames=None if self.film is None else str(self.film))
         if options.steps is None:
-            raise UserError(f"job {run.job.name} takes time steps", hint="--steps N", everywhere=True)
+            raise UserError(
+                f"job {run.job.name} takes time steps", hint=option("steps", metavar="N"), everywhere=True
+            )
         run.world.collective_call(options.check)
         inner = replace(
             run,

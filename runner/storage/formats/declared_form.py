@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.spelling import option
 
 if TYPE_CHECKING:
     from meshrun.runner.storage.formats.registry import Form, Source
@@ -26,10 +27,10 @@ def agree(source: Source, form: Form) -> None:
     for what, expected, got in compared:
         if expected != got:
             raise UserError(
-                f"{source.path} has another {what} than --input-{what}",
+                f"{source.path} has another {what} than {option(f'input_{what}')}",
                 got=f"{what} {got} in the file",
                 expected=expected,
-                hint=f"leave --input-{what} out: the file has a header",
+                hint=f"leave {option(f'input_{what}')} out: the file has a header",
             )
 
 
@@ -38,7 +39,9 @@ def parse_dtype(text: str) -> np.dtype[Any]:
     try:
         dtype = np.dtype(text)
     except (TypeError, ValueError, SyntaxError) as reason:
-        raise UserError("--input-dtype is not a dtype", got=repr(text), hint="float32, or >f4") from reason
+        raise UserError(
+            f"{option('input_dtype')} is not a dtype", got=repr(text), hint="float32, or >f4"
+        ) from reason
     if dtype.kind not in NUMBERS:
-        raise UserError("--input-dtype is not numeric", got=repr(text), expected="a numeric dtype")
+        raise UserError(f"{option('input_dtype')} is not numeric", got=repr(text), expected="a numeric dtype")
     return dtype

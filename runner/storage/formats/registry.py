@@ -51,7 +51,7 @@ EXTRAS = {"zarr": "zarr", "h5py": "hdf5"}  # package: meshrun's extra that insta
 
 @dataclass(frozen=True)
 class Form:
-    """Description of a file's array by --input-shape, --input-dtype and --input-order.
+    """Description of a file's array by the options input_shape, input_dtype and input_order.
 
     Raw files require it; for other files it must agree with the file. order: "C", or "F" for a file in which
     the first index varies fastest; None: not given, the same as "C".
