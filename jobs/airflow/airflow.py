@@ -22,7 +22,7 @@ from meshrun.jobs.airflow.step import SCALE, Collision, Damping, step_job
 from meshrun.jobs.airflow.tunnel import Cavity, Sides, Tunnel
 from meshrun.jobs.airflow.units import Flow
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option, run_command
+from meshrun.runner.options.spelling import joined, option, run_command
 from meshrun.runner.options.step_options import COLORS, Steady, StepOptions
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record
@@ -303,7 +303,7 @@ def _check_isolines(number: int, quantity: str) -> None:
             f"{option('isolines_of')} does not apply: no lines are drawn",
             got=option("isolines_of", quantity),
             expected=f"{option('isolines', metavar='N')} too",
-            hint=f"{option('isolines', 12)} {option('isolines_of', quantity)}",
+            hint=joined(option("isolines", 12), option("isolines_of", quantity)),
         )
 
 

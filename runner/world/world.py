@@ -19,7 +19,7 @@ from meshrun.runner.comm.recorded import RecordedControl
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line, is_met_by_all, tell
-from meshrun.runner.options.spelling import option
+from meshrun.runner.options.spelling import option, python_caller
 from meshrun.runner.processes import boot_id
 from meshrun.runner.recorder.process import remove_stale
 from meshrun.runner.recorder.ring import NoRecorder, Recorder, file_of
@@ -176,6 +176,7 @@ class World(Group):
         return open_collectives(group, self.backend, cta_policy, peers, stream, tuning, transport)
 
 
+@python_caller()
 def open_world(
     device: DeviceChoice = "auto",
     *,
