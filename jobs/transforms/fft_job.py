@@ -26,6 +26,7 @@ from meshrun.runner.arrays.load import read_block
 from meshrun.runner.arrays.store import write_block
 from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.job_forecast import JobForecast, Place
+from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.task import ArrayType
 from meshrun.runner.region import Shape
 from meshrun.runner.report.units import bytes_text
@@ -208,5 +209,7 @@ def _check_memory(
         f"the transform does not fit the memory of {ranks} rank(s)",
         got=f"{bytes_text(memory)} a rank",
         expected=f"{bytes_text(needed)}: {copies} blocks of {plan.largest_block:,} cells",
-        hint=f"-n {enough}, each with as much memory" if enough else "more memory for each rank",
+        hint=f"{option('ranks', enough)}, each with as much memory"
+        if enough
+        else "more memory for each rank",
     )

@@ -54,6 +54,7 @@ def job_command(name: str) -> click.Command:
         help_text = _help_text(job)
     several = takes_several(job)
 
+    @renamed(names)
     def run(files: tuple[str, ...] = (), **values: Any) -> int:
         from meshrun.runner.forecast.machine import rates_file
         from meshrun.runner.options.step_options import StepOptions
@@ -70,8 +71,7 @@ def job_command(name: str) -> click.Command:
             output = values.pop("output")
             outputs = [] if output is None else [output]
         parameters = {parameter.name: values.pop(OWN + parameter.name) for parameter in job.parameters}
-        with renamed(names):
-            values["form"] = form_of(*(values.pop(f"input_{name}") for name in FORM))
+        values["form"] = form_of(*(values.pop(f"input_{name}") for name in FORM))
         values["rates"] = rates_file()
         values["stream"] = StreamOptions(
             **{name: values.pop(name) for name in StreamOptions.__dataclass_fields__}
@@ -81,16 +81,15 @@ def job_command(name: str) -> click.Command:
                 **{name: values.pop(name) for name in StepOptions.__dataclass_fields__}
             )
         cli_context = click.get_current_context().obj
-        with renamed(names):
-            return main(
-                job,
-                inputs,
-                outputs,
-                parameters,
-                Options(**values),
-                started=cli_context.started,
-                columns=cli_context.columns,
-            )
+        return main(
+            job,
+            inputs,
+            outputs,
+            parameters,
+            Options(**values),
+            started=cli_context.started,
+            columns=cli_context.columns,
+        )
 
     return JobCommand(
         name,
@@ -147,28 +146,25 @@ class JobsShown(Jobs):
         shape_help = f"Shape of a raw INPUT, or instead of INPUT{several}."
         with renamed(names):
             dtype_help = f"Dtype for {option('shape')}, such as float32."
-        ours = [
-            input_option("shape", taken, metavar="RxC", help=shape_help),
-            input_option("dtype", taken, metavar="NAME", help=dtype_help),
-            order_option(taken),
-            *self.options(job),
-            debug_option(),
-        ]
+            ours = [
+                input_option("shape", taken, metavar="RxC", help=shape_help),
+                input_option("dtype", taken, metavar="NAME", help=dtype_help),
+                order_option(taken),
+                *self.options(job),
+                debug_option(),
+            ]
+        ours = with_free_names(ours, own)
         takes = " ".join(name.upper() for name in job.arrays) if len(job.arrays) > 1 else "INPUT"
 
+        @renamed(names | _renamed(ours))
         def run(inputs: tuple[str, ...], debug: bool, **values: Any) -> None:
             parameters = {parameter.name: values.pop(OWN + parameter.name) for parameter in job.parameters}
-            with renamed(names | _renamed(ours)):
-                self.show(job, inputs, parameters, **values)
+            self.show(job, inputs, parameters, **values)
 
         return JobCommand(
             cmd_name,
             callback=run,
-            params=[
-                click.Argument(["inputs"], nargs=-1, metavar=f"[{takes}]"),
-                *own,
-                *with_free_names(ours, own),
-            ],
+            params=[click.Argument(["inputs"], nargs=-1, metavar=f"[{takes}]"), *own, *ours],
             help=f"{job.summary}\n\n{self.about.format(cmd_name)}",
             short_help=job.summary,
             own=len(own),

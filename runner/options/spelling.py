@@ -49,6 +49,8 @@ def option(name: str, value: object = None, *, metavar: str | None = None) -> st
     ('steps=N', 'input_shape')
     """
     caller = _callers[-1]
+    if not caller.is_python and name == "ranks" and value is not None:
+        return f"-n {value}"  # of meshrun itself, which no job renames
     if not caller.is_python:
         return command_option(caller.names.get(name, name), value, metavar=metavar)
     keyword = KEYWORDS.get(name, name)

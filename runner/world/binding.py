@@ -98,7 +98,7 @@ def choose_gpu(visible: int, local: int, local_size: int, oversubscribe: bool) -
         "more ranks than GPUs on this host",
         got=f"{local_size} ranks, {visible} GPUs visible",
         expected="a GPU for each rank",
-        hint=f"-n {visible}, or {option('oversubscribe', True)} to share",
+        hint=f"{option('ranks', visible)}, or {option('oversubscribe', True)} to share",
     )
 
 

@@ -40,6 +40,13 @@ def test_a_command_is_a_hint_for_those_who_type_commands() -> None:
         assert command_option("stall_timeout", metavar="SECONDS") == "--stall-timeout SECONDS"
 
 
+def test_the_number_of_ranks_is_an_option_of_meshrun_itself() -> None:
+    with renamed({"ranks": "run_ranks"}):
+        assert (option("ranks"), option("ranks", 4)) == ("--run-ranks", "-n 4")
+        with python_caller():
+            assert option("ranks", 4) == "run_ranks=4"
+
+
 def test_numbers_are_written_as_people_write_them() -> None:
     assert (option("cval", 1.0), option("dt", 0.25), option("size", 2**40)) == (
         "--cval 1",

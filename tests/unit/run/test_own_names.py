@@ -130,6 +130,13 @@ def test_a_plan_takes_both(capsys: pytest.CaptureFixture[str]) -> None:
         job_with(ranks=1).plan("in.npy", ranks=3)
     with pytest.raises(UserError, match="Invalid value for 'run_depth'"):
         job_with(depth=1).plan("in.npy", ranks=2, run_depth=0)
+    Path("hosted.py").write_text(
+        "import meshrun\n@meshrun.map_blocks\ndef f(a, *, hosts: int = 3, gpu: str = ''): return a\n"
+    )
+    assert main(["plan", "hosted.py", "in.npy", "--ranks", "2", "--run-hosts", "3"]) == 2
+    assert "--run-hosts is more than --ranks" in capsys.readouterr().err
+    assert main(["plan", "hosted.py", "in.npy", "--ranks", "2"]) == 0
+    assert "use --run-gpu cpu for hosts without GPUs" in capsys.readouterr().out
     for option in Plans.options(job_with(x=1)):
         # A file of its own for each: Python takes one of the same size and second for the same.
         file = Path(f"{option.name}_of_job.py")
