@@ -34,9 +34,9 @@ from meshrun.runner.storage.formats.registry import check_place
 from meshrun.runner.world.world import World
 
 LATTICE = {2: "D2Q9", 3: "D3Q19"}  # by number of axes
-CROSSINGS = 4  # of the domain by the flow, where --steps is not given
+CROSSINGS = 4  # of the domain by the flow, where `steps` is not given
 LONGEST = 10  # times as many, for a flow that is to become steady
-FRAMES = 100  # where --every is not given
+FRAMES = 100  # where `every` is not given
 # Of forces, while the flow passes the length of a body, and at least while it goes as far as the body is
 # high: a thin one sheds eddies of that size, each in about five times as long.
 SAMPLES, FEWEST_SAMPLES = 16, 4

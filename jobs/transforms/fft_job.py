@@ -106,10 +106,10 @@ def fft(
     axes: axes to transform: 0,2 or -1. Default: all.
     inverse: transform back.
     real: leave out the half of the last axis that follows from the other half, as numpy.fft.rfftn; with
-        --inverse, take such an array to real numbers, as numpy.fft.irfftn.
+        `inverse`, take such an array to real numbers, as numpy.fft.irfftn.
     norm: what is divided by the number of cells: the inverse (backward), the other direction (forward), or
         both by its root (ortho).
-    length: cells of the result along the last axis, of --inverse --real. Default: 2 * (m - 1) of m.
+    length: cells of the result along the last axis, of `inverse` with `real`. Default: 2 * (m - 1) of m.
     decomposition: split the array along one axis (slab), two (pencil), or as a model of time has it.
     keep_order: write the result's axes in their order; otherwise the axis along which it is split in the end
         comes first, which saves writing in short pieces.

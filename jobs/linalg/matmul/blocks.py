@@ -33,7 +33,7 @@ def matmul(a: Any, b: Any, *, world: World | None = None, precision: Word = "aut
     Rows of B go round while products are computed. A vector `a` of one axis is whole on every rank, and so is
     its product. world: as `meshrun.open_world` returns it; None: this process alone.
 
-    The result has NumPy's dtype; see the option --precision of `meshrun run matmul` for `precision`. Raises
+    The result has NumPy's dtype; see the option `precision` of `meshrun run matmul` for `precision`. Raises
     UserError, on every rank, for shapes or dtypes that do not multiply.
     """
     if world is None:
