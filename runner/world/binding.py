@@ -39,7 +39,7 @@ def visible_gpus(choice: str) -> int:
     if choice == "cuda" and not visible:
         raise UserError(
             f"{option('device', 'cuda')}, but CUDA finds no GPU",
-            hint=f"nvidia-smi (driver, CUDA_VISIBLE_DEVICES, the container's GPU option), or "
+            hint="nvidia-smi (driver, CUDA_VISIBLE_DEVICES, the container's GPU option), or "
             f"{option('device', 'cpu')}",
         )
     return visible
