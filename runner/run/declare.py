@@ -270,10 +270,11 @@ class DeclaredJob(Job):
             return iterate(self, arrays, _own(parameters), steps, every)
 
 
-def run_keywords(method: Callable[..., Any] = DeclaredJob.run) -> list[str]:
+@functools.cache
+def run_keywords(method: Callable[..., Any] = DeclaredJob.run) -> tuple[str, ...]:
     """Return the keywords of `DeclaredJob.run`: the options of `meshrun run`, by name; or those of `plan`."""
     parameters = inspect.signature(method).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    return tuple(one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY)
 
 
 def renamed_options(job: Job, method: Callable[..., Any] = DeclaredJob.run) -> dict[str, str]:
