@@ -36,7 +36,7 @@ from meshrun.runner.device.cuda import kernel_of_text
 from meshrun.runner.device.nvrtc import local_bytes_of, registers_of
 from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.report.record import write_json
-from meshrun.runner.run.options import parse_shape
+from meshrun.runner.storage.input_forms import parse_shape
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}

@@ -61,7 +61,8 @@ def job_command(name: str) -> click.Command:
         from meshrun.runner.options.stream_options import StreamOptions
         from meshrun.runner.run.entry import main
         from meshrun.runner.run.execute import file_names, wrong_number
-        from meshrun.runner.run.options import Options, form_of
+        from meshrun.runner.run.options import Options
+        from meshrun.runner.storage.input_forms import form_of
 
         inputs, outputs = list(files[: len(job.arrays)]), list(files[len(job.arrays) :])
         if several and len(files) != len(file_names(job)):

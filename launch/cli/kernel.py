@@ -27,12 +27,12 @@ def show(
     cpu: bool,
 ) -> None:
     """Print a job's kernel to stdout, and what is to be known of it to stderr."""
-    from meshrun.runner.compiler.decide import with_inferred_halo
+    from meshrun.runner.compiler.inferred_halo import with_inferred_halo
     from meshrun.runner.errors import UserError
-    from meshrun.runner.forecast.planned import describe_inputs, open_inputs
+    from meshrun.runner.forecast.plan import describe_inputs, open_inputs
     from meshrun.runner.plan.task import plan_task
     from meshrun.runner.run.kernel_report import kernel_report
-    from meshrun.runner.run.options import form_of
+    from meshrun.runner.storage.input_forms import form_of
 
     if job.kind != "map":
         raise UserError(f"job {job.name} has no kernel", expected="a job made by map_blocks")

@@ -48,9 +48,10 @@ class FieldChange:
 
 
 @dataclass(frozen=True)
-class Steady:
-    """Stop when the state is steady. tolerance: greatest relative change; None: as the job declares."""
+class NamedRule:
+    """Stop by a rule that the job provides. tolerance: as given; None: as the job chooses."""
 
+    name: str
     tolerance: float | None = None
 
 
@@ -60,7 +61,7 @@ class StepOptions:
 
     steps_per_exchange: steps between two halo exchanges; None: as many as one kernel takes. halo: how GPUs
     exchange them. copies: of the fields in memory; auto: one, if two do not fit and they cannot pass through
-    in chunks. until: largest change of any field at which the run stops, or FieldChange or Steady.
+    in chunks. until: largest change of any field at which the run stops, or FieldChange or NamedRule.
     check_finite: steps between two checks for values that are not finite. every: steps between two frames,
     and between two checks of `until`. frames: file or folder for the frames; frame_field: the input that they
     show; frame_range: values of the first and the last colour; frame_colors: name of the colour map.
@@ -71,7 +72,7 @@ class StepOptions:
     steps_per_exchange: int | None = None
     halo: HaloChoice = "auto"
     copies: Copies = "auto"
-    until: float | FieldChange | Steady | None = None
+    until: float | FieldChange | NamedRule | None = None
     check_finite: int | None = None
     every: int | None = None
     frames: str | None = None
@@ -144,22 +145,22 @@ def parse_interval(text: str) -> SaveInterval:
     )
 
 
-def parse_until(text: str) -> float | FieldChange | Steady:
+def parse_until(text: str) -> float | FieldChange | NamedRule:
     """Parse when to stop: 1e-6 (a change in a step), 1e-6:u,v (of some fields), steady or steady:1e-6.
 
     Raises UserError for other texts.
     """
     word, colon, rest = text.strip().partition(":")
-    steady = word == "steady"
-    if steady and not colon:
-        return Steady()
+    named = word == "steady"
+    if named and not colon:
+        return NamedRule(word)
     try:
-        tolerance = float(rest if steady else word)
+        tolerance = float(rest if named else word)
     except ValueError:
         tolerance = math.nan
-    if steady and 0 < tolerance < 1:
-        return Steady(tolerance)
-    if steady:
+    if named and 0 < tolerance < 1:
+        return NamedRule(word, tolerance)
+    if named:
         raise UserError(f"{text!r} has no tolerance", expected="a number between 0 and 1: steady:1e-6")
     if not tolerance >= 0:
         raise UserError(

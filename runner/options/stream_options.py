@@ -11,6 +11,7 @@ from meshrun.runner.options.spelling import option
 DEPTH = 3
 DEPTH_MOST = 1024  # chunks in flight: each has a thread and buffers of its own
 DIGITS_MOST = 40  # that the value of a size depends on
+LENGTH_DIGITS = 19  # of an int64
 SIZE_MOST = (1 << 63) - 1  # bytes: the largest file offset
 
 
@@ -49,6 +50,11 @@ class StreamOptions:
             "timeline": self.timeline is not None,
         }
         return next((option(name) for name, here in given.items() if here), None)
+
+
+def is_length(word: str) -> bool:
+    """Return whether a word is the digits of a length; Python refuses to convert thousands of them."""
+    return word.isascii() and word.isdecimal() and len(word) <= LENGTH_DIGITS
 
 
 def parse_size(text: str) -> int:

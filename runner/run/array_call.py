@@ -10,21 +10,23 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
-from meshrun.runner.compiler.decide import fused, with_inferred_halo
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.in_memory import Pipeline, no_progress
-from meshrun.runner.maps.split_probe.probe import check_split
+from meshrun.runner.maps.split_probe import check_split
 from meshrun.runner.options.spelling import python_caller
 from meshrun.runner.plan.task import Task, check_feeds, plan_task
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.execute import call
+from meshrun.runner.run.kernel_agreement import fused
 from meshrun.runner.run.options import Options, RunContext, whole_number
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import MemorySource
@@ -117,7 +119,7 @@ def _stepper(
     task = with_known_results(_task(world, job, arrays, parameters, steps), world.backend)
     check_feeds(task)
     stepper = Stepper(world, task, Phases(world.backend.synchronize), keep_finals=True)
-    stepper.start(_blocks(world, stepper.plans, arrays))
+    stepper.start(_distributed(world, stepper.plans, arrays))
     return stepper
 
 
@@ -146,13 +148,13 @@ def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, A
     return task
 
 
-def _blocks(world: World, plans: Sequence[HaloPlan], arrays: Sequence[Any]) -> list[Any]:
-    """Return padded blocks whose own cells are the arrays."""
-    blocks = []
+def _distributed(world: World, plans: Sequence[HaloPlan], arrays: Sequence[Any]) -> list[DistributedArray]:
+    """Return distributed arrays whose own cells are the arrays."""
+    found = []
     for plan, array in zip(plans, arrays, strict=True):
-        blocks.append(plan.empty(world.backend, np.dtype(array.dtype)))
-        blocks[-1][plan.core] = array
-    return blocks
+        found.append(empty_array(world, plan, np.dtype(array.dtype)))
+        found[-1].interior[...] = array
+    return found
 
 
 def _check_arrays(job: Job, arrays: Sequence[Any]) -> None:
@@ -184,10 +186,9 @@ def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, 
         )
     task = _task(world, job, arrays, parameters)
     pipeline = Pipeline(world, task, phases)
-    blocks = _blocks(world, pipeline.halos.plans, arrays)
-    task = pipeline.prepare(blocks)
+    task = pipeline.prepare(_distributed(world, pipeline.plans, arrays))
     wholes = [world.backend.empty(*known) for known in task.known]
-    for region, results in pipeline.results(blocks):
+    for region, results in pipeline.results():
         for number, (whole, result) in enumerate(zip(wholes, results, strict=True)):
             whole[task.output_region(region, number).slices] = result
     return wholes[0] if len(wholes) == 1 else tuple(wholes)

@@ -20,7 +20,7 @@ from meshrun.runner.job.declaration import FUSE, Halo, Job, Trials
 from meshrun.runner.job.signature import FORM, Kind, fitted, read_signature, run_name
 from meshrun.runner.options.spelling import python_caller
 from meshrun.runner.options.step_options import Copies
-from meshrun.runner.plan.halo import BOUNDARIES, Boundary
+from meshrun.runner.plan.halo import Boundary, check_boundary
 
 if TYPE_CHECKING:
     from meshrun.runner.report.record import Record
@@ -237,7 +237,8 @@ class DeclaredJob(Job):
         chunk_bytes, host_memory, device_memory: bytes, or texts such as "64M". steps: time steps of the run.
         The others are as in `run`. Raises UserError where the job cannot be planned or a value is wrong.
         """
-        from meshrun.runner.forecast.planned import plan_record
+        from meshrun.runner.forecast.plan import plan_record
+        from meshrun.runner.options.plan_options import plan_options
         from meshrun.runner.run.options import checked
         from meshrun.runner.run.record.run_record import PlanRecord
 
@@ -253,8 +254,8 @@ class DeclaredJob(Job):
             hint = "input_shape=array.shape, input_dtype=array.dtype"
             raise UserError("a plan is of files", got=", ".join(others), expected="paths", hint=hint)
         with python_caller(renamed_options(self, DeclaredJob.plan)):
-            options = {name: checked(name, value) for name, value in keywords.items()}
-            return PlanRecord(plan_record(self, [str(path) for path in inputs], parameters, **options))
+            options = plan_options({name: checked(name, value) for name, value in keywords.items()})
+            return PlanRecord(plan_record(self, [str(path) for path in inputs], parameters, options))
 
     @own_parameters_first
     def iterate(self, /, *arrays: Any, steps: int, every: int | None = None, **parameters: Any) -> Any:
@@ -396,8 +397,7 @@ def map_blocks(
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob:
-        if boundary not in BOUNDARIES:
-            raise UserError("unknown boundary", got=boundary, expected=", ".join(BOUNDARIES))
+        check_boundary(boundary)
         if fuse not in FUSE:
             raise UserError("unknown value of fuse=", got=fuse, expected=", ".join(FUSE))
         beside = {
@@ -479,6 +479,7 @@ def job(function: Callable[..., Any], /) -> DeclaredJob: ...
 def job(
     *,
     inputs: Sequence[str] = (),
+    outputs: int | Sequence[str] = 1,
     reference: Callable[..., Any] | None = None,
     verify: Callable[..., Any] | None = None,
     forecast: Callable[..., Any] | None = None,
@@ -489,6 +490,7 @@ def job(
     function: Callable[..., Any] | None = None,
     *,
     inputs: Sequence[str] = (),
+    outputs: int | Sequence[str] = 1,
     reference: Callable[..., Any] | None = None,
     verify: Callable[..., Any] | None = None,
     forecast: Callable[..., Any] | None = None,
@@ -502,14 +504,16 @@ def job(
     renamed to OUTPUT when every rank has returned. argument: INPUT as a text; the runner does not open it
     then. simulate: takes time steps of a map job that the function makes, and writes their frames to OUTPUT;
     see `runner.run.services.simulation`. With it, the options of time steps apply. inputs: the opened arrays
-    of several inputs. create: creates the array OUTPUT, whose parts all ranks write; see
-    `runner.run.services.created_output`. memory: bytes that this rank may use for arrays, of its device or,
-    for a CPU rank, of its host; with it, host_memory and device_memory apply.
+    of several inputs. create: creates the array OUTPUT, whose parts all ranks write, and with each further
+    call the next of several outputs; see `runner.run.services.created_output`. memory: bytes that this rank
+    may use for arrays, of its device or, for a CPU rank, of its host; with it, host_memory and
+    device_memory apply.
 
-    inputs: names of the inputs, if there are several. verify: (world, inputs, output, mode, **parameters) ->
-    the record of the check. `verify` calls it on every rank, with the inputs and the created output as they
+    inputs: names of the inputs, if there are several. outputs: their number, or their names, of a job that
+    creates its outputs. verify: (world, inputs, output, mode, **parameters) -> the record of the check.
+    `verify` calls it on every rank, with the inputs and the created output (of several, a list) as they
     are read back from their files, and "sample" or "full"; it raises RunError on every rank if the output is
-    wrong. forecast: (place, inputs, **parameters) -> `runner.forecast.job_forecast.JobForecast`, for
+    wrong. forecast: (place, inputs, **parameters) -> `runner.forecast.jobs.JobForecast`, for
     `meshrun plan`; `inputs` are pairs of shape and dtype. reference: (array, **parameters) -> the expected
     mapping, or (mapping, {name: absolute tolerance}); `parameters` as in `map_blocks`. trials: as in
     `map_blocks`.
@@ -517,7 +521,14 @@ def job(
 
     def declare(function: Callable[..., Any]) -> DeclaredJob:
         declared = _declare(function, "job", name, reference=reference, verify=verify, forecast=forecast)
-        return replace(declared, arrays=tuple(inputs) or declared.arrays, trials=trials)
+        names = _output_names(declared.name, outputs)
+        if len(names) > 1 and "create" not in declared.services:
+            raise UserError(
+                f"job {declared.name} has several outputs and does not create them",
+                got=f"outputs={outputs!r}",
+                hint=f"def {function.__name__}(world, input, create)",
+            )
+        return replace(declared, arrays=tuple(inputs) or declared.arrays, output_names=names, trials=trials)
 
     return declare if function is None else declare(function)
 

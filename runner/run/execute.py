@@ -13,25 +13,24 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.arrays.inputs import note
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.files import remove_path
-from meshrun.runner.forecast.record import type_record
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import names as installed
-from meshrun.runner.maps.decoded_inputs import open_decoded
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.maps.reduce import Tiles, reduce_array
 from meshrun.runner.maps.streamed.chunk_agreement import limits
 from meshrun.runner.options.spelling import option, run_command
 from meshrun.runner.plan.task import check_unmasked, in_own_byte_order
 from meshrun.runner.region import Region
-from meshrun.runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, write_json
+from meshrun.runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, type_record, write_json
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.declare import renamed_options
 from meshrun.runner.run.map_run import run_map
-from meshrun.runner.run.options import VERIFY, Options, RunContext, forms_of_inputs
+from meshrun.runner.run.options import VERIFY, Options, RunContext
 from meshrun.runner.run.record.record_builder import checksum_record, phase_table, places, versions
 from meshrun.runner.run.services.created_output import CreateOutput
 from meshrun.runner.run.services.simulation import Simulate
@@ -44,6 +43,7 @@ from meshrun.runner.storage.formats.registry import (
     check_place,
     open_sink,
 )
+from meshrun.runner.storage.input_forms import forms_of_inputs
 from meshrun.runner.storage.overwrite import check_overwrites, same_file
 from meshrun.runner.storage.paths import CONTAINERS, abandoned, job_paths, named, split, suffix
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -407,10 +407,10 @@ def _result(run: RunContext) -> Record:
     run.inputs.check(run.world)
     proof, results = None, None
     if create is not None:
-        if create.sink is None:
-            raise RunError(f"job {run.job.name} returned without creating its output {run.targets[0]}")
-        proof, kind = create.finish()
-        results = [kind]
+        missing = run.targets[len(create.sinks) :]
+        if missing:
+            raise RunError(f"job {run.job.name} returned without creating its output {missing[0]}")
+        proof, results = create.finish()
     elif options.verify != "off":
         from meshrun.runner.run.verify.results import verify_result
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.decide import ImageKernels, fused, with_inferred_halo
+from meshrun.runner.compiler.decide import ImageKernels
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.folders.images import StreamedFolder
 from meshrun.runner.options.spelling import option
@@ -19,6 +20,7 @@ from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.region import Region, Shape
 from meshrun.runner.report.record import Record
+from meshrun.runner.run.kernel_agreement import fused
 from meshrun.runner.run.options import RunContext, must_fuse
 from meshrun.runner.run.verify.results import REFERENCE, RERUN, compare, failure, gather_proof, leave_cache
 from meshrun.runner.storage.file_errors import listing

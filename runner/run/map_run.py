@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from meshrun.runner.arrays.load import load_blocks
+from meshrun.runner.arrays.load import load_arrays
 from meshrun.runner.arrays.store import store_of
-from meshrun.runner.compiler.decide import fused, with_inferred_halo
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.forecast.record import type_record
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
-from meshrun.runner.maps.split_probe.probe import check_split
+from meshrun.runner.maps.split_probe import check_split
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, in_chunks
 from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
 from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import Task, plan_task
-from meshrun.runner.report.record import Record
+from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.spans import STAGES
+from meshrun.runner.run.kernel_agreement import fused
 from meshrun.runner.run.options import RunContext
 from meshrun.runner.storage.formats.registry import Sink, create, first_serial, open_sink
 from meshrun.runner.storage.journal import Journal
 from meshrun.runner.storage.paths import KEPT, partial_path, split
-from meshrun.runner.system.host_memory import host_memory
 
 if TYPE_CHECKING:
     from meshrun.runner.maps.streamed.redo import Redo
@@ -171,23 +169,17 @@ def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files
     """Compare the run's forecast with what rank 0 measured; None if there is no forecast."""
     if 0 in task.shape:
         return None
-    from meshrun.runner.forecast.machine import nominal_cpu
-    from meshrun.runner.forecast.record import beside_run
+    from meshrun.runner.forecast.maps import MeasuredRun, beside_run
 
     world, options = run.world, run.options
-    measured = {name: (phase.moved, phase.seconds) for name, phase in run.phases.phases.items()}
-    here = nominal_cpu(os.cpu_count() or 1, host_memory())
+    stages = {name: (phase.moved, phase.seconds) for name, phase in run.phases.phases.items()}
+    measured = MeasuredRun(world.here.device, len(world.hosts), stages, wall, streamed)
     return beside_run(
         task,
-        world.here.device,
-        here,
-        len(world.hosts),
-        options.stream,
-        options.rates,
         measured,
-        wall,
-        streamed,
+        options.stream,
         files,
+        rates=options.rates,
         grid=options.grid,
         keep_whole=options.overlap is not None,
     )
@@ -201,11 +193,10 @@ def _in_one_piece(run: RunContext, task: Task) -> Record:
     known = create_outputs(run, task) if task.results else None
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap
     pipeline = Pipeline(world, task, run.phases, overlap, run.progress)
-    blocks = load_blocks(world, run.sources, task, pipeline.halos.plans, run.phases)
-    task = pipeline.prepare(blocks)
+    task = pipeline.prepare(load_arrays(world, run.sources, pipeline.plans, run.phases))
     sinks = known or create_outputs(run, task)
     stores = [store_of(world, task, sink, run.phases, number) for number, sink in enumerate(sinks)]
-    for region, results in pipeline.results(blocks):
+    for region, results in pipeline.results():
         for number, result in enumerate(results):
             stores[number].put(task.output_region(region, number), result)
     for store in stores:
@@ -273,22 +264,27 @@ def create_outputs(run: RunContext, task: Task) -> list[Sink]:
     return create_files(run, opened)
 
 
-def create_files(run: RunContext, opened: Callable[[], list[Sink]]) -> list[Sink]:
-    """Create the files of the sinks that `opened` returns, under temporary names. Collective."""
+def create_files(
+    run: RunContext, opened: Callable[[], list[Sink]], before: Sequence[Sink] = ()
+) -> list[Sink]:
+    """Create the files of the sinks that `opened` returns, under temporary names. Collective.
+
+    before: sinks of the run's first outputs, which are there already.
+    """
 
     def make() -> list[Sink]:
         sinks = opened()
-        for target, sink in zip(run.targets, sinks, strict=True):
+        for target, sink in zip(run.targets[len(before) :], sinks, strict=False):
             if run.options.verify != "off" and not sink.lossless:
                 raise UserError(
                     f"{option('verify')} reads the output back, and {target.suffix} does not store "
                     "it exactly",
                     hint="an output that ends in .png or .npy",
                 )
-        run.transaction.track_partial(*(sink.partial for sink in sinks))
+        run.transaction.track_partial(*(sink.partial for sink in (*before, *sinks)))
         create(sinks)
         return sinks
 
     sinks = run.world.on_root(make)
-    run.transaction.track_partial(*(sink.partial for sink in sinks))
+    run.transaction.track_partial(*(sink.partial for sink in (*before, *sinks)))
     return sinks

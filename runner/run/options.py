@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import FUSE, FUSE_MATH, Job
 from meshrun.runner.job.signature import FORM
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
+from meshrun.runner.options.plan_options import RANKS_MOST
 from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import (
     COLORS,
@@ -31,12 +31,12 @@ from meshrun.runner.options.step_options import (
     parse_range,
     parse_until,
 )
-from meshrun.runner.options.stream_options import DEPTH_MOST, StreamOptions, check_size, parse_size
-from meshrun.runner.plan.grid import is_length
+from meshrun.runner.options.stream_options import DEPTH_MOST, StreamOptions, check_size, is_length, parse_size
 from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.storage.formats.registry import Form, Source
+from meshrun.runner.storage.input_forms import form_of
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.binding import DeviceChoice
 from meshrun.runner.world.world import World
@@ -60,7 +60,6 @@ FLAGS = ("overlap", "oversubscribe", "overwrite_input", "resume", "static", "deb
 SIZES = ("chunk_bytes", "host_memory", "device_memory")
 FILES = ("json", "timeline", "frames")
 COUNTS = ("steps", "steps_per_exchange", "check_finite", "every")
-RANKS_MOST = 1 << 17  # of a plan, which visits every rank's block
 
 
 @dataclass(frozen=True)
@@ -223,61 +222,6 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | tuple[Form, ...] | None:
-    """Build a Form from the options shape, dtype and order; None if none of them is given.
-
-    Commas separate the shapes and the dtypes of several inputs: a Form for each.
-    """
-    if shape is None and dtype is None and order is None:
-        return None
-    shapes = [None] if shape is None else [parse_shape(text) for text in shape.split(",")]
-    dtypes = [None] if dtype is None else dtype.split(",")
-    count = max(len(shapes), len(dtypes))
-    if not {len(shapes), len(dtypes)} <= {1, count}:
-        raise UserError(
-            f"{option('shape')} and {option('dtype')} describe different numbers of inputs",
-            got=f"{len(shapes)} shapes and {len(dtypes)} dtypes",
-        )
-    each = zip(shapes * (count // len(shapes)), dtypes * (count // len(dtypes)), strict=True)
-    forms = tuple(Form(one, element, order) for one, element in each)
-    return forms[0] if count == 1 else forms
-
-
-def forms_of_inputs(form: Form | tuple[Form, ...] | None, count: int) -> list[Form | None]:
-    """Return the Form of each of `count` inputs; UserError if there are Forms of another number of them."""
-    if not isinstance(form, tuple):
-        return [form] * count
-    if len(form) != count:
-        raise UserError(
-            f"{option('shape')} and {option('dtype')} describe another number of inputs",
-            got=len(form),
-            expected="1" if count == 1 else f"{count}, or 1 for all",
-            hint="a comma is between inputs; the lengths of one are joined by x, as in 10x6",
-        )
-    return list(form)
-
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    """Parse axis lengths such as 1000x512; raises UserError if an array cannot have that shape."""
-    words = text.lower().split("x")
-    if not all(map(is_length, words)):
-        raise UserError(
-            f"{option('shape')} does not parse", got=repr(text), expected="lengths joined by x: 1000x512"
-        )
-    lengths = tuple(int(word) for word in words)
-    try:
-        np.empty((0,) * len(lengths))
-    except ValueError as reason:  # NumPy's message has the largest number of axes
-        raise UserError(f"{option('shape')} has more axes than an array can have", why=reason) from None
-    if math.prod(length or 1 for length in lengths) > np.iinfo(np.int64).max:
-        raise UserError(
-            f"{option('shape')} is larger than any array",
-            got=text,
-            expected=f"at most {np.iinfo(np.int64).max} cells",
-        )
-    return lengths
-
-
 def must_fuse(job: Job, options: Options) -> bool:
     """Return whether a function that does not become one kernel is an error."""
     return (options.fuse or job.fuse) == "require"
@@ -288,7 +232,7 @@ class RunContext:
     """Context that the functions of one run share: world, job, files, options, transaction and progress.
 
     argument: INPUT as it was given, for a job that opens it itself. stages: of a run of steps, see
-    `runner.compiler.decide.stage_lines`."""
+    `runner.compiler.lint.edge_stages.stage_lines`."""
 
     world: World
     job: Job

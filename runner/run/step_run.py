@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meshrun.runner.arrays.load import load_blocks
+from meshrun.runner.arrays.load import load_arrays
 from meshrun.runner.arrays.store import store_of
-from meshrun.runner.compiler.decide import stage_lines
+from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.maps.split_probe.probe import check_split
+from meshrun.runner.maps.split_probe import check_split
 from meshrun.runner.maps.streamed.chunk_agreement import known_results, limits, serial_file
 from meshrun.runner.options.spelling import option
-from meshrun.runner.options.step_options import EVERY, FieldChange, Steady, StepOptions
+from meshrun.runner.options.step_options import EVERY, FieldChange, NamedRule, StepOptions
 from meshrun.runner.plan.chunking import not_streamed
 from meshrun.runner.plan.steps import fields_memory, step_memory
 from meshrun.runner.plan.task import Task, check_feeds
@@ -30,39 +30,18 @@ from meshrun.runner.run.map_run import (
     planned,
 )
 from meshrun.runner.run.options import RunContext, must_fuse
-from meshrun.runner.steps.fused_steps import most_fused_steps
 from meshrun.runner.steps.loop import CheckFinite, StepObserver, Until, take_steps
+from meshrun.runner.steps.observers.additions import Additions, StoppingRule
 from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state
-from meshrun.runner.steps.observers.frames import FrameContent, Frames, open_frames
-from meshrun.runner.steps.observers.steady import SteadyField, UntilSteady, bytes_kept
-from meshrun.runner.steps.stepper import BeforeStep, Stepper
+from meshrun.runner.steps.observers.frames import Frames, open_frames
+from meshrun.runner.steps.step_counts import choose_steps
+from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.steps.streamed_steps import StreamedSteps
 from meshrun.runner.storage.checkpoint_folder import SavedState
 from meshrun.runner.storage.formats.frame_files import ARRAYS
 from meshrun.runner.storage.formats.registry import Sink, Source
 from meshrun.runner.storage.paths import partial_path
 from meshrun.runner.world.world import World
-
-UntilAny = Until | UntilSteady
-
-
-@dataclass(frozen=True)
-class Additions:
-    """What a solver adds to the time steps of a map job, whose outputs are not written then.
-
-    content: what frames show. observers: of the fields, besides those of the options; the first to observe.
-    before_step: given the stepper, returns what to call before each step with the padded block of each input,
-    on every rank; None: nothing. With it, steps are taken one by one. files: that the observers write, under
-    `partial_path` until they are complete. kept: observers whose states are part of checkpoints. steady: the
-    field by which until="steady" judges; None: that option does not apply.
-    """
-
-    content: FrameContent
-    observers: Sequence[StepObserver] = ()
-    before_step: Callable[[Stepper], BeforeStep] | None = None
-    files: Sequence[Path] = ()
-    kept: Sequence[KeepsState] = ()
-    steady: SteadyField | None = None
 
 
 def in_passes(run: RunContext, task: Task) -> bool:
@@ -122,9 +101,9 @@ def _in_memory_once(run: RunContext, task: Task, additions: Additions | None) ->
     options, region = run.options, task.partition[0]
     if additions is not None:
         _check_additions(run, additions)
-        steady = additions.steady if isinstance(options.steps.until, Steady) else None
-        kept = bytes_kept(steady, region) if steady is not None else 0
-        return _takes_one_copy(run, task, kept, f"a smaller {option('size')}")
+        rule = _rule(run, additions)
+        kept = 0 if rule is None else rule.bytes_kept(region)
+        return _takes_one_copy(run, task, kept, additions.smaller)
     if options.steps.copies == "one" and replace(options.stream, resume=False).named is None:
         return _takes_one_copy(run, task, 0, f"{option('copies', 'auto')}, for steps in chunks")
     return None if in_passes(run, task) else False
@@ -147,14 +126,15 @@ def _takes_one_copy(run: RunContext, task: Task, kept: int, size: str) -> bool:
     return asked == "one" or one <= least
 
 
-def check_memory(run: RunContext, total: int) -> None:
+def check_memory(run: RunContext, total: int, smaller: str) -> None:
     """Raise UserError if fields of `total` bytes, once, do not fit the memory of the ranks. Collective.
 
-    For jobs that would look at much of their domain before they take its steps.
+    For jobs that would look at much of their domain before they take its steps. smaller: what makes it
+    smaller.
     """
     least, needed = _least_memory(run), -(-total // run.world.size)
     if needed > least:
-        raise _too_large(run.world, needed, least, f"a smaller {option('size')}")
+        raise _too_large(run.world, needed, least, smaller)
 
 
 def _memory(run: RunContext) -> int:
@@ -228,7 +208,7 @@ def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
         "steps": done,
         "first": streamed.first,
         "steps_per_exchange": steps_per_pass,
-        "steps_per_kernel": 1 if single else min(most_fused_steps(whole), steps_per_pass),
+        "steps_per_kernel": 1 if single else min(choose_steps(whole).per_kernel, steps_per_pass),
         "copies": 2,
         "exchanges": 0,
         "exchange_bytes": 0,
@@ -285,9 +265,9 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
         asked, taken = steps.steps_per_exchange, stepper.steps_per_exchange
         run.world.warn(f"{option('steps_per_exchange', asked)} is lowered to {taken}: {stepper.lowered}")
     sources = _sources(task, run.sources, state.fields if state else {})
-    stepper.start(load_blocks(world, sources, task, stepper.plans, run.phases, stepper))
+    stepper.start(load_arrays(world, sources, stepper.plans, run.phases, stepper))
     run.inputs.check(world)
-    until = _until(run, additions.steady if additions else None, state)
+    until = _until(run, additions, state)
     observers = _observers(steps, additions, frames, until, checkpoints)
     if additions is not None and additions.before_step is not None:
         stepper.before_step = additions.before_step(stepper)
@@ -408,7 +388,7 @@ def _own(run: RunContext, files: Sequence[Path]) -> list[Path]:
     return [partial_path(file, run.world.run_id) for file in files]
 
 
-def _observed(until: UntilAny | None, checkpoints: Checkpoints, frames: Frames | None) -> Record:
+def _observed(until: Until | StoppingRule | None, checkpoints: Checkpoints, frames: Frames | None) -> Record:
     """Return the part of the record that is about what looked at the fields."""
     return {
         "until": until and until.record,
@@ -425,33 +405,39 @@ def _sources(task: Task, sources: Sequence[Source], saved: dict[str, Source]) ->
 
 
 def _check_options(run: RunContext, additions: Additions | None) -> None:
-    """Raise UserError for a timeline, and for until="steady" if nothing tells when the state is steady."""
-    timeline = run.options.stream.timeline
+    """Raise UserError for a timeline, and for `until` with a field or a rule that the job does not have."""
+    timeline, until = run.options.stream.timeline, run.options.steps.until
     if timeline is not None:
         raise UserError(f"{option('timeline')} does not apply to time steps", got=timeline)
-    if isinstance(run.options.steps.until, FieldChange):
-        run.options.steps.until.check(_changing(run.job))
-    if isinstance(run.options.steps.until, Steady) and (additions is None or additions.steady is None):
+    if isinstance(until, FieldChange):
+        until.check(_changing(run.job))
+    if isinstance(until, NamedRule) and _rule(run, additions) is None:
         raise UserError(
-            f"{option('until', 'steady')} applies to a flow, as of job airflow",
-            got=f"job {run.job.name}",
+            f"{option('until', until.name)} does not apply: job {run.job.name} has no such rule",
             expected="the largest change of a cell in a step",
             hint=option("until", "1e-6"),
         )
 
 
-def _until(run: RunContext, steady: SteadyField | None, state: SavedState | None) -> UntilAny | None:
+def _until(
+    run: RunContext, additions: Additions | None, state: SavedState | None
+) -> Until | StoppingRule | None:
     """Return what stops the run before its last step; None if nothing does."""
-    until = run.options.steps.until
-    if not isinstance(until, Steady):
-        return _until_change(run)
-    assert steady is not None  # see _check_options
-    return UntilSteady(steady, until.tolerance or steady.tolerance, state.fields if state else {})
+    rule = _rule(run, additions)
+    if rule is not None and state is not None:
+        rule.restore(state.fields)
+    return rule or _until_change(run)
+
+
+def _rule(run: RunContext, additions: Additions | None) -> StoppingRule | None:
+    """Return the solver's rule by which the steps stop; None unless `until` names it."""
+    named = isinstance(run.options.steps.until, NamedRule)
+    return additions.until if additions is not None and named else None
 
 
 def _until_change(run: RunContext) -> Until | None:
     steps = run.options.steps
-    if steps.until is None or isinstance(steps.until, Steady):
+    if steps.until is None or isinstance(steps.until, NamedRule):
         return None
     every = steps.every or EVERY
     if isinstance(steps.until, FieldChange):
@@ -468,7 +454,7 @@ def _observers(
     steps: StepOptions,
     additions: Additions | None,
     frames: Frames | None,
-    until: UntilAny | None,
+    until: Until | StoppingRule | None,
     checkpoints: Checkpoints,
 ) -> list[StepObserver]:
     """Return the observers.
@@ -483,7 +469,7 @@ def _observers(
         found.append(frames)
     if until is not None:
         found.append(until)
-    if isinstance(until, UntilSteady):
+    if until is not None and not isinstance(until, Until):
         checkpoints.more = until.to_save
     if steps.checkpoint is not None:
         found.append(checkpoints)

@@ -268,7 +268,7 @@ class StreamedSteps:
         world = self.world
         for sink in sinks:
             sink.threads = threads_of(world)
-        endpoints = Endpoints(world, taker.wide, chunks, sources, sinks, self._spans, taker)
+        endpoints = Endpoints(world, taker.wide, chunks, sources, sinks, self._spans, taker.take)
         on_device = world.backend.asynchronous
         engine = DeviceEngine(endpoints, halving=halving) if on_device else HostEngine(endpoints)
         size = sum(self.task.input_bytes(chunks[number]) for number in range(len(chunks)))

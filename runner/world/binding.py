@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from meshrun.runner.comm.api import Arrays, Control
 from meshrun.runner.comm.checksum.checked import CheckedControl
 from meshrun.runner.comm.checksum.sums import sums_of
 from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
-from meshrun.runner.comm.peer_memory import Peers
 from meshrun.runner.comm.recorded import RecordedControl, unrecorded
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line
 from meshrun.runner.options.spelling import command_option, option
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import PeerArrays
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DEVICES: tuple[str, ...] = get_args(DeviceChoice)
@@ -118,7 +120,7 @@ def open_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
     return control.recorded(arrays) if isinstance(control, RecordedControl) else arrays
 
 
-def open_peers(control: Control, devices: Sequence[Device]) -> Peers | str:
+def open_peers(control: Control, devices: Sequence[Device]) -> PeerArrays | str:
     """Return GPU memory of the ranks that the others can open, or the first reason why there is none.
 
     devices: of each rank, GPUs of one host. The same on every rank. Collective.

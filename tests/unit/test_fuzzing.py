@@ -482,7 +482,7 @@ TARGETS = [
     *texts("shape", lazily("meshrun.launch.spec", "parse_shape"), "2x8", errors=(ValueError,)),
     *texts(
         "input shape",
-        lazily("meshrun.runner.run.options", "parse_shape"),
+        lazily("meshrun.runner.storage.input_forms", "parse_shape"),
         "512x256",
         errors=(MeshrunError, ValueError),
     ),

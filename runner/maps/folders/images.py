@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.arrays.fingerprint import task_fingerprint, warn_of_unknown
 from meshrun.runner.arrays.inputs import Inputs
 from meshrun.runner.compiler.decide import ImageKernels
 from meshrun.runner.errors import UserError
 from meshrun.runner.files import check_own, sync_folder
-from meshrun.runner.maps.decoded_inputs import open_decoded
 from meshrun.runner.maps.folders.engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
-from meshrun.runner.maps.split_probe.probe import check_split
+from meshrun.runner.maps.split_probe import check_split
 from meshrun.runner.maps.streamed.chunk_agreement import known_results, limits
 from meshrun.runner.maps.streamed.dispatch import draw, process_chunks, report, threads_of
 from meshrun.runner.maps.streamed.resume import Fingerprint, check_inputs, find_unfinished, start_or_resume

@@ -170,7 +170,7 @@ class StreamedRun:
             return None
         from meshrun.runner.device import gds
 
-        return None if gds.why_not() else Direct(endpoints, gds.DirectFile)
+        return None if gds.why_not() else Direct(endpoints)
 
     def _create(self) -> None:
         create(self.sinks)

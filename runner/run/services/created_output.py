@@ -1,4 +1,4 @@
-"""The service `create`: a job of kind "job" creates its output array, and every rank writes parts of it."""
+"""The service `create`: a job of kind "job" creates its output arrays, of which every rank writes parts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.record import type_record
 from meshrun.runner.plan.task import NUMBERS
 from meshrun.runner.region import Shape
-from meshrun.runner.report.record import Record
+from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.run.map_run import commit, create_files
 from meshrun.runner.run.options import RunContext
 from meshrun.runner.storage.formats.registry import Sink, open_sink, read_back, reopen
@@ -22,10 +21,10 @@ from meshrun.runner.storage.formats.registry import Sink, open_sink, read_back, 
 
 @dataclass
 class CreateOutput:
-    """Creates the output of one run: call it once, on every rank. sink: what it created."""
+    """Creates the outputs of one run: call it once for each, on every rank. sinks: what it created."""
 
     run: RunContext
-    sink: Sink | None = field(default=None, init=False)
+    sinks: list[Sink] = field(default_factory=list, init=False)
 
     def __call__(
         self,
@@ -35,7 +34,7 @@ class CreateOutput:
         *,
         serial: bool = False,
     ) -> Sink:
-        """Create the array under a temporary name, which the runner renames when all ranks have returned.
+        """Create the next output under a temporary name; the runner renames it when all ranks have returned.
         Collective.
 
         Each rank writes its parts by the sink's `write`: any part, or whole chunks if `sink.chunks` is not
@@ -52,19 +51,21 @@ class CreateOutput:
         Raises
         ------
         UserError: on every rank, for a shape or dtype that no array can have, for a format that ranks cannot
-            write in parts, and for a second call: a job has one output.
+            write in parts, for two outputs in one file, and for more calls than the job has outputs.
 
         Examples
         --------
         >>> meshrun.write_block(world, block, create(input.shape, "f8"))
         """
-        job, target = self.run.job.name, self.run.targets[0]
+        job, targets, number = self.run.job.name, self.run.targets, len(self.sinks)
 
-        def opened() -> list[Sink]:
-            if self.sink is not None:
+        def opened() -> Sink:
+            if number == len(targets):
                 raise UserError(
-                    f"job {job} calls create twice, and has one output, {target}",
-                    hint="one call of create, or a map_blocks job with outputs=2",
+                    f"job {job} calls create more often than it has outputs",
+                    got=f"call {number + 1}",
+                    expected=", ".join(map(str, targets)),
+                    hint=f"@meshrun.job(outputs={number + 1})",
                 )
             lengths, element = _lengths(job, "a shape", shape), _element(job, dtype)
             pieces = None if chunks is None else _lengths(job, "chunks", chunks)
@@ -73,38 +74,44 @@ class CreateOutput:
                     f"job {job}: create got chunks and a shape of different numbers of axes",
                     got=f"chunks={pieces} and shape {lengths}",
                 )
-            sink = open_sink(target, lengths, element, self.run.world.run_id, pieces)
+            sink = open_sink(targets[number], lengths, element, self.run.world.run_id, pieces)
+            if any(sink.partial == other.partial for other in self.sinks):
+                raise UserError(
+                    f"job {job} writes two outputs to one file",
+                    got=sink.path,
+                    expected="a file for each output",
+                )
             if not sink.parallel and not serial:
                 raise UserError(
                     f"job {job} writes its output in parts, and {sink.path.suffix} files are written whole",
                     got=sink.path,
                     expected="a file such as .npy, .zarr, .h5 or .raw",
                 )
-            return [sink]
+            return sink
 
-        self.sink = create_files(self.run, opened)[0]
-        return self.sink
+        self.sinks += create_files(self.run, lambda: [opened()], self.sinks)
+        return self.sinks[-1]
 
-    def finish(self) -> tuple[Record | None, Record]:
-        """Check the output if asked to, and rename it; return the records of the check and of the output's
-        type. Collective."""
-        run, sink = self.run, self.sink
-        assert sink is not None
+    def finish(self) -> tuple[Record | None, list[Record]]:
+        """Check the outputs if asked to, and rename them. Collective.
+
+        Returns the record of the check, and that of each output's type.
+        """
+        run, sinks = self.run, self.sinks
         run.world.control.barrier()  # another rank may still be writing
         proof = None
         if run.options.verify != "off" and run.job.verify is not None:
             from meshrun.runner.run.verify.results import drop_cached
 
             with run.phases("verify"):
-                drop_cached(run.world, [sink])
-                sources = [reopen(source) for source in run.sources]
-                proof = run.job.verify(
-                    run.world, sources, read_back(sink), run.options.verify, **run.parameters
-                )
-        kind = type_record((sink.shape, sink.dtype))
-        commit(run, [sink])
+                drop_cached(run.world, sinks)
+                sources, written = [reopen(source) for source in run.sources], [*map(read_back, sinks)]
+                output = written[0] if len(written) == 1 else written
+                proof = run.job.verify(run.world, sources, output, run.options.verify, **run.parameters)
+        types = [type_record((sink.shape, sink.dtype)) for sink in sinks]
+        commit(run, sinks)
         run.transaction.forget_partial()
-        return proof, kind
+        return proof, types
 
 
 def _lengths(job: str, what: str, value: Any) -> Shape:

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.arrays.inputs import note_captured
 from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.record import type_record
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import StepOptions
-from meshrun.runner.report.record import Record
+from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.run.options import RunContext
 from meshrun.runner.storage.formats.registry import Source
 
 if TYPE_CHECKING:
-    from meshrun.runner.run.step_run import Additions
+    from meshrun.runner.steps.observers.additions import Additions
 
 
 @dataclass
@@ -51,14 +50,15 @@ class Simulate:
         """Whether there is a film."""
         return bool(self.run.targets)
 
-    def check_memory(self, total: int) -> None:
+    def check_memory(self, total: int, smaller: str) -> None:
         """Raise UserError if fields of `total` bytes, once, do not fit the memory of the ranks. Collective.
 
         The steps check this themselves: for jobs that look at their whole domain before they take steps.
+        smaller: what to type for a smaller one.
         """
         from meshrun.runner.run.step_run import check_memory
 
-        check_memory(self.run, total)
+        check_memory(self.run, total, smaller)
 
     def __call__(
         self,

@@ -16,8 +16,8 @@ from queued_device import QueuedBackend
 import meshrun
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.forecast import forecast
 from meshrun.runner.forecast.machine import Machine, nominal, nominal_cpu
+from meshrun.runner.forecast.model import forecast
 from meshrun.runner.maps.streamed import chunk_agreement
 from meshrun.runner.maps.streamed.chunk_agreement import chunks_of, in_chunks
 from meshrun.runner.maps.streamed.endpoints import Endpoints

@@ -31,10 +31,9 @@ def in_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         start(self, blocks)
         for place in self.fed:
             seen.append(self.one_copy)
-            apart = not np.may_share_memory(self._blocks[place], self._spare[place])
-            assert apart is not (
-                self.one_copy and 0 < self.plans[place].rows_before < self._blocks[place].shape[0]
-            )
+            block, spare = self.arrays[place].block, self.spare[place].block
+            apart = not np.may_share_memory(block, spare)
+            assert apart is not (self.one_copy and 0 < self.plans[place].rows_before < block.shape[0])
 
     monkeypatch.setattr(Stepper, "start", checked)
     return seen

@@ -13,7 +13,7 @@ from scipy.ndimage import median_filter
 import meshrun
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.maps.split_probe.probe import refusal
+from meshrun.runner.maps.split_probe import refusal
 from meshrun.runner.plan.task import plan_task
 
 FIELD = (((40, 30), np.dtype(np.float32)),)

@@ -12,7 +12,7 @@ from meshrun.runner.compiler.result_type import result_types
 from meshrun.runner.compiler.samples import MOST_CELLS, samples
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
-from meshrun.runner.maps.split_probe.probe import cuts, refusal
+from meshrun.runner.maps.split_probe import cuts, refusal
 from meshrun.runner.plan.task import Task, plan_task
 
 GREYS = np.arange(10.0)

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 import meshrun
+from meshrun.runner.arrays import decoded_inputs
+from meshrun.runner.arrays.decoded_inputs import check_decoded, open_decoded
 from meshrun.runner.errors import UserError
-from meshrun.runner.maps import decoded_inputs
-from meshrun.runner.maps.decoded_inputs import check_decoded, open_decoded
 from meshrun.runner.maps.reduce import Tiles
 from meshrun.runner.region import Region
 from meshrun.runner.storage.formats import image

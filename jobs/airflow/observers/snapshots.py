@@ -1,4 +1,4 @@
-"""Snapshots of a simulation: its fields in a file, after some steps, written by all ranks together.
+"""Snapshots of a flow: velocity, pressure and solid cells in a file, written by all ranks together.
 
 Fields are computed on the device and copied to the host while the steps wait; a thread writes them while
 further steps run.
@@ -11,29 +11,53 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import Lattice
+from meshrun.jobs.airflow.moments import momentum, pressure
+from meshrun.jobs.airflow.observers.field_file import FieldFile, GridField
 from meshrun.runner.arrays.load import stages
 from meshrun.runner.region import Array, HostArray, Region, overlap
 from meshrun.runner.steps.loop import NEVER, next_multiple
 from meshrun.runner.steps.stepper import Stepper
-from meshrun.runner.storage.field_file import FieldFile, GridField
 from meshrun.runner.world.world import World
 
 
-class FieldValues(Protocol):
-    """Fields that are computed from the inputs of a step."""
+@dataclass(frozen=True)
+class FlowFields:
+    """Fields of a flow, which are computed from the inputs of a step.
+
+    velocity: in cells a step, 0 in solid cells. pressure: less that of the air at rest, in units of the
+    density * (cell / step)^2, 0 in solid cells. solid: 1 in solid cells, otherwise 0.
+    """
+
+    lattice: Lattice
 
     @property
-    def fields(self) -> Sequence[GridField]: ...
+    def fields(self) -> Sequence[GridField]:
+        single = np.dtype(np.float32)
+        return (
+            GridField("velocity", single, "cells/step", self.lattice.axes),
+            GridField("pressure", single, "density * (cells/step)^2"),
+            GridField("solid", np.dtype(np.uint8), "1 in solid cells", steady=True),
+        )
 
     def compute(self, name: str, cells: Sequence[Array], xp: ModuleType) -> Array:
-        """Return the field `name` of some cells on the device: (*the cells', components).
+        """Return a field of some cells on the device: (*the cells', components along the axes, if any).
 
-        cells: of each input. Components are along the axes of the arrays; a field of single values has none.
+        cells: of each population, then their kinds.
         """
+        populations, kinds = cells[: self.lattice.size], cells[self.lattice.size]
+        solid = kinds == int(Cell.SOLID)
+        if name == "solid":
+            return solid.astype(np.uint8)
+        if name == "pressure":
+            return xp.where(solid, 0, pressure(populations)).astype(np.float32)
+        velocity = momentum(self.lattice, populations)
+        return xp.stack([xp.where(solid, 0, one) for one in velocity], axis=-1).astype(np.float32)
 
 
 @dataclass
@@ -43,7 +67,7 @@ class Snapshots:
     snapshots written.
     """
 
-    content: FieldValues
+    content: FlowFields
     path: Path
     every: int | None
     last: int
@@ -51,8 +75,7 @@ class Snapshots:
     _world: World = field(init=False)
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)
     _writing: list[Future[None]] = field(default_factory=list, init=False)
-    _resumed: bool = field(default=False, init=False)
-    _earlier: Mapping[str, Any] = field(default_factory=dict, init=False)
+    _earlier: Mapping[str, Any] = field(default_factory=dict, init=False)  # of a checkpoint
 
     @property
     def name(self) -> str:
@@ -69,7 +92,7 @@ class Snapshots:
         return {**self._series, "steps": self.steps}
 
     def restore(self, values: Any) -> None:
-        self._resumed, self._earlier = True, values or {}
+        self._earlier = values or {}
 
     def begin(self, stepper: Stepper) -> None:
         world, task = stepper.world, stepper.task
@@ -84,8 +107,8 @@ class Snapshots:
             "count": count,
         }
         self._file = self._open(stepper, self._series)
-        if self._resumed and self.every is not None:
-            self._go_on(stepper)
+        if self._earlier.get("steps") and self.every is not None:
+            self._go_on(stepper, self._earlier)
         if not self.steps:
             world.on_root(self._file.create)
         if self.every is not None and first % self.every == 0 and first not in self.steps:
@@ -96,11 +119,8 @@ class Snapshots:
         size, fields = stepper.world.size, self.content.fields
         return FieldFile(self.path, stepper.task.shape, fields, count, size, run_id, ranks)
 
-    def _go_on(self, stepper: Stepper) -> None:
+    def _go_on(self, stepper: Stepper, earlier: Mapping[str, Any]) -> None:
         """Go on with the unfinished file of the run that wrote the checkpoint, if it is of this series."""
-        earlier = self._earlier
-        if not earlier or not earlier["steps"]:
-            return
         known = ("path", "every", "last")
         differs = next((name for name in known if earlier[name] != self._series[name]), None)
         file = None if differs else self._open(stepper, earlier)

@@ -17,6 +17,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from meshrun.runner.compiler.lint.causes import explain
+from meshrun.runner.compiler.lint.needs import needs_of
 from meshrun.runner.compiler.result_type import hide_output, result_buffers, types_of
 from meshrun.runner.compiler.samples import Sample, samples
 from meshrun.runner.device.api import Backend
@@ -24,8 +26,6 @@ from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.maps.reduce import to_host
-from meshrun.runner.maps.split_probe.causes import explain
-from meshrun.runner.maps.split_probe.source import needs_of
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.world.world import World

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from meshrun.runner.compiler.decide import trace_of
+from meshrun.runner.compiler.lint.source import integer
+from meshrun.runner.compiler.lint.statements import Kind, Statement, element_of, statements_of
 from meshrun.runner.compiler.trace.trace import PLACES, SHIFTS, NotTraceable
-from meshrun.runner.maps.split_probe.source import integer
-from meshrun.runner.maps.split_probe.statements import Kind, Statement, element_of, statements_of
+from meshrun.runner.compiler.traced import trace_of
 from meshrun.runner.plan.task import Task
 
 MOST_LINES = 3  # that are named

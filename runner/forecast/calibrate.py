@@ -20,6 +20,7 @@ import numpy as np
 from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.machine import START_CPU, START_GPU, Machine, Rate
+from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.streamed.dispatch import threads_of
 from meshrun.runner.maps.streamed.endpoints import Endpoints
 from meshrun.runner.maps.streamed.gpu_engine import DeviceEngine
@@ -31,7 +32,6 @@ from meshrun.runner.plan.task import plan_task
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.report.bottleneck import wall_time
 from meshrun.runner.report.spans import Spans
-from meshrun.runner.run.declare import map_blocks
 from meshrun.runner.storage.file_errors import write_error
 from meshrun.runner.storage.formats.registry import Sink, Source, check_place, commit, open_sink, open_source
 from meshrun.runner.system.host_memory import free_host_memory, host_memory
@@ -214,7 +214,8 @@ class Streaming:
     def __call__(self, source: Source, sink: Sink) -> float:
         world = single_rank_world(self.backend)
         sink.threads = threads_of(world)
-        task = plan_task(_same, {}, [(source.shape, source.dtype)], 1)
+        job = Job("copy", "map", _copy, (), frozenset({"out"}))
+        task = plan_task(job, {}, [(source.shape, source.dtype)], 1)
         chunks = Chunks(task.partition, PIECE // ROW)
         endpoints = Endpoints(world, task, chunks, [source], [sink], Spans())
         stream(
@@ -229,8 +230,7 @@ class Streaming:
         return wall_time([endpoints.spans.found])
 
 
-@map_blocks()
-def _same(block: Any, *, out: Any) -> None:
+def _copy(block: Any, *, out: Any) -> None:
     out[...] = block
 
 

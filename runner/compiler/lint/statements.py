@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from meshrun.runner.compiler.trace.trace import WHOLE_AXES
-from meshrun.runner.maps.split_probe.source import (
+from meshrun.runner.compiler.lint.source import (
     FunctionSource,
     dotted,
     functions_of,
@@ -18,6 +17,7 @@ from meshrun.runner.maps.split_probe.source import (
     parts_of,
     source_of,
 )
+from meshrun.runner.compiler.trace.trace import WHOLE_AXES
 
 _FILTERS = """
     binary_closing binary_dilation binary_erosion binary_fill_holes binary_opening convolve convolve1d

@@ -1,4 +1,7 @@
-"""What a film of the flow shows: speed, vorticity or pressure, with solid cells in a colour of their own."""
+"""What a film of the flow shows: speed, vorticity or pressure, with solid cells in a colour of their own.
+
+Isolines of one of them may lie over the picture. Of three axes it is a plane.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,25 @@ import numpy as np
 from meshrun.jobs.airflow.cells import Cell
 from meshrun.jobs.airflow.lattice import Lattice
 from meshrun.jobs.airflow.moments import momentum_along, pressure
-from meshrun.runner.region import Array, HostArray
-from meshrun.runner.report.colors import isolines
-from meshrun.runner.steps.observers.frames import ValueAt
+from meshrun.runner.options.step_options import COLORS as COLOR_MAPS
+from meshrun.runner.plan.halo import Slices
+from meshrun.runner.region import Array, HostArray, Shape
+from meshrun.runner.report.colors import indices, palette
+from meshrun.runner.steps.observers.additions import ValueAt
 
 Drawn = Literal["speed", "vorticity", "pressure"]
 SOLID = (70, 70, 70)
 COLORS = {"speed": "viridis", "vorticity": "coolwarm", "pressure": "coolwarm"}
 # Values of the last colour, in multiples of the inlet's greatest velocity u, of u / length and of u squared.
 SPEED, VORTICITY, PRESSURE = 1.8, 6.0, 0.6
+LINE = 254  # index of the colour of isolines: in place of the map's last one
+BLACK, WHITE = bytes((16, 16, 16)), bytes((255, 255, 255))
 LEFT, RIGHT, ABOVE, BELOW, HERE = (0, -1), (0, 1), (-1, 0), (1, 0), (0, 0)
 
 
 @dataclass(frozen=True)
 class FlowFrames:
-    """Frames of a flow: `runner.steps.observers.frames.FrameContent`. In three dimensions, of a plane.
+    """Frames of a flow: `runner.steps.observers.additions.FrameContent`.
 
     storage: dtype of the stored populations. speed: greatest velocity of the inlet. length: of the body.
     isolines: number of lines of equal value of the quantity `lined`, between the first and the last colour's
@@ -42,14 +49,6 @@ class FlowFrames:
     isolines: int = 0
     lined: Drawn = "speed"
     plane: tuple[int, int] | None = None
-
-    @property
-    def colors(self) -> str:
-        return COLORS[self.name]
-
-    @property
-    def other(self) -> tuple[int, int, int]:
-        return SOLID
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -101,19 +100,43 @@ class FlowFrames:
             [xp.where(solid, np.float32(np.nan), self._quantity(one, at, xp)) for one in self._shown]
         )
 
-    def picture(self, pixels: HostArray) -> HostArray:
-        """Return the drawn quantity of each pixel, NaN in solid cells."""
-        return self._as_seen(pixels[0])
+    def palette(self, colors: str) -> bytes:
+        """Return the colours: those of the quantity, unless another map is named, and one of solid cells.
 
-    def lines(self, pixels: HostArray) -> HostArray:
-        """Return the pixels on isolines. At the edges of the domain are cells that are no fluid: no lines."""
-        found = self._as_seen(pixels[-1]).copy()
-        found[[0, -1]] = found[:, [0, -1]] = np.nan
-        return isolines(found, *self._limits(self.lined), self.isolines)
+        Isolines take the map's last colour: black on a map that is light in the middle, else white.
+        """
+        name = COLORS[self.name] if colors == COLOR_MAPS[0] else colors
+        found = palette(name, SOLID)
+        if not self.isolines:
+            return found
+        line = BLACK if name == "coolwarm" else WHITE
+        return found[: 3 * LINE] + line + found[3 * (LINE + 1) :]
 
-    def _as_seen(self, pixels: HostArray) -> HostArray:
-        found: HostArray = pixels.T if self._turned else pixels
-        return found
+    def view(self, shape: Shape, most: int) -> Slices:
+        """Return the cells that a picture shows: every so many along two axes, of one plane of three axes."""
+        across, index = self.plane or (0, shape[0] // 2)
+        fixed = across if len(shape) == 3 else None
+        stride = max(-(-max(n for axis, n in enumerate(shape) if axis != fixed) // most), 1)
+        return tuple(
+            slice(index, index + 1, 1) if axis == fixed else slice(self.margin, n - self.margin, stride)
+            for axis, n in enumerate(shape)
+        )
+
+    def picture(self, pixels: HostArray, low: float, high: float) -> HostArray:
+        """Return the colours of the drawn quantity, with isolines over it.
+
+        At the edges of the domain are cells that are no fluid: no lines are there.
+        """
+        if self.lattice.axes == 3:
+            pixels = pixels.take(0, 1 + self._across)
+        if self._turned:
+            pixels = pixels.swapaxes(1, 2)
+        picture = indices(pixels[0], low, high)
+        if self.isolines:
+            lined = pixels[-1].copy()
+            lined[[0, -1]] = lined[:, [0, -1]] = np.nan
+            draw_lines(picture, isolines(lined, *self._limits(self.lined), self.isolines))
+        return picture
 
     @property
     def _across(self) -> int:
@@ -139,3 +162,25 @@ class FlowFrames:
         # Rows count downwards.
         found = (at(row, LEFT) - at(row, RIGHT)) / 2 + (at(column, BELOW) - at(column, ABOVE)) / 2
         return -found if self._turned else found
+
+
+def isolines(values: HostArray, low: float, high: float, count: int) -> HostArray:
+    """Return the pixels on `count` lines of equal value, evenly spaced between `low` and `high`: bool.
+
+    values: (rows, columns). A pixel is on a line that passes between it and the pixel below or to the right.
+    There are no lines at values that are not finite.
+    """
+    with np.errstate(invalid="ignore"):
+        band = np.floor((values.astype(np.float64) - low) * ((count + 1) / (high - low)))
+        band = np.clip(band, 0, count)
+    found = np.zeros(values.shape, bool)
+    finite = np.isfinite(band)
+    found[:-1] |= (band[:-1] != band[1:]) & finite[:-1] & finite[1:]
+    found[:, :-1] |= (band[:, :-1] != band[:, 1:]) & finite[:, :-1] & finite[:, 1:]
+    return found
+
+
+def draw_lines(picture: HostArray, lines: HostArray) -> None:
+    """Draw lines into a picture of indices of colours, whose palette has one for them. lines: bool."""
+    picture[picture == LINE] = LINE - 1
+    picture[lines] = LINE

@@ -7,32 +7,30 @@ exchanges, arithmetic, forces and frames are not in it, as their rates are not k
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshrun.runner.comm.threads import ThreadComm
-from meshrun.runner.compiler.compiled import DeviceKernel
-from meshrun.runner.compiler.cpp import host
-from meshrun.runner.compiler.decide import reads_of, traced
+from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel
 from meshrun.runner.compiler.passes.branches import common_operations
 from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.traced import reads_of, traced
 from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.forecast import limits_on, ranks_of_host
-from meshrun.runner.forecast.machine import Machine
-from meshrun.runner.forecast.record import plan_envelope, type_record
+from meshrun.runner.forecast.place import Place
+from meshrun.runner.forecast.record import plan_envelope
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.plan_options import RANKS_MOST, PlanOptions
 from meshrun.runner.options.spelling import option
-from meshrun.runner.options.step_options import Copies, StepOptions
-from meshrun.runner.options.stream_options import StreamOptions
-from meshrun.runner.plan.steps import fields_memory, halo_bytes, kept_memory, most_steps, step_memory
+from meshrun.runner.options.step_options import StepOptions
+from meshrun.runner.plan.grid import parse_grid
+from meshrun.runner.plan.steps import fields_memory, halo_bytes, kept_memory, step_memory
 from meshrun.runner.plan.task import Task, check_feeds, plan_task
-from meshrun.runner.report.record import Record
+from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.units import counted
-from meshrun.runner.run.options import RANKS_MOST
-from meshrun.runner.run.step_run import Additions
-from meshrun.runner.steps.fused_steps import most_fused_steps, takes_several
+from meshrun.runner.steps.observers.additions import Additions
+from meshrun.runner.steps.step_counts import choose_steps
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.world.world import open_world
 
@@ -57,28 +55,24 @@ class _KnownSteps:
 @dataclass
 class _StepsToPlan:
     """In place of `runner.run.services.simulation.Simulate`: keeps what it is called with, and ends the
-    job there. ranks: that are planned; local: of a host; limit: bytes that one may use. film: none, as a plan
-    has no OUTPUT; filmed: options of the film are accepted."""
+    job there. film: none, as a plan has no OUTPUT; filmed: options of the film are accepted."""
 
     options: StepOptions
-    ranks: int
-    local: int
-    limit: int
-    gpu: bool
+    place: Place
     film: None = field(default=None, init=False)
     filmed: bool = field(default=True, init=False)
     known: _KnownSteps | None = field(default=None, init=False)
 
-    def check_memory(self, total: int) -> None:
+    def check_memory(self, total: int, smaller: str) -> None:
         """Raise UserError if fields of `total` bytes are far too large, before the job looks at their domain.
 
         The forecast says what others need, and how many ranks would be enough.
         """
-        needed = -(-total // self.ranks)
-        if total >= LONG_LOOK and needed > self.limit:
-            part = self.limit * (1 if self.gpu else self.local)
-            hint = f"{_more(-(-total // max(part, 1)), gpu=self.gpu)}, or a smaller {option('size')}"
-            raise _too_large(f"fields of {total:,} bytes", self.ranks, needed, self.limit, hint)
+        place, needed = self.place, -(-total // self.place.ranks)
+        if total >= LONG_LOOK and needed > place.memory:
+            part = place.memory * (1 if place.gpu else place.ranks_of_host)
+            hint = f"{_more(-(-total // max(part, 1)), gpu=place.gpu)}, or {smaller}"
+            raise _too_large(f"fields of {total:,} bytes", place, needed, hint)
 
     def __call__(
         self,
@@ -94,37 +88,22 @@ class _StepsToPlan:
 
 
 def plan_steps(
-    job: Job,
-    argument: str,
-    parameters: dict[str, Any],
-    steps: int | None,
-    machine: Machine,
-    ranks: int,
-    hosts: int,
-    grid: str | None,
-    options: StreamOptions,
-    copies: Copies,
+    job: Job, argument: str, parameters: dict[str, Any], options: PlanOptions, place: Place
 ) -> Record:
     """Return the forecast of a job's time steps as plain values: memory, operations, bytes, a floor in time.
 
-    steps: as given; None: as the job says. options: only its limits of memory apply. copies: of the fields,
-    as in a run. Raises UserError for what the job refuses, and for a domain that the memory of so many ranks
-    does not hold.
+    options: without `steps`, the job chooses their number. Raises UserError for what the job refuses, and for
+    a domain that the memory of so many ranks does not hold.
     """
-    gpu = machine.gpus > 0
-    local = ranks_of_host(ranks, hosts)
-    limit = _limit(machine, options, local)
-    known = _steps(job, argument, parameters, _StepsToPlan(StepOptions(steps), ranks, local, limit, gpu))
+    gpu, limit, copies = place.gpu, place.memory, options.steps.copies
+    known = _steps(job, argument, parameters, _StepsToPlan(StepOptions(options.steps.steps), place))
     types = [(source.shape, source.dtype) for source in known.sources]
-
-    def cut(count: int, text: str | None = None) -> Task:
-        return plan_task(known.step, known.parameters, types, count, grid=text)
-
-    task, program = _understood(cut(ranks, grid), gpu=gpu)
+    cut = plan_task(known.step, known.parameters, types, place.ranks, grid=options.grid)
+    task, program = _understood(cut, gpu=gpu)
 
     def least(count: int) -> int:
         """Return the least bytes of one of so many ranks in these copies of the fields."""
-        one, two = _memory(replace(cut(count), kernel=task.kernel))
+        one, two = _memory(replace(_on_ranks(cut, count), kernel=task.kernel))
         return {"one": one, "two": two, "auto": min(one, two)}[copies]
 
     one, two = _memory(task)
@@ -133,13 +112,13 @@ def plan_steps(
     if gpu:
         enough = next((n for n in range(1, RANKS_MOST) if least(n) <= limit), None)
     else:  # ranks of one host share its memory
-        enough = -(-least(1) // (limit * local)) if limit else None
+        enough = -(-least(1) // (limit * place.ranks_of_host)) if limit else None
     if needed > limit:
         hint = _more(enough, gpu=gpu) + (
             f", or {option('copies', 'one')}" if copies == "two" and one <= limit else ""
         )
         shown = "x".join(map(str, reversed(task.shape)))
-        raise _too_large(f"{shown} cells", ranks, needed, limit, hint)
+        raise _too_large(f"{shown} cells", place, needed, hint)
     memory = {
         "memory": needed,
         "copies": 2 if needed == two and copies != "one" else 1,
@@ -147,31 +126,20 @@ def plan_steps(
         **_enough(enough, gpu=gpu),
     }
     count = known.options.steps or 0
-    several = 1 if known.one_by_one else _steps_of_kernel(task, program, gpu=gpu)
-    return _record(job, parameters, task, program, count, several, machine, hosts, memory)
+    several = choose_steps(task, one_by_one=known.one_by_one).at_once
+    return _record(job, parameters, task, program, count, several, place, memory)
 
 
 def plan_map_steps(
-    job: Job,
-    parameters: dict[str, Any],
-    cut: Callable[[int, str | None], Task],
-    steps: int,
-    machine: Machine,
-    ranks: int,
-    hosts: int,
-    grid: str | None,
-    options: StreamOptions,
-    copies: Copies,
+    job: Job, parameters: dict[str, Any], cut: Task, options: PlanOptions, place: Place
 ) -> Record:
-    """Return `plan_steps` of a map job. cut: returns the task for a number of ranks, its results known.
+    """Return `plan_steps` of a map job. cut: into a block for each rank, its results known.
 
     Raises UserError for results that cannot become inputs, and for fields that the memory of so many ranks
     does not hold: a run passes these through it in chunks, which is not forecast.
     """
-    gpu = machine.gpus > 0
-    local = ranks_of_host(ranks, hosts)
-    limit = _limit(machine, options, local)
-    once = copies == "one"
+    gpu, local, limit = place.gpu, place.ranks_of_host, place.memory
+    once = options.steps.copies == "one"
 
     def needs(task: Task) -> int:
         """Return the bytes of a rank."""
@@ -180,20 +148,18 @@ def plan_map_steps(
             return step_memory(task, region, one_copy=True) + kept_memory(task, region, observed=False)
         return fields_memory(task, region, asynchronous=gpu)
 
-    task, program = _understood(cut(ranks, grid), gpu=gpu)
+    task, program = _understood(cut, gpu=gpu)
     check_feeds(task)
     needed = needs(task)
     counts = range(1, RANKS_MOST) if gpu else range(local, RANKS_MOST, local)
-    others = (replace(cut(count, None), kernel=task.kernel) for count in counts)
+    others = (replace(_on_ranks(cut, count), kernel=task.kernel) for count in counts)
     enough = next((number for number, one in enumerate(others, 1) if needs(one) <= limit), None)
     if needed > limit:
         hint = _more(enough, gpu=gpu)
         if not once and _memory(task)[0] <= limit:
             hint += f", or {option('copies', 'one')}"
         what = f"fields of {'x'.join(map(str, task.shape))}"
-        raise _too_large(
-            what, ranks, needed, limit, hint, "" if once else ", and steps in chunks have no plan"
-        )
+        raise _too_large(what, place, needed, hint, "" if once else ", and steps in chunks have no plan")
     memory = {
         "inputs": {field.name: type_record((field.shape, field.dtype)) for field in task.fields},
         "memory": needed,
@@ -201,8 +167,13 @@ def plan_map_steps(
         "memory_limit": limit,
         **_enough(enough, gpu=gpu),
     }
-    several = _steps_of_kernel(task, program, gpu=gpu)
-    return _record(job, parameters, task, program, steps, several, machine, hosts, memory)
+    several = choose_steps(task).at_once
+    return _record(job, parameters, task, program, options.steps.steps or 0, several, place, memory)
+
+
+def _on_ranks(task: Task, count: int) -> Task:
+    """Return the task on so many ranks, its rows cut."""
+    return task.with_grid(parse_grid(str(count), task.shape, count))
 
 
 def _record(
@@ -212,19 +183,19 @@ def _record(
     program: Program | None,
     steps: int,
     several: int,
-    machine: Machine,
-    hosts: int,
+    place: Place,
     memory: Record,
 ) -> Record:
-    """Return the forecast. several: steps that one kernel takes. memory: the forecast's part about memory."""
-    ranks, region, gpu = task.partition.size, task.partition[0], machine.gpus > 0
+    """Return the forecast. several: steps that one kernel takes. memory:
+    the forecast's part about memory."""
+    machine, region = place.machine, task.partition[0]
     one, two = _memory(task)
     several = max(min(several, steps), 1)
     moved = task.input_bytes(region) + task.result_bytes(region)
     rate = machine.rates["kernel"]
     seconds = moved / rate.value
-    if not gpu:
-        seconds = max(seconds, moved * ranks_of_host(ranks, hosts) / machine.rates["host memory"].value)
+    if not place.gpu:
+        seconds = max(seconds, moved * place.ranks_of_host / machine.rates["host memory"].value)
     found = {
         "grid": list(task.partition.grid),
         "steps": steps,
@@ -241,13 +212,7 @@ def _record(
         "seconds": seconds / several * steps,
     }
     array = task.shape, task.dtype
-    return plan_envelope(job, parameters, array, machine, ranks, hosts, memory | found)
-
-
-def _limit(machine: Machine, options: StreamOptions, local: int) -> int:
-    """Return the bytes that one of `local` ranks of a host may use, where its blocks are."""
-    limits = limits_on(machine, options, local)
-    return limits.device if machine.gpus > 0 else limits.host
+    return plan_envelope(job, parameters, array, machine, place.ranks, place.hosts, memory | found)
 
 
 def _memory(task: Task) -> tuple[int, int]:
@@ -265,39 +230,28 @@ def _more(enough: int | None, *, gpu: bool) -> str:
     return f"at least {enough} {what}s" if enough else f"a {what} with more memory"
 
 
-def _too_large(what: str, ranks: int, needed: int, limit: int, hint: str, more: str = "") -> UserError:
+def _too_large(what: str, place: Place, needed: int, hint: str, more: str = "") -> UserError:
     return UserError(
-        f"{what} do not fit the memory of {counted(ranks, 'rank')}{more}",
+        f"{what} do not fit the memory of {counted(place.ranks, 'rank')}{more}",
         got=f"{needed:,} bytes a rank",
-        expected=f"at most {limit:,} bytes a rank",
+        expected=f"at most {place.memory:,} bytes a rank",
         hint=hint,
     )
 
 
 def _understood(task: Task, *, gpu: bool) -> tuple[Task, Program | None]:
-    """Return the task with what a run learns of its function, and the program that it is; None if it is none.
-
-    gpu: also with the kernel of it, not compiled.
-    """
+    """Return the task with its kernel, not compiled, and the program of its function; None if it is none."""
     if task.job.fuse == "off":
         return task, None
     try:
         program = traced(task)
     except NotTraceable:
         return task, None
-    kernel = None
+    widths = task.widths[: program.axes]
+    kernel: DeviceKernel | HostKernel = HostKernel(program, widths)
     if gpu:
-        widths = task.widths[: program.axes]
         kernel = DeviceKernel(program, widths, "strict", task.feed_numbers, task.boundary, task.cval)
     return replace(task, reads=reads_of(task, program), kernel=kernel), program
-
-
-def _steps_of_kernel(task: Task, program: Program | None, *, gpu: bool) -> int:
-    """Return how many steps one kernel takes."""
-    if program is None or not takes_several(task):
-        return 1
-    most = most_fused_steps(task) if gpu else host.most_steps(program.axes)
-    return min(most, most_steps(task) or most)
 
 
 def _steps(job: Job, argument: str, parameters: dict[str, Any], simulate: _StepsToPlan) -> _KnownSteps:

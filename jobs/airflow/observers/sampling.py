@@ -11,10 +11,10 @@ import numpy as np
 
 from meshrun.jobs.airflow import links
 from meshrun.jobs.airflow.cells import Cell
-from meshrun.jobs.airflow.lattice import Lattice
 from meshrun.jobs.airflow.moments import pressure
-from meshrun.jobs.airflow.shapes.bodies import Body
 from meshrun.jobs.airflow.shapes.parts import SeparateBodies
+from meshrun.jobs.airflow.step import SCALE
+from meshrun.jobs.airflow.tunnel import Tunnel
 from meshrun.runner.region import Array, HostArray
 from meshrun.runner.steps.loop import next_multiple
 from meshrun.runner.steps.stepper import Stepper
@@ -27,22 +27,20 @@ PENDING = 256  # samples that wait on the device
 class BodyLinks:
     """This rank's links, and the kernels' table of the populations for each of their two blocks.
 
-    scale: by which stored populations are to be multiplied. parts: of the body, if it has several.
+    parts: of the body, if it has several.
     """
 
     stepper: Stepper
-    body: Body
-    lattice: Lattice
-    scale: float
+    tunnel: Tunnel
     parts: SeparateBodies | None = None
     _tables: dict[int, Array] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        plan = self.stepper.plans[0]
+        plan, body, self.lattice = self.stepper.plans[0], self.tunnel.body, self.tunnel.lattice
         kinds = _on_host(self.stepper, self.stepper.padded[self.lattice.size])
         block = self.stepper.padded[0]
         found = links.find_links(
-            self.body,
+            body,
             plan.region,
             self.lattice,
             [low for low, _ in plan.widths],
@@ -54,7 +52,7 @@ class BodyLinks:
         if self.parts is not None:
             origin = np.subtract(plan.region.start, [low for low, _ in plan.widths])
             solid = np.stack(found.cells(found.solid), 1)
-            part = self.parts.of((solid + origin) % self.body.shape)
+            part = self.parts.of((solid + origin) % body.shape)
             self._of_parts = [found.chosen(part == one).on(xp) for one in range(len(self.parts.places))]
 
     def set_slots(self, blocks: Sequence[Array]) -> None:
@@ -66,10 +64,8 @@ class BodyLinks:
         """Return what the fluid gives each part of the body in a step on this rank: (parts, axes + 1), see
         `links.momentum`."""
         populations = blocks[: self.lattice.size]
-        xp, table = self.stepper.world.xp, self._table(populations)
-        found = [
-            links.momentum(populations, one, self.lattice, xp, self.scale, table) for one in self._of_parts
-        ]
+        xp, table, scale = self.stepper.world.xp, self._table(populations), 1 / SCALE[self.tunnel.storage]
+        found = [links.momentum(populations, one, self.lattice, xp, scale, table) for one in self._of_parts]
         return found[0][None] if len(found) == 1 else xp.stack(found)
 
     def cells_beside(self, blocks: Sequence[Array]) -> list[Array]:
@@ -116,9 +112,7 @@ class ForceSamples:
     slots of the links are set before each step. parts: of the body, if it has several. steps: of each sample.
     """
 
-    body: Body
-    lattice: Lattice
-    scale: float
+    tunnel: Tunnel
     every: int
     last: int
     interpolated: bool
@@ -128,8 +122,7 @@ class ForceSamples:
     _pending: list[Array] = field(default_factory=list, init=False)  # of this rank, on its device
     _momentum: list[HostArray] = field(default_factory=list, init=False)  # of all ranks
     _stepper: Stepper = field(init=False)
-    _resumed: bool = field(default=False, init=False)
-    _earlier: dict[str, Any] = field(default_factory=dict, init=False)
+    _earlier: dict[str, Any] | None = field(default=None, init=False)  # of the checkpoint; None: not resumed
 
     @property
     def name(self) -> str:
@@ -149,7 +142,7 @@ class ForceSamples:
         }
 
     def restore(self, values: Any) -> None:
-        self._resumed, self._earlier = True, values or {}
+        self._earlier = values or {}
 
     def abandon(self) -> None:
         """There is no thread to end."""
@@ -157,18 +150,20 @@ class ForceSamples:
     def open(self, stepper: Stepper) -> Callable[[Sequence[Array]], None]:
         """Find the links of this rank; return what to call before each step."""
         with stepper.phases("prepare"):  # which is no part of the loop's time
-            self._links = BodyLinks(stepper, self.body, self.lattice, self.scale, self.parts)
+            self._links = BodyLinks(stepper, self.tunnel, self.parts)
         return self._links.set_slots
 
     def begin(self, stepper: Stepper) -> None:
         self._stepper = stepper
         if not self.interpolated:
             self.open(stepper)
-        if self._earlier.get("every") == self.every:
+        if self._earlier is None:
+            return
+        before = self._earlier.get("every")
+        if before == self.every:
             self.steps = [int(step) for step in self._earlier["steps"]]
             self._momentum = [np.array(one, np.int64) for one in self._earlier["momentum"]]
-        elif self._resumed:
-            before = self._earlier.get("every")
+        else:
             reason = (
                 f"they were sampled every {before} steps before" if before else "no earlier ones are known"
             )
@@ -202,7 +197,7 @@ class ForceSamples:
         column = np.zeros(0)
         if plan.region.start[-1] <= INLET < plan.region.stop[-1]:
             place = (*inner[:-1], inner[-1].start + INLET - plan.region.start[-1])
-            at_inlet = [one[place] for one in blocks[: self.lattice.size + 1]]
+            at_inlet = [one[place] for one in blocks[: self.tunnel.lattice.size + 1]]
             values = _on_host(stepper, pressure(at_inlet[:-1]))
             column = values[_on_host(stepper, at_inlet[-1]) == int(Cell.FLUID)]
         near = self._links.cells_beside(blocks)
@@ -231,11 +226,13 @@ class ForceSamples:
     @property
     def forces(self) -> HostArray:
         """Force of each sample along each axis, (samples, axes), in lattice units; after the last step."""
-        return np.array([links.force(one.sum(0)) for one in self._momentum]).reshape(-1, self.lattice.axes)
+        found = [links.force(one.sum(0)) for one in self._momentum]
+        return np.array(found).reshape(-1, self.tunnel.lattice.axes)
 
     def forces_on(self, part: int) -> HostArray:
         """Return the same of one part of the body."""
-        return np.array([links.force(one[part]) for one in self._momentum]).reshape(-1, self.lattice.axes)
+        found = [links.force(one[part]) for one in self._momentum]
+        return np.array(found).reshape(-1, self.tunnel.lattice.axes)
 
 
 def _on_host(stepper: Stepper, values: Array) -> HostArray:

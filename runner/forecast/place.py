@@ -1,12 +1,12 @@
-"""Forecast of a job that exchanges arrays among all ranks: where it runs, and the stages of its plan."""
+"""Where a run is to take place: the rates between its ranks, and the time of what a rank does there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from meshrun.runner.forecast.machine import CORE, GB, Machine, Rate, known
+from meshrun.runner.forecast.model import limits_on
+from meshrun.runner.options.plan_options import PlanOptions
 
 # GB/s that a GPU sends to others of its host in an all-to-all while it receives as much. Two and four H200s:
 # 338 and 353 (benchmarks/results/nccl_tests_2.json, nccl_tests_4.json), three quarters of NVLink 4's peak;
@@ -51,8 +51,8 @@ def links_of(
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job is to run. hosts: with equally many ranks, but for the last. memory: bytes for arrays of a
-    rank, as the service `memory` of a job."""
+    """Where a run is to take place. hosts: with equally many ranks, but for the last. memory: bytes for
+    arrays of a rank, as the service `memory` of a job."""
 
     machine: Machine
     links: ExchangeRates
@@ -135,34 +135,8 @@ class Stage:
     messages: int = 0
 
 
-@dataclass(frozen=True)
-class JobForecast:
-    """A job's forecast. facts: what it chose, as in the record of its run. memory: bytes of a rank's arrays.
-    shape, dtype: of the result. pieces: in which stages that overlap are cut: one of each is beside nothing.
-    """
-
-    shape: Sequence[int]
-    dtype: str
-    facts: Mapping[str, Any]
-    memory: int
-    stages: Sequence[Stage]
-    pieces: int = 1
-
-    @property
-    def seconds(self) -> float:
-        """Return the time of all stages, with files."""
-        return sum(stage.seconds for stage in self.stages if not stage.beside) + self._beside
-
-    @property
-    def in_memory(self) -> float:
-        """Return the time without files and copies between host and device."""
-        files = ("read", "write", "to device", "from device")
-        return self.seconds - sum(stage.seconds for stage in self.stages if stage.name in files)
-
-    @property
-    def _beside(self) -> float:
-        times = [stage.seconds for stage in self.stages if stage.beside]
-        if not times:
-            return 0.0
-        longest = max(times)
-        return longest + (sum(times) - longest) / self.pieces
+def place_of(machine: Machine, options: PlanOptions, ranks: int, hosts: int, local: int) -> Place:
+    """Return the place of a run that options describe. local: the most ranks of a host."""
+    cluster, limits = options.cluster, limits_on(machine, options.stream, local)
+    links = links_of(machine, local, cluster.exchange_rate, cluster.network_rate)
+    return Place(machine, links, ranks, hosts, limits.device if machine.gpus else limits.host)

@@ -1,4 +1,4 @@
-"""End a run whose state is steady: a field of it has nearly stopped changing.
+"""End a run whose flow is steady: its velocity has nearly stopped changing.
 
 The change is relative, in the L2 norm over all cells and components, since `every` steps before:
 
@@ -14,10 +14,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Protocol
 
 import numpy as np
 
+from meshrun.jobs.airflow.cells import Cell
+from meshrun.jobs.airflow.lattice import Lattice
+from meshrun.jobs.airflow.moments import momentum
 from meshrun.runner.arrays.load import read_block
 from meshrun.runner.comm.api import Control
 from meshrun.runner.region import Array, HostArray, Region
@@ -29,72 +31,52 @@ from meshrun.runner.storage.formats.registry import Source
 PART = 16 << 20  # bytes of a component that are compared at once
 LIMB = 2.0**30  # a square is two whole numbers: of units of 2^-30, and of 2^-60
 LARGEST = 16.0  # of a square: any value of a flow is much smaller
-
-
-class SteadyField(Protocol):
-    """A field that tells whether the state is steady: a vector or several values for each cell.
-
-    every: steps after which it is compared with itself. components: their number. tolerance: the greatest
-    relative change of a steady state, unless the user names another.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def every(self) -> int: ...
-
-    @property
-    def components(self) -> int: ...
-
-    @property
-    def tolerance(self) -> float: ...
-
-    def components_of(self, cells: Sequence[Array], xp: ModuleType) -> Sequence[Array]:
-        """Return the components of some cells on the device, float32, each of the cells' shape.
-
-        cells: of each input of the step.
-        """
+NAME = "velocity"  # in records and checkpoints
+# The greatest relative change of a steady flow, by the dtype of its populations. By rounding alone it is
+# 1.5e-7 and 3e-4.
+TOLERANCES = {np.dtype(np.float32): 1e-5, np.dtype(np.float16): 1e-3}
 
 
 @dataclass
 class UntilSteady:
-    """Stop when `content` has changed by no more than `tolerance`: an observer of the steps.
+    """Stops a run whose velocity has changed by no more than `tolerance`: an `additions.StoppingRule`.
 
-    saved: fields of the checkpoint that the run is resumed from. It holds what the next comparison needs, so
-    that the run stops at the same step. change: at the last comparison; None before it, NaN if a value is not
+    The velocity is that of fluid cells, and 0 in others: what these hold is no velocity, and may change in
+    every step of a steady flow. Inputs of the step are the populations, then the cells' kinds.
+
+    every: steps between two comparisons. change: at the last one; None before it, NaN if a value is not
     finite or too large. reached: whether it is within the tolerance.
     """
 
-    content: SteadyField
+    lattice: Lattice
+    every: int
     tolerance: float
-    saved: Mapping[str, Source] = field(default_factory=dict)
     change: float | None = field(default=None, init=False)
     reached: bool = field(default=False, init=False)
+    _saved: Mapping[str, Source] = field(default_factory=dict, init=False)  # of a checkpoint
     _before: list[Array] = field(default_factory=list, init=False)  # [] before the first multiple of `every`
 
     @property
     def record(self) -> Record:
-        """What a run's record says about it."""
         return {
             "tolerance": self.tolerance,
             "change": self.change,
             "reached": self.reached,
-            "field": self.content.name,
-            "over": self.content.every,
+            "field": NAME,
+            "over": self.every,
         }
 
     def begin(self, stepper: Stepper) -> None:
-        if stepper.done % self.content.every == 0:
+        if stepper.done % self.every == 0:
             self._compare(stepper)
             return
         names = self._names(stepper.done)
-        if all(name in self.saved for name in names):
+        if all(name in self._saved for name in names):
             partition = stepper.task.partition
-            self._before = [read_block(stepper.world, self.saved[name], partition) for name in names]
+            self._before = [read_block(stepper.world, self._saved[name], partition) for name in names]
 
     def next_step(self, done: int) -> int:
-        return next_multiple(done, self.content.every)
+        return next_multiple(done, self.every)
 
     def observe(self, stepper: Stepper) -> bool:
         stepper.settle()
@@ -108,19 +90,31 @@ class UntilSteady:
     def end(self, stepper: Stepper) -> None:
         self._before = []
 
+    def bytes_kept(self, region: Region) -> int:
+        return 4 * self.lattice.axes * region.size
+
+    def restore(self, saved: Mapping[str, Source]) -> None:
+        self._saved = saved
+
     def to_save(self, done: int) -> dict[str, Array]:
         """Return the fields of this rank's cells that a checkpoint of step `done` needs, by name.
 
         Nothing after a multiple of `every`: what the next comparison needs follows from the state then.
         """
-        if done % self.content.every == 0 or not self._before:
+        if done % self.every == 0 or not self._before:
             return {}
         return dict(zip(self._names(done), self._before, strict=True))
 
     def _names(self, done: int) -> list[str]:
         """Return the names of the field's components after the last step, up to `done`, that is compared."""
-        step = done - done % self.content.every
-        return [f"{self.content.name}.{step}.{number}" for number in range(self.content.components)]
+        step = done - done % self.every
+        return [f"{NAME}.{step}.{number}" for number in range(self.lattice.axes)]
+
+    def _velocity(self, cells: Sequence[Array], xp: ModuleType) -> list[Array]:
+        """Return the velocity along each axis, 0 in cells that are no fluid. cells: of each input."""
+        populations, kinds = cells[: self.lattice.size], cells[self.lattice.size]
+        fluid = (kinds == int(Cell.FLUID)) | (kinds == int(Cell.DAMPED))
+        return [xp.where(fluid, one, np.float32(0)) for one in momentum(self.lattice, populations)]
 
     def _compare(self, stepper: Stepper) -> HostArray | None:
         """Keep the field as it is now; return this rank's sums for `relative_change`. None: nothing was kept
@@ -131,12 +125,12 @@ class UntilSteady:
         rows, *others = shape = stepper.region.shape
         if not known:
             single = np.dtype(np.float32)
-            self._before = [world.backend.empty(shape, single) for _ in range(self.content.components)]
+            self._before = [world.backend.empty(shape, single) for _ in range(self.lattice.axes)]
         step = max(PART // max(4 * math.prod(others), 1), 1)
         sums = [xp.zeros((2, 3), np.int64)]
         for first in range(0, rows if math.prod(others) else 0, step):
             part = slice(first, first + step)
-            values = self.content.components_of([cells[part] for cells in own], xp)
+            values = self._velocity([cells[part] for cells in own], xp)
             for value, before in zip(values, self._before, strict=True):
                 if known:
                     new = value.astype(np.float64)
@@ -149,11 +143,6 @@ class UntilSteady:
         world.backend.download(total, found)
         world.backend.synchronize()
         return found
-
-
-def bytes_kept(content: SteadyField, region: Region) -> int:
-    """Return the bytes of a rank's device that the field of an earlier step takes."""
-    return 4 * content.components * region.size
 
 
 def squares(values: Array, xp: ModuleType) -> Array:

@@ -16,7 +16,7 @@ import meshrun
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
-from meshrun.runner.maps.split_probe.probe import refusal
+from meshrun.runner.maps.split_probe import refusal
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.summary import render
 from meshrun.runner.run.execute import Options, run
