@@ -18,16 +18,15 @@ from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.maps.in_memory import Pipeline, no_progress
+from meshrun.runner.maps.in_memory import Pipeline
 from meshrun.runner.maps.split_probe import check_split
-from meshrun.runner.options.spelling import python_caller
-from meshrun.runner.plan.task import Task, check_feeds, plan_task
+from meshrun.runner.plan.task import Task, check_feeds, masked_cells, plan_task
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.units import counted
-from meshrun.runner.run.execute import call
-from meshrun.runner.run.kernel_agreement import fused
-from meshrun.runner.run.options import Options, RunContext, whole_number
+from meshrun.runner.run.options import Options, whole_number
+from meshrun.runner.run.prepare import RunContext, fused
+from meshrun.runner.run.services.job_run import call, usable_memory
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import MemorySource
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -57,10 +56,10 @@ def host_array(array: Any) -> HostArray:
 
     Raises UserError for an array with masked cells, whose mask a job does not see.
     """
-    if np.ma.is_masked(array):
+    if count := masked_cells(array):
         raise UserError(
             "the input is a masked array, and a job does not see its mask",
-            got=counted(int(np.ma.getmaskarray(array).sum()), "masked cell"),
+            got=counted(count, "masked cell"),
             hint="array.filled(value), or the mask as another input",
         )
     found = np.asarray(array)
@@ -174,18 +173,14 @@ def _check_arrays(job: Job, arrays: Sequence[Any]) -> None:
 
 def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     parameters = job.complete(parameters)
-    phases = Phases(world.backend.synchronize)
     if "create" in job.services:
         raise UserError(f"job {job.name} takes files", hint=f"{job.name}.run(INPUT, ..., OUTPUT)")
     if job.kind != "map":
         source = MemorySource(arrays[0])
-        return call(
-            RunContext(
-                world, job, parameters, [source], [], Options(), OutputTransaction(), no_progress, phases
-            )
-        )
+        run = RunContext(world, job, parameters, Options(), OutputTransaction(), sources=[source])
+        return call(run, memory=usable_memory(run))
     task = _task(world, job, arrays, parameters)
-    pipeline = Pipeline(world, task, phases)
+    pipeline = Pipeline(world, task, world.phases)
     task = pipeline.prepare(_distributed(world, pipeline.plans, arrays))
     wholes = [world.backend.empty(*known) for known in task.known]
     for region, results in pipeline.results():

@@ -12,13 +12,10 @@ from typing import Any, get_args
 
 import numpy as np
 
-from meshrun.runner.arrays.inputs import Inputs
 from meshrun.runner.comm.checksum.checked import Checksum
-from meshrun.runner.compiler.decide import Fusion
-from meshrun.runner.errors import UserError
+from meshrun.runner.errors import MeshrunError, UserError, is_of_the_runner
 from meshrun.runner.job.declaration import FUSE, FUSE_MATH, Job
 from meshrun.runner.job.signature import FORM
-from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.options.plan_options import RANKS_MOST
 from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import (
@@ -33,13 +30,9 @@ from meshrun.runner.options.step_options import (
 )
 from meshrun.runner.options.stream_options import DEPTH_MOST, StreamOptions, check_size, is_length, parse_size
 from meshrun.runner.plan.halo import BOUNDARIES
-from meshrun.runner.report.phases import Phases
-from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
-from meshrun.runner.storage.formats.registry import Form, Source
+from meshrun.runner.storage.formats.registry import Form
 from meshrun.runner.storage.input_forms import form_of
-from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.binding import DeviceChoice
-from meshrun.runner.world.world import World
 
 TEXTS = {"checkpoint": parse_interval, "frame_range": parse_range, "until": parse_until}
 VERIFY = ("off", "sample", "full")
@@ -225,33 +218,3 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
 def must_fuse(job: Job, options: Options) -> bool:
     """Return whether a function that does not become one kernel is an error."""
     return (options.fuse or job.fuse) == "require"
-
-
-@dataclass
-class RunContext:
-    """Context that the functions of one run share: world, job, files, options, transaction and progress.
-
-    argument: INPUT as it was given, for a job that opens it itself. stages: of a run of steps, see
-    `runner.compiler.lint.edge_stages.stage_lines`."""
-
-    world: World
-    job: Job
-    parameters: dict[str, Any]
-    sources: Sequence[Source]
-    targets: Sequence[Path]
-    options: Options
-    transaction: OutputTransaction
-    progress: OnProgress
-    phases: Phases
-    show: OnStreamProgress = no_stream_progress
-    proof: OnProgress = no_progress
-    inputs: Inputs = field(default_factory=Inputs)
-    stepped: OnSteps = no_progress
-    fusion: Fusion | None = None
-    stages: list[int] | None = None
-    argument: str = ""
-
-    @property
-    def source(self) -> Source:
-        """The first input; for a job that is not made by map_blocks, the only one."""
-        return self.sources[0]

@@ -11,7 +11,6 @@ from meshrun.runner.comm.api import Arrays, Control
 from meshrun.runner.comm.checksum.checked import CheckedControl
 from meshrun.runner.comm.checksum.sums import sums_of
 from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
-from meshrun.runner.comm.recorded import RecordedControl, unrecorded
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line
@@ -116,8 +115,7 @@ def open_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
         return StagedComm(control, backend)
     from meshrun.runner.comm.nccl_arrays import NcclComm
 
-    arrays = NcclComm(control)
-    return control.recorded(arrays) if isinstance(control, RecordedControl) else arrays
+    return NcclComm(control)
 
 
 def open_peers(control: Control, devices: Sequence[Device]) -> PeerArrays | str:
@@ -152,7 +150,6 @@ def open_collectives(
             hint="World.all_reduce and the other methods of World, which are checked",
             everywhere=True,
         )
-    group = unrecorded(group)
     if transport == "mpi" and isinstance(group, ThreadComm):
         raise UserError(
             f"{command_option('transport', 'mpi')}: this process runs without MPI",

@@ -83,7 +83,7 @@ class StreamedFolder:
             lambda: self._start_or_resume(kept, task_fingerprint(world, task, self.inputs))
         )
         if finished:
-            warn_of_unknown(world, task.job, self.inputs)
+            warn_of_unknown(world, task.job.name, self.inputs)
         self.transaction.set_recovery_hint(
             f"finished images are kept; continue with the same command and {option('resume', True)}"
         )

@@ -30,7 +30,7 @@ from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.chunking import MemoryUse
 from meshrun.runner.region import Region
-from meshrun.runner.run import step_run
+from meshrun.runner.run import prepare, step_run
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.steps.observers.frames import Frames
 from meshrun.runner.world.world import open_world
@@ -158,7 +158,8 @@ def test_a_domain_that_fits_only_once_is_in_memory_once(
     cells = (30 + 2) * (64 + 2)
     two = 2 * cells * 9 * 4 + cells
     blow(tmp_path, "all", size="64x30", copies="two", steps=4)
-    monkeypatch.setattr(step_run, "limits", lambda world, options: MemoryUse(two - 1, two - 1))
+    for place in (prepare, step_run):
+        monkeypatch.setattr(place, "limits", lambda world, options: MemoryUse(two - 1, two - 1))
     with pytest.raises(UserError, match=rf"got {two:,} bytes.*at most {two - 1:,}.*or copies='one'"):
         blow(tmp_path, "film", size="64x30", copies="two", steps=4)
     assert blow(tmp_path, "film", size="64x30", steps=4)["steps"]["copies"] == 1
