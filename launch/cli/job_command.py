@@ -481,6 +481,7 @@ def depth_option() -> click.Option:
 
 def _help_text(job: Job) -> str:
     """The job's docstring without its parameters, which are options; click must not rewrap its lines."""
+    from meshrun.runner.options.spelling import option
     from meshrun.runner.run.files import writes_files
 
     text = inspect.getdoc(job.function) or ""

@@ -20,6 +20,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.in_memory import Pipeline
 from meshrun.runner.maps.split_probe import check_split
+from meshrun.runner.options.spelling import python_caller
 from meshrun.runner.plan.task import Task, check_feeds, masked_cells, plan_task
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.phases import Phases

@@ -12,9 +12,7 @@ from meshrun.runner.report.progress import ProgressBar
 from meshrun.runner.report.record import STDOUT, plain, stdout_for
 from meshrun.runner.report.stream_progress import StreamProgress
 from meshrun.runner.report.summary import render, show_result
-from meshrun.runner.run.declare import renamed_options
 from meshrun.runner.run.execute import Options, RunProgress, execute
-from meshrun.runner.run.options import as_options, rename_options
 from meshrun.runner.system.launcher import BY_HAND, Started
 from meshrun.runner.world.failure import FailureHandler
 from meshrun.runner.world.rank_process import run_as_rank

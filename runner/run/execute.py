@@ -8,6 +8,7 @@ from typing import Any
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.spelling import option
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.files import Files, as_list
 from meshrun.runner.run.finish import finish

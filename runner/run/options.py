@@ -13,7 +13,7 @@ from typing import Any, get_args
 import numpy as np
 
 from meshrun.runner.comm.checksum.checked import Checksum
-from meshrun.runner.errors import MeshrunError, UserError, is_of_the_runner
+from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import FUSE, FUSE_MATH, Job
 from meshrun.runner.job.signature import FORM
 from meshrun.runner.options.plan_options import RANKS_MOST

@@ -14,6 +14,7 @@ from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import limits, serial_file, with_trial_results
+from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import EVERY, FieldChange, NamedRule, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import MemoryUse, not_streamed
@@ -81,7 +82,7 @@ def _copies(run: RunContext, task: Task, memory: Sequence[MemoryUse], additions:
         several = options.steps.steps_per_exchange or 1
         if additions.before_step is not None and several > 1:
             raise UserError(
-                "--steps-per-exchange does not apply: cells are set before each step", got=several
+                f"{option('steps_per_exchange')} does not apply: cells are set before each step", got=several
             )
         if stream.named is not None:
             raise UserError(f"{stream.named} does not apply: the fields stay in memory")
@@ -89,7 +90,7 @@ def _copies(run: RunContext, task: Task, memory: Sequence[MemoryUse], additions:
         kept = 0 if rule is None else rule.bytes_kept(region)
         return _one_or_two(run, task, memory, kept, additions.smaller)
     if options.steps.copies == "one" and stream.named is None:
-        return _one_or_two(run, task, memory, 0, "--copies auto, for steps in chunks")
+        return _one_or_two(run, task, memory, 0, f"{option('copies', 'auto')}, for steps in chunks")
     return 0 if _in_chunks(run, task, memory, stream) else 2
 
 

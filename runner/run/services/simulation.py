@@ -85,7 +85,8 @@ class Simulate:
             )
         options = replace(options, frames=None if self.film is None else str(self.film))
         if options.steps is None:
-            raise UserError(f"job {run.job.name} takes time steps", hint="--steps N", everywhere=True)
+            hint = option("steps", metavar="N")
+            raise UserError(f"job {run.job.name} takes time steps", hint=hint, everywhere=True)
         inner = replace(
             run,
             job=step,

@@ -30,6 +30,7 @@ from meshrun.runner.files import (
     no_folder,
     remove_path,
 )
+from meshrun.runner.options.spelling import option
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.storage.file_errors import write_error
 from meshrun.runner.storage.formats.containers import check_alone, check_array
@@ -287,10 +288,10 @@ def _agree(source: Source, form: Form) -> None:
     for what, expected, got in compared:
         if expected != got:
             raise UserError(
-                f"{source.path} has another {what} than --input-{what}",
+                f"{source.path} has another {what} than {option(f'input_{what}')}",
                 got=f"{what} {got} in the file",
                 expected=expected,
-                hint=f"leave --input-{what} out: the file has a header",
+                hint=f"leave {option(f'input_{what}')} out: the file has a header",
             )
 
 
