@@ -20,7 +20,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.in_memory import Pipeline
 from meshrun.runner.maps.split_probe import check_split
-from meshrun.runner.plan.task import Task, check_feeds, plan_task
+from meshrun.runner.plan.task import Task, check_feeds, masked_cells, plan_task
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.units import counted
@@ -56,10 +56,10 @@ def host_array(array: Any) -> HostArray:
 
     Raises UserError for an array with masked cells, whose mask a job does not see.
     """
-    if np.ma.is_masked(array):
+    if count := masked_cells(array):
         raise UserError(
             "the input is a masked array, and a job does not see its mask",
-            got=counted(int(np.ma.getmaskarray(array).sum()), "masked cell"),
+            got=counted(count, "masked cell"),
             hint="array.filled(value), or the mask as another input",
         )
     found = np.asarray(array)

@@ -77,10 +77,10 @@ def main(
     with stdout_for(options.json):
         return run_as_rank(
             body,
+            FailureHandler(debug=options.debug),
             device=options.device,
             oversubscribe=options.oversubscribe,
             started=started,
-            debug=options.debug,
             command=f"run {job.name}",
             watch_stalls=True,
         )

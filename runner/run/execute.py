@@ -44,7 +44,7 @@ def run(
     mine = world or open_world(options.device, oversubscribe=options.oversubscribe)
     handler = FailureHandler(debug=options.debug)
     try:
-        with Guard(mine, handler):
+        with Guard(mine.own_rank, handler):
             return execute(
                 mine, job, inputs, outputs, parameters or {}, options, transaction=handler.transaction
             )

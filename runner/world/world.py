@@ -31,6 +31,7 @@ from meshrun.runner.world.binding import (
     open_collectives,
     visible_gpus,
 )
+from meshrun.runner.world.failure import FailureHandler, Guard, OwnRank
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.process_grid import Grid, open_grid, process_grid
 from meshrun.runner.world.run_status import remove_stale_claims
@@ -91,9 +92,7 @@ class World(Group):
         if failure is None or self.size == 1 or is_met_by_all(failure):
             self.close()
         elif isinstance(failure, Exception):
-            from meshrun.runner.world.failure import FailureHandler, Guard  # which import this module
-
-            Guard(self, FailureHandler(debug=True)).__exit__(kind, failure, trace)
+            Guard(self.own_rank, FailureHandler(debug=True)).__exit__(kind, failure, trace)
 
     def close(self) -> None:
         """Free the communicators; a second call does nothing. Collective."""
@@ -109,6 +108,11 @@ class World(Group):
     def here(self) -> Rank:
         """This rank: its number, host, process and device."""
         return self.ranks[self.rank]
+
+    @property
+    def own_rank(self) -> OwnRank:
+        """This rank, for `Guard`, which ends the run if the rank fails."""
+        return OwnRank(self.control, str(self.here), self.run_id, self.recorder)
 
     @property
     def hosts(self) -> list[str]:

@@ -349,7 +349,7 @@ LIMITS = {
     "pops": 6,
     "option_texts": 198,
     "single_protocols": 3,
-    "circles": 8,
+    "circles": 4,
     "room_circles": 1,
 }
 OF_THE_PRODUCT = ("single_protocols", "circles", "room_circles")  # the others are of runner/ and launch/

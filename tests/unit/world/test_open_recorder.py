@@ -48,7 +48,7 @@ def test_a_world_that_is_not_recorded(shared_memory: Path) -> None:
 
 def test_a_failure_closes_the_recorder(shared_memory: Path) -> None:
     handler = FailureHandler()
-    handler.world = open_world("cpu", record="")
+    handler.rank = open_world("cpu", record="").own_rank
     assert list(shared_memory.iterdir())
     handler.clean_up()
     assert not list(shared_memory.iterdir())
