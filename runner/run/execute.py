@@ -83,9 +83,9 @@ def execute(
     run.sources, run.inputs = files.sources, files.inputs
     # Agree on the rest, compute, verify and commit.
     if files.folder is not None:
-        from meshrun.runner.run.image_run import run_folder
+        from meshrun.runner.run.image_run import FolderRun
 
-        done = run_folder(run, files.folder)
+        done = FolderRun(run, files.folder).write()
     else:
         done = run_map(run) if job.kind == "map" else run_job(run)
     transaction.release()

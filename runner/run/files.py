@@ -163,14 +163,10 @@ def check_no_overwrite(
 
 def _path_parameters(job: Job, parameters: dict[str, Any]) -> dict[str, tuple[Path, str | None]]:
     """Return the files that a job's own parameters name, by their option."""
-    renamed = renamed_options(job)
-    return {
-        f"parameter {one.name}" if one.name in renamed else option(one.name): split(
-            Path(parameters[one.name])
-        )
-        for one in job.parameters
-        if one.type is Path and parameters[one.name] is not None
-    }
+    given = [one.name for one in job.parameters if one.type is Path and parameters[one.name] is not None]
+    renamed = renamed_options(job) if given else ()
+    names = [f"parameter {name}" if name in renamed else option(name) for name in given]
+    return {name: split(Path(parameters[own])) for name, own in zip(names, given, strict=True)}
 
 
 def _check_target(job: Job, target: Path, folder: Folder | None) -> None:

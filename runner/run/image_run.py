@@ -29,11 +29,6 @@ from meshrun.runner.storage.formats.image_folder import LOSSY, Folder
 from meshrun.runner.storage.formats.registry import Source, open_source
 
 
-def run_folder(run: RunContext, folder: Folder) -> Finished:
-    """Run a job over a folder of images. Collective."""
-    return FolderRun(run, folder).write()
-
-
 @dataclass
 class FolderRun:
     """One run of a job over a folder of images. Collective."""
