@@ -53,7 +53,6 @@ class BlockLayout:
         self.aligned, self.rows_before = 0, 0
         self._memory: Array | None = None
         own = region.shape
-        self.shape: Shape = tuple(low + n + high for (low, high), n in zip(widths, own, strict=True))
         self.core: Slices = tuple(slice(low, low + n) for (low, _), n in zip(widths, own, strict=True))
         one_block = Partition(whole, (1,) * len(whole))
         self.within: list[tuple[int, AxisCopy]] = [
@@ -66,7 +65,15 @@ class BlockLayout:
         self.filled = self
         if read is not None and read != widths:
             self.filled = BlockLayout(region, whole, cut, read, boundary, cval)
-        self.part = self.filled.inside(self)
+
+    @property
+    def shape(self) -> Shape:
+        lengths = zip(self.widths, self.region.shape, strict=True)
+        return tuple(low + n + high for (low, high), n in lengths)
+
+    @property
+    def part(self) -> Slices:
+        return self.filled.inside(self)
 
     def empty(self, allocator: Allocator, dtype: np.dtype[Any]) -> Array:
         """Return memory for a block; if rows are aligned, a view of an array of one axis."""

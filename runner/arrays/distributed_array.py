@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from meshrun.runner.arrays.block_layout import Allocator, PaddedBlock
-from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange
+from meshrun.runner.arrays.block_layout import Allocator
+from meshrun.runner.arrays.halo.exchange import HaloBlock, HaloPlan, exchange
 from meshrun.runner.arrays.reduce import Reduction, reduce_cells
 from meshrun.runner.device.api import poison
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import Partition, split_over
-from meshrun.runner.plan.halo import Widths
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.world.world import World
 
 
 @dataclass(eq=False)
-class DistributedArray(PaddedBlock):
+class DistributedArray(HaloBlock):
     """An array that is split over the ranks of a world; from `meshrun.load`.
 
     Attributes
@@ -52,22 +51,9 @@ class DistributedArray(PaddedBlock):
     >>> meshrun.save(world, "smooth.npy", smooth)
     """
 
-    layout: HaloPlan
-    world: World
-    valid: Widths = field(init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.written()
-
     @property
     def shape(self) -> Shape:
         return self.layout.partition.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = self.block.dtype
-        return dtype
 
     @property
     def partition(self) -> Partition:
@@ -76,16 +62,6 @@ class DistributedArray(PaddedBlock):
     @property
     def region(self) -> Region:
         return self.layout.region
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether cells of the halo that are to be filled are not valid."""
-        wanted = zip(self.layout.filled.declared, self.valid, strict=True)
-        return any(low > before or high > after for (low, high), (before, after) in wanted)
-
-    def written(self) -> None:
-        """Note that cells of the interior have changed, here or on another rank: the halo is stale."""
-        self.valid = ((0, 0),) * len(self.layout.shape)
 
     def exchange(self) -> None:
         """Fill the whole halo from the cells of other ranks and by the boundary's rule. Collective.

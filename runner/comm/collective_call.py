@@ -27,7 +27,7 @@ UNPICKLABLE = (
 class RemoteError:
     """An error on one rank, as it is sent to the others.
 
-    sentence: the message, with the rank, of an error that is not a MeshrunError. trace: for --debug; pickling
+    sentence: the message, with the rank, of an error that is not a MeshrunError. trace: for debug; pickling
     an exception drops its traceback.
     """
 
@@ -73,9 +73,11 @@ def collective_call(
     return value
 
 
-def gather_calls(control: Control, function: Callable[[], Value], where: str) -> list[Value]:
-    """`collective_call`, with `names_rank`; every rank's value, in rank order, on every rank."""
-    outcomes = control.allgather(_attempt(control, function, where, names_rank=True))
+def gather_calls(
+    control: Control, function: Callable[[], Value], where: str, *, names_rank: bool = False
+) -> list[Value]:
+    """Return every rank's value, in rank order, on every rank; else like `collective_call`. Collective."""
+    outcomes = control.allgather(_attempt(control, function, where, names_rank))
     _raise_first([failed for _, failed in outcomes])
     return [value for value, _ in outcomes]
 

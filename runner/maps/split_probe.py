@@ -51,15 +51,20 @@ class Difference:
 
 
 def check_split(world: World, task: Task) -> None:
-    """Raise UserError on every rank if the task's result depends on how its array is cut. Collective.
+    """Raise UserError on every rank if the task's result depends on how its array is cut. Collective."""
+    world.on_root(lambda: refuse_split(world, task))
 
-    Rank 0 calls the function; `split_dependent=True` in the decorator, and arrays without cells, are skipped.
+
+def refuse_split(world: World, task: Task) -> None:
+    """Raise UserError if the task's result depends on how its array is cut. On one rank.
+
+    Jobs with `split_dependent=True` in the decorator, and arrays without cells, are skipped.
     """
     if task.job.kind != "map" or task.job.split_dependent or any(0 in field.shape for field in task.fields):
         return
     # A function that became a kernel has been compared with it in NumPy.
     backend = world.backend if task.kernel is None else CpuBackend()
-    error = world.on_root(lambda: refusal(task, backend, world.here.host))
+    error = refusal(task, backend, world.here.host)
     if error is not None:
         raise error
 

@@ -18,15 +18,16 @@ from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.maps.in_memory import Pipeline, no_progress
+from meshrun.runner.maps.in_memory import Pipeline
 from meshrun.runner.maps.split_probe import check_split
+from meshrun.runner.options.spelling import python_caller
 from meshrun.runner.plan.task import Task, check_feeds, masked_cells, plan_task
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.units import counted
-from meshrun.runner.run.execute import call
-from meshrun.runner.run.kernel_agreement import fused
-from meshrun.runner.run.options import Options, RunContext, whole_number
+from meshrun.runner.run.options import Options, whole_number
+from meshrun.runner.run.prepare import RunContext, fused
+from meshrun.runner.run.services.job_run import call, usable_memory
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import MemorySource
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -96,7 +97,7 @@ def _iterated(
 ) -> Iterator[Any]:
     """Yield results after every `every` steps. In between, the device's current stream is the caller's."""
     on_device = any(hasattr(array, "__cuda_array_interface__") for array in arrays)
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, python_caller():
         if on_device:
             from meshrun.runner.device.cuda import borrowed, on_own_stream
 
@@ -105,7 +106,7 @@ def _iterated(
             backend, arrays = CpuBackend(), [host_array(array) for array in arrays]
         stepper = _stepper(single_rank_world(backend), job, arrays, job.complete(parameters), steps)
     while stepper.done < steps:
-        with on_own_stream(backend) if on_device else contextlib.nullcontext():
+        with on_own_stream(backend) if on_device else contextlib.nullcontext(), python_caller():
             stepper.advance(min(every - stepper.done % every, steps - stepper.done))
             stepper.settle()
             found = tuple(stepper.result(number).copy() for number in range(len(job.output_names)))
@@ -173,18 +174,14 @@ def _check_arrays(job: Job, arrays: Sequence[Any]) -> None:
 
 def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     parameters = job.complete(parameters)
-    phases = Phases(world.backend.synchronize)
     if "create" in job.services:
         raise UserError(f"job {job.name} takes files", hint=f"{job.name}.run(INPUT, ..., OUTPUT)")
     if job.kind != "map":
         source = MemorySource(arrays[0])
-        return call(
-            RunContext(
-                world, job, parameters, [source], [], Options(), OutputTransaction(), no_progress, phases
-            )
-        )
+        run = RunContext(world, job, parameters, Options(), OutputTransaction(), sources=[source])
+        return call(run, memory=usable_memory(run))
     task = _task(world, job, arrays, parameters)
-    pipeline = Pipeline(world, task, phases)
+    pipeline = Pipeline(world, task, world.phases)
     task = pipeline.prepare(_distributed(world, pipeline.plans, arrays))
     wholes = [world.backend.empty(*known) for known in task.known]
     for region, results in pipeline.results():

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.decide import ImageKernels
+from meshrun.runner.compiler.decide import Fusion, ImageKernels
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.folders.images import StreamedFolder
+from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.region import Region, Shape
 from meshrun.runner.report.record import Record
-from meshrun.runner.run.kernel_agreement import fused
-from meshrun.runner.run.options import RunContext, must_fuse
+from meshrun.runner.run.finish import Computation, Finished
+from meshrun.runner.run.options import must_fuse
+from meshrun.runner.run.prepare import RunContext, fused, join
 from meshrun.runner.run.verify.results import REFERENCE, RERUN, compare, failure, gather_proof, leave_cache
 from meshrun.runner.storage.file_errors import listing
 from meshrun.runner.storage.formats.image_folder import LOSSY, Folder
 from meshrun.runner.storage.formats.registry import Source, open_source
+
+
+def run_folder(run: RunContext, folder: Folder) -> Finished:
+    """Run a job over a folder of images. Collective."""
+    return FolderRun(run, folder).write()
 
 
 @dataclass
@@ -33,9 +40,10 @@ class FolderRun:
 
     run: RunContext
     folder: Folder
+    fusion: Fusion | None = field(default=None, init=False)
 
-    def write(self) -> Record:
-        """Make the output folder; return this part of the run's record."""
+    def write(self) -> Finished:
+        """Make the output folder."""
         run, options = self.run, self.run.options
         world = run.world
         world.collective_call(self._check)
@@ -49,36 +57,26 @@ class FolderRun:
             self.plan_task,
             options.stream,
             run.transaction,
-            run.phases,
+            world.phases,
             run.inputs,
             self._fuse,
             ImageKernels(world.backend.device, options.fuse_math, must_fuse=must_fuse(run.job, options)),
-            run.show,
+            run.progress.stream,
         )
         details = streamed.write()
         proof = None
         if options.verify != "off":
             try:
-                with run.phases("verify"):
+                with run.world.phases("verify"):
                     proof = self._verify(streamed.partial)
             except RunError:
                 run.transaction.set_recovery_hint(streamed.discard)
                 raise
         streamed.commit()
-        return {
-            "shape": [len(self.folder.images)],
-            "dtype": None,
-            "grid": None,
-            "halo": None,
-            "boundary": options.boundary or run.job.boundary,
-            "result": {"shape": [len(self.folder.images)], "dtype": None},
-            "overlap": False,
-            "fused": asdict(run.fusion) if run.fusion else None,
-            "split_dependent": run.job.split_dependent,
-            "verify": proof,
-            "plan": None,
-            "stream": details,
-        }
+        boundary, dependent = options.boundary or run.job.boundary, run.job.split_dependent
+        computed = Computation(boundary=boundary, fusion=self.fusion, split_dependent=dependent)
+        images = {"shape": [len(self.folder.images)], "dtype": None}
+        return Finished(computed, images, domain=images, verify=proof, stream=details)
 
     def plan_task(self, shape: Shape, dtype: np.dtype[Any]) -> Task:
         run, options, types = self.run, self.run.options, [(shape, dtype)]
@@ -89,13 +87,14 @@ class FolderRun:
         """Return the largest image's task with a kernel in place of its function, where possible."""
         run, mode = self.run, self.run.options.fuse
         if (mode or run.job.fuse) != "off":
-            with run.phases("prepare"):
+            with run.world.phases("prepare"):
                 images = len(self.folder.images)
-                task, run.fusion = fused(run.world, task, mode, run.options.fuse_math, images)
+                task, self.fusion = fused(run.world, task, mode, run.options.fuse_math, images)
         return task
 
     def _check(self) -> None:
         """Raise UserError for options that do not apply to a folder."""
+        join(self.run)
         job, options = self.run.job, self.run.options
         if job.kind != "map" or len(job.output_names) > 1:
             takes = "takes one array" if job.kind != "map" else "has several outputs"
@@ -104,11 +103,11 @@ class FolderRun:
                 expected="a job made by map_blocks with one input and one output, or a file",
             )
         given = {
-            "--grid": options.grid,
-            "--overlap": options.overlap,
-            "--input-shape, --input-dtype and --input-order": options.form,
-            "--chunk-bytes": options.stream.chunk_bytes,
-            "--device-memory": options.stream.device_memory,
+            option("grid"): options.grid,
+            option("overlap"): options.overlap,
+            f"{option('input_shape')}, {option('input_dtype')} and {option('input_order')}": options.form,
+            option("chunk_bytes"): options.stream.chunk_bytes,
+            option("device_memory"): options.stream.device_memory,
         }
         named = next((name for name, value in given.items() if value is not None), options.steps.named)
         if named is not None:
@@ -121,7 +120,8 @@ class FolderRun:
         lossy = next((one.name for one in self.folder.images if Path(one.name).suffix.lower() in LOSSY), None)
         if options.verify != "off" and lossy is not None:
             raise UserError(
-                f"--verify reads the output back, and {Path(lossy).suffix} does not store it exactly",
+                f"{option('verify')} reads the output back, and {Path(lossy).suffix} does not store it "
+                "exactly",
                 got=self.folder.path / lossy,
                 hint="images that end in .png or .npy: each output is named after its image",
             )
@@ -134,7 +134,7 @@ class FolderRun:
         boxes = cells = 0
         mine = range(*bounds(len(images), world.size, world.rank))
         for done, number in enumerate(mine):
-            self.run.proof(done, len(mine))
+            self.run.progress.proof(done, len(mine))
             name = images[number].name
             leave_cache(into / name)
             file, written = open_source(self.folder.path / name), open_source(into / name)

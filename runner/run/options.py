@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,14 +12,12 @@ from typing import Any, get_args
 
 import numpy as np
 
-from meshrun.runner.arrays.inputs import Inputs
 from meshrun.runner.comm.checksum.checked import Checksum
-from meshrun.runner.compiler.decide import Fusion
-from meshrun.runner.errors import MeshrunError, UserError, is_of_the_runner
+from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import FUSE, FUSE_MATH, Job
 from meshrun.runner.job.signature import FORM
-from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.options.plan_options import RANKS_MOST
+from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import (
     COLORS,
     COPIES,
@@ -33,13 +30,9 @@ from meshrun.runner.options.step_options import (
 )
 from meshrun.runner.options.stream_options import DEPTH_MOST, StreamOptions, check_size, is_length, parse_size
 from meshrun.runner.plan.halo import BOUNDARIES
-from meshrun.runner.report.phases import Phases
-from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
-from meshrun.runner.storage.formats.registry import Form, Source
+from meshrun.runner.storage.formats.registry import Form
 from meshrun.runner.storage.input_forms import form_of
-from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.binding import DeviceChoice
-from meshrun.runner.world.world import World
 
 TEXTS = {"checkpoint": parse_interval, "frame_range": parse_range, "until": parse_until}
 VERIFY = ("off", "sample", "full")
@@ -120,7 +113,7 @@ def checked(name: str, value: Any) -> Any:
 
 
 def _invalid(name: str, what: str) -> UserError:
-    return UserError(f"Invalid value for '--{name.replace('_', '-')}': {what}")
+    return UserError(f"Invalid value for {option(name)!r}: {what}")
 
 
 def whole_number(value: Any) -> int | None:
@@ -222,97 +215,6 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-def rename_options(text: str, renamed: Mapping[str, str]) -> str:
-    """Return a message with the run's options as the command of a job has them.
-
-    renamed: options with another name for this job, such as run_depth for depth: `--depth` becomes
-    `--run-depth`.
-    """
-
-    def flag(match: re.Match[str]) -> str:
-        no, words = match.groups()
-        name = words.replace("-", "_")
-        return f"--{no or ''}{renamed.get(name, name).replace('_', '-')}"
-
-    return re.sub(r"(?<![\w-])--(no-)?([a-z]+(?:-[a-z]+)*)", flag, text) if renamed else text
-
-
-def as_options(failure: BaseException, renamed: Mapping[str, str]) -> None:
-    """Apply `rename_options` to the sentence of an error of the runner; a job's error is about its own."""
-    ours = isinstance(failure, MeshrunError) and is_of_the_runner(failure)
-    for part in ("what", "why", "got", "expected", "hint") if ours else ():
-        if isinstance(text := getattr(failure, part), str):
-            setattr(failure, part, rename_options(text, renamed))
-
-
-def as_keywords(failure: MeshrunError, names: Collection[str], renamed: Mapping[str, str]) -> None:
-    """Replace command-line options in `failure` by the keywords of a Python call.
-
-    `--chunk-bytes` becomes chunk_bytes, `--depth 1` depth=1, `--copies one` copies='one', `--resume`
-    resume=True. A hint to type a command goes. names: all option names. renamed: those with another name
-    for this job, by the usual name.
-    """
-    if str(failure.hint).startswith("meshrun run "):
-        failure.hint = None
-    renamed = renamed if is_of_the_runner(failure) else {}
-    usual = {new: name for name, new in renamed.items()}
-
-    def quoted(found: re.Match[str]) -> str:
-        name = found[1].replace("-", "_")
-        return f"'{renamed.get(name, name)}'"
-
-    def keyword(found: re.Match[str]) -> str:
-        no, words, value = found.groups()
-        name = usual.get(words.replace("-", "_"), words.replace("-", "_"))
-        name = name if name in names else f"input_{name}"
-        if name not in names:
-            return found[0]
-        here = renamed.get(name, name)
-        if name in FLAGS:
-            assigned = here if name == "overlap" and not no else f"{here}={not no}"
-            return assigned + (f" {value}" if value else "")
-        if value and value.isalpha() and value not in CHOICES.get(name, ()):
-            return f"{here} {value}"  # the next word of the sentence
-        return f"{here}={value if value.isdecimal() else repr(value)}" if value else here
-
-    for part in ("what", "why", "got", "expected", "hint"):
-        text = getattr(failure, part)
-        if isinstance(text, str):
-            text = re.sub(r"'--([a-z-]+)'", quoted, text)
-            replaced = re.sub(r"--(no-)?([a-z]+(?:-[a-z]+)*)(?: ([a-z]*\d[\dx]*|[a-z]+)\b)?", keyword, text)
-            setattr(failure, part, replaced)
-
-
 def must_fuse(job: Job, options: Options) -> bool:
     """Return whether a function that does not become one kernel is an error."""
     return (options.fuse or job.fuse) == "require"
-
-
-@dataclass
-class RunContext:
-    """Context that the functions of one run share: world, job, files, options, transaction and progress.
-
-    argument: INPUT as it was given, for a job that opens it itself. stages: of a run of steps, see
-    `runner.compiler.lint.edge_stages.stage_lines`."""
-
-    world: World
-    job: Job
-    parameters: dict[str, Any]
-    sources: Sequence[Source]
-    targets: Sequence[Path]
-    options: Options
-    transaction: OutputTransaction
-    progress: OnProgress
-    phases: Phases
-    show: OnStreamProgress = no_stream_progress
-    proof: OnProgress = no_progress
-    inputs: Inputs = field(default_factory=Inputs)
-    stepped: OnSteps = no_progress
-    fusion: Fusion | None = None
-    stages: list[int] | None = None
-    argument: str = ""
-
-    @property
-    def source(self) -> Source:
-        """The first input; for a job that is not made by map_blocks, the only one."""
-        return self.sources[0]

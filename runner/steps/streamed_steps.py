@@ -25,6 +25,7 @@ from meshrun.runner.maps.streamed.dispatch import process_chunks, report, thread
 from meshrun.runner.maps.streamed.endpoints import Endpoints
 from meshrun.runner.maps.streamed.gpu_engine import DeviceEngine, halving_of
 from meshrun.runner.maps.streamed.halving import Halving
+from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import EVERY
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunks import Chunks
@@ -45,7 +46,7 @@ from meshrun.runner.storage.paths import partial_path
 from meshrun.runner.system.host_memory import memory_folder
 from meshrun.runner.world.world import World
 
-STEPS = 32  # of a pass, unless --steps-per-exchange names them
+STEPS = 32  # of a pass, unless steps_per_exchange is given
 STRETCHES = 1000  # of which the longest is sought: later ones are like them
 
 
@@ -72,6 +73,18 @@ class Discarded:
 
     def sync(self) -> None:
         """Do nothing."""
+
+
+@dataclass(frozen=True)
+class TakenInPasses:
+    """What `StreamedSteps.take` did. single_reason: why steps were taken one by one, if several were asked
+    for. stream: this part of the run's record."""
+
+    steps: int
+    steps_per_pass: int
+    passes: int
+    single_reason: str
+    stream: dict[str, Any]
 
 
 @dataclass
@@ -101,8 +114,8 @@ class StreamedSteps:
     must_fuse: bool = False
     _spans: Spans = field(default_factory=Spans, init=False)
 
-    def take(self, steps: int, each: int) -> dict[str, Any]:
-        """Take the steps, at most `each` of them a pass; return this part of the run's record.
+    def take(self, steps: int, each: int) -> TakenInPasses:
+        """Take the steps, at most `each` of them a pass.
 
         each: 1: as many as suit the chunks. Lowered where chunks are too small for them.
         """
@@ -154,22 +167,18 @@ class StreamedSteps:
             self._sync(self.sinks)
         if self.frames is not None:
             self.frames.merged = world.on_root(self.frames.close)
-        return {
-            "steps": done,
-            "steps_per_pass": wide.steps,
-            "single_reason": next(filter(None, world.control.allgather(single)), ""),
-            "passes": number + 1,
-            "stream": {
-                "chunks": len(chunks),
-                "rows": chunks.rows,
-                "depth": self.options.under_way,
-                "resumed": 0,
-                "direct": False,
-                "own": [one[0] for one in counts],
-                "taken_over": [one[1] for one in counts],
-                **report(world, self.phases, self._spans),
-            },
+        stream = {
+            "chunks": len(chunks),
+            "rows": chunks.rows,
+            "depth": self.options.under_way,
+            "resumed": 0,
+            "direct": False,
+            "own": [one[0] for one in counts],
+            "taken_over": [one[1] for one in counts],
+            **report(world, self.phases, self._spans),
         }
+        reason = next(filter(None, world.control.allgather(single)), "")
+        return TakenInPasses(done, wide.steps, number + 1, reason, stream)
 
     def _stretches(self, steps: int) -> Iterator[tuple[int, int]]:
         """Yield the steps between which the fields are not looked at: first and last of each stretch."""
@@ -233,7 +242,7 @@ class StreamedSteps:
             steps -= max(steps // 4, 1)
         if 1 < possible != steps:
             reason = f"the halo of {wanted} steps is wider than a chunk"
-            self.warn(f"--steps-per-exchange {wanted} is lowered to {steps}: {reason}")
+            self.warn(f"{option('steps_per_exchange', wanted)} is lowered to {steps}: {reason}")
         return wide, chunks
 
     def _chunks(self, wide: Task, steps: int) -> Chunks | None:

@@ -8,12 +8,12 @@ needs two messages, no matter how many axes have a halo.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from meshrun.runner.arrays.block_layout import BlockLayout, reverse
+from meshrun.runner.arrays.block_layout import BlockLayout, PaddedBlock, reverse
 from meshrun.runner.comm.api import Message, Pending
 from meshrun.runner.comm.checksum.checked import named
 from meshrun.runner.plan.grid import Partition
@@ -21,13 +21,10 @@ from meshrun.runner.plan.halo import Slices, Transfer, Widths, sends, transfers
 from meshrun.runner.region import Array, packed
 from meshrun.runner.world.world import World
 
-if TYPE_CHECKING:
-    from meshrun.runner.arrays.distributed_array import DistributedArray
-
 Arrival = tuple[Transfer, Array]  # cells received in a buffer, to be moved to the halo
 
 
-def exchange(arrays: Sequence[DistributedArray]) -> None:
+def exchange(arrays: Sequence[HaloBlock]) -> None:
     """Fill what is stale of the arrays' halos, in one group of messages. Collective."""
     stale = [array for array in arrays if array.is_stale]
     if stale:
@@ -36,9 +33,7 @@ def exchange(arrays: Sequence[DistributedArray]) -> None:
         started.finish()
 
 
-def start_exchange(
-    arrays: Sequence[DistributedArray], packed: Sequence[list[Message]] | None = None
-) -> Exchange:
+def start_exchange(arrays: Sequence[HaloBlock], packed: Sequence[list[Message]] | None = None) -> Exchange:
     """Start sending the cells that others need and receiving those of these halos; see also `fill_own`.
 
     packed: messages to send, from `pack`. Without it the own cells must not change until the exchange ends.
@@ -58,7 +53,7 @@ def start_exchange(
         return Exchange(communicator.exchange(outgoing, incoming), arriving)
 
 
-def pack(arrays: Sequence[DistributedArray]) -> list[list[Message]]:
+def pack(arrays: Sequence[HaloBlock]) -> list[list[Message]]:
     """Copy the cells that other ranks need, for an exchange during which the own cells may change."""
     return [
         [
@@ -69,7 +64,7 @@ def pack(arrays: Sequence[DistributedArray]) -> list[list[Message]]:
     ]
 
 
-def fill_own(arrays: Sequence[DistributedArray]) -> None:
+def fill_own(arrays: Sequence[HaloBlock]) -> None:
     """Fill the halo cells that need no other rank. The own cells must be there."""
     for array in arrays:
         array.layout.filled.fill_own(array.filled)
@@ -85,7 +80,7 @@ def connect(world: World, plans: Sequence[HaloPlan]) -> None:
     ).wait()
 
 
-def received_bytes(arrays: Sequence[DistributedArray]) -> int:
+def received_bytes(arrays: Sequence[HaloBlock]) -> int:
     """Return the bytes that arrive from other ranks in one exchange of whole halos; as many are sent."""
     return sum(array.layout.filled.received_cells * array.dtype.itemsize for array in arrays)
 
@@ -95,7 +90,7 @@ class Exchange:
     """An exchange in progress: for each array, the cells that are received in buffers."""
 
     pending: Pending
-    arriving: list[tuple[DistributedArray, list[Arrival]]]
+    arriving: list[tuple[HaloBlock, list[Arrival]]]
 
     def finish(self) -> None:
         """Wait until the halos are complete (for work issued to the current stream afterwards).
@@ -147,7 +142,6 @@ class HaloPlan(BlockLayout):
         self.partition, self.declared, self.boundary = partition, widths, boundary
         if read is not None and read != widths:
             self.filled = HaloPlan(partition, rank, read, boundary, cval)
-            self.part = self.filled.inside(self)
         # Whole axes without their halo: the part that the exchange works on.
         self.inner: Slices = tuple(
             slice(None) if is_cut else core for is_cut, core in zip(cut, self.core, strict=True)
@@ -156,14 +150,17 @@ class HaloPlan(BlockLayout):
         self._own_rows: Slices = tuple(
             core if is_cut else slice(None) for is_cut, core in zip(cut, self.core, strict=True)
         )
-        self._exchanged: Widths = tuple(
-            width if is_cut else (0, 0) for is_cut, width in zip(cut, widths, strict=True)
-        )
         needed = list(transfers(partition, rank, self._exchanged, boundary))
         self.receives = [transfer for transfer in needed if transfer.sender != rank]
         self.sends = list(sends(partition, rank, self._exchanged, boundary))
         self._own = [transfer for transfer in needed if transfer.sender == rank]
         self.halo_slabs = [slab for axis, is_cut in enumerate(cut) if is_cut for slab in self._slabs(axis)]
+
+    @property
+    def _exchanged(self) -> Widths:
+        """The widths of the halo that other ranks send."""
+        grid = zip(self.partition.grid, self.declared, strict=True)
+        return tuple(width if parts > 1 else (0, 0) for parts, width in grid)
 
     @property
     def received_cells(self) -> int:
@@ -215,6 +212,37 @@ class HaloPlan(BlockLayout):
                 arrivals.append((transfer, buffer))
             incoming.append((transfer.sender, buffer))
         return incoming, arrivals
+
+
+@dataclass(eq=False)
+class HaloBlock(PaddedBlock):
+    """A rank's padded block of an array that is split over the ranks of `world`.
+
+    valid: the widths of the halo whose cells are as their owners' are; the same on every rank.
+    """
+
+    layout: HaloPlan
+    world: World
+    valid: Widths = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.written()
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = self.block.dtype
+        return dtype
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether cells of the halo that are to be filled are not valid."""
+        wanted = zip(self.layout.filled.declared, self.valid, strict=True)
+        return any(low > before or high > after for (low, high), (before, after) in wanted)
+
+    def written(self) -> None:
+        """Note that cells of the interior have changed, here or on another rank: the halo is stale."""
+        self.valid = ((0, 0),) * len(self.layout.declared)
 
 
 def _size(slices: Slices) -> int:

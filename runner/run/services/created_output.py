@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshrun.runner.errors import UserError
-from meshrun.runner.plan.task import NUMBERS
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.plan.task import NUMBERS, ArrayType
 from meshrun.runner.region import Shape
-from meshrun.runner.report.record import Record, type_record
-from meshrun.runner.run.map_run import commit, create_files
-from meshrun.runner.run.options import RunContext
+from meshrun.runner.report.record import Record
+from meshrun.runner.run.finish import commit
+from meshrun.runner.run.prepare import RunContext, make_outputs
 from meshrun.runner.storage.formats.registry import Sink, open_sink, read_back, reopen
 
 
@@ -59,7 +59,7 @@ class CreateOutput:
         """
         job, targets, number = self.run.job.name, self.run.targets, len(self.sinks)
 
-        def opened() -> Sink:
+        def make() -> Sink:
             if number == len(targets):
                 raise UserError(
                     f"job {job} calls create more often than it has outputs",
@@ -87,31 +87,33 @@ class CreateOutput:
                     got=sink.path,
                     expected="a file such as .npy, .zarr, .h5 or .raw",
                 )
+            make_outputs(self.run, [sink], self.sinks)
             return sink
 
-        self.sinks += create_files(self.run, lambda: [opened()], self.sinks)
+        self.sinks.append(self.run.world.on_root(make))
+        self.run.transaction.track_partial(*(sink.partial for sink in self.sinks))
         return self.sinks[-1]
 
-    def finish(self) -> tuple[Record | None, list[Record]]:
-        """Check the outputs if asked to, and rename them. Collective.
-
-        Returns the record of the check, and that of each output's type.
-        """
+    def finish(self) -> tuple[Record | None, list[ArrayType]]:
+        """Check the outputs if asked to, and rename them; return the record of the check, and the outputs'
+        types. Collective, after a barrier that follows the writes of all ranks."""
         run, sinks = self.run, self.sinks
-        run.world.control.barrier()  # another rank may still be writing
+        missing = run.targets[len(sinks) :]
+        if missing:
+            raise RunError(f"job {run.job.name} returned without creating its output {missing[0]}")
         proof = None
         if run.options.verify != "off" and run.job.verify is not None:
             from meshrun.runner.run.verify.results import drop_cached
 
-            with run.phases("verify"):
+            with run.world.phases("verify"):
                 drop_cached(run.world, sinks)
                 sources, written = [reopen(source) for source in run.sources], [*map(read_back, sinks)]
                 output = written[0] if len(written) == 1 else written
                 proof = run.job.verify(run.world, sources, output, run.options.verify, **run.parameters)
-        types = [type_record((sink.shape, sink.dtype)) for sink in sinks]
+            run.world.control.barrier()  # another rank may still be reading them
         commit(run, sinks)
         run.transaction.forget_partial()
-        return proof, types
+        return proof, [(sink.shape, sink.dtype) for sink in sinks]
 
 
 def _lengths(job: str, what: str, value: Any) -> Shape:

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshrun.runner.arrays.inputs import note_captured
+from meshrun.runner.compiler.captured import captured
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.report.record import Record, type_record
-from meshrun.runner.run.options import RunContext
+from meshrun.runner.run.finish import Finished
+from meshrun.runner.run.prepare import RunContext
 from meshrun.runner.storage.formats.registry import Source
 
 if TYPE_CHECKING:
@@ -28,11 +30,11 @@ if TYPE_CHECKING:
 class Simulate:
     """Takes the steps of one run: call it once, on every rank.
 
-    details: the part of the run's record that is about the steps, once they are taken.
+    done: what the steps did, for the run's record, once they are taken.
     """
 
     run: RunContext
-    details: Record | None = field(default=None, init=False)
+    done: Finished | None = field(default=None, init=False)
 
     @property
     def options(self) -> StepOptions:
@@ -77,14 +79,14 @@ class Simulate:
         run = self.run
         if options.frames is not None:
             raise UserError(
-                f"--frames does not apply to job {run.job.name}: its OUTPUT is the film",
+                f"{option('frames')} does not apply to job {run.job.name}: its OUTPUT is the film",
                 got=options.frames,
                 everywhere=True,
             )
         options = replace(options, frames=None if self.film is None else str(self.film))
         if options.steps is None:
-            raise UserError(f"job {run.job.name} takes time steps", hint="--steps N", everywhere=True)
-        run.world.collective_call(options.check)
+            hint = option("steps", metavar="N")
+            raise UserError(f"job {run.job.name} takes time steps", hint=hint, everywhere=True)
         inner = replace(
             run,
             job=step,
@@ -92,12 +94,12 @@ class Simulate:
             sources=list(sources),
             targets=[self.film or self._unnamed(options)],
             options=replace(run.options, steps=options),
-            inputs=replace(run.inputs, captured=note_captured(run.world, step)),
+            inputs=replace(run.inputs, captured=captured(step)),
         )
         domain = type_record((sources[0].shape, sources[0].dtype))
-        self.details = {**domain, **run_steps(inner, additions)}
-        steps: Record = self.details["steps"]
-        return steps
+        self.done = replace(run_steps(inner, additions), domain=domain)
+        assert self.done.steps is not None
+        return self.done.steps
 
     def _unnamed(self, options: StepOptions) -> Path:
         """Return the name by which the checkpoints of a run without a film are kept.

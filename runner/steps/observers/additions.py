@@ -13,7 +13,6 @@ from typing import Protocol
 
 from meshrun.runner.plan.halo import Slices
 from meshrun.runner.region import Array, HostArray, Region, Shape
-from meshrun.runner.report.record import Record
 from meshrun.runner.steps.loop import StepObserver
 from meshrun.runner.steps.observers.checkpoints import KeepsState
 from meshrun.runner.steps.stepper import BeforeStep, Stepper
@@ -50,7 +49,7 @@ class FrameContent(Protocol):
     def margin(self) -> int: ...
 
     def palette(self, colors: str) -> bytes:
-        """Return 256 colours of 3 bytes each. colors: name of the colour map, as for `--frame-colors`."""
+        """Return 256 colours of 3 bytes each. colors: name of the colour map, as for `frame_colors`."""
 
     def view(self, shape: Shape, most: int) -> Slices:
         """Return the cells that a picture shows, `margin` from the edges: at most `most` rows and columns.
@@ -76,14 +75,28 @@ class FrameContent(Protocol):
 
 
 class StoppingRule(StepObserver, Protocol):
-    """Stops the steps by a criterion of the solver's own, which `--until` names.
+    """Stops the steps by a criterion of the solver's own, which `until` names.
 
-    It may compare the fields with those of earlier steps: it keeps these on the device, and in checkpoints.
+    What is compared is kept on the device between two comparisons, and in checkpoints.
+
+    compared: name of what is compared. every: steps between two comparisons. change: relative, at the last
+    one; None before it. tolerance: the greatest change at which the steps stop. reached: whether they do.
     """
 
     @property
-    def record(self) -> Record:
-        """What a run's record says about it."""
+    def compared(self) -> str: ...
+
+    @property
+    def every(self) -> int: ...
+
+    @property
+    def change(self) -> float | None: ...
+
+    @property
+    def tolerance(self) -> float: ...
+
+    @property
+    def reached(self) -> bool: ...
 
     def bytes_kept(self, region: Region) -> int:
         """Return the bytes of a rank's device that it keeps. region: the rank's cells."""
@@ -103,7 +116,7 @@ class Additions:
     before_step: given the stepper, returns what to call before each step with the padded block of each input,
     on every rank; None: nothing. With it, steps are taken one by one. files: that the observers write, under
     `partial_path` until they are complete. kept: observers whose states are part of checkpoints. until: what
-    stops the steps if `--until` names a rule; None: no rule. smaller: what to type for smaller fields, in the
+    stops the steps if `until` names a rule; None: no rule. smaller: what to type for smaller fields, in the
     hint of those that do not fit the memory.
     """
 

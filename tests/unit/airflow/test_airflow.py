@@ -6,6 +6,7 @@ import csv
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from meshrun.jobs.airflow.airflow import airflow
 from meshrun.jobs.airflow.cells import Cell
 from meshrun.jobs.airflow.lattice import D2Q9, D3Q19
 from meshrun.jobs.airflow.moments import equilibrium, momentum
-from meshrun.jobs.airflow.observers.film import SOLID, FlowFrames
+from meshrun.jobs.airflow.observers.film import SOLID, FlowFrames, draw_lines, isolines
 from meshrun.jobs.airflow.shapes.bodies import Body
 from meshrun.jobs.airflow.shapes.shape import Placement, read
 from meshrun.jobs.airflow.tunnel import Tunnel
@@ -30,7 +31,8 @@ from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.chunking import MemoryUse
 from meshrun.runner.region import Region
-from meshrun.runner.run import step_run
+from meshrun.runner.report.colors import NOT_A_NUMBER
+from meshrun.runner.run import prepare, step_run
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.steps.observers.frames import Frames
 from meshrun.runner.world.world import open_world
@@ -158,7 +160,8 @@ def test_a_domain_that_fits_only_once_is_in_memory_once(
     cells = (30 + 2) * (64 + 2)
     two = 2 * cells * 9 * 4 + cells
     blow(tmp_path, "all", size="64x30", copies="two", steps=4)
-    monkeypatch.setattr(step_run, "limits", lambda world, options: MemoryUse(two - 1, two - 1))
+    for place in (prepare, step_run):
+        monkeypatch.setattr(place, "limits", lambda world, options: MemoryUse(two - 1, two - 1))
     with pytest.raises(UserError, match=rf"got {two:,} bytes.*at most {two - 1:,}.*or copies='one'"):
         blow(tmp_path, "film", size="64x30", copies="two", steps=4)
     assert blow(tmp_path, "film", size="64x30", steps=4)["steps"]["copies"] == 1
@@ -240,6 +243,25 @@ def test_a_film_shows_the_chosen_plane(tmp_path: Path) -> None:
     }  # fmt: skip
     assert not solid["x=0.9"].any()
     assert all(solid[cut].sum() > 20 for cut in ("z=0.5", "y=0.5", "x=0.4"))
+
+
+def test_isolines_are_where_the_value_passes_a_level() -> None:
+    values = np.array([[0.0, 0.4, 0.6, 1.0, np.nan, 9.0]] * 3)
+    assert isolines(values, 0, 1, 1).tolist() == [[False, True, False, False, False, False]] * 3
+    assert not isolines(np.full((3, 4), 0.3), 0, 1, 9).any()
+    assert isolines(values.T, 0, 1, 1)[:, 0].tolist() == [False, True, False, False, False, False]
+
+
+def test_lines_have_a_colour_of_their_own() -> None:
+    picture = np.array([[253, 254], [0, NOT_A_NUMBER]], np.uint8)
+    draw_lines(picture, np.array([[False, False], [True, False]]))
+    assert picture.tolist() == [[253, 253], [254, NOT_A_NUMBER]]
+    content = FlowFrames(D2Q9, np.dtype(np.float32), "speed", 0.1, 8.0)
+    plain, lined = (replace(content, isolines=count).palette("viridis") for count in (0, 3))
+    assert len(plain) == len(lined) == 768
+    assert lined[762:765] == b"\xff\xff\xff" != plain[762:765]
+    assert lined[:762] + lined[765:] == plain[:762] + plain[765:]
+    assert replace(content, isolines=3).palette("coolwarm")[762:765] == bytes((16, 16, 16))
 
 
 def test_isolines_change_only_the_pixels_on_them_and_no_rank_changes_them(tmp_path: Path) -> None:
@@ -343,21 +365,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"steps_per_exchange": 4}, "steps_per_exchange"),
     ({"forces_every": 0}, "forces"),
     ({"forces_every": 60, "forces": Path("forces.csv")}, "no sample.*at most 59"),
-    ({"shape": "none", "forces_every": 5}, "--forces-every does not apply"),
+    ({"shape": "none", "forces_every": 5}, "forces_every does not apply"),
     (
         {"shape": "none", "forces_every": None, "place": "0.5,0.5"},
-        "--place does not move.*Try: leave --place out",
+        "place does not move.*Try: leave place out",
     ),
-    ({"shape": "none", "forces_every": None, "surface": "interpolated"}, "--surface interpolated"),
-    ({"up": "y"}, "--up does not apply.*STL"),
-    ({"input_shape": "3x3"}, "--input-shape.*not apply|input_shape.*not apply"),
+    ({"shape": "none", "forces_every": None, "surface": "interpolated"}, "surface='interpolated'"),
+    ({"up": "y"}, "up does not apply.*STL"),
+    ({"input_shape": "3x3"}, "input_shape.*not apply"),
     ({"slice": "z=0.5"}, "two axes"),
     ({"slice": "w=0.5", "size": "32x32x32"}, "no plane"),
     ({"slice": "z=1.5", "size": "32x32x32"}, "no plane"),
     ({"isolines": -1}, "number of lines"),
     ({"isolines": 1000}, "number of lines"),
-    ({"isolines_of": "pressure"}, r"--isolines-of does not apply.*Try: --isolines 12 --isolines-of pressure"),
-    ({"size": "1000000x1000000"}, "do not fit the memory of the ranks.*hosts, or a smaller --size"),
+    ({"isolines_of": "pressure"}, "isolines_of does not apply.*Try: isolines=12, isolines_of='pressure'"),
+    ({"size": "1000000x1000000"}, "do not fit the memory of the ranks.*hosts, or a smaller size"),
     ({"size": "9000000x9000000", "length": None}, "do not fit the memory of the ranks.*hosts"),
     ({"size": "99999999x99999999"}, "more cells than any machine holds"),
     ({"ranks": 2, "grid": "3x1"}, "grid does not use every rank"),
@@ -407,7 +429,7 @@ def test_files_that_would_replace_each_other_are_refused(tmp_path: Path) -> None
         blow(tmp_path, "film", shape=str(shape), forces=shape, **size)
     with pytest.raises(UserError, match="fields and json name the same file"):
         blow(tmp_path, "film", fields=tmp_path / "out.h5", json=tmp_path / "out.h5")
-    with pytest.raises(UserError, match="surface interpolated"):
+    with pytest.raises(UserError, match="surface='interpolated'"):
         blow(tmp_path, "film", shape=str(shape), surface="interpolated", **size)
     assert shape.read_bytes() == before
     assert sorted(one.name for one in tmp_path.iterdir()) == ["body.png"]

@@ -142,6 +142,34 @@ def test_arrays_of_several_sizes_share_a_partition_of_space(data: Any, split: An
             np.testing.assert_array_equal(block, halo_of(whole, region, widths, boundary))
 
 
+def test_faces_stay_with_their_cells() -> None:
+    """Also where the last ranks have no cells."""
+    faces = Partition((2, 4), (3, 2)).of_size((3, 5), (1, 1))
+    assert [faces.bounds(0, part) for part in range(3)] == [(0, 1), (1, 3), (3, 3)]
+    assert [faces.bounds(1, part) for part in range(2)] == [(0, 2), (2, 5)]
+
+
+def test_what_is_written_after_an_exchange_is_exchanged_by_the_next() -> None:
+    """A view of the interior may be kept: an exchange does not ask what has been written."""
+
+    def body(world: World) -> Any:
+        array = meshrun.load(world, MemorySource(np.zeros(6)), halo=1, boundary="wrap")
+        interior = array.interior
+        for number in (1, 2):
+            interior[...] = 10 * number + world.rank
+            array.exchange()
+        return array.block.tolist()
+
+    assert on_ranks(3, body) == [[22, 20, 20, 21], [20, 21, 21, 22], [21, 22, 22, 20]]
+
+
+def test_a_sum_of_half_precision_is_rounded_once() -> None:
+    whole = MemorySource(np.array([2048, 1, 1, 0, 0], np.float16))  # half precision has no 2049
+    assert [float(total) for total in on_ranks(2, lambda world: meshrun.load(world, whole).sum())] == [
+        2050
+    ] * 2
+
+
 def test_sides_that_are_valid_are_not_received() -> None:
     plan = HaloPlan(Partition((12, 5), (3, 1)), 1, ((2, 1), (0, 0)), "nearest")
     sent, received = plan.stale(((2, 0), (0, 0)))

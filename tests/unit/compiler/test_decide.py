@@ -27,7 +27,7 @@ from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cuda.steps.choice import Choice
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
-from meshrun.runner.compiler.decide import Fusion
+from meshrun.runner.compiler.decide import Fusion, fused_alone
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.trace.trace import NotTraceable
@@ -39,9 +39,9 @@ from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.halo import normalize
 from meshrun.runner.plan.task import halo_hint, plan_task
 from meshrun.runner.report.summary import _fusion_notes
-from meshrun.runner.run import map_run
+from meshrun.runner.run import prepare
 from meshrun.runner.run.execute import Options, run
-from meshrun.runner.run.kernel_agreement import fused
+from meshrun.runner.run.prepare import fused
 from meshrun.runner.system.compiler import NotCompiled, find_compiler
 from meshrun.runner.world.world import open_world, single_rank_world
 
@@ -686,11 +686,11 @@ def test_the_command_takes_fuse_and_fuse_math(
 ) -> None:
     decisions = []
 
-    def decide_only(world: Any, task: Any, mode: Any, arithmetic: str, steps: int = 1) -> Any:
+    def decide_only(device: Any, task: Any, mode: Any, arithmetic: str, steps: int = 1) -> Any:
         decisions.append((mode, arithmetic, steps))
-        return fused(world, task, mode, arithmetic, steps)
+        return fused_alone(device, task, mode, arithmetic, steps)
 
-    monkeypatch.setattr(map_run, "fused", decide_only)
+    monkeypatch.setattr(prepare, "fused_alone", decide_only)
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(PROGRAM)
     np.save("in.npy", np.ones((9, 7), np.float32))

@@ -18,7 +18,7 @@ from meshrun.runner.plan.chunking import MemoryUse
 from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.plan.steps import band_rows, rows_apart, step_memory
 from meshrun.runner.plan.task import plan_task
-from meshrun.runner.run import step_run
+from meshrun.runner.run import prepare
 from meshrun.runner.steps.stepper import Stepper
 
 
@@ -161,7 +161,7 @@ def test_the_run_has_the_copies_that_are_asked_for_or_says_what_would_fit(
     with pytest.raises(UserError, match="--copies does not apply to steps in chunks"):
         stepped(tmp_path, heat(), [array], 3, copies="two", stream=StreamOptions(chunk_bytes=100_000))
     limit = MemoryUse(one - 1, one - 1)
-    monkeypatch.setattr(step_run, "limits", lambda world, options: limit)
+    monkeypatch.setattr(prepare, "limits", lambda world, options: limit)
     words = f"do not fit the memory of the ranks: got {one:,} bytes.*at most {one - 1:,}.*--copies auto"
     with pytest.raises(UserError, match=words):
         stepped(tmp_path, heat(), [array], 3, copies="one")
