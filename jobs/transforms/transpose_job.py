@@ -24,6 +24,7 @@ from meshrun.runner.arrays.store import write_block
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.forecast.jobs import JobForecast
 from meshrun.runner.forecast.place import Place
+from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.grid import bounds, split_along
 from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import ArrayType
@@ -153,10 +154,10 @@ def _direct(world: World, shape: Shape, dtype: np.dtype[Any], order: Shape) -> D
     found = open_direct(world, shape, dtype, order)
     if isinstance(found, str):
         raise UserError(
-            "--exchange direct is not possible here",
+            f"{option('exchange', 'direct')} is not possible here",
             got=found,
             expected="GPUs of one host, and a permutation that turns the axes, such as 1,0",
-            hint="--exchange auto",
+            hint=option("exchange", "auto"),
             everywhere=True,
         )
     return found

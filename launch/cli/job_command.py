@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
 RUN = "--run-"  # before the name of a run's option of which a job has a parameter
 OWN = "of_job_"  # before a parameter's name among the values of a command: an option may have that name too
-REPLACES = (
-    "An existing OUTPUT is replaced when the new one is complete; one that is also an input, only with "
-    "--overwrite-input."
-)
 VERIFY = CHECKSUM = ("off", "sample", "full")
 FORM = ("shape", "dtype", "order")
 
@@ -47,12 +43,18 @@ class Jobs(click.Group):
 def job_command(name: str) -> click.Command:
     """The command `meshrun run NAME`. Raises UserError if there is no such job or it cannot be loaded."""
     from meshrun.runner.job.discover import find
+    from meshrun.runner.options.spelling import renamed
+    from meshrun.runner.run.declare import renamed_options
 
     job = find(name)
+    names = renamed_options(job)
     own = [job_option(parameter) for parameter in job.parameters]
-    ours = runner_options({parameter.name for parameter in job.parameters}, steps=job.takes_steps)
+    with renamed(names):
+        ours = runner_options({parameter.name for parameter in job.parameters}, steps=job.takes_steps)
+        help_text = _help_text(job)
     several = takes_several(job)
 
+    @renamed(names)
     def run(files: tuple[str, ...] = (), **values: Any) -> int:
         from meshrun.runner.forecast.machine import rates_file
         from meshrun.runner.options.step_options import StepOptions
@@ -94,7 +96,7 @@ def job_command(name: str) -> click.Command:
         name,
         callback=run,
         params=[*files_of(job), *own, *with_free_names(ours, own)],
-        help=_help_text(job),
+        help=help_text,
         short_help=job.summary,
         own=len(own),
         input_hint=job.option_hint,
@@ -134,40 +136,36 @@ class JobsShown(Jobs):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """The command for a job. Raises UserError if there is no such job or it cannot be loaded."""
         from meshrun.runner.job.discover import find
+        from meshrun.runner.options.spelling import option, renamed
+        from meshrun.runner.run.declare import renamed_options
 
         job = find(cmd_name)
+        names = renamed_options(job)
         own = [job_option(parameter) for parameter in job.parameters]
         taken = {parameter.name for parameter in job.parameters}
         several = "; RxC,RxC for two" if len(job.arrays) > 1 else ""
         shape_help = f"Shape of a raw INPUT, or instead of INPUT{several}."
-        ours = [
-            input_option("shape", taken, metavar="RxC", help=shape_help),
-            input_option("dtype", taken, metavar="NAME", help="Dtype for --shape, such as float32."),
-            order_option(taken),
-            *self.options(job),
-            debug_option(),
-        ]
+        with renamed(names):
+            dtype_help = f"Dtype for {option('shape')}, such as float32."
+            ours = [
+                input_option("shape", taken, metavar="RxC", help=shape_help),
+                input_option("dtype", taken, metavar="NAME", help=dtype_help),
+                order_option(taken),
+                *self.options(job),
+                debug_option(),
+            ]
+        ours = with_free_names(ours, own)
         takes = " ".join(name.upper() for name in job.arrays) if len(job.arrays) > 1 else "INPUT"
 
+        @renamed(names | _renamed(ours))
         def run(inputs: tuple[str, ...], debug: bool, **values: Any) -> None:
-            from meshrun.runner.errors import MeshrunError
-            from meshrun.runner.run.options import as_options
-
             parameters = {parameter.name: values.pop(OWN + parameter.name) for parameter in job.parameters}
-            try:
-                self.show(job, inputs, parameters, **values)
-            except MeshrunError as failure:
-                as_options(failure, _renamed(ours))
-                raise
+            self.show(job, inputs, parameters, **values)
 
         return JobCommand(
             cmd_name,
             callback=run,
-            params=[
-                click.Argument(["inputs"], nargs=-1, metavar=f"[{takes}]"),
-                *own,
-                *with_free_names(ours, own),
-            ],
+            params=[click.Argument(["inputs"], nargs=-1, metavar=f"[{takes}]"), *own, *ours],
             help=f"{job.summary}\n\n{self.about.format(cmd_name)}",
             short_help=job.summary,
             own=len(own),
@@ -237,11 +235,6 @@ def with_free_names(ours: list[click.Option], own: list[click.Option]) -> list[c
             option.opts, option.secondary_opts = [flag], [f"--no-{flag[2:]}"]
         elif clash:
             option.opts = [_flag(run_name(_name_of(flag), taken)) for flag in option.opts]
-    if renamed := _renamed(ours):
-        from meshrun.runner.run.options import rename_options
-
-        for option in ours:
-            option.help = option.help and rename_options(option.help, renamed)
     return ours
 
 
@@ -338,12 +331,13 @@ def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Opt
 
 def grid_options() -> list[click.Option]:
     """How a job's array is split, and its boundary."""
+    from meshrun.runner.options.spelling import option
     from meshrun.runner.plan.halo import BOUNDARIES
 
     return [
         click.Option(["--grid"], metavar="RxC", help="Split the array into this grid, a number per axis."),
         click.Option(["--boundary"], type=click.Choice(BOUNDARIES), help="Values beyond the array's edges."),
-        click.Option(["--cval"], type=float, help="The constant of --boundary constant."),
+        click.Option(["--cval"], type=float, help=f"The constant of {option('boundary', 'constant')}."),
     ]
 
 
@@ -384,6 +378,7 @@ def fuse_math_option() -> click.Option:
 
 def step_options() -> list[click.Option]:
     """The fields of `runner.options.step_options.StepOptions`."""
+    from meshrun.runner.options.spelling import option
     from meshrun.runner.options.step_options import (
         COLORS,
         HALOS,
@@ -410,14 +405,15 @@ def step_options() -> list[click.Option]:
             ["--until"], type=ParsedText("TOLERANCE", parse_until),
             metavar="TOLERANCE[:FIELD,...]|steady[:TOLERANCE]",
             help="Stop when no cell, of the fields named or of any, changes by more than this in a step, "
-            "checked every 10 or --every steps; or when a flow is steady.",
+            f"checked every 10 or {option('every')} steps; or when a flow is steady.",
         ),
         click.Option(
             ["--check-finite"], type=count, metavar="N",
             help="Fail if a value is not finite, checked every N steps.",
         ),
         click.Option(
-            ["--every"], type=count, metavar="N", help="Steps between two frames, or checks of --until."
+            ["--every"], type=count, metavar="N",
+            help=f"Steps between two frames, or checks of {option('until')}.",
         ),
         click.Option(
             ["--frames"], metavar="DIR|FILE",
@@ -434,7 +430,8 @@ def step_options() -> list[click.Option]:
         ),
         click.Option(
             ["--checkpoint"], type=ParsedText("EVERY", parse_interval), metavar="EVERY",
-            help="Save the state every N steps, or every 30s, 5min or 1h; continue with --resume.",
+            help="Save the state every N steps, or every 30s, 5min or 1h; continue with "
+            f"{option('resume', True)}.",
         ),
     ]  # fmt: skip
 
@@ -484,10 +481,16 @@ def depth_option() -> click.Option:
 
 def _help_text(job: Job) -> str:
     """The job's docstring without its parameters, which are options; click must not rewrap its lines."""
+    from meshrun.runner.options.spelling import option
     from meshrun.runner.run.files import writes_files
 
     text = inspect.getdoc(job.function) or ""
     for parameter in job.parameters:
         text = re.sub(rf"^ *{parameter.name}: .+(\n {{2,}}.+)*\n?", "", text, flags=re.MULTILINE)
     parts = [f"\b\n{part}" for part in text.split("\n\n") if part.strip()]
-    return "\n\n".join([*parts, *([REPLACES] if writes_files(job) or job.whole_rows else [])])
+    if writes_files(job) or job.whole_rows:
+        parts.append(
+            "An existing OUTPUT is replaced when the new one is complete; one that is also an input, only "
+            f"with {option('overwrite_input', True)}."
+        )
+    return "\n\n".join(parts)

@@ -191,21 +191,24 @@ def jobs() -> None:
 @click.pass_obj
 def call(cli_context: CliContext, folder: Path) -> int:
     """Run a call, `job.run(..., ranks=N)`, that a Python program has left in FOLDER."""
+    from meshrun.runner.options.spelling import python_caller
+    from meshrun.runner.run.declare import renamed_options
     from meshrun.runner.run.entry import main
     from meshrun.runner.run.python_call import keep_error, keep_record, read_call
 
     wanted = read_call(folder)
-    return main(
-        wanted.job,
-        wanted.inputs,
-        wanted.outputs,
-        wanted.parameters,
-        wanted.options,
-        started=cli_context.started,
-        columns=cli_context.columns,
-        on_error=partial(keep_error, folder),
-        on_record=partial(keep_record, folder),
-    )
+    with python_caller(renamed_options(wanted.job)):
+        return main(
+            wanted.job,
+            wanted.inputs,
+            wanted.outputs,
+            wanted.parameters,
+            wanted.options,
+            started=cli_context.started,
+            columns=cli_context.columns,
+            on_error=partial(keep_error, folder),
+            on_record=partial(keep_record, folder),
+        )
 
 
 command.add_command(selftest)

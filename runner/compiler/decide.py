@@ -15,6 +15,7 @@ from meshrun.runner.compiler.trace.trace import NotTraceable
 from meshrun.runner.compiler.traced import grid_axes, output_types, reads_of, traced
 from meshrun.runner.device.api import Device
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.task import Task
 from meshrun.runner.system.compiler import NotCompiled
 
@@ -181,7 +182,8 @@ def not_compiled(task: Task, why: str, line: int) -> UserError:
     return UserError(
         f"job {task.job.name}: the kernel made of its function does not compile",
         got=f"{_place(task, line)}{why}",
-        hint="--fuse off, which calls the function as it is; `meshrun kernel` prints the kernel",
+        hint=f"{option('fuse', 'off')}, which calls the function as it is; "
+        "`meshrun kernel` prints the kernel",
         everywhere=True,
     )
 

@@ -25,6 +25,7 @@ from meshrun.runner.maps.streamed.dispatch import threads_of
 from meshrun.runner.maps.streamed.endpoints import Endpoints
 from meshrun.runner.maps.streamed.gpu_engine import DeviceEngine
 from meshrun.runner.maps.streamed.loop import stream
+from meshrun.runner.options.spelling import command_option
 from meshrun.runner.options.stream_options import DEPTH
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.task import plan_task
@@ -123,7 +124,7 @@ def _room(folder: Path, size: int) -> int:
             f"no room for a test file in {folder}",
             got=f"{free:,} bytes free on disk, {memory:,} of memory",
             expected=f"{4 * PIECE:,} of each",
-            hint="--at FOLDER",
+            hint=command_option("at", metavar="FOLDER"),
         )
     return pieces * PIECE
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.spelling import command_option
 from meshrun.runner.report.record import write_json
 from meshrun.runner.system.launcher import environment
 
@@ -186,7 +187,7 @@ def load(path: Path) -> Machine | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as reason:
         detail = f"no {reason}" if isinstance(reason, KeyError) else reason
         raise UserError(
-            f"{path} holds no measured rates", got=detail, hint="meshrun plan --calibrate"
+            f"{path} holds no measured rates", got=detail, hint=f"meshrun plan {command_option('calibrate')}"
         ) from reason
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.spelling import command_option
 
 Kind = Literal["map", "reduce", "job"]
 # Services: parameters that the runner passes to functions that have them, by kind of job.
@@ -27,7 +28,7 @@ OFFERS: dict[Kind, frozenset[str]] = {
 }
 HELP = "help"  # the one name of an option that a job's parameter cannot have
 SERVICES = frozenset().union(*OFFERS.values())
-FORM = ("shape", "dtype", "order")  # --input-shape, ...; also --shape, ... if the job has no such parameter
+FORM = ("shape", "dtype", "order")  # also input_shape, ..., if the job has such a parameter
 
 
 def _number(value: Any) -> float:
@@ -43,7 +44,7 @@ def _integer(value: Any) -> int:
 
 
 def _flag(value: Any) -> bool:
-    import numpy as np  # not for --help
+    import numpy as np  # not for the help
 
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError
@@ -144,8 +145,8 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
             )
         if parameter.name == HELP:
             raise UserError(
-                f"job {function.__name__}: a parameter cannot be called {HELP}, because --{HELP} shows the "
-                "job's options",
+                f"job {function.__name__}: a parameter cannot be called {HELP}, because "
+                f"{command_option(HELP)} shows the job's options",
                 hint="another name",
             )
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
@@ -161,7 +162,7 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
     if twice := [one.name for one in options if one.type is bool and f"no_{one.name}" in names]:
         raise UserError(
             f"job {function.__name__}: parameters {twice[0]} and no_{twice[0]} would both be the option "
-            f"--no-{twice[0].replace('_', '-')}",
+            f"{command_option(twice[0], False)}",
             hint="another name for one of them",
         )
     arrays = tuple(p.name for p in parameters[:first])

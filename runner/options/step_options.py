@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import Literal, get_args
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.spelling import option
 
 STEPS_MOST = 10**12
 EVERY = 10  # steps between two checks of --until, unless --every says otherwise
@@ -40,7 +41,7 @@ class FieldChange:
         for name in self.fields:
             if name not in changing:
                 raise UserError(
-                    f"--until names {name!r}, which no step changes",
+                    f"{option('until')} names {name!r}, which no step changes",
                     expected=f"some of {', '.join(changing)}",
                     hint=next(iter(get_close_matches(name, changing, 1)), None),
                 )
@@ -82,38 +83,48 @@ class StepOptions:
 
     @property
     def named(self) -> str | None:
-        """Name of the first given option that applies only to runs that take steps; None: none."""
+        """The first given option that applies only to runs that take steps, as `option` spells it."""
         given = {
-            "--steps": self.steps is not None,
-            "--steps-per-exchange": self.steps_per_exchange is not None,
-            "--halo": self.halo != "auto",
-            "--copies": self.copies != "auto",
-            "--until": self.until is not None,
-            "--check-finite": self.check_finite is not None,
-            "--every": self.every is not None,
-            "--frames": self.frames is not None,
-            "--frame-field": self.frame_field is not None,
-            "--frame-range": self.frame_range is not None,
-            "--frame-colors": self.frame_colors != COLORS[0],
-            "--checkpoint": self.checkpoint is not None,
+            "steps": self.steps is not None,
+            "steps_per_exchange": self.steps_per_exchange is not None,
+            "halo": self.halo != "auto",
+            "copies": self.copies != "auto",
+            "until": self.until is not None,
+            "check_finite": self.check_finite is not None,
+            "every": self.every is not None,
+            "frames": self.frames is not None,
+            "frame_field": self.frame_field is not None,
+            "frame_range": self.frame_range is not None,
+            "frame_colors": self.frame_colors != COLORS[0],
+            "checkpoint": self.checkpoint is not None,
         }
-        return next((name for name, is_given in given.items() if is_given), None)
+        return next((option(name) for name, is_given in given.items() if is_given), None)
 
     def check(self) -> None:
         """Raise UserError for options that need others."""
         if self.steps is None and self.named is not None:
-            raise UserError(f"{self.named} applies only to runs that take steps", hint="--steps N")
+            raise UserError(
+                f"{self.named} applies only to runs that take steps", hint=option("steps", metavar="N")
+            )
         if self.frames is not None and self.every is None:
-            raise UserError("--frames needs the number of steps between two frames", hint="--every N")
+            raise UserError(
+                f"{option('frames')} needs the number of steps between two frames",
+                hint=option("every", metavar="N"),
+            )
         for name, given in (
-            ("--frame-field", self.frame_field is not None),
-            ("--frame-range", self.frame_range is not None),
-            ("--frame-colors", self.frame_colors != COLORS[0]),
+            ("frame_field", self.frame_field is not None),
+            ("frame_range", self.frame_range is not None),
+            ("frame_colors", self.frame_colors != COLORS[0]),
         ):
             if given and self.frames is None:
-                raise UserError(f"{name} applies only to frames", hint="--frames FILE")
+                raise UserError(
+                    f"{option(name)} applies only to frames", hint=option("frames", metavar="FILE")
+                )
         if self.every is not None and self.frames is None and self.until is None:
-            raise UserError("--every is the interval of --frames and --until", hint="--frames FILE")
+            raise UserError(
+                f"{option('every')} is the interval of {option('frames')} and {option('until')}",
+                hint=option("frames", metavar="FILE"),
+            )
 
 
 LONGEST = 1e15  # of an interval, in any unit

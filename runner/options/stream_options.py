@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.spelling import option
 
 DEPTH = 3
 DEPTH_MOST = 1024  # chunks in flight: each has a thread and buffers of its own
@@ -38,17 +39,17 @@ class StreamOptions:
 
     @property
     def named(self) -> str | None:
-        """Name of the first given option that applies only to streamed runs; None if there is none."""
+        """The first given option that applies only to streamed runs, as `option` spells it."""
         given = {
-            "--chunk-bytes": self.chunk_bytes is not None,
-            "--host-memory": self.host_memory is not None,
-            "--device-memory": self.device_memory is not None,
-            "--depth": self.depth is not None,
-            "--resume": self.resume,
-            "--static": self.static,
-            "--timeline": self.timeline is not None,
+            "chunk_bytes": self.chunk_bytes is not None,
+            "host_memory": self.host_memory is not None,
+            "device_memory": self.device_memory is not None,
+            "depth": self.depth is not None,
+            "resume": self.resume,
+            "static": self.static,
+            "timeline": self.timeline is not None,
         }
-        return next((name for name, here in given.items() if here), None)
+        return next((option(name) for name, here in given.items() if here), None)
 
 
 def is_length(word: str) -> bool:

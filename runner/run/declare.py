@@ -15,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, cast, overload
 
-from meshrun.runner.errors import MeshrunError, UserError
+from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import FUSE, Halo, Job, Trials
 from meshrun.runner.job.signature import FORM, Kind, fitted, read_signature, run_name
+from meshrun.runner.options.spelling import python_caller
 from meshrun.runner.options.step_options import Copies
 from meshrun.runner.plan.halo import Boundary, check_boundary
 
@@ -84,7 +85,8 @@ class DeclaredJob(Job):
         """Apply the job to whole arrays in this process. Returns the result; a tuple if there are several."""
         from meshrun.runner.run.array_call import apply
 
-        return apply(self, arrays, parameters)
+        with python_caller(renamed_options(self)):
+            return apply(self, arrays, parameters)
 
     @own_parameters_first
     def run(
@@ -186,7 +188,7 @@ class DeclaredJob(Job):
         keywords = {name: given[name] for name in run_keywords() if name != "ranks"}
         from meshrun.runner.forecast.machine import rates_file
         from meshrun.runner.run.execute import run
-        from meshrun.runner.run.options import as_keywords, read_options
+        from meshrun.runner.run.options import read_options
         from meshrun.runner.run.python_call import call_on_ranks, calling_ranks, check_ranks, files_of
         from meshrun.runner.run.record.run_record import RunRecord
 
@@ -194,7 +196,7 @@ class DeclaredJob(Job):
         parameters = _own(parameters)
         for name, value in (("shape", input_shape), ("dtype", input_dtype), ("order", input_order)):
             keywords[f"input_{name}"] = short.get(name) if value is None else value
-        try:
+        with python_caller(renamed_options(self)):
             self.complete(parameters, others=keywords)
             options, started = read_options(keywords, rates_file()), check_ranks(ranks)
             with (
@@ -205,9 +207,6 @@ class DeclaredJob(Job):
                     opened = world if world.size > 1 else None
                     return RunRecord(run(self, inputs, outputs, parameters, options, world=opened))
                 return RunRecord(call_on_ranks(self, inputs, outputs, parameters, options, started))
-        except MeshrunError as failure:
-            as_keywords(failure, [*keywords, "ranks"], renamed_options(self))
-            raise
 
     @own_parameters_first
     def plan(
@@ -240,7 +239,7 @@ class DeclaredJob(Job):
         """
         from meshrun.runner.forecast.plan import plan_record
         from meshrun.runner.options.plan_options import plan_options
-        from meshrun.runner.run.options import as_keywords, checked
+        from meshrun.runner.run.options import checked
         from meshrun.runner.run.record.run_record import PlanRecord
 
         keywords: dict[str, Any] = {
@@ -254,12 +253,9 @@ class DeclaredJob(Job):
         if others := [type(one).__name__ for one in inputs if not isinstance(one, str | os.PathLike)]:
             hint = "input_shape=array.shape, input_dtype=array.dtype"
             raise UserError("a plan is of files", got=", ".join(others), expected="paths", hint=hint)
-        try:
+        with python_caller(renamed_options(self, DeclaredJob.plan)):
             options = plan_options({name: checked(name, value) for name, value in keywords.items()})
             return PlanRecord(plan_record(self, [str(path) for path in inputs], parameters, options))
-        except MeshrunError as failure:
-            as_keywords(failure, keywords, renamed_options(self, DeclaredJob.plan))
-            raise
 
     @own_parameters_first
     def iterate(self, /, *arrays: Any, steps: int, every: int | None = None, **parameters: Any) -> Any:
@@ -271,13 +267,15 @@ class DeclaredJob(Job):
         """
         from meshrun.runner.run.array_call import iterate
 
-        return iterate(self, arrays, _own(parameters), steps, every)
+        with python_caller(renamed_options(self)):
+            return iterate(self, arrays, _own(parameters), steps, every)
 
 
-def run_keywords(method: Callable[..., Any] = DeclaredJob.run) -> list[str]:
+@functools.cache
+def run_keywords(method: Callable[..., Any] = DeclaredJob.run) -> tuple[str, ...]:
     """Return the keywords of `DeclaredJob.run`: the options of `meshrun run`, by name; or those of `plan`."""
     parameters = inspect.signature(method).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    return tuple(one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY)
 
 
 def renamed_options(job: Job, method: Callable[..., Any] = DeclaredJob.run) -> dict[str, str]:
@@ -364,7 +362,7 @@ def map_blocks(
     described below; `parameters` stands for those parameters of the job that a function has.
 
     Inputs must have the same lengths along the axes that are cut: the first, those with a halo and those that
-    `--grid` cuts. They may differ in dtype and in their other axes.
+    `grid` cuts. They may differ in dtype and in their other axes.
 
     Parameters
     ----------
@@ -380,7 +378,7 @@ def map_blocks(
         for all lengths that divide; blocks, chunks and calls hold such lengths. Default: the same shape; the
         dtype that the function returns or, if it has a parameter `out`, the input's.
     reference: (blocks, **parameters) -> expected result, all float64, computed by another method than the
-        function's; `--verify` compares with it. May return (expected, tolerance). With several outputs it
+        function's; `verify` compares with it. May return (expected, tolerance). With several outputs it
         returns one of either for each. It may have a parameter `input_dtype`, the first input's dtype.
     ulps: tolerance of floating-point results if `reference` gives none, in units of the
         result dtype's epsilon times the largest magnitude in the block.
@@ -390,11 +388,11 @@ def map_blocks(
     strided_out: the function can fill an `out` whose rows are not contiguous with each other: time steps
         then fill the next block in place. Default: `out` is C-contiguous.
     fuse: compute the function as one kernel if it can be traced ("auto"), fail if it cannot ("require"), or
-        always call it ("off"). `--fuse` takes precedence.
+        always call it ("off"). The option `fuse` of a run takes precedence.
     split_dependent: the result may depend on how the array is cut into blocks: by the number of ranks, and
         into pieces within one. Before a run, other functions are called on a small array, whole and in parts,
         and rejected if the bits differ.
-    feeds: for each output, the name of the input that it becomes in the next step of `--steps`; None:
+    feeds: for each output, the name of the input that it becomes in the next of `steps`; None:
         no input. Default: by position.
     """
 
@@ -508,12 +506,12 @@ def job(
     see `runner.run.services.simulation`. With it, the options of time steps apply. inputs: the opened arrays
     of several inputs. create: creates the array OUTPUT, whose parts all ranks write, and with each further
     call the next of several outputs; see `runner.run.services.created_output`. memory: bytes that this rank
-    may use for arrays, of its device or, for a CPU rank, of its host; with it, --host-memory and
-    --device-memory apply.
+    may use for arrays, of its device or, for a CPU rank, of its host; with it, host_memory and
+    device_memory apply.
 
     inputs: names of the inputs, if there are several. outputs: their number, or their names, of a job that
     creates its outputs. verify: (world, inputs, output, mode, **parameters) -> the record of the check.
-    `--verify` calls it on every rank, with the inputs and the created output (of several, a list) as they
+    `verify` calls it on every rank, with the inputs and the created output (of several, a list) as they
     are read back from their files, and "sample" or "full"; it raises RunError on every rank if the output is
     wrong. forecast: (place, inputs, **parameters) -> `runner.forecast.jobs.JobForecast`, for
     `meshrun plan`; `inputs` are pairs of shape and dtype. reference: (array, **parameters) -> the expected

@@ -8,6 +8,7 @@ from typing import Any
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.spelling import option
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.files import Files, as_list
 from meshrun.runner.run.finish import finish
@@ -70,7 +71,9 @@ def execute(
     """
     begin, started = time.perf_counter(), datetime.now(timezone.utc)
     if options.verify not in VERIFY:
-        raise UserError("unknown --verify", got=options.verify, expected=", ".join(VERIFY), everywhere=True)
+        raise UserError(
+            f"unknown {option('verify')}", got=options.verify, expected=", ".join(VERIFY), everywhere=True
+        )
     world = with_checksums(world, options.checksum)
     world.phases = world.new_phases()
     # Rank 0 opens the files for all.

@@ -12,6 +12,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.files import remove_path
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import names as installed
+from meshrun.runner.options.spelling import option, run_command
 from meshrun.runner.report.record import STDOUT
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.declare import renamed_options
@@ -61,7 +62,7 @@ def name_files(
             raise UserError(
                 f"job {job.name} writes a file: OUTPUT is missing",
                 expected="OUTPUT after INPUT",
-                hint=f"meshrun run {job.name} {inputs[0]} OUTPUT" if job.name in installed() else None,
+                hint=run_command(f"{job.name} {inputs[0]} OUTPUT") if job.name in installed() else None,
             )
         raise wrong_number(job, [*inputs, *outputs])
     several = sum(map(len, wanted)) > 2
@@ -108,9 +109,9 @@ def check_files(
     for target in targets:
         _check_target(job, target, folder)
     more: tuple[tuple[str, str | None], ...] = (
-        ("--json", options.json),
-        ("--timeline", options.stream.timeline),
-        ("--frames", options.steps.frames),
+        (option("json"), options.json),
+        (option("timeline"), options.stream.timeline),
+        (option("frames"), options.steps.frames),
     )
     of_job = {name: file for name, (file, _) in _path_parameters(job, parameters).items()}
     read = ("INPUT", *of_job)
@@ -123,7 +124,7 @@ def check_files(
     if options.json not in (None, STDOUT):
         check_place(Path(options.json), "record")
     for (one, first), (other, second) in combinations(given, 2):
-        if one in of_job and other in ("OUTPUT", "--frames") and job.kind != "job":
+        if one in of_job and other in ("OUTPUT", option("frames")) and job.kind != "job":
             _check_outside(one, Path(first), split(named(other, second))[0])
         # An input may be read twice, and an old file is replaced only when the new one is complete.
         if one in read and other in (*read, "OUTPUT"):
@@ -164,7 +165,7 @@ def _path_parameters(job: Job, parameters: dict[str, Any]) -> dict[str, tuple[Pa
     """Return the files that a job's own parameters name, by their option."""
     renamed = renamed_options(job)
     return {
-        f"parameter {one.name}" if one.name in renamed else f"--{one.name.replace('_', '-')}": split(
+        f"parameter {one.name}" if one.name in renamed else option(one.name): split(
             Path(parameters[one.name])
         )
         for one in job.parameters

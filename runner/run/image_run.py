@@ -14,6 +14,7 @@ from meshrun.runner.compiler.decide import Fusion, ImageKernels
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.folders.images import StreamedFolder
+from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import Task, plan_task
@@ -102,11 +103,11 @@ class FolderRun:
                 expected="a job made by map_blocks with one input and one output, or a file",
             )
         given = {
-            "--grid": options.grid,
-            "--overlap": options.overlap,
-            "--input-shape, --input-dtype and --input-order": options.form,
-            "--chunk-bytes": options.stream.chunk_bytes,
-            "--device-memory": options.stream.device_memory,
+            option("grid"): options.grid,
+            option("overlap"): options.overlap,
+            f"{option('input_shape')}, {option('input_dtype')} and {option('input_order')}": options.form,
+            option("chunk_bytes"): options.stream.chunk_bytes,
+            option("device_memory"): options.stream.device_memory,
         }
         named = next((name for name, value in given.items() if value is not None), options.steps.named)
         if named is not None:
@@ -119,7 +120,8 @@ class FolderRun:
         lossy = next((one.name for one in self.folder.images if Path(one.name).suffix.lower() in LOSSY), None)
         if options.verify != "off" and lossy is not None:
             raise UserError(
-                f"--verify reads the output back, and {Path(lossy).suffix} does not store it exactly",
+                f"{option('verify')} reads the output back, and {Path(lossy).suffix} does not store it "
+                "exactly",
                 got=self.folder.path / lossy,
                 hint="images that end in .png or .npy: each output is named after its image",
             )

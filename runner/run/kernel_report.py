@@ -16,6 +16,7 @@ from meshrun.runner.compiler.trace.graph import Program, merge_components
 from meshrun.runner.compiler.trace.trace import NotTraceable
 from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.report.units import counted
 from meshrun.runner.system.compiler import NotCompiled
@@ -61,7 +62,9 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
         stepping = fused.step_text(steps)
     except NotFusable as reason:
         raise UserError(
-            f"job {task.job.name}: {steps} steps cannot be one kernel", why=reason, hint="fewer --steps"
+            f"job {task.job.name}: {steps} steps cannot be one kernel",
+            why=reason,
+            hint=f"fewer {option('steps')}",
         ) from reason
     facts += [
         (

@@ -12,6 +12,7 @@ from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
 from meshrun.runner.maps.split_probe import check_split, refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, streamed_results
+from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
 from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import ArrayType, Task
@@ -102,7 +103,7 @@ def _in_chunks(run: RunContext, prepared: Prepared, results: tuple[ArrayType, ..
     """Run streamed. results: shapes and dtypes of the task's."""
     world, options = run.world, run.options
     if options.overlap is not None:
-        raise UserError("--overlap does not apply: streamed runs always overlap", everywhere=True)
+        raise UserError(f"{option('overlap')} does not apply: streamed runs always overlap", everywhere=True)
     task = replace(prepared.task, results=results)
     grid, count = streamed_grid(options.grid, world.size)
     own_grid = has_own_grid(options.grid, world.size)

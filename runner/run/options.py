@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any, get_args
 import numpy as np
 
 from meshrun.runner.comm.checksum.checked import Checksum
-from meshrun.runner.errors import MeshrunError, UserError, is_of_the_runner
+from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import FUSE, FUSE_MATH, Job
 from meshrun.runner.job.signature import FORM
 from meshrun.runner.options.plan_options import RANKS_MOST
+from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import (
     COLORS,
     COPIES,
@@ -113,7 +113,7 @@ def checked(name: str, value: Any) -> Any:
 
 
 def _invalid(name: str, what: str) -> UserError:
-    return UserError(f"Invalid value for '--{name.replace('_', '-')}': {what}")
+    return UserError(f"Invalid value for {option(name)!r}: {what}")
 
 
 def whole_number(value: Any) -> int | None:
@@ -213,67 +213,6 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     "depth": _depth,
     "input_dtype": _dtype,
 }
-
-
-def rename_options(text: str, renamed: Mapping[str, str]) -> str:
-    """Return a message with the run's options as the command of a job has them.
-
-    renamed: options with another name for this job, such as run_depth for depth: `--depth` becomes
-    `--run-depth`.
-    """
-
-    def flag(match: re.Match[str]) -> str:
-        no, words = match.groups()
-        name = words.replace("-", "_")
-        return f"--{no or ''}{renamed.get(name, name).replace('_', '-')}"
-
-    return re.sub(r"(?<![\w-])--(no-)?([a-z]+(?:-[a-z]+)*)", flag, text) if renamed else text
-
-
-def as_options(failure: BaseException, renamed: Mapping[str, str]) -> None:
-    """Apply `rename_options` to the sentence of an error of the runner; a job's error is about its own."""
-    ours = isinstance(failure, MeshrunError) and is_of_the_runner(failure)
-    for part in ("what", "why", "got", "expected", "hint") if ours else ():
-        if isinstance(text := getattr(failure, part), str):
-            setattr(failure, part, rename_options(text, renamed))
-
-
-def as_keywords(failure: MeshrunError, names: Collection[str], renamed: Mapping[str, str]) -> None:
-    """Replace command-line options in `failure` by the keywords of a Python call.
-
-    `--chunk-bytes` becomes chunk_bytes, `--depth 1` depth=1, `--copies one` copies='one', `--resume`
-    resume=True. A hint to type a command goes. names: all option names. renamed: those with another name
-    for this job, by the usual name.
-    """
-    if str(failure.hint).startswith("meshrun run "):
-        failure.hint = None
-    renamed = renamed if is_of_the_runner(failure) else {}
-    usual = {new: name for name, new in renamed.items()}
-
-    def quoted(found: re.Match[str]) -> str:
-        name = found[1].replace("-", "_")
-        return f"'{renamed.get(name, name)}'"
-
-    def keyword(found: re.Match[str]) -> str:
-        no, words, value = found.groups()
-        name = usual.get(words.replace("-", "_"), words.replace("-", "_"))
-        name = name if name in names else f"input_{name}"
-        if name not in names:
-            return found[0]
-        here = renamed.get(name, name)
-        if name in FLAGS:
-            assigned = here if name == "overlap" and not no else f"{here}={not no}"
-            return assigned + (f" {value}" if value else "")
-        if value and value.isalpha() and value not in CHOICES.get(name, ()):
-            return f"{here} {value}"  # the next word of the sentence
-        return f"{here}={value if value.isdecimal() else repr(value)}" if value else here
-
-    for part in ("what", "why", "got", "expected", "hint"):
-        text = getattr(failure, part)
-        if isinstance(text, str):
-            text = re.sub(r"'--([a-z-]+)'", quoted, text)
-            replaced = re.sub(r"--(no-)?([a-z]+(?:-[a-z]+)*)(?: ([a-z]*\d[\dx]*|[a-z]+)\b)?", keyword, text)
-            setattr(failure, part, replaced)
 
 
 def must_fuse(job: Job, options: Options) -> bool:

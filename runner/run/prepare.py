@@ -233,10 +233,10 @@ def planned(run: RunContext, blocks: int, grid: str | None) -> Task:
 
 
 def check_steps(run: RunContext, additions: Additions | None) -> None:
-    """Raise UserError for --timeline, and for --until with a field or a rule that the job does not have."""
+    """Raise UserError for a timeline, and for `until` with a field or a rule that the job does not have."""
     timeline, until = run.options.stream.timeline, run.options.steps.until
     if timeline is not None:
-        raise UserError("--timeline does not apply to time steps", got=timeline)
+        raise UserError(f"{option('timeline')} does not apply to time steps", got=timeline)
     if isinstance(until, FieldChange):
         until.check(changing_inputs(run.job))
     if isinstance(until, NamedRule) and named_rule(run, additions) is None:
@@ -248,7 +248,7 @@ def check_steps(run: RunContext, additions: Additions | None) -> None:
 
 
 def named_rule(run: RunContext, additions: Additions | None) -> StoppingRule | None:
-    """Return the solver's rule by which the steps stop; None unless --until names it."""
+    """Return the solver's rule by which the steps stop; None unless `until` names it."""
     named = isinstance(run.options.steps.until, NamedRule)
     return additions.until if additions is not None and named else None
 
@@ -266,7 +266,7 @@ def make_outputs(run: RunContext, sinks: list[Sink], before: Sequence[Sink] = ()
     for target, sink in zip(run.targets[len(before) :], sinks, strict=False):
         if run.options.verify != "off" and not sink.lossless:
             raise UserError(
-                f"--verify reads the output back, and {target.suffix} does not store it exactly",
+                f"{option('verify')} reads the output back, and {target.suffix} does not store it exactly",
                 hint="an output that ends in .png or .npy",
             )
     run.transaction.track_partial(*(sink.partial for sink in (*before, *sinks)))

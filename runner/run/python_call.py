@@ -34,6 +34,7 @@ from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import MeshrunError, RunError, UserError, describe
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.pickling import dumps
+from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.task import check_numbers
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.record import Record
@@ -82,7 +83,7 @@ def check_ranks(ranks: Any) -> int | None:
     number = whole_number(ranks)
     if number is None or number < 1:
         raise UserError(
-            "Invalid value for '--ranks'", got=repr(ranks), expected="a number of ranks, 1 or more"
+            f"Invalid value for {option('ranks')!r}", got=repr(ranks), expected="a number of ranks, 1 or more"
         )
     detected = detect_launcher()
     check_connected(detected)
@@ -244,7 +245,7 @@ def _check_apart(job: Job, inputs: Arguments, outputs: Arguments) -> None:
             raise UserError(
                 f"job {job.name}: the array for the result {result} shares memory with the input {name}, "
                 "which the run would replace",
-                hint="another array, or --overwrite-input",
+                hint=f"another array, or {option('overwrite_input', True)}",
             )
 
 

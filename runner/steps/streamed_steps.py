@@ -25,6 +25,7 @@ from meshrun.runner.maps.streamed.dispatch import process_chunks, report, thread
 from meshrun.runner.maps.streamed.endpoints import Endpoints
 from meshrun.runner.maps.streamed.gpu_engine import DeviceEngine, halving_of
 from meshrun.runner.maps.streamed.halving import Halving
+from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import EVERY
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunks import Chunks
@@ -45,7 +46,7 @@ from meshrun.runner.storage.paths import partial_path
 from meshrun.runner.system.host_memory import memory_folder
 from meshrun.runner.world.world import World
 
-STEPS = 32  # of a pass, unless --steps-per-exchange names them
+STEPS = 32  # of a pass, unless steps_per_exchange is given
 STRETCHES = 1000  # of which the longest is sought: later ones are like them
 
 
@@ -241,7 +242,7 @@ class StreamedSteps:
             steps -= max(steps // 4, 1)
         if 1 < possible != steps:
             reason = f"the halo of {wanted} steps is wider than a chunk"
-            self.warn(f"--steps-per-exchange {wanted} is lowered to {steps}: {reason}")
+            self.warn(f"{option('steps_per_exchange', wanted)} is lowered to {steps}: {reason}")
         return wide, chunks
 
     def _chunks(self, wide: Task, steps: int) -> Chunks | None:

@@ -19,6 +19,7 @@ from meshrun.runner.comm.recorded import Trail
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line, is_met_by_all, tell
+from meshrun.runner.options.spelling import option, python_caller
 from meshrun.runner.processes import boot_id
 from meshrun.runner.recorder.process import remove_stale
 from meshrun.runner.recorder.ring import NoRecorder, Recorder, file_of
@@ -184,6 +185,7 @@ class World(Group):
         return open_collectives(group, self.backend, cta_policy, peers, stream, tuning, transport)
 
 
+@python_caller()
 def open_world(
     device: DeviceChoice = "auto",
     *,
@@ -383,7 +385,7 @@ def clash_error(pairs: Sequence[tuple[Rank, Rank]]) -> UserError:
         f"({one.device.uuid}, bus {one.device.bus_id})",
         expected="a GPU for each rank",
         hint="one rank per GPU with all of them visible (srun --gpus-per-node, no CUDA_VISIBLE_DEVICES), "
-        "or --oversubscribe to share",
+        f"or {option('oversubscribe', True)} to share",
         everywhere=True,
     )
 

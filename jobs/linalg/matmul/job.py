@@ -23,6 +23,7 @@ from meshrun.runner.device.host_blas import adds_products
 from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.jobs import JobForecast
 from meshrun.runner.forecast.place import Place, Stage
+from meshrun.runner.options.spelling import run_command
 from meshrun.runner.plan.task import ArrayType
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record
@@ -65,7 +66,7 @@ def shapes_of(left: Shape, right: Shape) -> Shapes:
             "the shapes do not multiply",
             got=got,
             expected=f"as many rows of B as A has columns, {length}",
-            hint="meshrun run transpose, if one factor is stored transposed" if inner in left else None,
+            hint=run_command("transpose, if one factor is stored transposed") if inner in left else None,
         )
     return Shapes(rows, length, columns, None if len(left) == 2 else 0, None if len(right) == 2 else 1)
 

@@ -25,6 +25,7 @@ from meshrun.runner.maps.split_probe import check_split
 from meshrun.runner.maps.streamed.chunk_agreement import known_results, limits
 from meshrun.runner.maps.streamed.dispatch import draw, process_chunks, report, threads_of
 from meshrun.runner.maps.streamed.resume import Fingerprint, check_inputs, find_unfinished, start_or_resume
+from meshrun.runner.options.spelling import option
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import memory_use
 from meshrun.runner.plan.task import Task
@@ -84,7 +85,7 @@ class StreamedFolder:
         if finished:
             warn_of_unknown(world, task.job.name, self.inputs)
         self.transaction.set_recovery_hint(
-            "finished images are kept; continue with the same command and --resume"
+            f"finished images are kept; continue with the same command and {option('resume', True)}"
         )
         todo = [number for number in range(len(images)) if number not in finished]
         endpoints = ImageEndpoints(
@@ -174,7 +175,7 @@ class StreamedFolder:
         return max(found, key=lambda one: max(one[1], one[0].size if not one[1] else 0))
 
     def _depth(self, task: Task) -> int:
-        """Return the number of images in flight on this rank: one per thread plus `--depth` waiting ones, or
+        """Return the number of images in flight on this rank: one per thread plus `depth` waiting ones, or
         fewer if so many of the largest image do not fit in memory."""
         takes = memory_use(task, task.partition[0], asynchronous=self.world.backend.asynchronous).host
         takes += self._decoded
@@ -182,7 +183,7 @@ class StreamedFolder:
         room = host // takes if takes else 1
         if room == 0 and self.options.host_memory is not None:
             raise UserError(
-                "--host-memory is less than the largest image needs",
+                f"{option('host_memory')} is less than the largest image needs",
                 got=f"{self.options.host_memory:,} bytes",
                 expected=f"at least {takes:,}",
                 everywhere=True,

@@ -12,6 +12,7 @@ import numpy as np
 from meshrun.runner.compiler.result_type import result_types
 from meshrun.runner.errors import UserError
 from meshrun.runner.maps.streamed.halving import does_not_fit
+from meshrun.runner.options.spelling import option
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import (
     Facts,
@@ -92,9 +93,9 @@ def limits(world: World, options: StreamOptions) -> MemoryUse:
     here, gpu = world.here, world.backend.asynchronous
     beside = world.beside
     host = host_memory()
-    check_limit("--host-memory", options.host_memory, host, "this host")
+    check_limit("host_memory", options.host_memory, host, "this host")
     if gpu:
-        check_limit("--device-memory", options.device_memory, here.device.memory, "this GPU")
+        check_limit("device_memory", options.device_memory, here.device.memory, "this GPU")
     return memory_limits(
         options,
         host=host,
@@ -121,8 +122,8 @@ def chunks_of(
     if chunked and math.prod(task.partition.grid) > 1:
         raise UserError(
             f"{chunked[0].path} has a chunked format, which is written in whole rows",
-            got=f"--grid {'x'.join(map(str, task.partition.grid))}",
-            hint="no --grid",
+            got=option("grid", "x".join(map(str, task.partition.grid))),
+            hint=f"no {option('grid')}",
             everywhere=True,
         )
     everyone = world.control.allgather(world.collective_call(lambda: limits(world, options)))

@@ -17,6 +17,7 @@ from meshrun.runner.errors import MeshrunError, RunError
 from meshrun.runner.maps.streamed.endpoints import Engine
 from meshrun.runner.maps.streamed.loop import stream
 from meshrun.runner.maps.streamed.work_stealing import ChunkQueue
+from meshrun.runner.options.spelling import option
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.report.bottleneck import Bottleneck, Summary, Table, combine, summary
 from meshrun.runner.report.phases import Phases
@@ -164,7 +165,7 @@ def draw(world: World, spans: Spans, timeline: str | None, about: dict[str, Any]
         except MeshrunError as reason:
             what = f"{about['output']} is complete, but {reason.what}"
             raise RunError(
-                what, why=reason.why, got=reason.got, hint="--timeline on another disk"
+                what, why=reason.why, got=reason.got, hint=f"{option('timeline')} on another disk"
             ) from reason
 
     world.on_root(write)

@@ -21,6 +21,7 @@ from meshrun.runner.maps.streamed.endpoints import Endpoints, Engine
 from meshrun.runner.maps.streamed.gpu_engine import DeviceEngine
 from meshrun.runner.maps.streamed.redo import Redo
 from meshrun.runner.maps.streamed.resume import check_inputs, find_unfinished, start_or_resume
+from meshrun.runner.options.spelling import option
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.task import Task
@@ -74,7 +75,7 @@ class StreamedRun:
         if finished:
             warn_of_unknown(world, self.task.job.name, self.inputs)
         self.transaction.set_recovery_hint(
-            "finished chunks are kept; continue with the same command and --resume"
+            f"finished chunks are kept; continue with the same command and {option('resume', True)}"
         )
         todo = [number for number in range(len(chunks)) if number not in finished]
         endpoints = Endpoints(world, self.task, chunks, self.sources, self.sinks, self._spans)

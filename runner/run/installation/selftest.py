@@ -1,8 +1,8 @@
 """`meshrun selftest`: check that this installation computes correct results on this machine.
 
 Every check is a run with full verification: small arrays with awkward shapes from files, cut along one and
-two axes, with every boundary, time steps, and the installed jobs on their own inputs. `--mutate` tests
-verification itself: each deliberate bug in the runner must be detected.
+two axes, with every boundary, time steps, and the installed jobs on their own inputs. The option `mutate`
+tests verification itself: each deliberate bug in the runner must be detected.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import MeshrunError, RunError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import find, names
+from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.report.table import table
@@ -276,7 +277,7 @@ def _folder(world: World) -> Iterator[Path]:
 
 def mutation_table() -> int:
     """Apply every mutation and print whether verification detected it; return the exit status."""
-    print(f"each broken runner, on {SIMULATED} simulated ranks, with --verify full:\n")
+    print(f"each broken runner, on {SIMULATED} simulated ranks, with {option('verify', 'full')}:\n")
     missed = 0
     lines = table(("", ""), [(one.name, one.what) for one in MUTATIONS], left=(0, 1), indent=0)
     for mutation, line in zip(MUTATIONS, lines, strict=True):

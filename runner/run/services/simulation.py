@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from meshrun.runner.compiler.captured import captured
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.run.finish import Finished
@@ -78,13 +79,14 @@ class Simulate:
         run = self.run
         if options.frames is not None:
             raise UserError(
-                f"--frames does not apply to job {run.job.name}: its OUTPUT is the film",
+                f"{option('frames')} does not apply to job {run.job.name}: its OUTPUT is the film",
                 got=options.frames,
                 everywhere=True,
             )
         options = replace(options, frames=None if self.film is None else str(self.film))
         if options.steps is None:
-            raise UserError(f"job {run.job.name} takes time steps", hint="--steps N", everywhere=True)
+            hint = option("steps", metavar="N")
+            raise UserError(f"job {run.job.name} takes time steps", hint=hint, everywhere=True)
         inner = replace(
             run,
             job=step,

@@ -1,4 +1,4 @@
-"""`--verify`: recompute the result by another method and compare it with what is on disk.
+"""The option `verify`: recompute the result by another method and compare it with what is on disk.
 
 Nothing of the run is trusted: the input comes from its file, the result is read back from the file being
 written, and cells beyond an edge are found by this module's own formulas (not `halo`'s). The expected values
@@ -30,6 +30,7 @@ from meshrun.runner.maps.in_memory import OnProgress, no_progress
 from meshrun.runner.maps.reduce import Tiles, reduce_array, to_host
 from meshrun.runner.maps.streamed.dispatch import threads_of
 from meshrun.runner.maps.streamed.redo import Redo
+from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import HostArray, Region, Shape, overlap
@@ -397,7 +398,7 @@ def verify_result(
                 RERUN,
             )
         else:
-            raise UserError(f"--verify: job {job.name} has no reference to compare with")
+            raise UserError(f"{option('verify')}: job {job.name} has no reference to compare with")
         absolute: dict[str, float] = {}
         if job.reference and isinstance(expected, tuple):
             expected, absolute = expected
@@ -429,7 +430,7 @@ def mismatch_error(world: World, task: Task, mismatch: Mismatch, redo: Redo | No
         by += f", computed by [{world.ranks[task.partition.rank(place)]}],"
     error = failure(mismatch, by)
     if task.job.split_dependent:
-        error.hint = "no --verify: it computes other blocks, and the job says split_dependent=True"
+        error.hint = f"no {option('verify')}: it computes other blocks, and the job says split_dependent=True"
     return error
 
 

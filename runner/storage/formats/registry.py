@@ -30,6 +30,7 @@ from meshrun.runner.files import (
     no_folder,
     remove_path,
 )
+from meshrun.runner.options.spelling import option
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.storage.file_errors import write_error
 from meshrun.runner.storage.formats.containers import check_alone, check_array
@@ -53,7 +54,7 @@ TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how such a file begins
 
 @dataclass(frozen=True)
 class Form:
-    """Description of a file's array by --input-shape, --input-dtype and --input-order.
+    """Description of a file's array by the options input_shape, input_dtype and input_order.
 
     Raw files require it; for other files it must agree with the file. order: "C", or "F" for a file in which
     the first index varies fastest; None: not given, the same as "C".
@@ -291,10 +292,10 @@ def _agree(source: Source, form: Form) -> None:
     for what, expected, got in compared:
         if expected != got:
             raise UserError(
-                f"{source.path} has another {what} than --input-{what}",
+                f"{source.path} has another {what} than {option(f'input_{what}')}",
                 got=f"{what} {got} in the file",
                 expected=expected,
-                hint=f"leave --input-{what} out: the file has a header",
+                hint=f"leave {option(f'input_{what}')} out: the file has a header",
             )
 
 
