@@ -109,9 +109,9 @@ def check_files(
     for target in targets:
         _check_target(job, target, folder)
     more: tuple[tuple[str, str | None], ...] = (
-        (option("json"), options.json),
-        (option("timeline"), options.stream.timeline),
-        (option("frames"), options.steps.frames),
+        ("json", options.json),
+        ("timeline", options.stream.timeline),
+        ("frames", options.steps.frames),
     )
     of_job = {name: file for name, (file, _) in _path_parameters(job, parameters).items()}
     read = ("INPUT", *of_job)
@@ -119,7 +119,7 @@ def check_files(
         *(("INPUT", path) for path in inputs),
         *of_job.items(),
         *(("OUTPUT", path) for path in targets),
-        *((name, path) for name, path in more if path is not None),
+        *((option(name), path) for name, path in more if path is not None),
     ]
     if options.json not in (None, STDOUT):
         check_place(Path(options.json), "record")
