@@ -24,10 +24,10 @@ import numpy as np
 import solvers
 
 from meshrun.runner.compiler.decide import fused
+from meshrun.runner.options.form import parse_shape
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.record import write_json
-from meshrun.runner.run.options import parse_shape
 from meshrun.runner.run.record.record_builder import places, versions
 from meshrun.runner.steps.loop import take_steps
 from meshrun.runner.steps.stepper import Stepper

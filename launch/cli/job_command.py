@@ -56,11 +56,12 @@ def job_command(name: str) -> click.Command:
 
     def run(files: tuple[str, ...] = (), **values: Any) -> int:
         from meshrun.runner.forecast.machine import rates_file
+        from meshrun.runner.options.form import form_of
         from meshrun.runner.options.step_options import StepOptions
         from meshrun.runner.options.stream_options import StreamOptions
         from meshrun.runner.run.entry import main
         from meshrun.runner.run.execute import file_names, wrong_number
-        from meshrun.runner.run.options import Options, form_of
+        from meshrun.runner.run.options import Options
 
         inputs, outputs = list(files[: len(job.arrays)]), list(files[len(job.arrays) :])
         if several and len(files) != len(file_names(job)):
@@ -334,8 +335,8 @@ def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Opt
 
 def grid_options() -> list[click.Option]:
     """How a job's array is split, and its boundary."""
+    from meshrun.runner.options.choices import BOUNDARIES
     from meshrun.runner.options.spelling import option
-    from meshrun.runner.plan.halo import BOUNDARIES
 
     return [
         click.Option(["--grid"], metavar="RxC", help="Split the array into this grid, a number per axis."),
@@ -358,7 +359,7 @@ def input_option(name: str, taken: Container[str], **details: Any) -> click.Opti
 
 def fuse_option() -> click.Option:
     """Whether a job's function becomes one kernel."""
-    from meshrun.runner.job.declaration import FUSE
+    from meshrun.runner.options.choices import FUSE
 
     return click.Option(
         ["--fuse"],
@@ -369,7 +370,11 @@ def fuse_option() -> click.Option:
 
 def fuse_math_option() -> click.Option:
     """How that kernel rounds."""
-    from meshrun.runner.job.declaration import FUSE_MATH
+    from typing import get_args
+
+    from meshrun.runner.options.choices import FuseMath
+
+    FUSE_MATH = get_args(FuseMath)
 
     return click.Option(
         ["--fuse-math"],
@@ -381,10 +386,13 @@ def fuse_math_option() -> click.Option:
 
 def step_options() -> list[click.Option]:
     """The fields of `runner.options.step_options.StepOptions`."""
+    from typing import get_args
+
+    from meshrun.runner.options.choices import COLORS, HaloChoice
     from meshrun.runner.options.spelling import option
+
+    HALOS = get_args(HaloChoice)
     from meshrun.runner.options.step_options import (
-        COLORS,
-        HALOS,
         STEPS_MOST,
         parse_interval,
         parse_range,
@@ -461,7 +469,11 @@ def steps_option(text: str) -> click.Option:
 
 def copies_option() -> click.Option:
     """Return the option of the copies of a run's fields that steps change."""
-    from meshrun.runner.options.step_options import COPIES
+    from typing import get_args
+
+    from meshrun.runner.options.choices import Copies
+
+    COPIES = get_args(Copies)
 
     return click.Option(
         ["--copies"], type=click.Choice(COPIES), default=COPIES[0],

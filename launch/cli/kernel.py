@@ -30,9 +30,9 @@ def show(
     from meshrun.runner.compiler.decide import with_inferred_halo
     from meshrun.runner.errors import UserError
     from meshrun.runner.forecast.planned import describe_inputs, open_inputs
+    from meshrun.runner.options.form import form_of
     from meshrun.runner.plan.task import plan_task
     from meshrun.runner.run.kernel_report import kernel_report
-    from meshrun.runner.run.options import form_of
 
     if job.kind != "map":
         raise UserError(f"job {job.name} has no kernel", expected="a job made by map_blocks")

@@ -23,8 +23,9 @@ from meshrun.runner.forecast.forecast import limits_on, ranks_of_host
 from meshrun.runner.forecast.machine import Machine
 from meshrun.runner.forecast.record import plan_envelope, type_record
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.choices import Copies
 from meshrun.runner.options.spelling import option
-from meshrun.runner.options.step_options import Copies, StepOptions
+from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.steps import fields_memory, halo_bytes, kept_memory, most_steps, step_memory
 from meshrun.runner.plan.task import Task, check_feeds, plan_task

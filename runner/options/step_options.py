@@ -7,18 +7,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal, get_args
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.choices import COLORS, Copies, HaloChoice
 from meshrun.runner.options.spelling import option
 
 STEPS_MOST = 10**12
 EVERY = 10  # steps between two checks of --until, unless --every says otherwise
-HaloChoice = Literal["auto", "nccl", "direct"]
-HALOS: tuple[str, ...] = get_args(HaloChoice)
-Copies = Literal["auto", "one", "two"]
-COPIES: tuple[str, ...] = get_args(Copies)
-COLORS = ("viridis", "inferno", "coolwarm", "gray")
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from functools import cached_property
 from typing import Protocol, SupportsIndex
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.form import is_length
 from meshrun.runner.options.spelling import option
 from meshrun.runner.region import Region, Shape
 
 BLOCKS_MOST = 1 << 20  # blocks of a grid of chunks: every rank lists them all
-DIGITS_MOST = 19  # of an int64
 
 
 def bounds(length: int, parts: int, index: int, unit: int = 1) -> tuple[int, int]:
@@ -113,11 +113,6 @@ def split_along(shape: Shape, axis: int, parts: int) -> Partition:
 def parts_of(shape: Shape, split: SupportsIndex | Parts, parts: int) -> Parts:
     """Return the partition along an axis, or the one that is given as `split`."""
     return split_along(shape, operator.index(split), parts) if isinstance(split, SupportsIndex) else split
-
-
-def is_length(word: str) -> bool:
-    """Return whether a word is the digits of a length; Python refuses to convert thousands of them."""
-    return word.isascii() and word.isdecimal() and len(word) <= DIGITS_MOST
 
 
 def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:

@@ -24,8 +24,9 @@ from meshrun.runner.plan.task import Task, check_feeds, plan_task
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.units import counted
+from meshrun.runner.run.context import RunContext
 from meshrun.runner.run.execute import call
-from meshrun.runner.run.options import Options, RunContext, whole_number
+from meshrun.runner.run.options import Options, whole_number
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import MemorySource
 from meshrun.runner.storage.transaction import OutputTransaction

@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, cast, overload
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.job.declaration import FUSE, Halo, Job, Trials
+from meshrun.runner.job.declaration import Halo, Job, Trials
 from meshrun.runner.job.signature import FORM, Kind, fitted, read_signature, run_name
+from meshrun.runner.options.choices import BOUNDARIES, FUSE, Boundary, Copies
 from meshrun.runner.options.spelling import python_caller
-from meshrun.runner.options.step_options import Copies
-from meshrun.runner.plan.halo import BOUNDARIES, Boundary
 
 if TYPE_CHECKING:
+    from meshrun.runner.options.choices import DeviceChoice
     from meshrun.runner.report.record import Record
     from meshrun.runner.run.record.run_record import PlanRecord
-    from meshrun.runner.world.binding import DeviceChoice
 
 P = ParamSpec("P")
 R = TypeVar("R")

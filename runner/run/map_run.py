@@ -21,7 +21,7 @@ from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.spans import STAGES
-from meshrun.runner.run.options import RunContext
+from meshrun.runner.run.context import RunContext
 from meshrun.runner.storage.formats.registry import Sink, create, first_serial, open_sink
 from meshrun.runner.storage.journal import Journal
 from meshrun.runner.storage.paths import KEPT, partial_path, split

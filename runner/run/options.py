@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,18 +12,22 @@ from typing import Any, get_args
 
 import numpy as np
 
-from meshrun.runner.arrays.inputs import Inputs
-from meshrun.runner.comm.checksum.checked import Checksum
-from meshrun.runner.compiler.decide import Fusion
 from meshrun.runner.errors import UserError
-from meshrun.runner.job.declaration import FUSE, FUSE_MATH, Job
 from meshrun.runner.job.signature import FORM
-from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
+from meshrun.runner.options.choices import (
+    BOUNDARIES,
+    COLORS,
+    DEVICES,
+    FUSE,
+    Checksum,
+    Copies,
+    DeviceChoice,
+    FuseMath,
+    HaloChoice,
+)
+from meshrun.runner.options.form import Form, form_of, is_length
 from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import (
-    COLORS,
-    COPIES,
-    HALOS,
     STEPS_MOST,
     StepOptions,
     parse_interval,
@@ -32,29 +35,21 @@ from meshrun.runner.options.step_options import (
     parse_until,
 )
 from meshrun.runner.options.stream_options import DEPTH_MOST, StreamOptions, check_size, parse_size
-from meshrun.runner.plan.grid import is_length
-from meshrun.runner.plan.halo import BOUNDARIES
-from meshrun.runner.report.phases import Phases
-from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
-from meshrun.runner.storage.formats.registry import Form, Source
-from meshrun.runner.storage.transaction import OutputTransaction
-from meshrun.runner.world.binding import DeviceChoice
-from meshrun.runner.world.world import World
 
 TEXTS = {"checkpoint": parse_interval, "frame_range": parse_range, "until": parse_until}
 VERIFY = ("off", "sample", "full")
 CHECKSUM: tuple[str, ...] = get_args(Checksum)
 CHOICES = {
-    "device": ("auto", "cpu", "cuda"),
+    "device": DEVICES,
     "verify": VERIFY,
     "checksum": CHECKSUM,
     "boundary": BOUNDARIES,
     "input_order": ("C", "F"),
     "fuse": FUSE,
-    "fuse_math": FUSE_MATH,
+    "fuse_math": get_args(FuseMath),
     "frame_colors": COLORS,
-    "halo": HALOS,
-    "copies": COPIES,
+    "halo": get_args(HaloChoice),
+    "copies": get_args(Copies),
 }
 FLAGS = ("overlap", "oversubscribe", "overwrite_input", "resume", "static", "debug")
 SIZES = ("chunk_bytes", "host_memory", "device_memory")
@@ -221,93 +216,3 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     "depth": _depth,
     "input_dtype": _dtype,
 }
-
-
-def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | tuple[Form, ...] | None:
-    """Build a Form from the options shape, dtype and order; None if none of them is given.
-
-    Commas separate the shapes and the dtypes of several inputs: a Form for each.
-    """
-    if shape is None and dtype is None and order is None:
-        return None
-    shapes = [None] if shape is None else [parse_shape(text) for text in shape.split(",")]
-    dtypes = [None] if dtype is None else dtype.split(",")
-    count = max(len(shapes), len(dtypes))
-    if not {len(shapes), len(dtypes)} <= {1, count}:
-        raise UserError(
-            f"{option('shape')} and {option('dtype')} describe different numbers of inputs",
-            got=f"{len(shapes)} shapes and {len(dtypes)} dtypes",
-        )
-    each = zip(shapes * (count // len(shapes)), dtypes * (count // len(dtypes)), strict=True)
-    forms = tuple(Form(one, element, order) for one, element in each)
-    return forms[0] if count == 1 else forms
-
-
-def forms_of_inputs(form: Form | tuple[Form, ...] | None, count: int) -> list[Form | None]:
-    """Return the Form of each of `count` inputs; UserError if there are Forms of another number of them."""
-    if not isinstance(form, tuple):
-        return [form] * count
-    if len(form) != count:
-        raise UserError(
-            f"{option('shape')} and {option('dtype')} describe another number of inputs",
-            got=len(form),
-            expected="1" if count == 1 else f"{count}, or 1 for all",
-            hint="a comma is between inputs; the lengths of one are joined by x, as in 10x6",
-        )
-    return list(form)
-
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    """Parse axis lengths such as 1000x512; raises UserError if an array cannot have that shape."""
-    words = text.lower().split("x")
-    if not all(map(is_length, words)):
-        raise UserError(
-            f"{option('shape')} does not parse", got=repr(text), expected="lengths joined by x: 1000x512"
-        )
-    lengths = tuple(int(word) for word in words)
-    try:
-        np.empty((0,) * len(lengths))
-    except ValueError as reason:  # NumPy's message has the largest number of axes
-        raise UserError(f"{option('shape')} has more axes than an array can have", why=reason) from None
-    if math.prod(length or 1 for length in lengths) > np.iinfo(np.int64).max:
-        raise UserError(
-            f"{option('shape')} is larger than any array",
-            got=text,
-            expected=f"at most {np.iinfo(np.int64).max} cells",
-        )
-    return lengths
-
-
-def must_fuse(job: Job, options: Options) -> bool:
-    """Return whether a function that does not become one kernel is an error."""
-    return (options.fuse or job.fuse) == "require"
-
-
-@dataclass
-class RunContext:
-    """Context that the functions of one run share: world, job, files, options, transaction and progress.
-
-    argument: INPUT as it was given, for a job that opens it itself. stages: of a run of steps, see
-    `runner.compiler.decide.stage_lines`."""
-
-    world: World
-    job: Job
-    parameters: dict[str, Any]
-    sources: Sequence[Source]
-    targets: Sequence[Path]
-    options: Options
-    transaction: OutputTransaction
-    progress: OnProgress
-    phases: Phases
-    show: OnStreamProgress = no_stream_progress
-    proof: OnProgress = no_progress
-    inputs: Inputs = field(default_factory=Inputs)
-    stepped: OnSteps = no_progress
-    fusion: Fusion | None = None
-    stages: list[int] | None = None
-    argument: str = ""
-
-    @property
-    def source(self) -> Source:
-        """The first input; for a job that is not made by map_blocks, the only one."""
-        return self.sources[0]

@@ -21,6 +21,7 @@ from meshrun.runner.plan.chunking import not_streamed
 from meshrun.runner.plan.steps import fields_memory, step_memory
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.report.record import Record
+from meshrun.runner.run.context import RunContext, must_fuse
 from meshrun.runner.run.map_run import (
     check_nothing_unfinished,
     commit,
@@ -29,7 +30,6 @@ from meshrun.runner.run.map_run import (
     fuse,
     planned,
 )
-from meshrun.runner.run.options import RunContext, must_fuse
 from meshrun.runner.steps.fused_steps import most_fused_steps
 from meshrun.runner.steps.loop import CheckFinite, StepObserver, Until, take_steps
 from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 from meshrun.runner.comm.api import Arrays, Control
 from meshrun.runner.comm.checksum.checked import CheckedControl
@@ -16,10 +16,8 @@ from meshrun.runner.comm.recorded import RecordedControl, unrecorded
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line
+from meshrun.runner.options.choices import DEVICES
 from meshrun.runner.options.spelling import command_option, option
-
-DeviceChoice = Literal["auto", "cpu", "cuda"]
-DEVICES: tuple[str, ...] = get_args(DeviceChoice)
 
 
 def visible_gpus(choice: str) -> int:

@@ -10,10 +10,10 @@ from typing import Any
 
 from meshrun.runner.errors import MeshrunError, RunError, UserError, is_met_by_all, tell
 from meshrun.runner.files import working_directory
+from meshrun.runner.options.choices import DeviceChoice
 from meshrun.runner.system import launcher
 from meshrun.runner.system.launcher import BY_HAND, Started
 from meshrun.runner.world import preload
-from meshrun.runner.world.binding import DeviceChoice
 from meshrun.runner.world.failure import GRACE, FailureHandler, Guard
 from meshrun.runner.world.heartbeat import Heartbeat
 from meshrun.runner.world.preflight.inspection import preflight

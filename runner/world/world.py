@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Literal, TypeVar
 
 from meshrun.runner.comm.api import Control
-from meshrun.runner.comm.checksum.checked import SHARE, CheckedControl, Checksum, Checksums
+from meshrun.runner.comm.checksum.checked import SHARE, CheckedControl, Checksums
 from meshrun.runner.comm.checksum.sums import sums_of
 from meshrun.runner.comm.collective_call import collective_call, gather_calls, on_root
 from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
@@ -19,6 +19,7 @@ from meshrun.runner.comm.recorded import RecordedControl
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line, is_met_by_all, tell
+from meshrun.runner.options.choices import Checksum, DeviceChoice
 from meshrun.runner.options.spelling import option
 from meshrun.runner.processes import boot_id
 from meshrun.runner.recorder.process import remove_stale
@@ -26,7 +27,6 @@ from meshrun.runner.recorder.ring import NoRecorder, Recorder, file_of
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.system import launcher
 from meshrun.runner.world.binding import (
-    DeviceChoice,
     bind_device,
     open_arrays,
     open_collectives,

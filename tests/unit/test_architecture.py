@@ -51,8 +51,6 @@ FLOORS = (
 )
 # Imports of upper rooms that are to go.
 OWED = {
-    ("runner/forecast/planned.py", "meshrun.runner.run.options.form_of"),
-    ("runner/forecast/planned.py", "meshrun.runner.run.options.forms_of_inputs"),
     ("runner/forecast/planned_steps.py", "meshrun.runner.run.options.RANKS_MOST"),
     ("runner/forecast/planned_steps.py", "meshrun.runner.run.step_run.Additions"),
     ("runner/maps/streamed/endpoints.py", "meshrun.runner.steps.chunk_steps.ChunkSteps"),

@@ -15,8 +15,8 @@ from meshrun.runner.forecast.record import type_record
 from meshrun.runner.plan.task import NUMBERS
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record
+from meshrun.runner.run.context import RunContext
 from meshrun.runner.run.map_run import commit, create_files
-from meshrun.runner.run.options import RunContext
 from meshrun.runner.storage.formats.registry import Sink, open_sink, read_back, reopen
 
 

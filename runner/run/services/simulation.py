@@ -19,7 +19,7 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.report.record import Record
-from meshrun.runner.run.options import RunContext
+from meshrun.runner.run.context import RunContext
 from meshrun.runner.storage.formats.registry import Source
 
 if TYPE_CHECKING:

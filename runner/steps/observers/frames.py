@@ -24,8 +24,9 @@ from meshrun.runner.arrays.store import gather
 from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS
 from meshrun.runner.device.api import CopyStreams, Mark
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.choices import COLORS
 from meshrun.runner.options.spelling import option
-from meshrun.runner.options.step_options import COLORS, StepOptions
+from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.halo import Slices
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, HostArray, Region, Shape

@@ -10,7 +10,8 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.options.spelling import option
 
 if TYPE_CHECKING:
-    from meshrun.runner.storage.formats.registry import Form, Source
+    from meshrun.runner.options.form import Form
+    from meshrun.runner.storage.formats.registry import Source
 
 NUMBERS = "biufc"  # kinds of dtype: booleans, integers, floats, complex
 

@@ -15,9 +15,9 @@ from typed import typed
 from meshrun.launch.cli.job_command import stream_options
 from meshrun.launch.cli.main import main
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.form import Form
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.run.execute import Options
-from meshrun.runner.storage.formats.registry import Form
 from meshrun.runner.system import launcher
 
 JOB = '''

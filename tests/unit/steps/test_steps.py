@@ -21,9 +21,9 @@ import meshrun
 from meshrun.runner import files
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.step_options import SaveInterval, StepOptions, parse_until
 from meshrun.runner.options.stream_options import StreamOptions
-from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.report.summary import render
 from meshrun.runner.run import step_run
 from meshrun.runner.run.execute import Options, execute, run

@@ -32,12 +32,12 @@ from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.folders.engine import ImageEngine
 from meshrun.runner.maps.streamed.dispatch import report
+from meshrun.runner.options.form import Form
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.report.spans import Spans
 from meshrun.runner.report.summary import render
 from meshrun.runner.storage.formats import image
 from meshrun.runner.storage.formats.image_folder import SUFFIXES, open_folder
-from meshrun.runner.storage.formats.registry import Form
 from meshrun.runner.storage.journal import Journal, Log, Syncer
 from meshrun.runner.world.world import identify_host
 
