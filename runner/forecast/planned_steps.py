@@ -24,6 +24,7 @@ from meshrun.runner.forecast.machine import Machine
 from meshrun.runner.forecast.record import plan_envelope, type_record
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.choices import Copies
+from meshrun.runner.options.run_options import RANKS_MOST
 from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
@@ -31,7 +32,6 @@ from meshrun.runner.plan.steps import fields_memory, halo_bytes, kept_memory, mo
 from meshrun.runner.plan.task import Task, check_feeds, plan_task
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.units import counted
-from meshrun.runner.run.options import RANKS_MOST
 from meshrun.runner.run.step_run import Additions
 from meshrun.runner.steps.fused_steps import most_fused_steps, takes_several
 from meshrun.runner.storage.formats.registry import Source

@@ -16,6 +16,7 @@ Copies = Literal["auto", "one", "two"]
 Colors = Literal["viridis", "inferno", "coolwarm", "gray"]
 
 DEVICES: tuple[str, ...] = get_args(DeviceChoice)
-BOUNDARIES: tuple[str, ...] = get_args(Boundary)
+BOUNDARIES: tuple[Boundary, ...] = get_args(Boundary)
+VERIFY: tuple[str, ...] = get_args(Verify)
 FUSE: tuple[str, ...] = get_args(Fuse)
 COLORS: tuple[str, ...] = get_args(Colors)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.spelling import option
-from meshrun.runner.region import Shape
+
+if TYPE_CHECKING:
+    from meshrun.runner.region import Shape
 
 DIGITS_MOST = 19  # of an int64
 LARGEST = (1 << 63) - 1  # cells of an array

@@ -19,14 +19,15 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.in_memory import Pipeline, no_progress
 from meshrun.runner.maps.split_probe.probe import check_split
+from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.spelling import python_caller
+from meshrun.runner.options.values import whole_number
 from meshrun.runner.plan.task import Task, check_feeds, plan_task
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.context import RunContext
 from meshrun.runner.run.execute import call
-from meshrun.runner.run.options import Options, whole_number
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import MemorySource
 from meshrun.runner.storage.transaction import OutputTransaction

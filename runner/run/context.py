@@ -11,9 +11,9 @@ from meshrun.runner.arrays.inputs import Inputs
 from meshrun.runner.compiler.decide import Fusion
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
+from meshrun.runner.options.run_options import Options
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
-from meshrun.runner.run.options import Options
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import World

@@ -23,7 +23,9 @@ from meshrun.runner.maps.decoded_inputs import open_decoded
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.maps.reduce import Tiles, reduce_array
 from meshrun.runner.maps.streamed.chunk_agreement import limits
+from meshrun.runner.options.choices import VERIFY
 from meshrun.runner.options.form import forms_of_inputs
+from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.spelling import option, run_command
 from meshrun.runner.plan.task import check_unmasked, in_own_byte_order
 from meshrun.runner.region import Region
@@ -33,7 +35,6 @@ from meshrun.runner.report.units import counted
 from meshrun.runner.run.context import RunContext
 from meshrun.runner.run.declare import renamed_options
 from meshrun.runner.run.map_run import run_map
-from meshrun.runner.run.options import VERIFY, Options
 from meshrun.runner.run.record.record_builder import checksum_record, phase_table, places, versions
 from meshrun.runner.run.services.created_output import CreateOutput
 from meshrun.runner.run.services.simulation import Simulate

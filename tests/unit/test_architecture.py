@@ -16,8 +16,8 @@ import pytest
 
 from meshrun.launch.cli.main import command
 from meshrun.runner.job.discover import find, names
-from meshrun.runner.job.signature import FORM
-from meshrun.runner.run.declare import DeclaredJob, run_keywords
+from meshrun.runner.options.plan_options import plan_rows
+from meshrun.runner.options.run_options import RANKS, run_rows
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("meshrun", "runner", "jobs", "launch")
@@ -51,7 +51,6 @@ FLOORS = (
 )
 # Imports of upper rooms that are to go.
 OWED = {
-    ("runner/forecast/planned_steps.py", "meshrun.runner.run.options.RANKS_MOST"),
     ("runner/forecast/planned_steps.py", "meshrun.runner.run.step_run.Additions"),
     ("runner/maps/streamed/endpoints.py", "meshrun.runner.steps.chunk_steps.ChunkSteps"),
     ("runner/report/summary.py", "meshrun.runner.forecast.table.render_comparison"),
@@ -490,7 +489,7 @@ def _options_of(command: click.Command, context: click.Context) -> Iterator[str]
 
 def test_options_in_messages_exist() -> None:
     known = {*_options_of(command, click.Context(command))}
-    keywords = {*run_keywords(), *run_keywords(DeclaredJob.plan), *FORM}
+    keywords = {name for row in (*run_rows(), RANKS, *plan_rows()) for name in row.names}
     keywords |= {parameter.name for name in names() for parameter in find(name).parameters}
     spelled = [
         (f"{source.path}:{node.lineno}", node.func.id, node.args[0].value)
