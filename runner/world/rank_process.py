@@ -16,6 +16,7 @@ from meshrun.runner.system.launcher import BY_HAND, Started
 from meshrun.runner.world import preload
 from meshrun.runner.world.failure import GRACE, FailureHandler, Guard
 from meshrun.runner.world.heartbeat import Heartbeat
+from meshrun.runner.world.log import warnings_told
 from meshrun.runner.world.preflight.inspection import preflight
 from meshrun.runner.world.run_status import RunLines, run_at
 from meshrun.runner.world.stuck import monitor
@@ -25,6 +26,7 @@ from meshrun.runner.world.world import Check, World, open_world
 Record = dict[str, Any]
 
 
+@warnings_told()
 def run_as_rank(
     body: Callable[[World, FailureHandler], Record],
     *,

@@ -18,7 +18,7 @@ from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
 from meshrun.runner.comm.recorded import RecordedControl
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
-from meshrun.runner.errors import UserError, first_line, is_met_by_all, tell
+from meshrun.runner.errors import UserError, first_line, is_met_by_all
 from meshrun.runner.options.choices import Checksum, DeviceChoice
 from meshrun.runner.options.spelling import option
 from meshrun.runner.processes import boot_id
@@ -33,6 +33,7 @@ from meshrun.runner.world.binding import (
     visible_gpus,
 )
 from meshrun.runner.world.group import Group
+from meshrun.runner.world.log import LOGGER
 from meshrun.runner.world.process_grid import Grid, open_grid, process_grid
 from meshrun.runner.world.run_status import remove_stale_claims
 from meshrun.runner.world.stuck import nccl_ras
@@ -128,10 +129,11 @@ class World(Group):
         return max((os.cpu_count() or 1) // len(self.beside), 1)
 
     def warn(self, sentence: str) -> None:
-        """Add a warning to the record, and print it once. To be called on every rank."""
+        """Add a warning to the record, and log it on rank 0, which a command prints. To be called on every
+        rank."""
         self.warnings.append(sentence)
         if self.rank == 0:
-            tell(f"warning: {sentence}")
+            LOGGER.warning("%s", sentence)
 
     def grid(self, *shape: int) -> Grid:
         """Return a Cartesian grid of all ranks, with a group of ranks along each of its axes. Collective.
