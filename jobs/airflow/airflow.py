@@ -23,7 +23,7 @@ from meshrun.jobs.airflow.tunnel import Cavity, Sides, Tunnel
 from meshrun.jobs.airflow.units import Flow
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.choices import COLORS
-from meshrun.runner.options.spelling import option, run_command
+from meshrun.runner.options.spelling import joined, option, run_command
 from meshrun.runner.options.step_options import Steady, StepOptions
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record
@@ -35,9 +35,9 @@ from meshrun.runner.storage.formats.registry import check_place
 from meshrun.runner.world.world import World
 
 LATTICE = {2: "D2Q9", 3: "D3Q19"}  # by number of axes
-CROSSINGS = 4  # of the domain by the flow, where --steps is not given
+CROSSINGS = 4  # of the domain by the flow, where `steps` is not given
 LONGEST = 10  # times as many, for a flow that is to become steady
-FRAMES = 100  # where --every is not given
+FRAMES = 100  # where `every` is not given
 # Of forces, while the flow passes the length of a body, and at least while it goes as far as the body is
 # high: a thin one sheds eddies of that size, each in about five times as long.
 SAMPLES, FEWEST_SAMPLES = 16, 4
@@ -304,7 +304,7 @@ def _check_isolines(number: int, quantity: str) -> None:
             f"{option('isolines_of')} does not apply: no lines are drawn",
             got=option("isolines_of", quantity),
             expected=f"{option('isolines', metavar='N')} too",
-            hint=f"{option('isolines', 12)} {option('isolines_of', quantity)}",
+            hint=joined(option("isolines", 12), option("isolines_of", quantity)),
         )
 
 

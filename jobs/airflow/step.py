@@ -75,7 +75,7 @@ def step_job(
     count = lattice.size
 
     def airflow(*blocks: Any, xp: ModuleType, **parameters: float) -> tuple[Any, ...]:
-        """Take one time step of a flow. One that bursts is found by --check-finite, which names the cell."""
+        """Take one time step of a flow. One that bursts is found by check_finite, which names the cell."""
         with np.errstate(over="ignore", invalid="ignore"):
             return step(blocks[:count], blocks[count], blocks[count + 1] if profile else None, parameters, xp)
 

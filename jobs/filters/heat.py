@@ -43,9 +43,9 @@ def heat(
     What flows between two cells is their difference times the harmonic mean of their diffusivities: a steady
     flow through layers of several materials is then exact (S. V. Patankar, Numerical Heat Transfer and
     Fluid Flow, 1980, section 4.2). Explicit, of first order in time and second in space. Nothing passes the
-    edges; with --boundary wrap, opposite ones are joined, and with mirror or constant, heat passes them (the
-    constant is also the diffusivity there). Lengths are in cells. A cell whose diffusivity is negative, or
-    above `largest`, becomes NaN, which --check-finite finds. The result has the field's dtype.
+    edges; with the boundary wrap, opposite ones are joined, and with mirror or constant, heat passes them
+    (the constant is also the diffusivity there). Lengths are in cells. A cell whose diffusivity is negative,
+    or above `largest`, becomes NaN, which check_finite finds. The result has the field's dtype.
 
     dt: time of a step; stable up to 1 / (2 * axes * largest).
     largest: diffusivity of any cell, at most, in cells^2 per unit of time.

@@ -7,7 +7,7 @@ from meshrun.runner.options.spelling import option
 
 
 def parse_axes(text: str | None) -> tuple[int, ...] | None:
-    """Return the numbers of --axes; None if it is not given. UserError if they do not parse."""
+    """Return the numbers of the option axes; None if it is not given. UserError if they do not parse."""
     if text is None:
         return None
     try:

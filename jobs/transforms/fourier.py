@@ -17,7 +17,7 @@ import numpy as np
 from meshrun.jobs.transforms.in_parts import Cuts, count_parts, exchange_in_parts
 from meshrun.jobs.transforms.plan import Passage, Real, Transform, TransformPlan, plan_transform
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
+from meshrun.runner.options.spelling import joined, option, python_caller
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.run.array_call import host_array
@@ -113,6 +113,7 @@ def irfft(
     return _transform(x, world, axes, True, "inverse", norm, length, split, keep_order)
 
 
+@python_caller()
 def _transform(
     x: Array,
     world: World | None,
@@ -339,7 +340,7 @@ def checked_axes(shape: Shape, axes: Sequence[int] | int | None, real: Real, len
         raise UserError(
             "a length applies to inverse real transforms only",
             got=length,
-            hint=f"{option('inverse', True)} {option('real', True)}",
+            hint=joined(option("inverse", True), option("real", True)),
         )
     if real == "inverse" and half_length(shape, chosen, real, length) < 1:
         raise UserError(

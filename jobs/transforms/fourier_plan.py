@@ -27,6 +27,7 @@ from meshrun.jobs.transforms.fourier import Local, Norm, carry_out, check_norm
 from meshrun.jobs.transforms.plan import Redistribution, Transform, TransformPlan
 from meshrun.runner.comm.peer_memory import Peers
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.spelling import python_caller
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.world.world import World
 
@@ -58,6 +59,7 @@ class FourierPlan:
     To be closed, by `close` or a `with` statement, on every rank.
     """
 
+    @python_caller()
     def __init__(
         self,
         world: World,

@@ -12,7 +12,7 @@ import numpy as np
 from meshrun.jobs import kernels
 from meshrun.jobs.transforms.in_parts import Cuts, count_parts, exchange_in_parts
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
+from meshrun.runner.options.spelling import option, python_caller
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.run.array_call import host_array
@@ -23,6 +23,7 @@ EDGE = 128  # cells of a tile's edge on a CPU: two tiles fit the cache
 WORD = {2: "uint16", 4: "uint32", 8: "uint64"}  # bytes of an element, for kernels that only move it
 
 
+@python_caller()
 def transpose(
     x: Array,
     world: World | None = None,

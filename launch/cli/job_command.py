@@ -55,6 +55,7 @@ def job_command(name: str) -> click.Command:
         ours, help_text = [click_option(row, names, taken) for row in table], _help_text(job)
     several = takes_several(job)
 
+    @renamed(names)
     def run(files: tuple[str, ...] = (), **values: Any) -> int:
         from meshrun.runner.forecast.machine import rates_file
         from meshrun.runner.options.run_options import run_options
@@ -70,16 +71,15 @@ def job_command(name: str) -> click.Command:
             outputs = [] if output is None else [output]
         parameters = {parameter.name: values.pop(OWN + parameter.name) for parameter in job.parameters}
         cli_context = click.get_current_context().obj
-        with renamed(names):
-            return main(
-                job,
-                inputs,
-                outputs,
-                parameters,
-                run_options(values, rates_file()),
-                started=cli_context.started,
-                columns=cli_context.columns,
-            )
+        return main(
+            job,
+            inputs,
+            outputs,
+            parameters,
+            run_options(values, rates_file()),
+            started=cli_context.started,
+            columns=cli_context.columns,
+        )
 
     return JobCommand(
         name,
@@ -139,10 +139,10 @@ class JobsShown(Jobs):
             ours = [click_option(row, names, taken) for row in table]
         takes = " ".join(name.upper() for name in job.arrays) if len(job.arrays) > 1 else "INPUT"
 
+        @renamed(names)
         def run(inputs: tuple[str, ...], debug: bool, **values: Any) -> None:
             parameters = {parameter.name: values.pop(OWN + parameter.name) for parameter in job.parameters}
-            with renamed(names):
-                self.show(job, inputs, parameters, **values)
+            self.show(job, inputs, parameters, **values)
 
         return JobCommand(
             cmd_name,

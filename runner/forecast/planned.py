@@ -289,7 +289,7 @@ def _settled(task: Task) -> Task:
         raise UserError(
             f"job {task.job.name} fails when called on zeros to find its result type",
             why=describe(reason).partition(". Try: ")[0],
-            hint=f"declare out= in its decorator; {option('debug', True)} shows the traceback",
+            hint="declare out= in its decorator",
         ) from reason
 
 

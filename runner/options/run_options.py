@@ -95,7 +95,7 @@ class Options:
 
 def run_rows(*, steps: bool = True) -> list[OptionRow]:
     """Return the options of a run in the order of help texts. steps: of a job that takes steps."""
-    own = rows(Options)
+    own = dict(rows(Options))
     of_steps = [own.pop("fuse"), own.pop("fuse_math"), *rows(StepOptions).values()]
     debug = own.pop("debug")
     inputs, stream = rows(InputOptions).values(), rows(StreamOptions).values()

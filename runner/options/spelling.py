@@ -49,10 +49,12 @@ def option(name: str, value: object = None, *, metavar: str | None = None) -> st
     ('steps=N', 'input_shape')
     """
     caller = _callers[-1]
-    called = caller.names.get(name, name)
+    if not caller.is_python and name == "ranks" and value is not None:
+        return f"-n {value}"  # of meshrun itself, which no job renames
     if not caller.is_python:
-        return command_option(called, value, metavar=metavar)
-    called = KEYWORDS.get(called, called)
+        return command_option(caller.names.get(name, name), value, metavar=metavar)
+    keyword = KEYWORDS.get(name, name)
+    called = caller.names.get(name) or caller.names.get(keyword, keyword)
     if value is None:
         return called if metavar is None else f"{called}={metavar}"
     return f"{called}={value:g}" if isinstance(value, float) else f"{called}={value!r}"
@@ -70,6 +72,11 @@ def command_option(name: str, value: object = None, *, metavar: str | None = Non
     return f'{flag} "{text}"' if " " in text else f"{flag} {text}"
 
 
+def joined(*options: str) -> str:
+    """Return options that are given together, each as `option` spells it."""
+    return (", " if _callers[-1].is_python else " ").join(options)
+
+
 def run_command(words: str) -> str | None:
     """Return a hint to type `meshrun run` with these words; None in Python, where nobody types commands."""
     return None if _callers[-1].is_python else f"meshrun run {words}"
@@ -77,14 +84,17 @@ def run_command(words: str) -> str | None:
 
 @contextmanager
 def python_caller(names: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Have options written as keywords. names: as for `renamed`."""
-    with _called(_Caller(True, names or {})):
+    """Have options written as keywords, in a `with` block or, as a decorator, in a function for programs.
+
+    names: as for `renamed`; None: as they are.
+    """
+    with _called(_Caller(True, _callers[-1].names if names is None else names)):
         yield
 
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Have options written by other names, such as run_depth for depth, by the caller that there is."""
+    """Have options written by other names, such as run_depth for depth, as the caller writes them."""
     with _called(_Caller(_callers[-1].is_python, names)):
         yield
 

@@ -11,6 +11,7 @@ more, for type checkers; a test compares both.
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -92,7 +93,8 @@ def row(
     return field(default=default, metadata={"row": OptionRow(values, help, default, default_text, **details)})
 
 
-def rows(options: Any) -> dict[str, OptionRow]:
+@functools.cache
+def rows(options: type) -> Mapping[str, OptionRow]:
     """Return the rows of a data class of options, by name."""
     return {
         entry.name: replace(entry.metadata["row"], name=entry.name)
@@ -101,9 +103,10 @@ def rows(options: Any) -> dict[str, OptionRow]:
     }
 
 
-def first_given(options: Any, names: Sequence[str] = ()) -> str | None:
+def first_given(options: object, names: Sequence[str] = ()) -> str | None:
     """Return the first option, of `names` or any, that has not its default, as `option` spells it."""
-    for name, entry in rows(options).items():
+    kind: Any = type(options)
+    for name, entry in rows(kind).items():
         if getattr(options, name) != entry.default and (not names or name in names):
             return option(name)
     return None

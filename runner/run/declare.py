@@ -164,7 +164,8 @@ class DeclaredJob(Job, Generic[Function_contra]):
         """Apply the job to whole arrays in this process. Returns the result; a tuple if there are several."""
         from meshrun.runner.run.array_call import apply
 
-        return apply(self, arrays, parameters)
+        with python_caller(renamed_options(self)):
+            return apply(self, arrays, parameters)
 
     run: RunMethod = as_method(_run, "run", RunCall, RUN_TEXT + described([*run_rows(), RANKS]))
     plan: PlanMethod = as_method(_plan, "plan", PlanCall, PLAN_TEXT + described(plan_keywords()))

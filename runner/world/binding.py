@@ -37,7 +37,7 @@ def visible_gpus(choice: str) -> int:
     if choice == "cuda" and not visible:
         raise UserError(
             f"{option('device', 'cuda')}, but CUDA finds no GPU",
-            hint=f"nvidia-smi (driver, CUDA_VISIBLE_DEVICES, the container's GPU option), or "
+            hint="nvidia-smi (driver, CUDA_VISIBLE_DEVICES, the container's GPU option), or "
             f"{option('device', 'cpu')}",
         )
     return visible
@@ -96,7 +96,7 @@ def choose_gpu(visible: int, local: int, local_size: int, oversubscribe: bool) -
         "more ranks than GPUs on this host",
         got=f"{local_size} ranks, {visible} GPUs visible",
         expected="a GPU for each rank",
-        hint=f"-n {visible}, or {option('oversubscribe', True)} to share",
+        hint=f"{option('ranks', visible)}, or {option('oversubscribe', True)} to share",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Callable
@@ -106,7 +107,8 @@ def join_world(
     rank = detected.rank if detected else 0
     try:
         working_directory()
-        world = open_world(
+        # The caller is a command, not a program, so options in errors of `open_world` are flags.
+        world: World = inspect.unwrap(open_world)(
             device, oversubscribe=oversubscribe, expected_ranks=started.ranks, check=check, record=command
         )
     except BaseException as failure:

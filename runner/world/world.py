@@ -20,7 +20,7 @@ from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line, is_met_by_all
 from meshrun.runner.options.choices import Checksum, DeviceChoice
-from meshrun.runner.options.spelling import option
+from meshrun.runner.options.spelling import option, python_caller
 from meshrun.runner.processes import boot_id
 from meshrun.runner.recorder.process import remove_stale
 from meshrun.runner.recorder.ring import NoRecorder, Recorder, file_of
@@ -178,6 +178,7 @@ class World(Group):
         return open_collectives(group, self.backend, cta_policy, peers, stream, tuning, transport)
 
 
+@python_caller()
 def open_world(
     device: DeviceChoice = "auto",
     *,

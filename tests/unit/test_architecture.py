@@ -71,6 +71,7 @@ OF_OTHER_PROGRAMS = (
     *("hostfile", "bind-to", "shm-size", "ipc", "ulimit", "status", "query-gpu", "format"),
     *("fmad", "param", "version", "with-cuda", "all", "no-binary", "mpi-lib-version"),
 )
+COMMANDS = ("jobs/bench/*", "jobs/validate/*", "jobs/measure/*")  # which programs do not call
 MOST_FILES = 14  # of a room; more are two rooms
 GROUND = FLOORS[0]  # files, not rooms: each may import those before it
 
@@ -284,7 +285,7 @@ def exceptions_are_named(source: Source) -> Iterator[str]:
 
 def options_are_spelled_for_their_caller(source: Source) -> Iterator[str]:
     """`option("chunk_bytes")`, which is a keyword in Python, instead of "--chunk-bytes", also in pieces."""
-    if source.is_one_of("runner/*") and not source.is_one_of("runner/options/*"):
+    if source.is_one_of("runner/*", "jobs/*") and not source.is_one_of("runner/options/*", *COMMANDS):
         for node in source.nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 for flag in re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*|\Z)", node.value):
@@ -370,7 +371,7 @@ RULES: dict[Callable[[Source], Iterator[str]], list[tuple[str, str]]] = {
         ("runner/plan/grid.py", "def f(n):\n    return f'({n}, --chunk-bytes {n})'"),
         ("runner/plan/grid.py", "def f(name):\n    return f'--{name} is less than 1'"),
         ("runner/plan/grid.py", "def f(name):\n    return '--' + name"),
-        ("runner/run/execute.py", "FLAGS = {'--json': 1}"),
+        ("jobs/filters/heat.py", "FLAGS = {'--dt': 1}"),
         ("runner/run/execute.py", 'def f():\n    """Read --json."""'),
     ],
     kernels_are_files: [("jobs/a.py", "CODE = '''\n__global__ void f() {}'''")],

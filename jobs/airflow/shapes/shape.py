@@ -175,7 +175,7 @@ def check(body: Body, walls: Collection[str] = ()) -> Body:
 
 
 def size_text(shape: Shape) -> str:
-    """Return the size of a domain as --size writes it: WIDTHxHEIGHT or WIDTHxHEIGHTxDEPTH."""
+    """Return the size of a domain as the option size has it: WIDTHxHEIGHT or WIDTHxHEIGHTxDEPTH."""
     return "x".join(str(n) for n in (shape[-1], shape[-2], *shape[:-2]))
 
 
@@ -184,7 +184,7 @@ def _domain(placement: Placement, usual: Shape) -> Shape:
 
 
 def parse_size(text: str) -> Shape:
-    """Return the shape of the domain that --size writes; UserError if it is none."""
+    """Return the shape of the domain of the option size; UserError if it is none."""
     found = SIZE_WORD.fullmatch(text.strip())
     numbers = [int(n) for n in found.groups() if n] if found else []
     if not numbers or min(numbers) < SHORTEST:

@@ -1,4 +1,4 @@
-"""How factors, sums and results are rounded: chosen from the dtypes of A and B and the option --precision."""
+"""How factors, sums and results are rounded: chosen from the dtypes of A and B and the option `precision`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.form import Form
-from meshrun.runner.options.spelling import option
+from meshrun.runner.options.spelling import joined, option
 from meshrun.runner.region import Shape
 from meshrun.runner.storage.formats.declared_form import NUMBERS, parse_dtype
 from meshrun.runner.storage.formats.flat import FlatSink, FlatSource
@@ -22,7 +22,7 @@ def open_source(path: Path, name: str | None, form: Form) -> FlatSource:
         raise UserError(
             f"{path} has no header: the shape and dtype of its {path.stat().st_size:,} bytes are unknown",
             got=" and ".join(f"no {name}" for name, value in given if value is None),
-            hint=f"{option('input_shape', '1000x1000')} {option('input_dtype', 'float32')}",
+            hint=joined(option("input_shape", "1000x1000"), option("input_dtype", "float32")),
         )
     order = form.order or "C"
     if order not in ("C", "F"):

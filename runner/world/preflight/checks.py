@@ -145,7 +145,7 @@ def _gpus(surveys: Sequence[Survey]) -> Iterator[Problem]:
             "more ranks than GPUs on a host",
             got=describe_groups(counts),
             expected="a GPU for each rank",
-            hint=f"fewer ranks per host (-n, slots, --ntasks-per-node), or "
+            hint="fewer ranks per host (-n, slots, --ntasks-per-node), or "
             f"{option('oversubscribe', True)} to share GPUs",
             ranks=rank_numbers(survey for host, _ in crowded for survey in host),
         )

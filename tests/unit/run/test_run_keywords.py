@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +13,7 @@ import pytest
 
 import meshrun
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.spelling import option
 
 CALLS: list[int] = []  # no variable around a function that counts: those make it another job
 
@@ -24,6 +27,11 @@ def double(block: Any, *, out: Any, gain: float = 2.0) -> None:
 def cast(block: Any, *, dtype: str = "int16", shape: int = 0) -> Any:
     """With parameters that have the short names of a file's options."""
     return block.astype(dtype)
+
+
+@meshrun.map_blocks(halo=1, boundary="nearest")
+def mean(block: Any) -> Any:
+    return (block[:-2, 1:-1] + block[2:, 1:-1]) / 2
 
 
 @meshrun.reduce_blocks(combine=lambda a, b: a + b)
@@ -166,6 +174,36 @@ def test_a_mistake_is_said_in_a_programs_words(place: Path, said: dict[str, Any]
     assert sentence in str(refused.value)
     assert "--" not in str(refused.value)
     assert sorted(place.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: meshrun.open_world("cuda"), "device='cuda', but CuPy cannot be imported"),
+        (
+            lambda: meshrun.matmul(np.eye(2), np.eye(2), precision="tf32"),
+            "precision='tf32' is a mode of GPUs",
+        ),
+        (lambda: meshrun.transpose(np.eye(2), axes=(0, 0)), "Try: axes='1,0'"),
+        (lambda: meshrun.irfft(np.ones(1)), "Try: length=1"),
+    ],
+)
+def test_a_public_function_names_keywords(
+    call: Callable[[], Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)  # not installed, also where there is a GPU
+    with pytest.raises(UserError) as refused:
+        call()
+    assert words in str(refused.value)
+    assert "--" not in str(refused.value)
+    assert option("device") == "--device"
+
+
+def test_warnings_of_a_program_name_the_keyword(caplog: pytest.LogCaptureFixture) -> None:
+    np.save("small.npy", np.zeros((2, 6)))
+    record = mean.run("small.npy", "out.npy", device="cpu", ranks=2, steps=4, steps_per_exchange=3)
+    assert "steps_per_exchange=3 is lowered to 1" in record["warnings"][0]
+    assert "steps_per_exchange=3 is lowered to 1" in caplog.text
 
 
 @meshrun.map_blocks

@@ -807,7 +807,7 @@ def test_so_is_one_that_changes_it_where_a_cell_has_some_value(
         ({"steps": 2, "frame_colors": "hot", "every": 1, "frames": "x.gif"}, "'hot' is not one of"),
         (
             {"steps": 2, "depth": 2, "frames": "x.npy", "every": 1},
-            "frames x.npy does not apply to steps in chunks",
+            "frames='x.npy' does not apply to steps in chunks",
         ),
         ({"steps": 2, "timeline": "x.html"}, "timeline does not apply to time steps: got x.html"),
         ({"steps": 2, "timeline": "x.html", "copies": "one"}, "timeline does not apply to time steps"),

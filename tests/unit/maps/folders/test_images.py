@@ -160,7 +160,7 @@ def test_boundary_and_constant_are_those_of_each_image(photos: Path) -> None:
     assert record["boundary"] == "constant"
 
 
-def test_what_is_no_image_is_left_out_and_named(numbered: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_image_is_left_out_and_named(numbered: Path, caplog: pytest.LogCaptureFixture) -> None:
     (numbered / "notes.txt").write_text("of the journey")
     (numbered / "more.png").mkdir()
     (numbered / "gone.png").symlink_to("nowhere")
@@ -169,7 +169,7 @@ def test_what_is_no_image_is_left_out_and_named(numbered: Path, capfd: pytest.Ca
     assert len(content(numbered.with_name("out"))) == 12
     sentence = f"{numbered}: skipped, because not read as images: gone.png, more.png, notes.txt"
     assert record["warnings"] == [sentence]
-    assert capfd.readouterr().err == f"meshrun: warning: {sentence}\n"
+    assert [entry.message for entry in caplog.records] == [sentence]
 
 
 @pytest.mark.parametrize("boundary", ["nearest", "constant", "wrap", "reflect", "mirror"])
