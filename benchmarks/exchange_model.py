@@ -29,8 +29,9 @@ from meshrun.jobs.linalg.matmul.job import matmul
 from meshrun.jobs.linalg.matmul.products import share_of_cores
 from meshrun.jobs.transforms.fft_job import fft
 from meshrun.jobs.transforms.transpose_job import transpose_job
-from meshrun.runner.forecast.job_forecast import ExchangeRates, JobForecast, Place, Stage
+from meshrun.runner.forecast.jobs import JobForecast
 from meshrun.runner.forecast.machine import Machine, Rate
+from meshrun.runner.forecast.place import ExchangeRates, Place, Stage
 from meshrun.runner.report.record import write_json
 from meshrun.runner.world.world import World
 

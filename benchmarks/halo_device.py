@@ -25,10 +25,11 @@ from typing import Any
 import cupy
 import numpy as np
 
+from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.arrays.halo import boxes as halo_boxes
 from meshrun.runner.arrays.halo.boxes import FieldHalos
 from meshrun.runner.arrays.halo.direct import DirectHalos
-from meshrun.runner.arrays.halo.exchange import HaloPlan, Halos
+from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange
 from meshrun.runner.arrays.halo.packed import PackedHalos
 from meshrun.runner.comm.peer_arrays import DeviceTables, PeerArrays
 from meshrun.runner.plan.grid import Partition
@@ -83,8 +84,12 @@ def opened(world: World, method: str, nbytes: int) -> tuple[Fill, tuple[Any, Any
     for block in pair:
         block.fill(np.nan)
     if method == "slices":
-        halos = Halos([HaloPlan(partition, world.rank, widths, "nearest")])
-        return lambda blocks: halos.fill(blocks, world.arrays), pair, lambda: None
+        plan = HaloPlan(partition, world.rank, widths, "nearest")
+
+        def slices(blocks: list[Any]) -> None:
+            exchange([DistributedArray(plan, block, world) for block in blocks])
+
+        return slices, pair, lambda: None
     if method == "packed":
         return PackedHalos(world, [field], [pair], cells, tables).fill, pair, lambda: None
     direct = DirectHalos(

@@ -26,7 +26,7 @@ from meshrun.jobs.bench.lessons.transpose import lesson as transpose
 from meshrun.jobs.bench.lessons.transpose.methods import GpuTransposes, launch, variants
 from meshrun.runner.device.cuda import CudaBackend
 from meshrun.runner.device.raw import blas
-from meshrun.runner.device.raw.memory import open_box
+from meshrun.runner.device.raw.box import open_box
 from meshrun.runner.report.record import write_json
 from meshrun.runner.run.record.record_builder import versions
 from meshrun.runner.world.world import single_rank_world

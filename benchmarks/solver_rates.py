@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 import solvers
 
-from meshrun.runner.compiler.decide import fused
+from meshrun.runner.arrays.distributed_array import empty_array
 from meshrun.runner.options.form import parse_shape
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.record import write_json
+from meshrun.runner.run.prepare import fused
 from meshrun.runner.run.record.record_builder import places, versions
 from meshrun.runner.steps.loop import take_steps
 from meshrun.runner.steps.stepper import Stepper
@@ -126,17 +127,16 @@ def opened(world: World, name: str, task: Task, shape: tuple[int, ...], way: tup
     stepper = Stepper(
         world, task, Phases(world.backend.synchronize), 0, OVERLAPS[way[1]], way[0],  # type: ignore[arg-type]
     )  # fmt: skip
-    xp, blocks = world.backend.xp, []
+    xp, arrays = world.backend.xp, []
     for place, start in enumerate(solvers.fields(name, shape)):
-        block = stepper.plans[place].empty(stepper, np.dtype(np.float32))
-        own, values = block[stepper.plans[place].core], xp.asarray(start)
+        arrays.append(empty_array(world, stepper.plans[place], np.dtype(np.float32), stepper))
+        own, values = arrays[-1].interior, xp.asarray(start)
         first = stepper.region.start[0]
         for row in range(0, len(own), len(values)):  # noise repeats, a slow wave along the rows does not
             index = xp.arange(row, min(row + len(values), len(own))) + first
             slow = (0.01 * xp.sin(0.1 * index)).astype(np.float32).reshape(-1, *(1,) * (len(shape) - 1))
             own[row : row + len(index)] = values[index % len(values)] + slow
-        blocks.append(block)
-    stepper.start(blocks)
+    stepper.start(arrays)
     return stepper
 
 

@@ -29,6 +29,7 @@ import numpy as np
 
 import meshrun
 from meshrun.runner.device.api import Backend
+from meshrun.runner.forecast.calibrate import Nothing
 from meshrun.runner.maps.streamed.endpoints import PIECE, Endpoints
 from meshrun.runner.maps.streamed.gpu_engine import DeviceEngine
 from meshrun.runner.maps.streamed.loop import stream
@@ -41,7 +42,6 @@ from meshrun.runner.region import Region
 from meshrun.runner.report.record import write_json
 from meshrun.runner.report.spans import Spans
 from meshrun.runner.run.execute import Options, run
-from meshrun.runner.run.installation.calibrate import Nothing
 from meshrun.runner.run.record.record_builder import places, versions
 from meshrun.runner.storage.formats.registry import Source, open_sink, open_source
 from meshrun.runner.world.world import World, open_world

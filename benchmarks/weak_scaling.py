@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from meshrun.runner.arrays.distributed_array import empty_array
 from meshrun.runner.job.discover import find
 from meshrun.runner.maps.in_memory import Pipeline, halo_plans
 from meshrun.runner.plan.task import plan_task
@@ -62,16 +63,16 @@ def measure(world: World, shape: tuple[int, int], overlap: bool, rounds: int) ->
     """One rank's rounds; the slowest rank's seconds in each."""
     job = find("laplacian")
     task = plan_task(job, job.complete({}), [(shape, np.dtype(np.float32))], world.size)
-    block = world.backend.empty(halo_plans(task, world.rank)[0].shape, task.dtype)
-    block[...] = 1
+    array = empty_array(world, halo_plans(task, world.rank)[0], task.dtype)
+    array.block[...] = 1
     found = []
     for number in range(rounds + 3):
         phases = Phases(world.backend.synchronize)
         pipeline = Pipeline(world, task, phases, overlap)
         world.control.barrier()
-        pipeline.prepare([block])
+        pipeline.prepare([array])
         begin = time.perf_counter()
-        for _ in pipeline.results([block]):
+        for _ in pipeline.results():
             pass
         wall = time.perf_counter() - begin
         kernel = phases.phases["kernel"].seconds

@@ -4,6 +4,7 @@
     open_world, World                  the ranks of this program, for code of your own
     BlockContext                       a job's parameter `here`: the block's place, random numbers by cell
     Tiles                              an array in pieces that do not depend on the number of ranks
+    load, save, DistributedArray       an array that is split over the ranks: halo, reductions, files
     read_block, write_block            this rank's part of an array that is split over the ranks
     matmul                             the product of arrays that are split over the ranks
     fft, ifft, rfft, irfft, transpose  of an array that is split over the ranks, or of a whole one
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
     from meshrun.jobs.transforms.fourier import rfft as rfft
     from meshrun.jobs.transforms.fourier_plan import FourierPlan as FourierPlan
     from meshrun.jobs.transforms.transpose import transpose as transpose
+    from meshrun.runner.arrays.distributed_array import DistributedArray as DistributedArray
+    from meshrun.runner.arrays.load import load as load
     from meshrun.runner.arrays.load import read_block as read_block
+    from meshrun.runner.arrays.store import save as save
     from meshrun.runner.arrays.store import write_block as write_block
     from meshrun.runner.device.kernel_file import kernel as kernel
     from meshrun.runner.errors import BadResult as BadResult
@@ -55,6 +59,9 @@ _MODULE_OF = {
     "World": "meshrun.runner.world.world",
     "BlockContext": "meshrun.runner.job.block_context",
     "Tiles": "meshrun.runner.maps.reduce",
+    "DistributedArray": "meshrun.runner.arrays.distributed_array",
+    "load": "meshrun.runner.arrays.load",
+    "save": "meshrun.runner.arrays.store",
     "read_block": "meshrun.runner.arrays.load",
     "write_block": "meshrun.runner.arrays.store",
     "matmul": "meshrun.jobs.linalg.matmul.blocks",

@@ -1,14 +1,21 @@
-"""What every rank runs: the rooms behind `import meshrun`, on seven floors.
+"""What every rank runs: the rooms behind `import meshrun`, from the ground up.
 
-    1  errors, region, files,          errors, boxes of cells, files that appear whole,
-       processes, lock                 what /proc says of processes, locks
-    2  system, job, storage, report    facts of the hardware; what a job declares; array files; reports
-    3  device, plan                    arrays and kernels on a CPU or GPU; decisions before any work
-    4  comm                            messages between ranks
-    5  world                           who and where the ranks are, and how they end
-    6  pipeline                        blocks and chunks on their way through the ranks
-    7  run                             a job from the first check to its record
+    errors, region, files,          errors, boxes of cells, files that appear whole,
+    processes, lock                 what /proc says of processes, locks
+    options                         the options of a run: names, values, where they apply
+    recorder                        what each rank did last, in shared memory
+    system, job, storage, report    facts of the hardware; what a job declares; array files; reports
+    device, plan                    arrays and kernels on a CPU or GPU; decisions before any work
+    comm                            messages between ranks
+    world                           who and where the ranks are, and how they end
+    compiler                        one kernel from a user's function
+    arrays                          arrays that are split over the ranks
+    maps                            one pass over arrays, in memory or in chunks
+    steps                           time steps, and what is written between them
+    forecast                        time and memory of a run that is planned
+    run                             a job from the first check to its record
 
-A module imports its own room and lower floors; tests/unit/test_architecture.py checks it. Nothing here
-imports `jobs` or `launch`. Programs import `meshrun`, not this package.
+A module imports its own room and the rooms above it in this list. A room's MAY_NOT_IMPORT names what else it
+may not import. tests/unit/test_architecture.py checks both. Nothing here imports `jobs` or `launch`. Programs
+import `meshrun`, not this package.
 """

@@ -6,6 +6,8 @@ of the checkout.
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -29,11 +31,38 @@ def meshrun(*words: str, folder: str) -> str:
     return done.stdout
 
 
+# Uses the package beside a user's own folder `jobs`, whose name is that of one of the package's folders.
+SCRIPT = """
+import importlib.util
+import numpy as np
+import jobs, meshrun
+assert jobs.mine == 3, jobs
+assert not [name for name in ("runner", "launch") if importlib.util.find_spec(name)]
+with meshrun.open_world("cpu") as world:
+    product = meshrun.matmul(np.eye(4), np.full((4, 4), 2.0), world=world)
+    np.testing.assert_array_equal(product, np.full((4, 4), 2.0))
+"""
+
+
+def check_names(folder: str) -> None:
+    """Check that site-packages gets `meshrun` alone, and run SCRIPT beside a folder `jobs`."""
+    installed = importlib.metadata.files("meshrun") or []
+    top = {path.parts[0] for path in installed if not path.parts[0].startswith((".", "meshrun-"))}
+    assert top == {"meshrun"}, f"site-packages has {sorted(top)}"
+    for name in ("runner", "jobs", "launch"):
+        assert importlib.util.find_spec(name) is None, f"`import {name}` finds {name}"
+    Path(folder, "jobs").mkdir()
+    Path(folder, "jobs", "__init__.py").write_text("mine = 3\n")
+    Path(folder, "script.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "script.py"], cwd=folder, check=True)
+
+
 def main(ranks: str) -> None:
     array = np.random.default_rng(7).integers(0, 255, (31, 17), np.uint8)
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder, "in.npy"), array)
         Path(folder, "job.py").write_text(JOB)
+        check_names(folder)
         version = meshrun("--version", folder=folder).strip()
         listed = meshrun("jobs", folder=folder)
         assert "laplacian" in listed, listed

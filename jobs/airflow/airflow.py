@@ -11,26 +11,26 @@ import numpy as np
 
 import meshrun
 from meshrun.jobs.airflow import forces as coefficients
-from meshrun.jobs.airflow.flow_fields import FlowFields, FlowVelocity
-from meshrun.jobs.airflow.flow_frames import FlowFrames
 from meshrun.jobs.airflow.lattice import LATTICES, Lattice
-from meshrun.jobs.airflow.sampling import ForceSamples
+from meshrun.jobs.airflow.observers.field_file import check_fields
+from meshrun.jobs.airflow.observers.film import FlowFrames
+from meshrun.jobs.airflow.observers.sampling import ForceSamples
+from meshrun.jobs.airflow.observers.snapshots import FlowFields, Snapshots, count_snapshots
+from meshrun.jobs.airflow.observers.steady import TOLERANCES, UntilSteady
 from meshrun.jobs.airflow.shapes import shape as shapes
 from meshrun.jobs.airflow.shapes.bodies import Body, CellBody
 from meshrun.jobs.airflow.shapes.parts import find_parts
-from meshrun.jobs.airflow.step import SCALE, Collision, Damping, step_job
+from meshrun.jobs.airflow.step import Collision, Damping, step_job
 from meshrun.jobs.airflow.tunnel import Cavity, Sides, Tunnel
 from meshrun.jobs.airflow.units import Flow
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.choices import COLORS
 from meshrun.runner.options.spelling import joined, option, run_command
-from meshrun.runner.options.step_options import Steady, StepOptions
+from meshrun.runner.options.step_options import NamedRule, StepOptions
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.services.simulation import Simulate
-from meshrun.runner.run.step_run import Additions
-from meshrun.runner.steps.observers.snapshots import Snapshots, count_snapshots
-from meshrun.runner.storage.field_file import check_fields
+from meshrun.runner.steps.observers.additions import Additions
 from meshrun.runner.storage.formats.registry import check_place
 from meshrun.runner.world.world import World
 
@@ -101,10 +101,11 @@ def airflow(
     fields_every: steps between two snapshots of the fields. Default: only the last step is written.
     """
     world.collective_call(lambda: _check_files(argument, simulate.film, forces, fields))
+    smaller = f"a smaller {option('size')}"  # hint for fields that do not fit the memory
     if size is not None:  # looking at the cells of a domain that no memory holds takes hours
         shape = world.collective_call(lambda: shapes.parse_size(size))
         populations = world.collective_call(lambda: _lattice(lattice, shape)).size
-        simulate.check_memory(math.prod(shape) * populations * np.dtype(storage).itemsize)
+        simulate.check_memory(math.prod(shape) * populations * np.dtype(storage).itemsize, smaller)
     body = world.collective_call(lambda: _body(argument, shapes.Placement(size, place, length, up), sides))
     chosen = world.collective_call(lambda: _lattice(lattice, body.shape))
     flow = world.collective_call(lambda: _flow(reynolds, body, speed, collision))
@@ -138,6 +139,7 @@ def airflow(
         snapshots = world.collective_call(
             lambda: _snapshots(fields, fields_every, FlowFields(chosen), body, options)
         )
+    rule = _until_steady(options, tunnel)
     observers = [one for one in (samples, snapshots) if one is not None]
     additions = Additions(
         content,
@@ -145,7 +147,8 @@ def airflow(
         samples.open if samples is not None and samples.interpolated else None,
         [] if fields is None else [fields],
         observers,
-        FlowVelocity(chosen, max(round(body.length / speed), 1), np.dtype(storage)),
+        rule,
+        smaller,
     )
     description = {
         "shape": _identity(argument), "size": list(body.shape), "length": length, "place": place, "up": up,
@@ -172,13 +175,13 @@ def airflow(
         "omega": flow.omega,
         "steps": done["steps"],
     }
-    steady = bool(isinstance(options.until, Steady) and done["until"]["reached"])
-    if isinstance(options.until, Steady):
+    steady = rule is not None and rule.reached
+    if rule is not None:
         result["steady"] = steady
     if snapshots is not None:
         result |= {"snapshots": len(snapshots.steps), "first_snapshot": snapshots.steps[0]}
     if samples is not None and samples.steps:
-        result |= _results(world, samples, tunnel, forces, steady)
+        result |= _results(world, samples, forces, steady)
     return result
 
 
@@ -247,11 +250,19 @@ def _check_no_film(given: dict[str, bool], options: StepOptions, shape: str) -> 
 def _options(given: StepOptions, tunnel: Tunnel, *, filmed: bool = True) -> StepOptions:
     """Return the options of steps with those that are not given."""
     expected = given.steps or round(CROSSINGS * tunnel.shape[-1] / tunnel.speed)
-    steps = given.steps or expected * (LONGEST if isinstance(given.until, Steady) else 1)
+    steps = given.steps or expected * (LONGEST if isinstance(given.until, NamedRule) else 1)
     every = given.every or max(expected // FRAMES, 1)
     return replace(
         given, steps=steps, every=every if filmed else None, check_finite=given.check_finite or every
     )
+
+
+def _until_steady(options: StepOptions, tunnel: Tunnel) -> UntilSteady | None:
+    """Return what stops a run whose flow is steady; None if it is not asked for."""
+    if not isinstance(options.until, NamedRule):
+        return None
+    passing = max(round(tunnel.body.length / tunnel.speed), 1)  # steps in which the flow passes the body
+    return UntilSteady(tunnel.lattice, passing, options.until.tolerance or TOLERANCES[tunnel.storage])
 
 
 def _samples(tunnel: Tunnel, surface: str, every: int | None, options: StepOptions) -> ForceSamples | None:
@@ -273,9 +284,7 @@ def _samples(tunnel: Tunnel, surface: str, every: int | None, options: StepOptio
     interpolated = surface == "interpolated" or (surface == "auto" and exact)
     passing = min(body.length / SAMPLES, body.box.shape[-2] / FEWEST_SAMPLES)
     chosen = every or max(round(passing / tunnel.speed), 1)
-    scale = 1 / SCALE[tunnel.storage]
-    last, parts = options.steps or 0, find_parts(body)
-    return ForceSamples(body, tunnel.lattice, scale, chosen, last, interpolated, parts)
+    return ForceSamples(tunnel, chosen, options.steps or 0, interpolated, find_parts(body))
 
 
 def _check_forces(path: Path, samples: ForceSamples | None) -> None:
@@ -367,9 +376,9 @@ def _reference(body: Body) -> Record:
     return {"reference_area" if len(body.shape) == 3 else "reference_length": body.reference}
 
 
-def _results(world: World, samples: ForceSamples, tunnel: Tunnel, file: Path | None, steady: bool) -> Record:
+def _results(world: World, samples: ForceSamples, file: Path | None, steady: bool) -> Record:
     """Return what the run reports of the forces and the pressure, and write the forces. Collective."""
-    result, sound = world.on_root(lambda: _measured(samples, tunnel, file, steady))
+    result, sound = world.on_root(lambda: _measured(samples, file, steady))
     if sound is not None:
         world.warn(
             f"the lift contains sound that stands between the sides, at a frequency of {sound:.4g}: "
@@ -377,7 +386,7 @@ def _results(world: World, samples: ForceSamples, tunnel: Tunnel, file: Path | N
         )
     if samples.pressure is None:
         return dict(result)
-    greatest, least = samples.pressure.coefficients(tunnel.speed)
+    greatest, least = samples.pressure.coefficients(samples.tunnel.speed)
     return {
         **result,
         "free_stream_pressure": samples.pressure.free_stream,
@@ -386,14 +395,12 @@ def _results(world: World, samples: ForceSamples, tunnel: Tunnel, file: Path | N
     }
 
 
-def _measured(
-    samples: ForceSamples, tunnel: Tunnel, file: Path | None, steady: bool
-) -> tuple[Record, float | None]:
+def _measured(samples: ForceSamples, file: Path | None, steady: bool) -> tuple[Record, float | None]:
     """Return the forces of the run as coefficients, and write them; and the frequency of sound in the lift.
 
     On rank 0. steady: those of the last sample are meant.
     """
-    history = _history(samples, tunnel)
+    history, tunnel = _history(samples), samples.tunnel
     if file is not None and file.suffix.lower() == ".csv":
         coefficients.write_csv(history, file)
     elif file is not None:
@@ -408,9 +415,9 @@ def _measured(
     return coefficients.averages(history, tunnel.sounds)
 
 
-def _history(samples: ForceSamples, tunnel: Tunnel) -> coefficients.History:
+def _history(samples: ForceSamples) -> coefficients.History:
     """Return the coefficients over time, of the whole and of each separate body."""
-    body, speed = tunnel.body, tunnel.speed
+    body, speed = samples.tunnel.body, samples.tunnel.speed
     of_parts = [
         coefficients.coefficients(
             samples.steps, samples.forces_on(number), replace(body, reference=float(reference)), speed

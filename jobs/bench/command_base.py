@@ -10,6 +10,7 @@ import click
 from meshrun.jobs.measure.exit_codes import Parsed, StrictCommand
 from meshrun.jobs.measure.sizes import parse_nccl_tests_size
 from meshrun.runner.report.record import stdout_for
+from meshrun.runner.world.failure import FailureHandler
 from meshrun.runner.world.rank_process import run_as_rank
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -60,10 +61,8 @@ def run_on_ranks(body: Callable[..., dict[str, Any]], options: Any, device: Any,
     with stdout_for(options.output_file):
         return run_as_rank(
             lambda world, handler: body(world, handler, options, cli_context),
+            FailureHandler(debug=debug, usage_exit_status=BAD_USAGE, interrupt_message="interrupted"),
             device=device,
             started=cli_context.started,
-            debug=debug,
-            usage_exit_status=BAD_USAGE,
-            interrupt_message="interrupted",
             command=" ".join(cli_context.words),
         )

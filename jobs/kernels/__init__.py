@@ -1,7 +1,7 @@
 """CUDA C++ kernels, one concept a file, and how they are launched.
 
-Each file says what limits its kernel and what rate it reaches. It knows neither ranks nor jobs.
-Others use `load`, `launch` and `instance`.
+Each file says what limits its kernel and what rate it reaches. It knows neither ranks nor jobs. Others use
+`load`, `launch` and `instance`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 import meshrun
+
+MAY_NOT_IMPORT = ("meshrun.runner.world", "meshrun.runner.job")
 
 FOLDER = Path(__file__).parent
 # The C++ type of each dtype that kernels read, compute in or write.

@@ -1,4 +1,4 @@
-"""Measurement tools that jobs/bench and jobs/validate share; imports neither.
+"""Measurement tools that jobs/bench and jobs/validate share; and knows neither validation nor benchmarks.
 
 patterns            test data that reveals any wrong, lost or misplaced element
 exact_reductions    random inputs whose reduction is exact in any order
@@ -14,3 +14,5 @@ status_line         the progress line on a terminal
 watchdog            end a run that makes no progress, and name the stuck rank
 exit_codes          exit statuses, and click commands that use them for usage errors
 """
+
+MAY_NOT_IMPORT = ("meshrun.jobs.validate", "meshrun.jobs.bench")

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshrun.jobs import kernels
-from meshrun.runner.device.raw.memory import Box
 from meshrun.runner.errors import RunError
+
+if TYPE_CHECKING:
+    from meshrun.runner.device.raw.cuda_memory import Box
 
 # Most operations to queue behind a closed gate. A stream takes about a thousand, including events; then the
 # host blocks, and would wait for the gate.

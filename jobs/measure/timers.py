@@ -10,12 +10,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshrun import World
 from meshrun.jobs.measure.gate import MAX_QUEUED, Gate
 from meshrun.runner.comm.collectives.api import Collectives
-from meshrun.runner.device.raw.memory import Box
+
+if TYPE_CHECKING:
+    from meshrun.runner.device.raw.cuda_memory import Box
 
 SHORTEST_SAMPLE = 200e-6  # seconds, many times the resolution of every clock
 FEWEST_CALLS = 16  # on a GPU in a sample

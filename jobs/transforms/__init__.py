@@ -1,8 +1,8 @@
 """Transforms for which every rank needs something of every other: Fourier transforms and transposes.
 
 Arrays are split over the ranks along one axis (slabs) or two (pencils). `plan` decides, without arrays, along
-which, and when the split changes; it knows no ranks. Others use `fourier.fft`, `ifft`, `rfft` and `irfft`,
-`transpose.transpose`, and the jobs in `fft_job` and `transpose_job`.
+which, and when the split changes; it does so for any number of ranks. Others use `fourier.fft`, `ifft`,
+`rfft` and `irfft`, `transpose.transpose`, and the jobs in `fft_job` and `transpose_job`.
 
 axes            numbers of axes on the command line
 plan            how an array is split at each stage of a transform, by number of ranks and shape

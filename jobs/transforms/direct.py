@@ -18,18 +18,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from meshrun.jobs import kernels
 from meshrun.jobs.transforms.transpose import WORD, as_matrix
-from meshrun.runner.comm.peer_memory import Peers, Unreachable
+from meshrun.runner.comm.peer_memory import Unreachable
 from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.world.binding import open_peers
 from meshrun.runner.world.world import World, clashes
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import PeerArrays
 
 SIDE, THREADS = 32, 256  # of the kernel
 Direct = TypeVar("Direct")
@@ -43,7 +46,7 @@ class DirectTranspose:
     """
 
     def __init__(
-        self, world: World, rows: int, columns: int, unit: int, dtype: np.dtype[Any], peers: Peers
+        self, world: World, rows: int, columns: int, unit: int, dtype: np.dtype[Any], peers: PeerArrays
     ) -> None:
         """Open the ranks' results. Collective. Raises Unreachable, on the ranks that cannot."""
         self._world, self._peers, self._dtype, self._unit = world, peers, dtype, unit
@@ -86,7 +89,7 @@ class DirectTranspose:
         self._peers.close()
 
 
-def find_peers(world: World) -> Peers | str:
+def find_peers(world: World) -> PeerArrays | str:
     """Return memory of GPUs that all ranks can open, or why there is none; the same on every rank.
 
     Collective.
@@ -104,7 +107,9 @@ def find_peers(world: World) -> Peers | str:
     return open_peers(world.control, [rank.device for rank in world.ranks])
 
 
-def open_everywhere(world: World, peers: Peers, cells: int, dtype: np.dtype[Any]) -> tuple[Array, list[int]]:
+def open_everywhere(
+    world: World, peers: PeerArrays, cells: int, dtype: np.dtype[Any]
+) -> tuple[Array, list[int]]:
     """Return an array of this rank, and the addresses of the same array of every rank. Collective.
 
     Raises Unreachable, on the ranks that cannot open another's; if one has no memory, its error on all.
@@ -115,7 +120,7 @@ def open_everywhere(world: World, peers: Peers, cells: int, dtype: np.dtype[Any]
     return array, [own if rank == world.rank else others[rank][0] for rank in range(world.size)]
 
 
-def opened(world: World, peers: Peers, make: Callable[[], Direct]) -> Direct | str:
+def opened(world: World, peers: PeerArrays, make: Callable[[], Direct]) -> Direct | str:
     """Return what `make` opens, or the first rank's reason why it is Unreachable: then `peers` is closed.
 
     The same on every rank. Collective.
@@ -133,7 +138,7 @@ def opened(world: World, peers: Peers, make: Callable[[], Direct]) -> Direct | s
 
 
 def open_direct(
-    world: World, shape: Shape, dtype: np.dtype[Any], order: Sequence[int], peers: Peers | None = None
+    world: World, shape: Shape, dtype: np.dtype[Any], order: Sequence[int], peers: PeerArrays | None = None
 ) -> DirectTranspose | str:
     """Return what transposes arrays of a shape, or why it cannot; the same on every rank. Collective.
 

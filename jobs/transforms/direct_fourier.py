@@ -34,19 +34,21 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshrun.jobs import kernels
 from meshrun.jobs.transforms.direct import open_everywhere
 from meshrun.jobs.transforms.fourier import Execute
-from meshrun.runner.comm.peer_memory import Peers, Unreachable
-from meshrun.runner.device.api import Mark
+from meshrun.runner.comm.peer_memory import Unreachable
 from meshrun.runner.errors import RunError, first_line
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import PeerArrays, PeerCopies
 
 MOST = 1 << 31  # that an int of CUDA does not hold
 C_TYPES = {8: "float2", 16: "double2"}
@@ -80,22 +82,6 @@ class BatchLayout:
 # (layout, dtype, inverse, factor): returns what transforms from one array to another, and multiplies by the
 # factor. Raises Unreachable if that is not possible.
 Planner = Callable[[BatchLayout, np.dtype[Any], bool, float], Execute]
-
-
-class RankCopies(Protocol):
-    """Copies to other ranks beside the computation; of GPUs, `runner.comm.peer_arrays.PeerCopies`."""
-
-    def follow(self) -> None:
-        """Let later copies wait for all that has been issued so far."""
-
-    def rows(self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int) -> None:
-        """Copy `rows` rows of `width` bytes. target, source: addresses; pitches: bytes between their rows."""
-
-    def arrived(self) -> Mark:
-        """Return a mark that is passed after all copies so far of all ranks. Collective."""
-
-    def wait(self, mark: Mark) -> None:
-        """Let later work, but for copies, wait for `mark`."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +151,7 @@ def device_plan(layout: BatchLayout, dtype: np.dtype[Any], inverse: bool, factor
     return cufft_plan(layout, dtype, inverse, factor) if found is None else found
 
 
-def peer_copies(world: World) -> RankCopies:
+def peer_copies(world: World) -> PeerCopies:
     """Return copies by the copy engines of this rank's GPU."""
     from meshrun.runner.comm.peer_arrays import PeerCopies
 
@@ -181,9 +167,9 @@ class DirectFourier:
         shape: Shape,
         dtype: np.dtype[Any],
         scales: tuple[float, float],
-        peers: Peers,
+        peers: PeerArrays,
         plan: Planner,
-        copies: Callable[[World], RankCopies],
+        copies: Callable[[World], PeerCopies],
         compact: bool,
     ) -> None:
         """Open the ranks' rooms, and make plans. Collective.

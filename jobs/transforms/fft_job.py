@@ -25,7 +25,8 @@ from meshrun.jobs.transforms.projections import Direction, check_projections
 from meshrun.runner.arrays.load import read_block
 from meshrun.runner.arrays.store import write_block
 from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.job_forecast import JobForecast, Place
+from meshrun.runner.forecast.jobs import JobForecast
+from meshrun.runner.forecast.place import Place
 from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.task import ArrayType
 from meshrun.runner.region import Shape

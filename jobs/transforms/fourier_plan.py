@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from meshrun.jobs.transforms.direct import find_peers, opened
 from meshrun.jobs.transforms.direct_fourier import (
     DirectFourier,
     Planner,
-    RankCopies,
     block_cells,
     device_plan,
     is_compact,
@@ -25,11 +24,13 @@ from meshrun.jobs.transforms.direct_fourier import (
 )
 from meshrun.jobs.transforms.fourier import Local, Norm, carry_out, check_norm
 from meshrun.jobs.transforms.plan import Redistribution, Transform, TransformPlan
-from meshrun.runner.comm.peer_memory import Peers
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.spelling import python_caller
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import PeerArrays, PeerCopies
 
 Exchange = Literal["auto", "direct", "messages"]
 EXCHANGES = get_args(Exchange)
@@ -209,9 +210,9 @@ def open_direct_fourier(
     shape: Shape,
     dtype: np.dtype[Any],
     scales: tuple[float, float],
-    peers: Peers | None = None,
+    peers: PeerArrays | None = None,
     plan: Planner = device_plan,
-    copies: Callable[[World], RankCopies] = peer_copies,
+    copies: Callable[[World], PeerCopies] = peer_copies,
     compact: bool | None = None,
     before: Callable[[], None] | None = None,
 ) -> DirectFourier | str:

@@ -22,7 +22,8 @@ from meshrun.jobs.transforms.transpose import checked_permutation, exchanged
 from meshrun.runner.arrays.load import read_block
 from meshrun.runner.arrays.store import write_block
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.forecast.job_forecast import JobForecast, Place
+from meshrun.runner.forecast.jobs import JobForecast
+from meshrun.runner.forecast.place import Place
 from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.grid import bounds, split_along
 from meshrun.runner.plan.sampling import everything, sample

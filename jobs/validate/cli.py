@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from meshrun.jobs.validate.verdict import EXIT
 from meshrun.runner.errors import UserError
 from meshrun.runner.report.record import STDOUT, stdout_for
 from meshrun.runner.system.launcher import default_variable
+from meshrun.runner.world.failure import FailureHandler
 from meshrun.runner.world.rank_process import run_as_rank
 
 FILES = ("json", "html", "junit", "prometheus")
@@ -169,16 +171,19 @@ def validate(
     # Otherwise NCCL sends to another rail through the NIC of that rail, and the wrong NIC would be named.
     # NCCL reads it when the first communicator is made.
     own_nics = default_variable("NCCL_P2P_PXN_LEVEL", "0") if device != "cpu" else nullcontext()
+    handler = FailureHandler(
+        debug=debug,
+        usage_exit_status=UNKNOWN,
+        failure_exit_status=EXIT["critical"],
+        interrupt_message="interrupted",
+    )
+    handler.before_exit = partial(report_before_world, handler, options, cli_context)
     with own_nics, stdout_for(options.outputs.on_stdout and STDOUT):
         return run_as_rank(
             lambda world, handler: run(world, handler, options, cli_context),
+            handler,
             device=device,
             oversubscribe=oversubscribe,
             started=cli_context.started,
-            debug=debug,
-            usage_exit_status=UNKNOWN,
-            failure_exit_status=EXIT["critical"],
-            interrupt_message="interrupted",
-            before_exit=lambda handler: report_before_world(handler, options, cli_context),
             command="validate",
         )

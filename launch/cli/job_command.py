@@ -60,7 +60,7 @@ def job_command(name: str) -> click.Command:
         from meshrun.runner.forecast.machine import rates_file
         from meshrun.runner.options.run_options import run_options
         from meshrun.runner.run.entry import main
-        from meshrun.runner.run.execute import file_names, wrong_number
+        from meshrun.runner.run.files import file_names, wrong_number
 
         inputs, outputs = list(files[: len(job.arrays)]), list(files[len(job.arrays) :])
         if several and len(files) != len(file_names(job)):
@@ -94,14 +94,14 @@ def job_command(name: str) -> click.Command:
 
 def takes_several(job: Job) -> bool:
     """Whether a job's command takes more files than INPUT and OUTPUT."""
-    from meshrun.runner.run.execute import file_names
+    from meshrun.runner.run.files import file_names
 
     return len(file_names(job)) > 2
 
 
 def files_of(job: Job) -> list[click.Argument]:
     """The files of a job's command: INPUT and OUTPUT, or the names of its inputs and outputs."""
-    from meshrun.runner.run.execute import file_names
+    from meshrun.runner.run.files import file_names
 
     if takes_several(job):
         return [click.Argument(["files"], nargs=-1, metavar=" ".join(file_names(job)))]
@@ -279,7 +279,7 @@ def _click_type(declared: Any) -> Any:
 def _help_text(job: Job) -> str:
     """The job's docstring without its parameters, which are options; click must not rewrap its lines."""
     from meshrun.runner.options.spelling import option
-    from meshrun.runner.run.execute import writes_files
+    from meshrun.runner.run.files import writes_files
 
     text = inspect.getdoc(job.function) or ""
     for parameter in job.parameters:

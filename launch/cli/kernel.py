@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def show(job: Job, inputs: tuple[str, ...], parameters: dict[str, Any], **options: Any) -> None:
     """Print a job's kernel to stdout, and what is to be known of it to stderr. options: of the command."""
-    from meshrun.runner.compiler.decide import with_inferred_halo
+    from meshrun.runner.compiler.inferred_halo import with_inferred_halo
     from meshrun.runner.errors import UserError
-    from meshrun.runner.forecast.planned import describe_inputs, open_inputs
+    from meshrun.runner.forecast.plan import describe_inputs, open_inputs
     from meshrun.runner.options.form import form_of
     from meshrun.runner.plan.task import plan_task
     from meshrun.runner.run.kernel_report import kernel_report

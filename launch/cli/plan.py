@@ -24,16 +24,18 @@ def forecast(
     json: str | None,
     **options: Any,
 ) -> None:
-    """Print the plan of one job, and write it to the file `json` if given. options: of `plan_record`."""
-    from meshrun.runner.forecast.planned import SCHEMA, plan_record
+    """Print the plan of one job, and write it to the file `json` if given. options: as `plan_options`."""
+    from meshrun.runner.forecast.plan import plan_record
+    from meshrun.runner.forecast.record import SCHEMA
     from meshrun.runner.forecast.table import render
+    from meshrun.runner.options.plan_options import plan_options
     from meshrun.runner.report.record import STDOUT, write_json
     from meshrun.runner.storage.formats.registry import check_place
     from meshrun.runner.storage.paths import named
 
     if json not in (None, STDOUT):
         check_place(named("--json", json), "plan")
-    found = plan_record(job, inputs, parameters, **options)
+    found = plan_record(job, inputs, parameters, plan_options(options))
     if json is not None:
         write_json(Path(json), "plan", SCHEMA, found)
     if json != STDOUT:
@@ -43,9 +45,9 @@ def forecast(
 def calibrate_machine(folder: Path) -> int:
     """Measure this machine's rates, print and save them."""
     from meshrun.runner.device.api import Backend
+    from meshrun.runner.forecast.calibrate import calibrate
     from meshrun.runner.forecast.machine import rates_file, save
     from meshrun.runner.forecast.table import render_rates
-    from meshrun.runner.run.installation.calibrate import calibrate
     from meshrun.runner.world.binding import visible_gpus
 
     def opened(index: int) -> Backend:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,10 +26,13 @@ class BlockLayout:
     """The padded block of `region` in an array of `whole` cells.
 
     cut: whether the region is only part of each axis; the halo of a whole axis is filled from the block
-    itself. shape: of the padded block. core: slices of its own cells. outside: of those with the constant.
-    An empty block has no halo. within: the copies of own cells that fill the halo of each axis that is not
-    cut. aligned: bytes; in memory from `empty` the own cells of each row begin at a
-    multiple of them. 0: at any. rows_before: rows of memory from `empty` that lie before the block.
+    itself. filled: the layout of the part of the block whose halo is filled; its widths are `read`, by
+    default all. part: slices of that part. shape: of the padded block. core: slices of its own cells.
+    outside: of those with the constant. padded: whether an empty block has a halo too, whose cells are not
+    filled. within: the copies of own cells that fill
+    the halo of each axis that is not cut. aligned: bytes; in memory from `empty` the own cells of each row
+    begin at a multiple of them. 0: at any. rows_before: rows of memory from `empty` that lie before the
+    block.
     """
 
     def __init__(
@@ -40,14 +43,16 @@ class BlockLayout:
         widths: Widths,
         boundary: str,
         cval: float = 0.0,
+        read: Widths | None = None,
+        *,
+        padded: bool = False,
     ) -> None:
-        if region.size == 0:
+        if region.size == 0 and not padded:
             widths = tuple((0, 0) for _ in widths)
         self.region, self.widths, self.cval = region, widths, cval
         self.aligned, self.rows_before = 0, 0
         self._memory: Array | None = None
         own = region.shape
-        self.shape: Shape = tuple(low + n + high for (low, high), n in zip(widths, own, strict=True))
         self.core: Slices = tuple(slice(low, low + n) for (low, _), n in zip(widths, own, strict=True))
         one_block = Partition(whole, (1,) * len(whole))
         self.within: list[tuple[int, AxisCopy]] = [
@@ -57,6 +62,18 @@ class BlockLayout:
             for copy in axis_copies(one_block, axis, 0, widths[axis], boundary)[1:]
         ]
         self.outside = list(self._outside_slabs(whole)) if boundary == "constant" else []
+        self.filled = self
+        if read is not None and read != widths:
+            self.filled = BlockLayout(region, whole, cut, read, boundary, cval)
+
+    @property
+    def shape(self) -> Shape:
+        lengths = zip(self.widths, self.region.shape, strict=True)
+        return tuple(low + n + high for (low, high), n in lengths)
+
+    @property
+    def part(self) -> Slices:
+        return self.filled.inside(self)
 
     def empty(self, allocator: Allocator, dtype: np.dtype[Any]) -> Array:
         """Return memory for a block; if rows are aligned, a view of an array of one axis."""
@@ -138,6 +155,19 @@ class BlockLayout:
             after = max(self.region.stop[axis] + high - shape[axis], 0)
             for outside in (slice(0, before), slice(self.shape[axis] - after, None)):
                 yield (*whole[:axis], outside, *whole[axis + 1 :])
+
+
+@dataclass(eq=False)
+class PaddedBlock:
+    """A padded block in memory. interior: view of its own cells. filled: of the part with a filled halo."""
+
+    layout: BlockLayout
+    block: Array
+    interior: Array = field(init=False)
+    filled: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.interior, self.filled = self.block[self.layout.core], self.block[self.layout.part]
 
 
 def reverse(array: Array, axes: Iterable[int]) -> Array:

@@ -9,7 +9,6 @@ from typing import Any
 
 from meshrun.runner.arrays.inputs import Inputs, input_key
 from meshrun.runner.compiler.captured import code_text, source_file
-from meshrun.runner.job.declaration import Job
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.task import Task
 from meshrun.runner.report.record import plain
@@ -67,7 +66,7 @@ def task_fingerprint(world: World, task: Task, inputs: Inputs) -> dict[str, Any]
     return {
         "meshrun": installed_version("meshrun") or "",  # none if run from a folder of sources
         "job": task.job.name,
-        "code": code_of(task.job),
+        "code": code_of(task.job.function),
         **({"captured": dict(inputs.captured.values)} if inputs.captured.values else {}),
         "parameters": plain(task.parameters),
         "files": inputs.of_parameters,
@@ -79,12 +78,12 @@ def task_fingerprint(world: World, task: Task, inputs: Inputs) -> dict[str, Any]
     }
 
 
-def code_of(job: Job) -> str:
-    """Return the SHA-256 of the source file of the job's function and of the CUDA sources beside it.
+def code_of(function: Any) -> str:
+    """Return the SHA-256 of the source file of a job's function and of the CUDA sources beside it.
 
     A function without a source file is hashed by its compiled code.
     """
-    function: Any = inspect.unwrap(job.function)
+    function = inspect.unwrap(function)
     path = source_file(function)
     if path is None:
         return hashlib.sha256(code_text(function.__code__).encode()).hexdigest()
@@ -94,13 +93,13 @@ def code_of(job: Job) -> str:
     return digest.hexdigest()
 
 
-def warn_of_unknown(world: World, job: Job, inputs: Inputs) -> None:
+def warn_of_unknown(world: World, job: str, inputs: Inputs) -> None:
     """Warn, in a run that is resumed, of what the job's function captures and the fingerprint lacks.
-    Collective."""
+    Collective. job: its name."""
     unknown: dict[str, str] = world.on_root(lambda: dict(inputs.captured.unknown))
     if unknown:
         listed = " and ".join(f"{name} ({what})" for name, what in unknown.items())
         world.warn(
-            f"job {job.name} uses {listed}: it is not known whether the unfinished run, which is resumed, "
+            f"job {job} uses {listed}: it is not known whether the unfinished run, which is resumed, "
             "had the same"
         )

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshrun.runner.compiler.captured import Captured, captured
+from meshrun.runner.compiler.captured import Captured
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.job.declaration import Job
-from meshrun.runner.storage.paths import split
 from meshrun.runner.world.world import World
 
 
@@ -86,8 +84,8 @@ class Inputs:
     """The input files of a run and their states.
 
     paths: by `input_key` or a parameter's name. states: before the first read, as seen by this rank, for the
-    files that it checks; on rank 0 for all. containers: the same for old files to which outputs are added,
-    on rank 0 only. captured: by the job's function, before its first call; on rank 0 only."""
+    files that it checks; on rank 0 for all. containers: the same for old files to which outputs are added, as
+    seen by rank 0. captured: by the job's function, before its first call; on rank 0 only."""
 
     paths: Mapping[str, Path] = field(default_factory=dict)
     states: Mapping[str, State] = field(default_factory=dict)
@@ -95,12 +93,17 @@ class Inputs:
     linked: Collection[Path] = ()  # folders whose files get hard links during the run
     captured: Captured = field(default_factory=Captured)
 
+    def seen_by(self, world: World) -> Inputs:
+        """Return the inputs with their states as seen by this rank, before it reads. On any rank but 0."""
+        return replace(self, states=_states(self.paths, self.linked, folders=world.here.local == 0))
+
     def check(self, world: World, hint: str | None = None) -> None:
-        """Raise RunError on every rank if a file has changed. Collective, after all ranks have read."""
-        if not self.paths:
-            return
-        world.control.barrier()  # no rank may still be reading while another one checks
-        world.collective_call(lambda: self._check(hint))
+        """Raise RunError on every rank if a file has changed. Collective.
+
+        To be called after a barrier: no rank may still be reading while another one checks.
+        """
+        if self.paths:
+            world.collective_call(lambda: self._check(hint))
 
     def _check(self, hint: str | None) -> None:
         for name, before in self.states.items():
@@ -143,39 +146,24 @@ def _is_input(key: str) -> bool:
     return key.startswith("input ")
 
 
-def note(
-    world: World,
-    inputs: Sequence[Path],
-    job: Job,
-    parameters: Mapping[str, Any],
-    containers: Sequence[Path] = (),
-) -> Inputs:
-    """Record the state of the input files. Collective, before anything is read.
+def note(paths: Mapping[str, Path], containers: Sequence[Path], captured: Captured) -> Inputs:
+    """Record the states of files as seen by rank 0, before anything is read.
 
-    inputs: none for a folder of images, each of which is checked when it is read. containers: the files to
-    which outputs are added. A file given as a parameter of type Path is checked if a block's function reads
-    it; a function of kind "job" may also write it, so it is not checked.
+    paths, captured: of `Inputs`. containers: the files to which outputs are added.
     """
-    paths = {input_key(number): split(path)[0] for number, path in enumerate(inputs)}
-    for parameter in job.parameters if job.kind != "job" else ():
-        value = parameters.get(parameter.name)
-        if value is not None and (parameter.type is Path or isinstance(value, Path)):
-            paths[parameter.name] = split(Path(value))[0]
-    first = world.here.local == 0
     linked = {path.resolve() for path in containers if path.is_dir()}
-
-    def look() -> dict[str, State]:
-        seen = {name: _seen(path, first, linked=linked) for name, path in paths.items()}
-        return {name: state for name, state in seen.items() if state and (state.files or _is_input(name))}
-
-    states = world.collective_call(look)
-    olds = world.on_root(lambda: {path: state_of(path) for path in containers})
-    return Inputs(paths, states, olds, linked, note_captured(world, job))
+    olds = {path: state_of(path) for path in containers}
+    return Inputs(paths, _states(paths, linked), olds, linked, captured)
 
 
-def note_captured(world: World, job: Job) -> Captured:
-    """Record what the function of a job made by map_blocks captures. On rank 0; the others need not know."""
-    return captured(job) if world.rank == 0 and job.kind == "map" else Captured()
+def _states(paths: Mapping[str, Path], linked: Collection[Path], *, folders: bool = True) -> dict[str, State]:
+    """Return the states of the files that this rank checks. folders: whether it also checks folders."""
+    states = {}
+    for name, path in paths.items():
+        state = _seen(path, folders, linked=linked)
+        if state is not None and (state.files or _is_input(name)):
+            states[name] = state
+    return states
 
 
 def _seen(path: Path, folders: bool = True, *, linked: Collection[Path]) -> State | None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from meshrun.runner.arrays.block_layout import Allocator
+from meshrun.runner.arrays.decoded_inputs import open_decoded
+from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.device.api import Backend
-from meshrun.runner.plan.grid import Partition, Parts, parts_of
-from meshrun.runner.plan.task import Task
+from meshrun.runner.options.choices import Boundary
+from meshrun.runner.plan.grid import Parts, parts_of, split_over
+from meshrun.runner.plan.halo import check_boundary, check_widths, normalize
 from meshrun.runner.region import Array, HostArray, Region
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.storage.formats.registry import Source
@@ -25,35 +29,82 @@ def stages(rows: int, size: int) -> list[tuple[int, int]]:
     return [(first, min(first + step, rows)) for first in range(0, rows, step)]
 
 
-def load_blocks(
+def load(
+    world: World,
+    source: str | Path | Source,
+    *,
+    halo: int | Sequence[int | tuple[int, int]] = 0,
+    boundary: Boundary = "reflect",
+    cval: float = 0.0,
+    split: int | Sequence[int] = 0,
+) -> DistributedArray:
+    """Return an array that is split over the ranks, read from a file. Collective.
+
+    Each rank reads its part. The halo is not filled until `DistributedArray.exchange`.
+
+    Parameters
+    ----------
+    world : World
+        The ranks.
+    source : str, Path or Source
+        The file's path, such as "u.npy" or "fields.h5:/u", or what a job gets as its parameter `input`.
+    halo : int or sequence
+        Cells of other ranks around each rank's own: a number for all axes, or a number or a pair (before,
+        after) for each of the first axes.
+    boundary : {"reflect", "mirror", "nearest", "constant", "wrap"}
+        What the cells beyond the array equal, as for `map_blocks`.
+    cval : float
+        Their value for "constant".
+    split : int or sequence of int
+        The axis to split, or the number of parts along each of the first axes, whose product is the number of
+        ranks.
+
+    Raises
+    ------
+    UserError
+        On every rank, for a file that cannot be opened as an array, and for a halo, boundary or split that
+        the array cannot have.
+    RunError
+        On the rank that fails, if the file cannot be read.
+
+    Examples
+    --------
+    >>> u = meshrun.load(world, "u.npy", halo=1, boundary="nearest")
+    >>> u.exchange()
+    """
+    if isinstance(source, str | Path):
+        path = Path(source)
+        source = world.on_root(lambda: open_decoded([path])[0])
+    opened = source
+
+    def layout() -> HaloPlan:
+        partition, widths = split_over(opened.shape, split, world.size), normalize(halo, len(opened.shape))
+        check_boundary(boundary)
+        check_widths(widths, opened.shape)
+        return HaloPlan(partition, world.rank, widths, boundary, cval, padded=True)
+
+    return load_arrays(world, [opened], [world.collective_call(layout)], world.phases)[0]
+
+
+def load_arrays(
     world: World,
     sources: Sequence[Source],
-    task: Task,
     plans: Sequence[HaloPlan],
     phases: Phases,
     allocator: Allocator | None = None,
-) -> list[Array]:
-    """Return this rank's padded block of each input. Collective. allocator: by default the back end."""
-    return [
-        load_block(world, source, field.partition, plan, phases, allocator)
-        for source, field, plan in zip(sources, task.fields, plans, strict=True)
-    ]
+) -> list[DistributedArray]:
+    """Return arrays with this rank's cells read and its halo poisoned, one for each plan. Collective.
 
-
-def load_block(
-    world: World,
-    source: Source,
-    partition: Partition,
-    plan: HaloPlan,
-    phases: Phases,
-    allocator: Allocator | None,
-) -> Array:
-    """Return this rank's padded block with its own cells read and its halo poisoned. Collective."""
-    with phases("prepare"):
-        block = plan.empty(allocator or world.backend, source.dtype)
-        plan.poison(block)
-    _read_part(world, source, partition, block[plan.core], phases)
-    return block
+    allocator: of the blocks; by default the back end.
+    """
+    arrays = []
+    for source, plan in zip(sources, plans, strict=True):
+        with phases("prepare"):
+            array = empty_array(world, plan, source.dtype, allocator)
+            plan.poison(array.block)
+        _read_part(world, source, plan.partition, array.interior, phases)
+        arrays.append(array)
+    return arrays
 
 
 def read_block(world: World, source: Source, split: int | Parts = 0) -> Array:

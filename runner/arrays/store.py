@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.arrays.load import stages
 from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import UserError
@@ -13,7 +15,8 @@ from meshrun.runner.plan.grid import Parts, parts_of
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.region import Array, HostArray, Region, Shape, packed
 from meshrun.runner.report.phases import Phases
-from meshrun.runner.storage.formats.registry import Sink
+from meshrun.runner.storage.formats.registry import Sink, check_output, create, open_sink
+from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import World
 
 
@@ -105,9 +108,55 @@ def write_block(world: World, block: Array, sink: Sink, split: int | Parts = 0) 
     part = partition[world.rank]
     world.collective_call(lambda: _check_block(block, part, sink))
     store = Store(world, sink, partition.__getitem__, (sink.shape, sink.dtype), world.phases)
-    store.put(part, block)
+    world.collective_call(lambda: store.put(part, block))
     store.finish()
     world.collective_call(sink.sync)
+
+
+def save(world: World, target: str | Path | Sink, array: DistributedArray) -> None:
+    """Write an array that is split over the ranks. Collective.
+
+    Parameters
+    ----------
+    world : World
+        The ranks.
+    target : str, Path or Sink
+        The path of a new file, or what a job's parameter `create` has returned. A file is written under a
+        temporary name and renamed when it is complete; a file of that name is replaced then.
+    array : DistributedArray
+        From `load`, or made from such an array.
+
+    Raises
+    ------
+    UserError
+        On every rank, for a format that cannot store the array, or a sink of another shape or dtype.
+    RunError
+        On every rank, if the file cannot be written.
+
+    Examples
+    --------
+    >>> meshrun.save(world, "u.npy", u)
+    """
+    if not isinstance(target, str | Path):
+        write_block(world, array.interior, target, array.partition)
+        return
+    path, transaction = Path(target), OutputTransaction()
+
+    def created() -> Sink:
+        check_output(path, alone=True)
+        sink = open_sink(path, array.shape, array.dtype, world.run_id)
+        transaction.lock(sink.path)
+        transaction.track_partial(sink.partial)
+        create([sink])
+        return sink
+
+    try:
+        sink = world.on_root(created)
+        write_block(world, array.interior, sink, array.partition)
+        world.on_root(lambda: transaction.commit(sink.partial, sink.path))
+        transaction.forget_partial()
+    finally:
+        transaction.roll_back()
 
 
 def _check_block(block: Array, part: Region, sink: Sink) -> None:

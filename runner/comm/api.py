@@ -10,11 +10,14 @@ Arrays that cross are C-contiguous and are never pickled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from meshrun.runner.region import Array
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.recorded import Trail
 
 Message = tuple[int, Array]  # (peer, C-contiguous array)
 Operation = Literal["sum", "prod", "min", "max"]
@@ -86,7 +89,12 @@ class Counters(Protocol):
 
 
 class Control(Arrays, Protocol):
-    """A communicator for small Python values and host arrays, which can also abort the run."""
+    """A communicator for small Python values and host arrays, which can also abort the run.
+
+    trail: what records its operations; None if they are not recorded.
+    """
+
+    trail: Trail | None
 
     @property
     def rank(self) -> int: ...
@@ -126,6 +134,7 @@ class ForwardedControl:
     """
 
     control: Control
+    trail: Trail | None = None  # the wrapped communicator has one
 
     @property
     def rank(self) -> int:

@@ -73,9 +73,11 @@ def collective_call(
     return value
 
 
-def gather_calls(control: Control, function: Callable[[], Value], where: str) -> list[Value]:
-    """`collective_call`, with `names_rank`; every rank's value, in rank order, on every rank."""
-    outcomes = control.allgather(_attempt(control, function, where, names_rank=True))
+def gather_calls(
+    control: Control, function: Callable[[], Value], where: str, *, names_rank: bool = False
+) -> list[Value]:
+    """Return every rank's value, in rank order, on every rank; else like `collective_call`. Collective."""
+    outcomes = control.allgather(_attempt(control, function, where, names_rank))
     _raise_first([failed for _, failed in outcomes])
     return [value for value, _ in outcomes]
 

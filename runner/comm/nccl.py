@@ -143,7 +143,9 @@ def common_version(control: Control) -> str:
 
     Raises UserError on every rank if the versions differ.
     """
-    found = gather_calls(control, lambda: (version(), library_path()), f"[rank {control.rank}]")
+    found = gather_calls(
+        control, lambda: (version(), library_path()), f"[rank {control.rank}]", names_rank=True
+    )
     for rank, (other, path) in enumerate(found):
         if other != found[0][0]:
             raise UserError(

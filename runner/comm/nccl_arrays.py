@@ -10,6 +10,7 @@ import numpy as np
 from meshrun.runner.comm import nccl
 from meshrun.runner.comm.api import Control, Message, Operation, check_contiguous
 from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS
+from meshrun.runner.comm.recorded import recorded, recorded_exchange
 from meshrun.runner.errors import UserError
 from meshrun.runner.region import Array
 
@@ -41,11 +42,13 @@ class NcclComm:
         unique_id = control.broadcast(nccl.new_unique_id() if control.rank == 0 else None)
         self._comm = nccl.Communicator(control.size, control.rank, unique_id)
         self.rank = control.rank
+        self.trail = control.trail and control.trail.on_device()
 
     @property
     def label(self) -> str:
         return self._label
 
+    @recorded_exchange
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> _Event:
         for _, array in [*sends, *receives]:
             check_contiguous(array)
@@ -60,6 +63,7 @@ class NcclComm:
                 call.group_end()
         return _Event()
 
+    @recorded("all_reduce")
     def all_reduce(self, array: Array, operation: Operation) -> None:
         check_contiguous(array)
         kind = np.dtype(array.dtype).name
@@ -71,6 +75,7 @@ class NcclComm:
                 pointer, pointer, array.size, CODES[kind], REDUCTIONS.index(operation), comm, stream
             )
 
+    @recorded("close")
     def close(self) -> None:
         cupy.cuda.get_current_stream().synchronize()
         self._comm.close()

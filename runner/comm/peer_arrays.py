@@ -14,7 +14,7 @@ from meshrun.runner.comm.api import Arrays, Control
 from meshrun.runner.comm.peer_memory import PAGE, PeerMemory, Unreachable
 from meshrun.runner.device.api import Device, Mark
 from meshrun.runner.device.cuda import kernel
-from meshrun.runner.device.raw.cuda_memory import CudaBox
+from meshrun.runner.device.raw.cuda_memory import Box
 from meshrun.runner.device.raw.memory import Memory
 from meshrun.runner.errors import MeshrunError, first_line
 from meshrun.runner.region import Array, Shape
@@ -33,8 +33,8 @@ class PeerArrays:
         self._gpu = devices[control.rank].index
 
     @functools.cached_property
-    def _box(self) -> CudaBox:
-        return CudaBox()
+    def _box(self) -> Box:
+        return Box()
 
     @functools.cached_property
     def _shared(self) -> PeerMemory:

@@ -6,14 +6,16 @@ the reasons given here are their first lines.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from meshrun.runner.comm.api import Control
-from meshrun.runner.device.raw.memory import Box, Memory
+from meshrun.runner.device.raw.memory import Memory
 from meshrun.runner.errors import first_line
-from meshrun.runner.region import Array
+
+if TYPE_CHECKING:
+    from meshrun.runner.device.raw.cuda_memory import Box
 
 PAGE = 2 << 20  # bytes that cudaMalloc takes from the driver at a time
 MemoryKey = TypeVar("MemoryKey", bound=Hashable)
@@ -21,19 +23,6 @@ MemoryKey = TypeVar("MemoryKey", bound=Hashable)
 
 class Unreachable(RuntimeError):
     """Memory cannot be exported, or cannot be opened here; the text is the reason."""
-
-
-class Peers(Protocol):
-    """Arrays that other ranks can open; of GPUs, `runner.comm.peer_arrays.PeerArrays`."""
-
-    def empty(self, shape: Any, dtype: Any) -> Array:
-        """Return an uninitialised array that other ranks can open."""
-
-    def open(self, arrays: Sequence[Array], peers: Collection[int]) -> dict[int, list[int]]:
-        """Return the addresses of the same arrays of `peers`. Collective. Raises Unreachable."""
-
-    def close(self) -> None:
-        """Forget the addresses. Collective."""
 
 
 @dataclass(frozen=True)

@@ -1,137 +1,103 @@
-"""Communicators whose operations are recorded, so that a stuck run can say who is missing in which.
+"""The operations of a communicator in its rank's flight recorder, so that a stuck run can say who is missing.
 
-A wrapper, so that communicators know nothing of it and ranks that are threads pay nothing for it.
+A communicator has an optional `trail`, and its methods are marked with `recorded` or `recorded_exchange`.
+An operation that raises stays open in the record: the rank is about to end, and that is where it failed.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from meshrun.runner.comm.api import Arrays, Control, Counters, ForwardedControl, Message, Operation, Pending
+from meshrun.runner.comm.api import Message, Pending
 from meshrun.runner.recorder.ring import ON_DEVICE, WAIT, Recorder
 
-Result = TypeVar("Result")
+Method = TypeVar("Method", bound=Callable[..., Any])
+COLLECTIVES = ("barrier", "broadcast", "allgather", "all_reduce", "split", "counters", "close")
+
+
+class Trail:
+    """Records the operations of one communicator.
+
+    label: names the communicator on all of its ranks. members: these ranks. sequence: collectives so far.
+    """
+
+    def __init__(self, recorder: Recorder, label: str, members: Sequence[int]) -> None:
+        self.recorder, self.label, self.members = recorder, label, tuple(members)
+        self.group = recorder.group(label, self.members)
+        self.names = {name: recorder.name(name) for name in (WAIT, "exchange", *COLLECTIVES)}
+        self.enter, self.leave = recorder.enter, recorder.leave
+        self.sequence = self._parts = 0
+
+    def part(self, color: int, members: Sequence[int]) -> Trail:
+        """Return the trail of the ranks with the same color. members: their numbers in this communicator."""
+        self._parts += 1
+        ranks = [self.members[rank] for rank in members]
+        return Trail(self.recorder, f"{self.label}/{self._parts}.{color}", ranks)
+
+    def on_device(self) -> Trail:
+        """Return the trail of a communicator of device arrays among the same ranks."""
+        return Trail(self.recorder, f"{self.label} {ON_DEVICE}", self.members)
+
+
+def recorded(name: str) -> Callable[[Method], Method]:
+    """Mark a communicator's method as a collective, which its trail records. name: one of COLLECTIVES."""
+    reduces = name == "all_reduce"
+
+    def mark(method: Method) -> Method:
+        @functools.wraps(method)
+        def call(self: Any, *values: Any) -> Any:
+            trail: Trail | None = self.trail
+            if trail is None:
+                return method(self, *values)
+            trail.sequence += 1
+            moved = values[0].nbytes if reduces else 0
+            entry = trail.enter(trail.names[name], moved, trail.group, trail.sequence)
+            result = method(self, *values)
+            trail.leave(entry)
+            return result
+
+        return cast(Method, call)
+
+    return mark
+
+
+def recorded_exchange(method: Method) -> Method:
+    """Mark a communicator's `exchange`: its trail counts the messages, and records the wait for them."""
+
+    @functools.wraps(method)
+    def exchange(self: Any, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
+        trail: Trail | None = self.trail
+        if trail is None:
+            return cast(Pending, method(self, sends, receives))
+        count, group, members = trail.recorder.count, trail.group, trail.members
+        moved = 0
+        for peer, array in sends:
+            count(group, members[peer], 1, 0)
+            moved += array.nbytes
+        for peer, array in receives:
+            count(group, members[peer], 0, 1)
+            moved += array.nbytes
+        entry = trail.enter(trail.names["exchange"], moved, group)
+        pending = method(self, sends, receives)
+        trail.leave(entry)
+        return RecordedPending(pending, trail)
+
+    return cast(Method, exchange)
 
 
 class RecordedPending:
     """Messages in flight whose wait is recorded."""
 
-    def __init__(self, pending: Pending, recorder: Recorder, name: int, group: int) -> None:
-        self._pending, self._recorder, self._name, self._group = pending, recorder, name, group
+    def __init__(self, pending: Pending, trail: Trail) -> None:
+        self._pending, self._trail = pending, trail
 
     def progress(self) -> None:
         self._pending.progress()
 
     def wait(self) -> None:
-        entry = self._recorder.enter(self._name, 0, self._group)
+        trail = self._trail
+        entry = trail.enter(trail.names[WAIT], 0, trail.group)
         self._pending.wait()
-        self._recorder.leave(entry)
-
-
-class RecordedArrays:
-    """`arrays`, recorded. label: names the communicator on all of its ranks; members: these ranks.
-
-    An operation that raises stays open in the record: the rank is about to end, and that is where it failed.
-    """
-
-    def __init__(self, arrays: Arrays, recorder: Recorder, label: str, members: Sequence[int]) -> None:
-        self.arrays, self._recorder = arrays, recorder
-        self._members = tuple(members)
-        self._path = label
-        self._group = recorder.group(label, self._members)
-        self._sequence = 0
-        self._wait = recorder.name(WAIT)
-        self._exchange = recorder.name("exchange")
-        self._all_reduce = recorder.name("all_reduce")
-        self._close = recorder.name("close")
-
-    @property
-    def label(self) -> str:
-        return self.arrays.label
-
-    @property
-    def capturable(self) -> bool:
-        return self.arrays.capturable
-
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
-        recorder, group, members = self._recorder, self._group, self._members
-        moved = 0
-        for peer, array in sends:
-            recorder.count(group, members[peer], 1, 0)
-            moved += array.nbytes
-        for peer, array in receives:
-            recorder.count(group, members[peer], 0, 1)
-            moved += array.nbytes
-        entry = recorder.enter(self._exchange, moved, group)
-        pending = self.arrays.exchange(sends, receives)
-        recorder.leave(entry)
-        return RecordedPending(pending, recorder, self._wait, group)
-
-    def all_reduce(self, array: Any, operation: Operation) -> None:
-        entry = self._enter(self._all_reduce, array.nbytes)
-        self.arrays.all_reduce(array, operation)
-        self._recorder.leave(entry)
-
-    def close(self) -> None:
-        entry = self._enter(self._close)
-        self.arrays.close()
-        self._recorder.leave(entry)
-
-    def _enter(self, name: int, moved: int = 0) -> int:
-        self._sequence += 1
-        return self._recorder.enter(name, moved, self._group, self._sequence)
-
-
-class RecordedControl(RecordedArrays, ForwardedControl):
-    """`control`, recorded, and the communicators that are split from it."""
-
-    def __init__(
-        self, control: Control, recorder: Recorder, label: str = "world", members: Sequence[int] | None = None
-    ) -> None:
-        super().__init__(control, recorder, label, range(control.size) if members is None else members)
-        self.control = control
-        self._splits = 0
-        self._barrier = recorder.name("barrier")
-        self._broadcast = recorder.name("broadcast")
-        self._allgather = recorder.name("allgather")
-        self._split = recorder.name("split")
-        self._counters = recorder.name("counters")
-
-    def barrier(self) -> None:
-        self._recorded(self._barrier, super().barrier)
-
-    def broadcast(self, value: Any) -> Any:
-        return self._recorded(self._broadcast, super().broadcast, value)
-
-    def allgather(self, value: Any) -> list[Any]:
-        return self._recorded(self._allgather, super().allgather, value)
-
-    def shared_memory_size(self) -> int | None:
-        return self._recorded(self._split, super().shared_memory_size)
-
-    def counters(self) -> Counters:
-        return self._recorded(self._counters, super().counters)
-
-    def _recorded(self, name: int, call: Callable[..., Result], *values: Any) -> Result:
-        entry = self._enter(name)
-        result = call(*values)
-        self._recorder.leave(entry)
-        return result
-
-    def split(self, color: int, key: int = 0) -> Control:
-        entry = self._enter(self._split)
-        self._splits += 1
-        part = self.control.split(color, key)
-        members = part.allgather(self._members[self.rank])
-        self._recorder.leave(entry)
-        return RecordedControl(part, self._recorder, f"{self._path}/{self._splits}.{color}", members)
-
-    def recorded(self, arrays: Arrays) -> RecordedArrays:
-        """Return a communicator of device arrays among the same ranks, recorded."""
-        return RecordedArrays(arrays, self._recorder, f"{self._path} {ON_DEVICE}", self._members)
-
-
-def unrecorded(control: Control) -> Control:
-    """Return the communicator itself, for what is not called through its methods."""
-    return control.control if isinstance(control, RecordedControl) else control
+        trail.leave(entry)

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path, PurePath
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.function_key import instructions
+from meshrun.runner.compiler.lint.source import named
 from meshrun.runner.job.declaration import Job
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
@@ -79,15 +79,10 @@ def code_text(code: CodeType) -> str:
 
 def _around(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the variables around a function and, if no file holds it, the globals that it names."""
-    code = function.__code__
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        if cell != CellType():  # it is assigned
-            yield name, cell.cell_contents
-    if source_file(function) is None:
-        named = (one.argval for one in instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-        for name in dict.fromkeys(named):
-            if name in function.__globals__:
-                yield name, function.__globals__[name]
+    in_file = source_file(function) is not None
+    for name, value in named(function).items():
+        if not in_file or name in function.__code__.co_freevars:
+            yield name, value
 
 
 def _text(value: Any, opened: tuple[Any, ...]) -> str:

@@ -23,7 +23,8 @@ from meshrun.runner.compiler.trace.graph import Extents, Program, merge_componen
 from meshrun.runner.compiler.trace.trace import NotTraceable
 from meshrun.runner.device.api import Backend
 from meshrun.runner.region import Array, Shape
-from meshrun.runner.system.compiler import NotCompiled, cache_folder, find_compiler
+from meshrun.runner.system.cached_files import cache_folder
+from meshrun.runner.system.compiler import NotCompiled, find_compiler
 
 Feeds = Sequence[int | None]
 Rows = tuple[int, int]
@@ -187,8 +188,7 @@ class DeviceKernel:
         guess = self._chosen
         if guess is None:
             return None
-        tuning = self._tuning(vectors=self.aligned)
-        kernel = step_kernel.build(self.program, self.feeds, self.boundary, self.cval, guess.steps, tuning)
+        kernel = self.step_text(guess.steps, self._tuning(vectors=self.aligned))
 
         def binder(choice: Choice) -> step_choice.BindSteps:
             other = replace(self, choice=choice, _passes={}, _steps={})
@@ -197,6 +197,16 @@ class DeviceKernel:
         text = "\0".join([self.arithmetic, kernel.source])
         folder = cache_folder()
         return step_choice.chosen(self.program, self.feeds, shape, steps, text, backend, binder, folder)
+
+    def step_text(self, steps: int, tuning: Tuning | None = None, *, sends: bool = False) -> StepKernel:
+        """Return the text of the kernel of so many steps. Raises NotFusable.
+
+        tuning: None: as chosen, for blocks that are read by vectors. sends: as of `prepare_steps`.
+        """
+        chosen = tuning or self._tuning(vectors=True)
+        return step_kernel.build(
+            self.program, self.feeds, self.boundary, self.cval, steps, chosen, sends=sends
+        )
 
     @property
     def most_steps(self) -> int:
@@ -280,9 +290,7 @@ class DeviceKernel:
         from meshrun.runner.device.nvrtc import local_bytes_of, registers_of
 
         def built(tuning: Tuning) -> tuple[StepKernel, Callable[..., None], int]:
-            kernel = step_kernel.build(
-                self.program, self.feeds, self.boundary, self.cval, steps, tuning, sends=sends
-            )
+            kernel = self.step_text(steps, tuning, sends=sends)
             options = compiler_options(self.arithmetic)
             launch = self._compiled(kernel.source, kernel.name, options, kernel.shared)
             return kernel, launch, registers_of(launch)
@@ -301,10 +309,14 @@ class DeviceKernel:
 
 @dataclass
 class HostKernel:
-    """Compiled loops of a program, on one processor. widths: of the blocks' halo, per grid axis."""
+    """Loops of a program, on one processor.
 
-    kernel: host.HostProgram
+    widths: of the blocks' halo, per grid axis. loops: compiled; None for a forecast, which calls none.
+    """
+
+    program: Program
     widths: Extents
+    loops: host.HostProgram | None = None
     aligned: ClassVar[bool] = False
     takes_rows: ClassVar[bool] = False
     sends: ClassVar[bool] = False
@@ -312,15 +324,16 @@ class HostKernel:
 
     @property
     def most_steps(self) -> int:
-        return host.most_steps(self.kernel.program.axes)
+        return host.steps_in_cache(self.program.axes)
 
     @property
     def inexact(self) -> bool:
         """Whether last bits may differ from those of the function as it is."""
-        return any(node.op in INEXACT for node in self.kernel.program.nodes)
+        return any(node.op in INEXACT for node in self.program.nodes)
 
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
-        self.kernel.run(blocks, outs, self.widths)
+        assert self.loops is not None
+        self.loops.run(blocks, outs, self.widths)
 
     def bind(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
         """Return the call; see `TaskKernel`."""
@@ -337,14 +350,15 @@ class HostKernel:
         """
         if blocks.rows(more) == (0, 0):
             return
-        axes = self.kernel.program.axes
+        axes = self.program.axes
         boxes = [blocks.box(remaining) for remaining in reversed(range(more, more + steps))]
         states = blocks.both()
         blocks.fill_beyond()
         copies = [blocks.edge_cells(place) if place in blocks.fed else [] for place in range(len(states[0]))]
         firsts = [first[:axes] for first in blocks.first_cells()]
         cut = [(low[:axes], high[:axes]) for low, high in boxes]
-        self.kernel.steps(states, firsts, cut, blocks.feeds, copies, self.widths)
+        assert self.loops is not None
+        self.loops.steps(states, firsts, cut, blocks.feeds, copies, self.widths)
         if steps % 2 == 0:  # the last step wrote the blocks
             blocks.swap()
 
@@ -378,10 +392,11 @@ def compile_for(
     if compiler is None:
         raise NotTraceable("no C++ compiler on this host", "CXX=/path/to/g++, or install one")
     try:
-        return HostKernel(host.build(program, compiler, cache_folder()), widths), compiler.path
+        loops = host.build(program, compiler, cache_folder())
     except NotCompiled as reason:
         reason.line = line_of(program, host_source.source([program]), reason.at)
         raise
+    return HostKernel(program, widths, loops), compiler.path
 
 
 def line_of(program: Program, source: str, at: int) -> int:

@@ -2,7 +2,7 @@
 
 A run in memory needs no trial: it takes the type from its first piece, which is part of the result
 (`in_memory`). A forecast or a streamed run needs the type before any cell is computed, and calls the
-function on a small array of zeros (`split_probe.samples`). These are not cells of the array, so no row is
+function on a small array of zeros (`samples`). These are not cells of the array, so no row is
 computed twice, and anything that the function counts or stores per row stays correct. Its output during the
 trial is hidden.
 """

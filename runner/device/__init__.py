@@ -3,3 +3,5 @@ overlap kernels, and GPUDirect Storage. `raw` has memory, allocators and cuBLAS 
 measurements. It knows neither ranks nor jobs. CuPy is imported here and in `comm` only. Others use
 `api.Backend` and `cuda.kernel`.
 """
+
+MAY_NOT_IMPORT = ("meshrun.runner.world", "meshrun.runner.job")

@@ -8,11 +8,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from meshrun.runner.region import Array, Shape
+
+if TYPE_CHECKING:
+    from meshrun.runner.device.copy_streams import CopyStreams
 
 HostBytes = np.ndarray[Any, Any]  # of uint8
 Mark = Any  # a point in a stream, such as a CUDA event
@@ -141,34 +144,6 @@ class Backend(Protocol):
 
     def copy_streams(self) -> CopyStreams:
         """New streams for copies that overlap kernels; on asynchronous devices only."""
-
-
-class CopyStreams(Protocol):
-    """Host-device copies in both directions that overlap the kernels of an asynchronous device.
-
-    Threads other than the computing one may call only `passed`, after `join`.
-    """
-
-    def join(self) -> None:
-        """Make this rank's device current in the calling thread."""
-
-    def mark(self) -> Mark:
-        """Record a point in the compute stream."""
-
-    def wait(self, mark: Mark) -> None:
-        """Make later work in the compute stream wait for `mark`."""
-
-    def send(self, host: HostBytes, device: Array) -> tuple[Mark, Mark]:
-        """Copy pinned `host` to `device`; returns marks of the copy's begin and end."""
-
-    def fetch(self, device: Array, host: HostBytes, after: Mark) -> tuple[Mark, Mark]:
-        """Copy `device` to pinned `host` after `after`; returns marks of the copy's begin and end."""
-
-    def passed(self, mark: Mark) -> float:
-        """Wait until the device has passed `mark`; returns when it did, on the clock `time.perf_counter`."""
-
-    def named(self, name: str) -> AbstractContextManager[None]:
-        """Give the work issued inside this name in a profiler."""
 
 
 def poison(array: Array, *, other: bool = False) -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import cupy
 
-from meshrun.runner.device.api import HostBytes, Mark
-from meshrun.runner.region import Array
+from meshrun.runner.region import Array, HostArray
 
+Mark = Any  # cupy.cuda.Event
 UP, DOWN = cupy.cuda.runtime.memcpyHostToDevice, cupy.cuda.runtime.memcpyDeviceToHost
 
 
-class CudaCopyStreams:
-    """Copy streams of GPU `index`, next to the compute stream `computing`."""
+class CopyStreams:
+    """Host-device copies in both directions that overlap the kernels of GPU `index` in stream `computing`.
+
+    Threads other than the computing one may call only `passed`, after `join`.
+    """
 
     def __init__(self, index: int, computing: cupy.cuda.Stream) -> None:
         self._index, self._computing = index, computing
@@ -36,11 +40,11 @@ class CudaCopyStreams:
         """Make later work in the compute stream wait for `mark`."""
         self._computing.wait_event(mark)
 
-    def send(self, host: HostBytes, device: Array) -> tuple[Mark, Mark]:
+    def send(self, host: HostArray, device: Array) -> tuple[Mark, Mark]:
         """Copy to the device; returns events at the copy's begin and end."""
         return self._copy(self._up, device.data.ptr, host.ctypes.data, host.nbytes, UP)
 
-    def fetch(self, device: Array, host: HostBytes, after: Mark) -> tuple[Mark, Mark]:
+    def fetch(self, device: Array, host: HostArray, after: Mark) -> tuple[Mark, Mark]:
         """Copy from the device after `after`; returns events at begin and end. Keep both arrays until
         then."""
         self._down.wait_event(after)

@@ -9,13 +9,16 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshrun.runner.device.api import CopyStreams, Device, NotCapturable, Shortage
+from meshrun.runner.device.api import Device, NotCapturable, Shortage
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.system.host_memory import free_host_memory, keep_freed_memory
+
+if TYPE_CHECKING:
+    from meshrun.runner.device.copy_streams import CopyStreams
 
 PAGE, LINE = 4096, 64  # bytes, of memory and of a cache
 SPREAD = 39  # lines from one array to the next: any number of them is spread evenly (64 / golden ratio)

@@ -15,8 +15,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from meshrun.runner.device.api import HEADERS, CopyStreams, Device, NotCapturable, Shortage, bytes_needed
-from meshrun.runner.device.copy_streams import CudaCopyStreams
+from meshrun.runner.device.api import HEADERS, Device, NotCapturable, Shortage, bytes_needed
+from meshrun.runner.device.copy_streams import CopyStreams
 from meshrun.runner.device.nvrtc import compile_kernel
 from meshrun.runner.errors import RunError, first_line
 from meshrun.runner.region import Array, Shape
@@ -177,7 +177,7 @@ class CudaBackend:
         return 2 * int(source.nbytes) / min(self.elapsed(a, b) for a, b in pairwise(marks[1:]))
 
     def copy_streams(self) -> CopyStreams:
-        return CudaCopyStreams(self.device.index, self.stream)
+        return CopyStreams(self.device.index, self.stream)
 
 
 def _refuse_to_allocate(nbytes: int) -> Any:

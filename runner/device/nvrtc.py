@@ -6,9 +6,7 @@ CuPy's RawModule is not used: it sets -ftz=true, with which numbers below 2^-126
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import cupy
 from cupy.cuda import compiler
 
 from meshrun.runner.system import cached_files
-from meshrun.runner.system.compiler import cache_folder
+from meshrun.runner.system.cached_files import cache_folder
 
 SHARED_BYTES = 48 << 10  # of a block; more needs funcSetAttribute
 LOCAL_BYTES = 3  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
@@ -33,17 +31,13 @@ def compile_kernel(source: str, name: str, options: tuple[str, ...], shared: int
     options = ("-std=c++17", *options, *(f"-I{folder}" for folder in _headers()))
     device = cupy.cuda.Device()
     words = (source, name, *options, device.compute_capability, str(cupy.cuda.nvrtc.getVersion()))
-    key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:40]
-    folder = cache_folder()
-    path = folder / f"{key}.cubin" if folder is not None and cached_files.is_usable(folder) else None
-    kept = None if path is None else cached_files.read(path)
+    path = cached_files.path_of(cache_folder(), words, ".cubin")
+    kept = cached_files.read(path)
     if kept is None:
         binary, names = compiler.compile_using_nvrtc(source, options, None, "kernel.cu", (name,))
         binary = binary.encode() if isinstance(binary, str) else binary
         kept = names[name].encode() + b"\0" + binary
-        if path is not None:
-            with suppress(OSError):  # such as a full disk: the next run compiles again
-                cached_files.write(path, kept)
+        cached_files.keep(path, kept)
     mangled, _, binary = kept.partition(b"\0")
     module = cupy.cuda.function.Module()
     module.load(binary)

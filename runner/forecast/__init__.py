@@ -1,5 +1,9 @@
 """All of `meshrun plan`: time and memory of a run, from a machine's rates and the shapes of its arrays.
 
-`machine` has the rates, `forecast` the model of runs of blocks, `job_forecast` that of other jobs, `planned`
-and its neighbours make the record. Nothing here touches a device or another rank.
+`plan` goes from the options to the record, by `maps`, `steps` or `jobs`, and `table` prints it. `machine` has
+the rates, `calibrate` measures them, `place` says what ranks there can do, `model` is the time of a map run.
+It knows neither the command line nor records. Others use `plan.plan_record`, `place.Place`,
+`jobs.JobForecast`, `machine` and `maps.beside_run`.
 """
+
+MAY_NOT_IMPORT = ("meshrun.launch.cli", "click", "meshrun.runner.run")

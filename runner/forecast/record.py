@@ -1,63 +1,16 @@
-"""A forecast as plain values, and the comparison of a run with its forecast."""
+"""What the record of every plan has: the job, its first input, the ranks and the machine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from meshrun.runner.device.api import Device
-from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.forecast import Forecast, enough, forecast
-from meshrun.runner.forecast.machine import Machine, choose, load
+from meshrun.runner.forecast.machine import Machine
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.options.stream_options import StreamOptions
-from meshrun.runner.plan.chunking import Files
-from meshrun.runner.plan.task import ArrayType, Task
-from meshrun.runner.report.record import Record, envelope, plain
-from meshrun.runner.report.spans import STAGES
+from meshrun.runner.plan.task import ArrayType
+from meshrun.runner.report.record import Record, envelope, plain, type_record
 
 SCHEMA = 1
-
-
-def record(forecasts: Sequence[Forecast], task: Task, machine: Machine, options: StreamOptions) -> Record:
-    """Return the last forecast in full and the times of the others, as plain values."""
-    last = forecasts[-1]
-    part = last.part
-    found = {
-        "result": type_record(task.known[0]),
-        "inputs": {field.name: type_record((field.shape, field.dtype)) for field in task.fields},
-        "results": {
-            name: type_record(known) for name, known in zip(task.job.output_names, task.known, strict=True)
-        },
-        "grid": list(last.grid),
-        "boundary": task.boundary,
-        "streamed": part.streamed,
-        "chunks": part.chunks,
-        "chunk_rows": part.chunk_rows,
-        "depth": min(options.under_way, part.chunks) if part.streamed else 1,
-        "memory": asdict(part.memory),
-        "stages": [asdict(row) for row in last.rows],
-        "fill_seconds": last.fill,
-        "seconds": last.seconds,
-        "start_seconds": last.start,
-        "limit": last.limit.name,
-        "by_ranks": [
-            {
-                "ranks": one.ranks,
-                "hosts": one.hosts,
-                "streamed": one.part.streamed,
-                "seconds": one.seconds,
-                "start_seconds": one.start,
-                "limit": one.limit.name,
-            }
-            for one in forecasts
-        ],
-        "enough_ranks": enough(forecasts),
-    }
-    array = task.shape, task.dtype
-    return plan_envelope(task.job, task.parameters, array, machine, last.ranks, last.hosts, found)
 
 
 def plan_envelope(
@@ -84,65 +37,3 @@ def plan_envelope(
         },
     }
     return envelope("plan", SCHEMA, about | found)
-
-
-def type_record(array: ArrayType) -> dict[str, Any]:
-    """Return a shape and dtype as plain values."""
-    return {"shape": list(array[0]), "dtype": str(array[1])}
-
-
-def compare(
-    predicted: Forecast, measured: Mapping[str, tuple[int, float]], wall: float
-) -> list[dict[str, Any]]:
-    """Compare a run with its forecast, stage by stage and finally as a whole: rows of plain values.
-
-    measured: per stage, bytes of one rank and the seconds during which that rank had such work in progress
-    (with several threads fewer than the sum of their times). wall: seconds from the first byte read to the
-    last one written. In the rows: fraction: forecast seconds over measured seconds. source: of the rates that
-    the forecast is based on.
-    """
-    forecasts = {row.name: row.seconds for row in predicted.rows}
-    source = predicted.rows[0].source
-    rows = [_compared(name, *measured[name], forecasts.get(name)) for name in STAGES if name in measured]
-    return [{**row, "source": source} for row in (*rows, _compared("run", None, wall, predicted.seconds))]
-
-
-def beside_run(
-    task: Task,
-    device: Device,
-    here: Machine,
-    hosts: int,
-    options: StreamOptions,
-    rates: Path | None,
-    measured: Mapping[str, tuple[int, float]],
-    wall: float,
-    streamed: bool,
-    files: Files,
-    *,
-    grid: str | None,
-    keep_whole: bool,
-) -> list[dict[str, Any]] | None:
-    """Return `compare` for a completed run; None if no forecast can be made, for example of an unknown GPU.
-
-    task: cut into a block for each rank. device: of one rank. here: this host, without its GPUs. rates: the
-    file of measured rates, if there is one. streamed: whether the run was streamed; None is returned if the
-    forecast differs in that. files, grid, keep_whole: of the run, as for `forecast`.
-    """
-    try:
-        kept = load(rates) if rates is not None else None
-        machine = choose(device.name if device.kind == "cuda" else "cpu", kept, here)
-        predicted = forecast(task, machine, hosts, options, files, grid=grid, keep_whole=keep_whole)
-        return compare(predicted, measured, wall) if predicted.part.streamed == streamed else None
-    except (UserError, KeyError, ArithmeticError):  # the run itself has succeeded
-        return None
-
-
-def _compared(name: str, moved: int | None, seconds: float, predicted: float | None) -> dict[str, Any]:
-    return {
-        "stage": name,
-        "bytes": moved,
-        "bytes_per_second": moved / seconds if moved and seconds else None,
-        "forecast_seconds": predicted,
-        "seconds": seconds,
-        "fraction": predicted / seconds if predicted is not None and seconds else None,
-    }

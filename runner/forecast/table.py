@@ -1,4 +1,4 @@
-"""A forecast as text, and a comparison of forecast and measured times."""
+"""A plan, and the rates of a machine, as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshrun.runner.report.units import bytes_text, counted, percent_text, rate_
 
 
 def render(record: Mapping[str, Any]) -> str:
-    """The forecast's record, of `runner.forecast.record` or of `runner.forecast.planned_steps`."""
+    """The record of a plan: of a map job, of time steps or of another job."""
     if "steps" in record:
         return _render_steps(record)
     if "facts" in record:
@@ -136,23 +136,6 @@ def _render_steps(record: Mapping[str, Any]) -> str:
         )
         + "\n"
     )
-
-
-def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of `runner.forecast.forecast.compare`."""
-    found = [
-        (
-            row["stage"],
-            bytes_text(row["bytes"]) if row["bytes"] else "-",
-            rate_text(row["bytes_per_second"]) if row["bytes_per_second"] else "-",
-            "-" if row["forecast_seconds"] is None else seconds_text(row["forecast_seconds"]),
-            seconds_text(row["seconds"]),
-            "-" if row["fraction"] is None else percent_text(row["fraction"]),
-        )
-        for row in rows
-    ]
-    heads = ("stage", "bytes", "rate", "forecast", "measured", "forecast / measured")
-    return "\n".join(table(heads, found)) + "\n"
 
 
 def render_rates(rates: Mapping[str, float]) -> str:

@@ -15,9 +15,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-import numpy as np
-
-from meshrun.runner.arrays.halo.exchange import HaloPlan, Halos
+from meshrun.runner.arrays.distributed_array import DistributedArray
+from meshrun.runner.arrays.halo.exchange import (
+    HaloPlan,
+    connect,
+    exchange,
+    fill_own,
+    pack,
+    received_bytes,
+    start_exchange,
+)
 from meshrun.runner.comm.api import Message
 from meshrun.runner.compiler.result_type import ResultType, result_buffers, types_of, types_without_cells
 from meshrun.runner.device.api import Shortage
@@ -59,8 +66,8 @@ class Pipeline:
     progress: OnProgress = no_progress
 
     def __post_init__(self) -> None:
-        self.halos = Halos(halo_plans(self.task, self.world.rank))
-        low, high = self.halos.plans[0].widths[0]
+        self.plans = halo_plans(self.task, self.world.rank)
+        low, high = self.plans[0].widths[0]
         rows = self.region.shape[0]
         partition = self.task.partition
         cut = [axis for axis, parts in enumerate(partition.grid) if parts > 1]
@@ -76,38 +83,38 @@ class Pipeline:
         self._first: list[tuple[Rows, Results]] = []  # the piece that `prepare` has computed, if any
         self._sends: list[list[Message]] = []
         self._edges: list[tuple[Rows, Blocks]] = []
-        self._exchanged = 0
+        self._arrays: Sequence[DistributedArray] = []
+        self._exchanged = 0  # bytes received from other ranks, and as many sent
         self._shortage: Shortage | None = None  # of device memory, in a call on this rank
 
     @property
     def region(self) -> Region:
         """This rank's own cells, in the first array's indices."""
-        return self.halos.region
+        return self.plans[0].region
 
-    def prepare(self, blocks: Blocks) -> Task:
-        """Prepare `blocks` for the first call, and determine the results' shapes and dtypes.
+    def prepare(self, arrays: Sequence[DistributedArray]) -> Task:
+        """Prepare `arrays` for the first call, and determine the results' shapes and dtypes.
 
         If these are not declared, and always on a device, where kernels must be compiled, the first call is
         made here: on one slab, or on a device on as few rows as possible. `results` yields its results first.
         """
-        backend = self.world.backend
-        # Bytes received from other ranks, and as many sent.
-        self._exchanged = self.halos.received_bytes(blocks)
+        backend, blocks = self.world.backend, [array.block for array in arrays]
+        self._arrays, self._exchanged = arrays, received_bytes(arrays)
         if backend.asynchronous and self.world.size > 1:
             with self.phases("prepare"):
-                self.halos.connect(self.world.arrays, backend.empty((2,), np.dtype(np.uint8)))
+                connect(self.world, self.plans)
         if self.overlap:
             with self.phases("prepare"):
-                self.halos.fill_own(blocks)
+                fill_own(arrays)
                 # Before the interior is computed, which may happen in place.
-                self._sends = self.halos.pack(blocks)
+                self._sends = pack(arrays)
                 self._edges = [
                     ((a, b), [block[a : b + self._halo].copy() for block in blocks])
                     for a, b in self._border()
                 ]
         elif self.task.has_halo:
             with self.phases("exchange", self._exchanged):
-                self.halos.fill(blocks, self.world.arrays)
+                exchange(arrays)
         self._windows = windows(blocks, self._slabs(*self._interior), self._halo)
         if backend.asynchronous:
             with self.phases("prepare"):
@@ -120,9 +127,12 @@ class Pipeline:
                 self.task = self._settled()
         return self.task
 
-    def results(self, blocks: Blocks) -> Iterator[tuple[Region, Results]]:
+    def results(self) -> Iterator[tuple[Region, Results]]:
         """Yield results for rows of this rank, piece by piece, each with its region of the first array."""
+        blocks = [array.block for array in self._arrays]
         yield from self._on_device(blocks) if self.world.backend.asynchronous else self._on_host(blocks)
+        for array in self._arrays:  # the function may have changed its block
+            array.written()
         moved = self.task.input_bytes(self.region) + self.task.result_bytes(self.region)
         self.phases.add("kernel", 0, moved)
 
@@ -130,13 +140,13 @@ class Pipeline:
         """Compute slab by slab, and yield each result while it is in the cache."""
         if self.overlap:
             with self.phases("exchange", self._exchanged):
-                exchange = self.halos.start(blocks, self.world.arrays, self._sends)
+                started = start_exchange(self._arrays, self._sends)
         yield from map(self._placed, self._first)
         for rows, window in self._windows:
             yield self._placed(self._timed(rows, window))
         if self.overlap:
             with self.phases("exchange"):
-                exchange.finish()
+                started.finish()
             for rows, edge in self._filled_edges(blocks):
                 yield self._placed(self._timed(rows, edge))
 
@@ -177,7 +187,7 @@ class Pipeline:
         if self.overlap:
             with backend.beside(begin):
                 sent = backend.mark()
-                self.halos.start(blocks, self.world.arrays, self._sends).finish()
+                start_exchange(self._arrays, self._sends).finish()
                 received = backend.mark()
             for rows, edge in self._filled_edges(blocks):
                 self._within_memory(partial(compute, rows, edge))
@@ -226,7 +236,7 @@ class Pipeline:
 
     def _filled_edges(self, blocks: Blocks) -> Iterator[tuple[Rows, Blocks]]:
         """Yield the rows that need other ranks, with their halo, which must be in `blocks`."""
-        low, high = self.halos.plans[0].widths[0]
+        low, high = self.plans[0].widths[0]
         for rows, window in self._edges:
             for part, block in zip(window, blocks, strict=True):
                 if rows[0] == 0:
@@ -277,7 +287,7 @@ def agreed_results(world: World, task: Task, found: tuple[ResultType, ...] | Non
 
 
 def halo_plans(task: Task, rank: int) -> list[HaloPlan]:
-    """Return the plans by which a rank fills the halo of its block of each input."""
+    """Return the layout of a rank's block of each input."""
     return [HaloPlan(field.partition, rank, field.widths, task.boundary, task.cval) for field in task.fields]
 
 

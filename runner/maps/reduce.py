@@ -1,11 +1,8 @@
 """Reduction over a whole array; its bits do not depend on the number of ranks.
 
-The array is cut into tiles whose shape depends only on the array's shape. Each tile gives a
-small partial result. Partial results are combined in a binary tree over the tiles' numbers: two
-neighbours of equal size are combined if their pair starts at a multiple of the pair's size. A rank
-combines as many as possible of its own contiguous share; the remaining ones of all ranks are combined
-in the same tree. The cuts between ranks determine which rank combines two results, never which
-results are combined.
+The array is cut into tiles whose shape depends only on the array's shape. Each tile gives a small partial
+result. Partial results are combined in a binary tree over the tiles' numbers (`arrays.reduce`); each rank has
+a contiguous share of the tiles.
 """
 
 from __future__ import annotations
@@ -14,18 +11,18 @@ import inspect
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from meshrun.runner.arrays.decoded_inputs import open_decoded
+from meshrun.runner.arrays.reduce import Combine, Subtree, finish, fold
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.maps.decoded_inputs import open_decoded
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import HostArray, Region, Shape, chunk_region
 from meshrun.runner.report.phases import Phases
@@ -34,16 +31,6 @@ from meshrun.runner.world.world import World
 
 TILE = 1 << 20  # elements of a tile
 AHEAD = 3  # tiles read in advance
-Combine = Callable[[Any, Any], Any]
-
-
-@dataclass(frozen=True)
-class Subtree:
-    """Combined partial result of tiles first .. first + count - 1; count is a power of two."""
-
-    first: int
-    count: int
-    partial: Any
 
 
 def tile_shape(shape: Shape, limit: int) -> Shape:
@@ -67,31 +54,6 @@ def tile_region(shape: Shape, tile: Shape, number: int) -> Region:
     counts = [-(-length // step) for length, step in zip(shape, tile, strict=True)]
     place = np.unravel_index(number, counts) if counts else ()
     return chunk_region(tuple(map(int, place)), tile, shape)
-
-
-def fold(subtrees: Iterable[Subtree], combine: Combine) -> list[Subtree]:
-    """Combine neighbouring subtrees that are a pair of the tree; return the remaining ones."""
-    roots: list[Subtree] = []
-    for subtree in subtrees:
-        roots.append(subtree)
-        while len(roots) > 1 and _are_pair(roots[-2], roots[-1]):
-            right, left = roots.pop(), roots.pop()
-            roots.append(Subtree(left.first, 2 * left.count, combine(left.partial, right.partial)))
-    return roots
-
-
-def _are_pair(left: Subtree, right: Subtree) -> bool:
-    return left.count == right.count and left.first % (2 * left.count) == 0
-
-
-def finish(roots: list[Subtree], combine: Combine) -> Any:
-    """Combine the remaining roots: more than one if the number of tiles is not a power of two."""
-    if not roots:
-        return None
-    result = roots[-1].partial
-    for root in reversed(roots[:-1]):
-        result = combine(root.partial, result)
-    return result
 
 
 class Tiles:

@@ -1,8 +1,10 @@
-"""Options of `meshrun plan`, `job.plan` and `meshrun kernel`, where they are not as in a run."""
+"""Options of `meshrun plan` and `job.plan`; those of `meshrun kernel`, where they are not as in a run."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from meshrun.runner.options.run_options import RANKS_MOST, InputOptions, Options
 from meshrun.runner.options.step_options import StepOptions
@@ -14,8 +16,8 @@ KERNEL_STEPS_MOST = 16
 
 
 @dataclass(frozen=True)
-class MachineOptions:
-    """The machine of a plan. exchange_rate, network_rate: only of the command."""
+class Cluster:
+    """Where a run is to take place; None: not given. exchange_rate, network_rate: GB/s."""
 
     ranks: int = row(CountValue(RANKS_MOST), "Number of ranks.", metavar="N", required=True)
     hosts: int | None = row(
@@ -41,6 +43,43 @@ class MachineOptions:
     )
 
 
+@dataclass(frozen=True)
+class PlanOptions:
+    """Options of a plan; None: not given.
+
+    stream: size and number of chunks, and limits of memory. steps: time steps, and copies of the fields.
+    input_shape, input_dtype, input_order: of inputs without a header, as texts. grid, boundary, cval: as in a
+    run.
+    """
+
+    cluster: Cluster
+    stream: StreamOptions
+    steps: StepOptions
+    input_shape: str | None = None
+    input_dtype: str | None = None
+    input_order: str | None = None
+    grid: str | None = None
+    boundary: str | None = None
+    cval: float | None = None
+
+    def value(self, name: str) -> Any:
+        """Return the value of an option by its name; None if it is not given."""
+        group = next(one for one in (self, self.cluster, self.stream, self.steps) if hasattr(one, name))
+        value = getattr(group, name)
+        return None if name == "copies" and value == "auto" else value
+
+
+def plan_options(values: Mapping[str, Any]) -> PlanOptions:
+    """Build PlanOptions from the values of options that have been read, by name; None: not given."""
+    given = {name: value for name, value in values.items() if value is not None}
+    kinds: dict[str, Any] = {"cluster": Cluster, "stream": StreamOptions, "steps": StepOptions}
+    groups = {
+        group: kind(**{name: given.pop(name) for name in rows(kind) if name in given})
+        for group, kind in kinds.items()
+    }
+    return PlanOptions(**groups, **given)
+
+
 def shown_inputs(several: bool) -> list[OptionRow]:
     """Return the options that describe a raw input, or an array instead of it. several: there are more."""
     shape, dtype, order = rows(InputOptions).values()
@@ -50,7 +89,7 @@ def shown_inputs(several: bool) -> list[OptionRow]:
 
 def plan_rows(*, steps: bool = True) -> list[OptionRow]:
     """Return the options of a plan besides those of inputs, in the order of help texts."""
-    machine, own, stream, of_steps = map(rows, (MachineOptions, Options, StreamOptions, StepOptions))
+    machine, own, stream, of_steps = map(rows, (Cluster, Options, StreamOptions, StepOptions))
     memory = "a quarter of the host's, shared by its ranks"
     return [
         *(machine[name] for name in ("ranks", "hosts", "gpu")),

@@ -95,11 +95,10 @@ class Options:
 
 def run_rows(*, steps: bool = True) -> list[OptionRow]:
     """Return the options of a run in the order of help texts. steps: of a job that takes steps."""
-    own = dict(rows(Options))
-    of_steps = [own.pop("fuse"), own.pop("fuse_math"), *rows(StepOptions).values()]
-    debug = own.pop("debug")
-    inputs, stream = rows(InputOptions).values(), rows(StreamOptions).values()
-    return [*own.values(), *inputs, *(of_steps if steps else ()), *stream, debug]
+    own, inputs, stream = rows(Options), rows(InputOptions).values(), rows(StreamOptions).values()
+    of_steps = [own["fuse"], own["fuse_math"], *rows(StepOptions).values()]
+    first = [row for name, row in own.items() if name not in ("fuse", "fuse_math", "debug")]
+    return [*first, *inputs, *(of_steps if steps else ()), *stream, own["debug"]]
 
 
 RANKS = OptionRow(

@@ -45,9 +45,10 @@ class FieldChange:
 
 
 @dataclass(frozen=True)
-class Steady:
-    """Stop when the state is steady. tolerance: greatest relative change; None: as the job declares."""
+class NamedRule:
+    """Stop by a rule that the job provides. tolerance: as given; None: as the job chooses."""
 
+    name: str
     tolerance: float | None = None
 
 
@@ -69,22 +70,22 @@ def parse_interval(text: str) -> SaveInterval:
     )
 
 
-def parse_until(text: str) -> float | FieldChange | Steady:
+def parse_until(text: str) -> float | FieldChange | NamedRule:
     """Parse when to stop: 1e-6 (a change in a step), 1e-6:u,v (of some fields), steady or steady:1e-6.
 
     Raises UserError for other texts.
     """
     word, colon, rest = text.strip().partition(":")
-    steady = word == "steady"
-    if steady and not colon:
-        return Steady()
+    named = word == "steady"
+    if named and not colon:
+        return NamedRule(word)
     try:
-        tolerance = float(rest if steady else word)
+        tolerance = float(rest if named else word)
     except ValueError:
         tolerance = math.nan
-    if steady and 0 < tolerance < 1:
-        return Steady(tolerance)
-    if steady:
+    if named and 0 < tolerance < 1:
+        return NamedRule(word, tolerance)
+    if named:
         raise UserError(f"{text!r} has no tolerance", expected="a number between 0 and 1: steady:1e-6")
     if not tolerance >= 0:
         raise UserError(
@@ -134,7 +135,7 @@ class StepOptions:
         default="auto",
         default_text="two where they fit",
     )
-    until: float | FieldChange | Steady | None = row(
+    until: float | FieldChange | NamedRule | None = row(
         ParsedValue(
             parse_until,
             float | str | tuple[float, str | Sequence[str]],

@@ -2,7 +2,7 @@
 
 Pure arithmetic on shapes, dtypes and numbers. The caller supplies the facts: a run gathers them from its
 ranks and files (`runner.maps.streamed.chunk_agreement`), a forecast takes them from a machine's
-rates (`runner.forecast.forecast`).
+rates (`runner.forecast.model`).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,12 +58,14 @@ class Partition:
     """An array's shape cut by a grid; `partition[rank]` is that rank's region.
 
     `grid` has one entry per axis of `shape`; their product is the number of ranks. units: per leading axis,
-    what lengths of blocks are multiples of, as the array's is; 1 along the other axes.
+    what lengths of blocks are multiples of, as the array's is; 1 along the other axes. starts: per axis,
+    where the blocks begin; (): they are balanced.
     """
 
     shape: Shape
     grid: Shape
     units: Shape = ()
+    starts: tuple[Shape, ...] = ()
 
     @cached_property
     def size(self) -> int:
@@ -73,11 +76,30 @@ class Partition:
 
     def bounds(self, axis: int, coordinate: int) -> tuple[int, int]:
         """Return start and stop along `axis` of the blocks at a grid coordinate."""
+        if self.starts:
+            start, stop = (*self.starts[axis], self.shape[axis])[coordinate : coordinate + 2]
+            return start, stop
         return bounds(self.shape[axis], self.grid[axis], coordinate, self.unit(axis))
 
     def owner(self, axis: int, position: int) -> int:
         """Return the grid coordinate of the blocks that hold cell `position` of `axis`."""
+        if self.starts:
+            return bisect_right(self.starts[axis], position) - 1
         return owner(self.shape[axis], self.grid[axis], position, self.unit(axis))
+
+    def of_size(self, shape: Shape, every: Shape) -> Partition:
+        """Return the partition of another array on the same space, for arrays that are computed together.
+
+        every: per axis, the cells of this array from one cell of the other to the next. Cell i of the other
+        is on the rank of cell `i * every` here, or of the last one here. So an array of n + 1 faces is split
+        as its n cells are, and a coarse grid as the fine one. Blocks may be empty.
+        """
+        starts = []
+        for axis, (length, step) in enumerate(zip(shape, every, strict=True)):
+            firsts = [self.bounds(axis, number)[0] for number in range(1, self.grid[axis])]
+            cuts = [length if a == self.shape[axis] else min(-(-a // step), length) for a in firsts]
+            starts.append((0, *cuts))
+        return Partition(shape, self.grid, starts=tuple(starts))
 
     def coordinates(self, rank: int) -> Shape:
         place = []
@@ -113,6 +135,23 @@ def split_along(shape: Shape, axis: int, parts: int) -> Partition:
 def parts_of(shape: Shape, split: SupportsIndex | Parts, parts: int) -> Parts:
     """Return the partition along an axis, or the one that is given as `split`."""
     return split_along(shape, operator.index(split), parts) if isinstance(split, SupportsIndex) else split
+
+
+def split_over(shape: Shape, split: int | Sequence[int], ranks: int) -> Partition:
+    """Return the partition along an axis, or with so many parts along each of the first axes.
+
+    Raises UserError if the array has no such axes, or if the parts are not one for each rank.
+    """
+    if isinstance(split, SupportsIndex):
+        return split_along(shape, operator.index(split), ranks)
+    grid = tuple(operator.index(parts) for parts in split)
+    if len(grid) > len(shape) or min(grid, default=1) < 1 or math.prod(grid) != ranks:
+        raise UserError(
+            "the array cannot be split into such parts",
+            got=f"{'x'.join(map(str, grid)) or 'none'} for shape {shape} on {ranks} rank(s)",
+            expected=f"numbers of parts that multiply to {ranks}, one for each of the first axes",
+        )
+    return Partition(shape, grid + (1,) * (len(shape) - len(grid)))
 
 
 def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:

@@ -24,7 +24,8 @@ from operator import index
 from typing import Any
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.plan.grid import Partition, owner
+from meshrun.runner.options.choices import BOUNDARIES
+from meshrun.runner.plan.grid import Partition
 from meshrun.runner.region import Shape
 
 Widths = tuple[tuple[int, int], ...]
@@ -54,6 +55,12 @@ def _pair(width: Any) -> tuple[int, int]:
     """Return the (low, high) of one axis. Raises TypeError or ValueError."""
     low, high = width if isinstance(width, list | tuple) else (width, width)
     return index(low), index(high)
+
+
+def check_boundary(boundary: str) -> None:
+    """Raise UserError for a boundary that does not exist."""
+    if boundary not in BOUNDARIES:
+        raise UserError("unknown boundary", got=boundary, expected=", ".join(BOUNDARIES))
 
 
 def check_widths(widths: Widths, shape: Shape) -> None:
@@ -111,32 +118,26 @@ def axis_copies(
     partition: Partition, axis: int, coordinate: int, width: tuple[int, int], boundary: str
 ) -> list[AxisCopy]:
     """Return the copies that fill block `coordinate` along `axis`; the first one is its own cells."""
-    length, parts = partition.shape[axis], partition.grid[axis]
     start, stop = partition.bounds(axis, coordinate)
     if start == stop:
         return []
     low, high = width
     found = [AxisCopy(low, stop - start, start, 1, coordinate)]
     for first, last in ((start - low, start), (stop, stop + high)):
-        found += copies_beyond(
-            length, parts, range(first, last), first - (start - low), boundary, partition.unit(axis)
-        )
+        found += copies_beyond(partition, axis, range(first, last), first - (start - low), boundary)
     return found
 
 
 def copies_beyond(
-    length: int, parts: int, positions: range, target: int, boundary: str, unit: int = 1
+    partition: Partition, axis: int, positions: range, target: int, boundary: str
 ) -> Iterator[AxisCopy]:
-    """Yield copies that fill `positions` of an axis, inside or outside, from `target` of a padded block.
-
-    parts, unit: of the axis, as for `owner`.
-    """
+    """Yield copies that fill `positions` of an axis, inside or outside, from `target` of a padded block."""
     open_copy: AxisCopy | None = None
     for offset, position in enumerate(positions):
-        source = source_index(position, length, boundary)
+        source = source_index(position, partition.shape[axis], boundary)
         if source is None:
             continue
-        place = owner(length, parts, source, unit)
+        place = partition.owner(axis, source)
         if open_copy is not None and place == open_copy.owner:
             step = source - (open_copy.source + open_copy.step * (open_copy.count - 1))
             if step in (-1, 0, 1) and (open_copy.count == 1 or step == open_copy.step):

@@ -25,16 +25,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 from meshrun.runner.plan.chunking import block_memory
+from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import AxisCopy, Widths, copies_beyond
 from meshrun.runner.plan.task import Field, Task
 from meshrun.runner.region import Region
 
 Rows = tuple[int, int]
 BANDS = 16  # of a block in one copy, about
-EXCHANGE = 8e-6  # seconds of an exchange between devices, beside the time of its bytes
-DEVICE_MEMORY = 4e12  # bytes per second that a device reads and writes
-STEPS_BETWEEN = (1, 2, 4, 8)  # steps between two exchanges that are considered
-MOST_AXES = 2  # of arrays for which more than one is considered
 LINE = 128  # bytes, of a GPU's cache: a multiple lies between rows of blocks that a kernel takes
 
 
@@ -134,41 +131,6 @@ def _times(width: tuple[int, int], steps: int) -> tuple[int, int]:
     return steps * width[0], steps * width[1]
 
 
-def most_steps(task: Task) -> int:
-    """Return the most steps between two exchanges: the halo must lie within the neighbouring block.
-
-    A mirrored boundary needs one cell more. 0: no limit, as nothing is exchanged.
-    """
-    limits = []
-    for length, parts, width in zip(task.shape, task.partition.grid, task.widths, strict=True):
-        if parts > 1 and width != (0, 0):
-            smallest = length // parts - (task.boundary == "mirror")
-            limits.append(max(smallest // max(width), 1))
-    return min(limits, default=0)
-
-
-def fastest_steps(task: Task) -> int:
-    """Return the steps between two exchanges that take the least time, as predicted, for steps of a device.
-
-    An exchange takes `EXCHANGE` seconds beside the time of its bytes, which are the same for any number of
-    steps. With `steps` between two of them, each step computes (steps - 1) / 2 layers more per cell of the
-    halo along each axis that is split. Over three axes, where layers are large, one step is taken.
-    """
-    region = task.partition[0]
-    if len(region.shape) > MOST_AXES:
-        return 1
-    moved = task.input_bytes(region) + task.result_bytes(region)
-    extra = 0.0
-    for length, parts, width in zip(region.shape, task.partition.grid, task.widths, strict=True):
-        if parts > 1 and length:
-            extra += sum(width) * moved / length / DEVICE_MEMORY
-
-    def seconds(steps: int) -> float:
-        return EXCHANGE / steps + (steps - 1) / 2 * extra
-
-    return min(STEPS_BETWEEN, key=seconds)
-
-
 def step_pieces(task: Task, own: Region, remaining: int, cut: Sequence[bool], *, apart: bool) -> list[Piece]:
     """Return the cells of a block to compute in a step after which `remaining` follow without an exchange.
 
@@ -203,7 +165,7 @@ def edge_copies(
     """Return, axis by axis, the copies that fill the cells beyond the array along the cut axes.
 
     own: the block's cells. widths: of the block's whole halo. A copy's target is an index of the whole array,
-    negative before it. Its source is in the block if `most_steps` allows the halo.
+    negative before it. Its source is in the block: the halo lies within the neighbouring one.
     """
     found = []
     for axis, length in enumerate(field.shape):
@@ -212,8 +174,9 @@ def edge_copies(
         low, high = field.widths[axis]
         first, last = own.start[axis] - widths[axis][0], own.stop[axis] + widths[axis][1]
         before, after = range(max(-low, first), 0), range(length, min(length + high, last))
+        whole = Partition((length,), (1,))
         for positions in (before, after):
-            found += [(axis, copy) for copy in copies_beyond(length, 1, positions, positions.start, boundary)]
+            found += [(axis, copy) for copy in copies_beyond(whole, 0, positions, positions.start, boundary)]
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -14,10 +15,9 @@ import numpy as np
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.grid import Partition, parse_grid
-from meshrun.runner.plan.halo import Widths, check_widths, normalize
+from meshrun.runner.plan.halo import Widths, check_boundary, check_widths, normalize
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.report.units import counted
 
@@ -374,12 +374,21 @@ def in_own_byte_order(result: Any) -> Any:
     return result.astype(result.dtype.newbyteorder("="))
 
 
+def masked_cells(array: Any) -> int:
+    """Return the number of an array's masked cells.
+
+    Masked arrays are made by numpy.ma, which takes 20 ms to import: without it there are none.
+    """
+    masked = sys.modules.get("numpy.ma")
+    return int(masked.getmaskarray(array).sum()) if masked is not None and masked.is_masked(array) else 0
+
+
 def check_unmasked(what: str, result: Any) -> None:
     """Raise RunError for a result with masked cells: outputs have no mask. what: what is wrong then."""
-    if np.ma.is_masked(result):
+    if count := masked_cells(result):
         raise RunError(
             f"{what}, and outputs have no mask",
-            got=counted(int(np.ma.getmaskarray(result).sum()), "masked cell"),
+            got=counted(count, "masked cell"),
             hint="return result.filled(value)",
         )
 
@@ -430,8 +439,7 @@ def plan_task(
     if job.check is not None:
         job.check(shape, dtype, **parameters)
     chosen = boundary or job.boundary
-    if chosen not in BOUNDARIES:
-        raise UserError("unknown boundary", got=chosen, expected=", ".join(BOUNDARIES))
+    check_boundary(chosen)
     if cval is not None and chosen != "constant":
         raise UserError(
             f"{option('cval')} does not apply: it is the constant of {option('boundary', 'constant')}",

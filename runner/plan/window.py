@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
+from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import AxisCopy, Slices, Widths, copies_beyond
 from meshrun.runner.region import Array, Region, Shape
 
@@ -118,8 +119,9 @@ def _axis_copies(start: int, stop: int, width: Range, length: int, boundary: str
     first, last = start - width[0], stop + width[1]
     inside = range(max(first, 0), min(last, length))
     found = [AxisCopy(inside.start - first, len(inside), inside.start, 1, 0)]
+    whole = Partition((length,), (1,))
     for beyond in (range(first, 0), range(max(length, first), last)):
-        found += copies_beyond(length, 1, beyond, beyond.start - first, boundary)
+        found += copies_beyond(whole, 0, beyond, beyond.start - first, boundary)
     return found
 
 

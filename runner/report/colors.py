@@ -1,4 +1,4 @@
-"""Colour maps of frames: 255 colours from control points, and one more for what is not a number; isolines.
+"""Colour maps of frames: 255 colours from control points, and one more for what is not a number.
 
 viridis and inferno: S. van der Walt and N. Smith, 2015 (CC0). coolwarm: K. Moreland, "Diverging Color Maps
 for Scientific Visualization", 2009. 33 points each; between them colours are interpolated linearly.
@@ -14,9 +14,7 @@ from meshrun.runner.region import HostArray
 
 COLORS = 255
 NOT_A_NUMBER = 255  # index of its colour
-LINE = 254  # index of the colour of lines, where there are any: in place of the map's last
 MAGENTA = (255, 0, 255)
-BLACK, WHITE = bytes((16, 16, 16)), bytes((255, 255, 255))
 POINTS = {
     "viridis": (
         "440154 470d60 48186a 482374 472d7b 453781 424086 3e4989 3b528b 375b8d 33638d 2f6b8e 2c728e "
@@ -37,41 +35,14 @@ POINTS = {
 }
 
 
-def palette(name: str, other: tuple[int, int, int] = MAGENTA, *, lines: bool = False) -> bytes:
-    """Return 256 colours of 3 bytes each: the map's, then that of values that are not finite, `other`.
-
-    lines: the last but one is that of lines: black on a map that is light in the middle, else white.
-    """
+def palette(name: str, other: tuple[int, int, int] = MAGENTA) -> bytes:
+    """Return 256 colours of 3 bytes each: the map's, then that of values that are not finite, `other`."""
     points = np.array([[int(word[i : i + 2], 16) for i in (0, 2, 4)] for word in POINTS[name].split()])
     places = np.linspace(0, len(points) - 1, COLORS)
     channels = [np.interp(places, np.arange(len(points)), points[:, channel]) for channel in range(3)]
     colors = np.rint(np.stack(channels, axis=1)).astype(np.uint8)
-    if lines:
-        colors[LINE] = list(BLACK if name == "coolwarm" else WHITE)
     found: bytes = colors.tobytes()
     return found + bytes(other)
-
-
-def isolines(values: HostArray, low: float, high: float, count: int) -> HostArray:
-    """Return the pixels on `count` lines of equal value, evenly spaced between `low` and `high`: bool.
-
-    values: (rows, columns). A pixel is on a line that passes between it and the pixel below or to the right.
-    There are no lines at values that are not finite.
-    """
-    with np.errstate(invalid="ignore"):
-        band = np.floor((values.astype(np.float64) - low) * ((count + 1) / (high - low)))
-        band = np.clip(band, 0, count)
-    found = np.zeros(values.shape, bool)
-    finite = np.isfinite(band)
-    found[:-1] |= (band[:-1] != band[1:]) & finite[:-1] & finite[1:]
-    found[:, :-1] |= (band[:, :-1] != band[:, 1:]) & finite[:, :-1] & finite[:, 1:]
-    return found
-
-
-def draw_lines(picture: HostArray, lines: HostArray) -> None:
-    """Draw lines into a picture of indices of colours, whose palette has one for them. lines: bool."""
-    picture[picture == LINE] = LINE - 1
-    picture[lines] = LINE
 
 
 def indices(values: HostArray, low: float, high: float) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -61,6 +61,11 @@ def envelope(kind: str, version: int, payload: Mapping[str, Any]) -> Record:
     older than the envelope, is kept.
     """
     return {"schema": version, "kind": kind, "version": version, **payload}
+
+
+def type_record(array: tuple[Sequence[int], np.dtype[Any]]) -> dict[str, Any]:
+    """Return an array's shape and dtype as plain values."""
+    return {"shape": list(array[0]), "dtype": str(array[1])}
 
 
 def json_text(kind: str, version: int, payload: Mapping[str, Any]) -> str:

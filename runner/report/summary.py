@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from meshrun.runner.errors import show
-from meshrun.runner.forecast.table import render_comparison
 from meshrun.runner.options.spelling import option
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.table import table
-from meshrun.runner.report.units import bytes_text, cells_text, counted, figure, seconds_text
+from meshrun.runner.report.units import (
+    bytes_text,
+    cells_text,
+    counted,
+    figure,
+    percent_text,
+    rate_text,
+    seconds_text,
+)
 
 COLUMNS = ("phase", "slowest rank", "fastest rank", "bytes", "GB/s a rank", "of limit")
 
@@ -20,6 +28,23 @@ def render(record: Record) -> str:
     rows = [_row(record, name, phase) for name, phase in record["phases"].items()]
     lines = [_headline(record), "", *table(COLUMNS, rows), "", *_notes(record)]
     return "\n".join(lines) + "\n"
+
+
+def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The times of a run's stages beside those of its forecast, whose rows are `rows`."""
+    found = [
+        (
+            row["stage"],
+            bytes_text(row["bytes"]) if row["bytes"] else "-",
+            rate_text(row["bytes_per_second"]) if row["bytes_per_second"] else "-",
+            "-" if row["forecast_seconds"] is None else seconds_text(row["forecast_seconds"]),
+            seconds_text(row["seconds"]),
+            "-" if row["fraction"] is None else percent_text(row["fraction"]),
+        )
+        for row in rows
+    ]
+    heads = ("stage", "bytes", "rate", "forecast", "measured", "forecast / measured")
+    return "\n".join(table(heads, found)) + "\n"
 
 
 def show_result(result: Any, stream: TextIO) -> None:

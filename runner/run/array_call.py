@@ -10,24 +10,25 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
-from meshrun.runner.compiler.decide import fused, with_inferred_halo
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.maps.in_memory import Pipeline, no_progress
-from meshrun.runner.maps.split_probe.probe import check_split
+from meshrun.runner.maps.in_memory import Pipeline
+from meshrun.runner.maps.split_probe import check_split
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.spelling import python_caller
 from meshrun.runner.options.values import whole_number
-from meshrun.runner.plan.task import Task, check_feeds, plan_task
+from meshrun.runner.plan.task import Task, check_feeds, masked_cells, plan_task
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.units import counted
-from meshrun.runner.run.context import RunContext
-from meshrun.runner.run.execute import call
+from meshrun.runner.run.prepare import RunContext, fused
+from meshrun.runner.run.services.job_run import call, usable_memory
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import MemorySource
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -57,10 +58,10 @@ def host_array(array: Any) -> HostArray:
 
     Raises UserError for an array with masked cells, whose mask a job does not see.
     """
-    if np.ma.is_masked(array):
+    if count := masked_cells(array):
         raise UserError(
             "the input is a masked array, and a job does not see its mask",
-            got=counted(int(np.ma.getmaskarray(array).sum()), "masked cell"),
+            got=counted(count, "masked cell"),
             hint="array.filled(value), or the mask as another input",
         )
     found = np.asarray(array)
@@ -119,7 +120,7 @@ def _stepper(
     task = with_known_results(_task(world, job, arrays, parameters, steps), world.backend)
     check_feeds(task)
     stepper = Stepper(world, task, Phases(world.backend.synchronize), keep_finals=True)
-    stepper.start(_blocks(world, stepper.plans, arrays))
+    stepper.start(_distributed(world, stepper.plans, arrays))
     return stepper
 
 
@@ -148,13 +149,13 @@ def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, A
     return task
 
 
-def _blocks(world: World, plans: Sequence[HaloPlan], arrays: Sequence[Any]) -> list[Any]:
-    """Return padded blocks whose own cells are the arrays."""
-    blocks = []
+def _distributed(world: World, plans: Sequence[HaloPlan], arrays: Sequence[Any]) -> list[DistributedArray]:
+    """Return distributed arrays whose own cells are the arrays."""
+    found = []
     for plan, array in zip(plans, arrays, strict=True):
-        blocks.append(plan.empty(world.backend, np.dtype(array.dtype)))
-        blocks[-1][plan.core] = array
-    return blocks
+        found.append(empty_array(world, plan, np.dtype(array.dtype)))
+        found[-1].interior[...] = array
+    return found
 
 
 def _check_arrays(job: Job, arrays: Sequence[Any]) -> None:
@@ -174,22 +175,17 @@ def _check_arrays(job: Job, arrays: Sequence[Any]) -> None:
 
 def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     parameters = job.complete(parameters)
-    phases = Phases(world.backend.synchronize)
     if "create" in job.services:
         raise UserError(f"job {job.name} takes files", hint=f"{job.name}.run(INPUT, ..., OUTPUT)")
     if job.kind != "map":
         source = MemorySource(arrays[0])
-        return call(
-            RunContext(
-                world, job, parameters, [source], [], Options(), OutputTransaction(), no_progress, phases
-            )
-        )
+        run = RunContext(world, job, parameters, Options(), OutputTransaction(), sources=[source])
+        return call(run, memory=usable_memory(run))
     task = _task(world, job, arrays, parameters)
-    pipeline = Pipeline(world, task, phases)
-    blocks = _blocks(world, pipeline.halos.plans, arrays)
-    task = pipeline.prepare(blocks)
+    pipeline = Pipeline(world, task, world.phases)
+    task = pipeline.prepare(_distributed(world, pipeline.plans, arrays))
     wholes = [world.backend.empty(*known) for known in task.known]
-    for region, results in pipeline.results(blocks):
+    for region, results in pipeline.results():
         for number, (whole, result) in enumerate(zip(wholes, results, strict=True)):
             whole[task.output_region(region, number).slices] = result
     return wholes[0] if len(wholes) == 1 else tuple(wholes)

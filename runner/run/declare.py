@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Halo, Job, Trials
 from meshrun.runner.job.signature import Kind, fitted, option_names, read_signature, run_name
-from meshrun.runner.options.choices import BOUNDARIES, FUSE, Boundary, Fuse
-from meshrun.runner.options.plan_options import plan_keywords
+from meshrun.runner.options.choices import FUSE, Boundary, Fuse
+from meshrun.runner.options.plan_options import plan_keywords, plan_options
 from meshrun.runner.options.run_options import RANKS, run_options, run_rows
 from meshrun.runner.options.spelling import python_caller
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.table import OptionRow, described, read_keywords, rows
+from meshrun.runner.plan.halo import check_boundary
 from meshrun.runner.run.signatures import (
     IterateCall,
     IterateMethod,
@@ -88,7 +89,7 @@ def _run(job: Job, /, input: Any, output: Any = None, **keywords: Any) -> RunRec
 
 
 def _plan(job: Job, /, *inputs: str | Path, **keywords: Any) -> PlanRecord:
-    from meshrun.runner.forecast.planned import plan_record
+    from meshrun.runner.forecast.plan import plan_record
     from meshrun.runner.run.record.run_record import PlanRecord
 
     table = plan_keywords()
@@ -98,8 +99,8 @@ def _plan(job: Job, /, *inputs: str | Path, **keywords: Any) -> PlanRecord:
         if others := [type(path).__name__ for path in inputs if not isinstance(path, str | os.PathLike)]:
             hint = "input_shape=array.shape, input_dtype=array.dtype"
             raise UserError("a plan is of files", got=", ".join(others), expected="paths", hint=hint)
-        options = {row.name: row.default for row in table} | read_keywords(table, given)
-        return PlanRecord(plan_record(job, [str(path) for path in inputs], parameters, **options))
+        options = plan_options(read_keywords(table, given))
+        return PlanRecord(plan_record(job, [str(path) for path in inputs], parameters, options))
 
 
 def _iterate(job: Job, /, *arrays: Any, **keywords: Any) -> Any:
@@ -308,8 +309,7 @@ def map_blocks(
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob[Any]:
-        if boundary not in BOUNDARIES:
-            raise UserError("unknown boundary", got=boundary, expected=", ".join(BOUNDARIES))
+        check_boundary(boundary)
         if fuse not in FUSE:
             raise UserError("unknown value of fuse=", got=fuse, expected=", ".join(FUSE))
         beside = {
@@ -393,6 +393,7 @@ def job(function: Callable[Concatenate[Any, P], object], /) -> DeclaredJob[Calla
 def job(
     *,
     inputs: Sequence[str] = (),
+    outputs: int | Sequence[str] = 1,
     reference: Callable[..., Any] | None = None,
     verify: Callable[..., Any] | None = None,
     forecast: Callable[..., Any] | None = None,
@@ -403,6 +404,7 @@ def job(
     function: Callable[..., Any] | None = None,
     *,
     inputs: Sequence[str] = (),
+    outputs: int | Sequence[str] = 1,
     reference: Callable[..., Any] | None = None,
     verify: Callable[..., Any] | None = None,
     forecast: Callable[..., Any] | None = None,
@@ -416,14 +418,16 @@ def job(
     renamed to OUTPUT when every rank has returned. argument: INPUT as a text; the runner does not open it
     then. simulate: takes time steps of a map job that the function makes, and writes their frames to OUTPUT;
     see `runner.run.services.simulation`. With it, the options of time steps apply. inputs: the opened arrays
-    of several inputs. create: creates the array OUTPUT, whose parts all ranks write; see
-    `runner.run.services.created_output`. memory: bytes that this rank may use for arrays, of its device or,
-    for a CPU rank, of its host; with it, host_memory and device_memory apply.
+    of several inputs. create: creates the array OUTPUT, whose parts all ranks write, and with each further
+    call the next of several outputs; see `runner.run.services.created_output`. memory: bytes that this rank
+    may use for arrays, of its device or, for a CPU rank, of its host; with it, host_memory and
+    device_memory apply.
 
-    inputs: names of the inputs, if there are several. verify: (world, inputs, output, mode, **parameters) ->
-    the record of the check. `verify` calls it on every rank, with the inputs and the created output as they
+    inputs: names of the inputs, if there are several. outputs: their number, or their names, of a job that
+    creates its outputs. verify: (world, inputs, output, mode, **parameters) -> the record of the check.
+    `verify` calls it on every rank, with the inputs and the created output (of several, a list) as they
     are read back from their files, and "sample" or "full"; it raises RunError on every rank if the output is
-    wrong. forecast: (place, inputs, **parameters) -> `runner.forecast.job_forecast.JobForecast`, for
+    wrong. forecast: (place, inputs, **parameters) -> `runner.forecast.jobs.JobForecast`, for
     `meshrun plan`; `inputs` are pairs of shape and dtype. reference: (array, **parameters) -> the expected
     mapping, or (mapping, {name: absolute tolerance}); `parameters` as in `map_blocks`. trials: as in
     `map_blocks`.
@@ -431,7 +435,14 @@ def job(
 
     def declare(function: Callable[..., Any]) -> DeclaredJob[Any]:
         declared = _declare(function, "job", name, reference=reference, verify=verify, forecast=forecast)
-        return replace(declared, arrays=tuple(inputs) or declared.arrays, trials=trials)
+        names = _output_names(declared.name, outputs)
+        if len(names) > 1 and "create" not in declared.services:
+            raise UserError(
+                f"job {declared.name} has several outputs and does not create them",
+                got=f"outputs={outputs!r}",
+                hint=f"def {function.__name__}(world, input, create)",
+            )
+        return replace(declared, arrays=tuple(inputs) or declared.arrays, output_names=names, trials=trials)
 
     return declare if function is None else declare(function)
 

@@ -12,7 +12,7 @@ from meshrun.runner.report.progress import ProgressBar
 from meshrun.runner.report.record import STDOUT, plain, stdout_for
 from meshrun.runner.report.stream_progress import StreamProgress
 from meshrun.runner.report.summary import render, show_result
-from meshrun.runner.run.execute import Options, execute
+from meshrun.runner.run.execute import Options, RunProgress, execute
 from meshrun.runner.system.launcher import BY_HAND, Started
 from meshrun.runner.world.failure import FailureHandler
 from meshrun.runner.world.rank_process import run_as_rank
@@ -53,18 +53,10 @@ def main(
                 flow.end()
                 rows.proof(done, total)
 
+            progress = RunProgress(rows, flow.update, proof, rows.steps)
+            transaction = handler.transaction
             record = execute(
-                world,
-                job,
-                inputs,
-                outputs,
-                parameters,
-                options,
-                transaction=handler.transaction,
-                progress=rows,
-                show=flow.update,
-                proof=proof,
-                stepped=rows.steps,
+                world, job, inputs, outputs, parameters, options, transaction=transaction, progress=progress
             )
         values: dict[str, Any] = plain(record, texts=False)
         if world.rank == 0 and on_record is None:
@@ -79,10 +71,10 @@ def main(
     with stdout_for(options.json):
         return run_as_rank(
             body,
+            FailureHandler(debug=options.debug),
             device=options.device,
             oversubscribe=options.oversubscribe,
             started=started,
-            debug=options.debug,
             command=f"run {job.name}",
             watch_stalls=True,
         )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.decide import ImageKernels, fused, with_inferred_halo
+from meshrun.runner.compiler.decide import Fusion, ImageKernels
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.folders.images import StreamedFolder
 from meshrun.runner.options.spelling import option
@@ -19,11 +20,17 @@ from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.region import Region, Shape
 from meshrun.runner.report.record import Record
-from meshrun.runner.run.context import RunContext, must_fuse
+from meshrun.runner.run.finish import Computation, Finished
+from meshrun.runner.run.prepare import RunContext, fused, join, must_fuse
 from meshrun.runner.run.verify.results import REFERENCE, RERUN, compare, failure, gather_proof, leave_cache
 from meshrun.runner.storage.file_errors import listing
 from meshrun.runner.storage.formats.image_folder import LOSSY, Folder
 from meshrun.runner.storage.formats.registry import Source, open_source
+
+
+def run_folder(run: RunContext, folder: Folder) -> Finished:
+    """Run a job over a folder of images. Collective."""
+    return FolderRun(run, folder).write()
 
 
 @dataclass
@@ -32,9 +39,10 @@ class FolderRun:
 
     run: RunContext
     folder: Folder
+    fusion: Fusion | None = field(default=None, init=False)
 
-    def write(self) -> Record:
-        """Make the output folder; return this part of the run's record."""
+    def write(self) -> Finished:
+        """Make the output folder."""
         run, options = self.run, self.run.options
         world = run.world
         world.collective_call(self._check)
@@ -48,36 +56,26 @@ class FolderRun:
             self.plan_task,
             options.stream,
             run.transaction,
-            run.phases,
+            world.phases,
             run.inputs,
             self._fuse,
             ImageKernels(world.backend.device, options.fuse_math, must_fuse=must_fuse(run.job, options)),
-            run.show,
+            run.progress.stream,
         )
         details = streamed.write()
         proof = None
         if options.verify != "off":
             try:
-                with run.phases("verify"):
+                with run.world.phases("verify"):
                     proof = self._verify(streamed.partial)
             except RunError:
                 run.transaction.set_recovery_hint(streamed.discard)
                 raise
         streamed.commit()
-        return {
-            "shape": [len(self.folder.images)],
-            "dtype": None,
-            "grid": None,
-            "halo": None,
-            "boundary": options.boundary or run.job.boundary,
-            "result": {"shape": [len(self.folder.images)], "dtype": None},
-            "overlap": False,
-            "fused": asdict(run.fusion) if run.fusion else None,
-            "split_dependent": run.job.split_dependent,
-            "verify": proof,
-            "plan": None,
-            "stream": details,
-        }
+        boundary, dependent = options.boundary or run.job.boundary, run.job.split_dependent
+        computed = Computation(boundary=boundary, fusion=self.fusion, split_dependent=dependent)
+        images = {"shape": [len(self.folder.images)], "dtype": None}
+        return Finished(computed, images, domain=images, verify=proof, stream=details)
 
     def plan_task(self, shape: Shape, dtype: np.dtype[Any]) -> Task:
         run, options, types = self.run, self.run.options, [(shape, dtype)]
@@ -88,13 +86,14 @@ class FolderRun:
         """Return the largest image's task with a kernel in place of its function, where possible."""
         run, mode = self.run, self.run.options.fuse
         if (mode or run.job.fuse) != "off":
-            with run.phases("prepare"):
+            with run.world.phases("prepare"):
                 images = len(self.folder.images)
-                task, run.fusion = fused(run.world, task, mode, run.options.fuse_math, images)
+                task, self.fusion = fused(run.world, task, mode, run.options.fuse_math, images)
         return task
 
     def _check(self) -> None:
         """Raise UserError for options that do not apply to a folder."""
+        join(self.run)
         job, options = self.run.job, self.run.options
         if job.kind != "map" or len(job.output_names) > 1:
             takes = "takes one array" if job.kind != "map" else "has several outputs"
@@ -134,7 +133,7 @@ class FolderRun:
         boxes = cells = 0
         mine = range(*bounds(len(images), world.size, world.rank))
         for done, number in enumerate(mine):
-            self.run.proof(done, len(mine))
+            self.run.progress.proof(done, len(mine))
             name = images[number].name
             leave_cache(into / name)
             file, written = open_source(self.folder.path / name), open_source(into / name)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import single_pass
-from meshrun.runner.compiler.cuda.steps import choice as step_choice
-from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps.layout import NotFusable
-from meshrun.runner.compiler.decide import not_one_kernel, result_types, traced
+from meshrun.runner.compiler.decide import not_one_kernel
 from meshrun.runner.compiler.operations import INEXACT, compiler_options
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
 from meshrun.runner.compiler.trace.graph import Program, merge_components
 from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.task import Task, check_feeds
@@ -55,12 +55,11 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
             ("a block", f"{kernel.threads[0]} x {kernel.threads[1]} threads"),
         ]
         return KernelReport(kernel.source, facts + _registers(kernel.source, kernel.name, options))
-    check_feeds(replace(task, results=result_types(task, program)))
-    feeds = task.feed_numbers
-    predicted = next(iter(step_choice.choices(program, feeds)), None)
-    chosen = predicted.tuning if predicted else step_kernel.suggested(program, vectors=True)
+    check_feeds(replace(task, results=output_types(task, program)))
+    widths = task.widths[: program.axes]
+    fused = DeviceKernel(program, widths, arithmetic, task.feed_numbers, task.boundary, task.cval)
     try:
-        stepping = step_kernel.build(program, feeds, task.boundary, task.cval, steps, chosen)
+        stepping = fused.step_text(steps)
     except NotFusable as reason:
         raise UserError(
             f"job {task.job.name}: {steps} steps cannot be one kernel",

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from meshrun.runner.arrays.block_layout import BlockLayout
+from meshrun.runner.arrays.block_layout import BlockLayout, PaddedBlock
 from meshrun.runner.arrays.halo import boxes as halo_boxes
-from meshrun.runner.arrays.halo.boxes import HaloBox, Tables
+from meshrun.runner.arrays.halo.boxes import HaloBox
 from meshrun.runner.compiler.cpp.host import Box, Copy
 from meshrun.runner.compiler.cuda.steps.layout import Axis, Sending
 from meshrun.runner.compiler.result_type import hide_output
@@ -34,57 +34,60 @@ from meshrun.runner.plan.steps import Piece, band_rows, edge_copies, read_widths
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region
 from meshrun.runner.report.phases import Phases
-from meshrun.runner.steps.fused_steps import Rows, axes_of, most_fused_steps
+from meshrun.runner.steps.fused_steps import Rows, axes_of
+from meshrun.runner.steps.step_counts import choose_steps
 from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import DeviceTables
 
 SLAB_BYTES = 4 << 20  # of which a checksum is taken at once
 
 
-class StepBlocks:
+Block = TypeVar("Block", bound=PaddedBlock)
+
+
+class StepBlocks(Generic[Block]):
     """The blocks of `region`, the own cells of every layout, for steps of `task`.
 
     cut: whether the region is only part of each axis: along these axes, blocks have the halo of several
     steps. feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed.
-    fused_steps: the most steps that one kernel takes; 1: the steps are taken one by one. read_layouts: of the
-    parts of the blocks that are read: halos beyond them are not filled. one_copy: see above. bound: kernels
-    of several steps, bound to the blocks as they lie in memory.
+    fused_steps: the most steps that one kernel takes; 1: the steps are taken one by one. layouts: one per
+    input; halos beyond their filled parts are not read. arrays: the block of each input that the next step
+    reads; spare: of each fed input, the one that it writes. one_copy: see above. bound: kernels of several
+    steps, bound to the blocks as they lie in memory.
     """
 
     world: World
     task: Task
     phases: Phases
     one_copy: bool = False
-    _tables: Tables | None = None  # of a device whose cells beyond the array are filled by one launch
+    _tables: DeviceTables | None = None  # of a device whose cells beyond the array are filled by one launch
 
-    def lay_out(
-        self,
-        layouts: Sequence[BlockLayout],
-        cut: Sequence[bool],
-        read: Sequence[BlockLayout] | None = None,
-    ) -> None:
-        """Set the place of all cells in memory. layouts, read: one per input; read: None: all is read."""
+    def lay_out(self, layouts: Sequence[BlockLayout], cut: Sequence[bool]) -> None:
+        """Set the place of all cells in memory. layouts: one per input."""
         task = self.task
-        self.layouts = list(layouts)
-        self.read_layouts = list(layouts if read is None else read)
-        self._read = [a.inside(b) for a, b in zip(self.read_layouts, self.layouts, strict=True)]
+        self.layouts = layouts
         self.cut = tuple(cut)
         self.region = self.layouts[0].region
         self.feeds = task.feed_numbers
         self.fed = sorted(place for place in self.feeds if place is not None)
         self._apart = "here" in task.job.services
-        self.fused_steps = most_fused_steps(task)
+        self.fused_steps = choose_steps(task).per_kernel
         self._edges = [
-            edge_copies(replace(one, widths=widths), self.cut, layout.region, layout.widths, task.boundary)
-            for one, widths, layout in zip(task.fields, read_widths(task, 1), self.read_layouts, strict=True)
+            edge_copies(
+                replace(one, widths=widths), self.cut, layout.region, layout.filled.widths, task.boundary
+            )
+            for one, widths, layout in zip(task.fields, read_widths(task, 1), layouts, strict=True)
         ]
         self.bound: dict[Any, Callable[[], None]] = {}
         self._calls: dict[Any, list[Callable[[], None]]] = {}  # single passes, bound to the blocks
         self._fills: dict[tuple[int, ...], Callable[[], None]] = {}
         self._constants: list[Array] = []
         self._pieces: dict[int, list[Piece]] = {}
-        self._blocks: list[Array] = []
-        self._spare: dict[int, Array] = {}
-        self._later: Array | None = None  # of the first field in one copy: the block that lies behind
+        self.arrays: list[Block] = []
+        self.spare: dict[int, Block] = {}
+        self._later: Block | None = None  # of the first field in one copy: the block that lies behind
         self._finals: list[Array] = []  # None for an output that feeds an input
         self._scratch: dict[tuple[int, ...], list[Array]] = {}
         # Whether the function fills the spare blocks, rather than buffers that are copied to them.
@@ -93,19 +96,19 @@ class StepBlocks:
     @property
     def padded(self) -> list[Array]:
         """The block of each input that the next step reads, with its halo."""
-        return self._blocks
+        return [array.block for array in self.arrays]
 
     def own(self, place: int) -> Array:
         """Return the own cells of input `place` as they are now; a view."""
-        return self._blocks[place][self.layouts[place].core]
-
-    def spare_own(self, place: int) -> Array:
-        """Return the own cells of fed input `place` that the next step writes; a view."""
-        return self._spare[place][self.layouts[place].core]
+        return self.arrays[place].interior
 
     def both(self) -> tuple[list[Array], list[Array]]:
         """Return the block of each input that the next step reads, and the one that it writes."""
-        return self._blocks, [self._spare.get(place, block) for place, block in enumerate(self._blocks)]
+        spare = self.spare
+        return (
+            self.padded,
+            [spare.get(place, array).block for place, array in enumerate(self.arrays)],
+        )
 
     def rows(self, more: int) -> Rows:
         """Return the rows to compute before `more` steps, counted from the first own row; none: (0, 0)."""
@@ -126,11 +129,11 @@ class StepBlocks:
 
     def inputs(self, rows: Rows) -> list[Array]:
         """Return rows of all inputs, counted from the first own row; views."""
-        return [self._blocks[place][self._core(place, rows)] for place in range(len(self.layouts))]
+        return [array.block[self._core(place, rows)] for place, array in enumerate(self.arrays)]
 
     def outputs(self, rows: Rows) -> list[Array]:
         """Return rows of the spare block that each output writes; views."""
-        return [self._spare[feed][self._core(feed, rows)] for feed in self.feeds if feed is not None]
+        return [self.spare[feed].block[self._core(feed, rows)] for feed in self.feeds if feed is not None]
 
     def _core(self, place: int, rows: Rows) -> tuple[slice, ...]:
         along, *others = self.layouts[place].core
@@ -146,9 +149,8 @@ class StepBlocks:
 
     def fill_beyond(self) -> None:
         """Give the cells beyond the array the value of a constant boundary, in all blocks."""
-        for state in self.both():
-            for place, block in enumerate(state):
-                self.read_layouts[place].fill_outside(self.read_part(place, block))
+        for array in (*self.arrays, *self.spare.values()):
+            array.layout.filled.fill_outside(array.filled)
 
     def first_cells(self) -> list[list[int]]:
         """Return the index of the first own cell of each input's block, per axis."""
@@ -156,7 +158,7 @@ class StepBlocks:
 
     def edge_cells(self, place: int) -> list[Copy]:
         """Return which own cell each cell beyond the array equals, counted from the own cell 0."""
-        layout = self.read_layouts[place]
+        layout = self.layouts[place].filled
         found = []
         for axis, copy in layout.within:
             low = layout.widths[axis][0]
@@ -170,10 +172,6 @@ class StepBlocks:
                 for n in range(copy.count)
             ]
         return found
-
-    def read_part(self, place: int, block: Array) -> Array:
-        """Return the cells of a block of input `place` that are read; a view."""
-        return block[self._read[place]]
 
     def result(self, number: int) -> Array:
         """Return the region's part of output `number`, after the last step; a view."""
@@ -192,10 +190,7 @@ class StepBlocks:
     def swap(self) -> None:
         """Swap the two blocks of each field, so that the next step reads the results of the last one."""
         for place in self.fed:
-            self._blocks[place], self._spare[place] = self._spare[place], self._blocks[place]
-
-    def _fed(self, blocks: Sequence[Array]) -> list[Array]:
-        return [blocks[place] for place in self.fed]
+            self.arrays[place], self.spare[place] = self.spare[place], self.arrays[place]
 
     def _pieces_of(self, remaining: int) -> list[Piece]:
         if remaining not in self._pieces:
@@ -208,8 +203,8 @@ class StepBlocks:
         part = self.region.rows(first, last)
         return Piece(part, part)
 
-    def _fill_outside(self, targets: list[Array]) -> None:
-        """Fill the cells beyond the array from the new ones."""
+    def _fill_outside(self, targets: Sequence[PaddedBlock]) -> None:
+        """Fill the cells beyond the array from the new ones, in a block of each fed input."""
         if self._tables is not None:
             key = tuple(map(id, targets))
             if key not in self._fills:
@@ -217,25 +212,27 @@ class StepBlocks:
             self._fills[key]()
             return
         for place, target in zip(self.fed, targets, strict=True):
-            layout, read = self.read_layouts[place], self.read_part(place, target)
-            layout.fill_outside(read)
+            layout, part = target.layout.filled, target.filled
+            layout.fill_outside(part)
             for axis, copy in self._edges[place]:
-                shift = layout.widths[axis][0] - layout.region.start[axis]
-                layout.copy_along(read, axis, copy, shift)
-            layout.fill_whole_axes(read)
+                layout.copy_along(part, axis, copy, layout.widths[axis][0] - layout.region.start[axis])
+            layout.fill_whole_axes(part)
 
-    def _fill_in_one_launch(self, tables: Tables, targets: list[Array]) -> Callable[[], None]:
+    def _fill_in_one_launch(self, tables: DeviceTables, targets: Sequence[PaddedBlock]) -> Callable[[], None]:
         """Return one launch that fills the cells beyond the array in the blocks of all fed inputs."""
         boxes: list[HaloBox] = []
         cells = halo_boxes.constant_cells(
-            self.world.backend, [one.dtype for one in targets], self.task.boundary, self.task.cval
+            self.world.backend,
+            [target.block.dtype for target in targets],
+            self.task.boundary,
+            self.task.cval,
         )
         for place, target, cell in zip(self.fed, targets, cells, strict=True):
-            layout, part = self.read_layouts[place], self.read_part(place, target)
+            part = target.filled
             boxes += halo_boxes.boxes_within(
                 self._copies_beyond(place), part.strides, part.dtype.itemsize, tables.address(part)
             )
-            slabs = [part[slab] for slab in layout.outside]
+            slabs = [part[slab] for slab in target.layout.filled.outside]
             boxes += halo_boxes.constant_boxes(slabs, tables.address(cell), tables.address)
         self._constants += cells  # the launch has their addresses
         return halo_boxes.launch(tables, tables.kernel(halo_boxes.KERNELS, "move_cells"), boxes)
@@ -243,7 +240,7 @@ class StepBlocks:
     def _copies_beyond(self, place: int) -> list[list[AxisCopy]]:
         """Return for each axis the cells of input `place` within the array, then the copies of some of them
         beyond it; counted in the part of the block that is read."""
-        layout, shape = self.read_layouts[place], self.task.fields[place].shape
+        layout, shape = self.layouts[place].filled, self.task.fields[place].shape
         found = []
         for axis, (core, length) in enumerate(zip(layout.core, layout.shape, strict=True)):
             first, last = core.start, core.stop
@@ -281,7 +278,7 @@ class StepBlocks:
 
     def _compute_by_kernel(self, piece: Piece, keep: bool) -> None:
         """Compute the cells of `piece` by the task's kernel, whose calls are bound to the blocks once."""
-        key = piece, keep, *(id(block) for state in self.both() for block in state)
+        key = piece, keep, *map(id, self.arrays), *map(id, self.spare.values())
         if key not in self._calls:
             self._calls[key] = self._bound_calls(piece, keep)
         # The work of a device is timed by the loop.
@@ -303,7 +300,7 @@ class StepBlocks:
                 if feed is None and keep:
                     calls.append(partial(_assign, self._finals[number], self._inside(number, place), out))
                 elif feed is not None and not self._fills_in_place:
-                    calls.append(partial(_assign, self._spare[feed], self._at(feed, place), out))
+                    calls.append(partial(_assign, self.spare[feed].block, self._at(feed, place), out))
         return calls
 
     def _ranges(self, piece: Piece) -> list[Rows]:
@@ -328,7 +325,7 @@ class StepBlocks:
     @property
     def _is_backwards(self) -> bool:
         """Return whether a step goes from the last row to the first: it writes behind what it reads."""
-        return self.one_copy and self._blocks[self.fed[0]] is not self._later
+        return self.one_copy and self.arrays[self.fed[0]] is not self._later
 
     def _call(self, piece: Piece, first: int, last: int, windows: list[Array], keep: bool) -> None:
         place = piece.place.rows(first, last)
@@ -341,7 +338,7 @@ class StepBlocks:
                     self._finals[number][self._inside(number, place)] = result
                 continue
             if not (self._fills_in_place and outs is not None and result is outs[number]):
-                self._spare[feed][self._at(feed, place)] = result
+                self.spare[feed].block[self._at(feed, place)] = result
 
     def _results(self, region: Region, windows: list[Array], outs: list[Array] | None) -> Results:
         world, backend = self.world, self.world.backend
@@ -362,7 +359,7 @@ class StepBlocks:
             return None
         if self._fills_in_place and place is not None:
             fed = [feed for feed in self.feeds if feed is not None]
-            return [self._spare[feed][self._at(feed, place)] for feed in fed]
+            return [self.spare[feed].block[self._at(feed, place)] for feed in fed]
         if region.shape not in self._scratch:
             declared = self.task.declared(region.shape)
             assert declared is not None
@@ -398,7 +395,7 @@ class StepBlocks:
         a function are copies.
         """
         halo = sum(self.task.widths[0])
-        padded = [self._padded(place, piece.place) for place in range(len(self._blocks))]
+        padded = [self._padded(place, piece.place) for place in range(len(self.arrays))]
         if self.task.kernel is not None:
             for first, last in ranges:
                 yield (first, last), [block[first : last + halo] for block in padded]
@@ -428,7 +425,7 @@ class StepBlocks:
             slice(part.start - low, part.stop + high)
             for part, (low, high) in zip(inside, widths, strict=True)
         )
-        return self._blocks[place][tuple(wider)]
+        return self.arrays[place].block[tuple(wider)]
 
     def _try_a_row(self) -> None:
         """Call the function on a copy of the last row: its kernels are compiled before the first step.
@@ -439,7 +436,7 @@ class StepBlocks:
             return
         rows = self.region.shape[0]
         row = self._rows(rows - 1, rows)
-        windows = [self._padded(place, row.place).copy(order="C") for place in range(len(self._blocks))]
+        windows = [self._padded(place, row.place).copy(order="C") for place in range(len(self.arrays))]
         before = {place: w.copy() for place, w in enumerate(windows) if place not in self.fed}
         with hide_output(), np.errstate(all="ignore"):
             self._results(row.region, windows, self._outs(row.region, None))
@@ -458,8 +455,8 @@ class StepBlocks:
     def note_inputs_that_stay(self) -> None:
         """Remember what is in the inputs that no output feeds, for `check_inputs_that_stay`."""
         called = self.task.kernel is None and not self.world.backend.asynchronous and self.region.size > 0
-        stay = [place for place in range(len(self._blocks)) if place not in self.fed] if called else []
-        self._stay = {place: _checksum(self._blocks[place]) for place in stay}
+        stay = [place for place in range(len(self.arrays)) if place not in self.fed] if called else []
+        self._stay = {place: _checksum(self.arrays[place].block) for place in stay}
 
     def check_inputs_that_stay(self) -> None:
         """Raise RunError if a function that is called on a CPU has changed an input that no output feeds.
@@ -467,7 +464,7 @@ class StepBlocks:
         A function may do so for some values only, which `_try_a_row` did not see.
         """
         for place, before in self._stay.items():
-            if _checksum(self._blocks[place]) != before:
+            if _checksum(self.arrays[place].block) != before:
                 raise self._changed(place)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from meshrun.runner.arrays.block_layout import BlockLayout
+from meshrun.runner.arrays.block_layout import BlockLayout, PaddedBlock
 from meshrun.runner.compiler.decide import not_compiled
 from meshrun.runner.device.api import poison
 from meshrun.runner.plan.task import Task
@@ -16,7 +16,7 @@ from meshrun.runner.system.compiler import NotCompiled
 from meshrun.runner.world.world import World
 
 
-class ChunkSteps(StepBlocks):
+class ChunkSteps(StepBlocks[PaddedBlock]):
     """Take `wide.steps` steps of `task` on chunks, which were read with the halo of `wide`.
 
     observed: the fed inputs of whose cells in each chunk to note the largest change in the last step, in
@@ -55,10 +55,12 @@ class ChunkSteps(StepBlocks):
             part, cut = task.field_region(place, region), _cut(len(one.shape))
             layouts.append(BlockLayout(part, one.shape, cut, one.widths, task.boundary, task.cval))
         self.lay_out(layouts, _cut(len(task.shape)))
-        self._blocks = list(blocks)
+        self.arrays = [PaddedBlock(*one) for one in zip(layouts, blocks, strict=True)]
         self.note_inputs_that_stay()
         self._look(region, 0)
-        self._spare = {place: self._like(place, blocks[place]) for place in self.fed}
+        self.spare = {
+            place: PaddedBlock(layouts[place], self._like(place, blocks[place])) for place in self.fed
+        }
         self._finals = self._unfed_results()
         single = self.fused_steps == 1 or self.single_reason
         advance = self._one_by_one if single else self._several
@@ -92,7 +94,7 @@ class ChunkSteps(StepBlocks):
             for piece in pieces:
                 self._compute(piece, remaining == 0, copied=len(pieces) > 1)
             if remaining:
-                self._fill_outside([self._spare[place] for place in self.fed])
+                self._fill_outside([self.spare[place] for place in self.fed])
             self.swap()
 
     def _several(self, first: int, last: int) -> None:
@@ -116,7 +118,7 @@ class ChunkSteps(StepBlocks):
         if self._must_fuse:
             raise not_compiled(self.task, failure.reason, failure.line)
         self.single_reason = failure.reason
-        self._fill_outside(self._fed(self._blocks))
+        self._fill_outside([self.arrays[place] for place in self.fed])
 
     def _like(self, place: int, block: Array) -> Array:
         """Return poisoned memory for the next step of a block; the same for all chunks."""

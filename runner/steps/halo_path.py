@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from meshrun.runner.arrays.halo import boxes as halo_boxes
-from meshrun.runner.arrays.halo.boxes import FieldHalos, Tables
+from meshrun.runner.arrays.halo.boxes import FieldHalos
 from meshrun.runner.arrays.halo.direct import DirectHalos
 from meshrun.runner.arrays.halo.packed import PackedHalos
-from meshrun.runner.comm.peer_memory import Peers, Unreachable
+from meshrun.runner.comm.peer_memory import Unreachable
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.choices import HaloChoice
 from meshrun.runner.options.spelling import option
@@ -19,10 +20,13 @@ from meshrun.runner.region import Array
 from meshrun.runner.world.binding import open_peers
 from meshrun.runner.world.world import World, clashes
 
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import DeviceTables, PeerArrays
+
 DeviceHalos = DirectHalos | PackedHalos
 
 
-def find_peers(world: World, choice: HaloChoice, ndim: int) -> Peers | str:
+def find_peers(world: World, choice: HaloChoice, ndim: int) -> PeerArrays | str:
     """Return where blocks are allocated so that other ranks can store into them, or why they cannot.
 
     choice: auto, nccl or direct. ndim: most axes of a field. The same on every rank. Collective.
@@ -42,7 +46,7 @@ def find_peers(world: World, choice: HaloChoice, ndim: int) -> Peers | str:
     return open_peers(world.control, [rank.device for rank in world.ranks])
 
 
-def find_tables(world: World, ndim: int) -> Tables | None:
+def find_tables(world: World, ndim: int) -> DeviceTables | None:
     """Return how kernels are given tables; None where NumPy or CuPy copies: on a CPU, or of many axes."""
     if world.here.device.kind != "cuda" or ndim >= halo_boxes.AXES:
         return None
@@ -56,8 +60,8 @@ def open_halos(
     fields: Sequence[FieldHalos],
     pairs: Sequence[tuple[Array, Array]],
     cval: float,
-    tables: Tables,
-    peers: Peers | str,
+    tables: DeviceTables,
+    peers: PeerArrays | str,
     *,
     handshake: bool,
 ) -> tuple[DeviceHalos, str]:

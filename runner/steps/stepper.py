@@ -19,28 +19,39 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.boxes import FieldHalos
 from meshrun.runner.arrays.halo.direct import DirectHalos
-from meshrun.runner.arrays.halo.exchange import HaloPlan, Halos
-from meshrun.runner.comm.peer_memory import Peers
+from meshrun.runner.arrays.halo.exchange import (
+    HaloPlan,
+    connect,
+    exchange,
+    fill_own,
+    received_bytes,
+    start_exchange,
+)
 from meshrun.runner.compiler.cuda.steps.layout import Sending
 from meshrun.runner.compiler.decide import not_compiled
 from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.maps.in_memory import no_progress
 from meshrun.runner.options.choices import HaloChoice
-from meshrun.runner.plan.steps import LINE, fastest_steps, most_steps, read_widths, rows_apart, wide_widths
+from meshrun.runner.plan.steps import LINE, read_widths, rows_apart, wide_widths
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.steps import halo_path
 from meshrun.runner.steps.blocks import StepBlocks
-from meshrun.runner.steps.fused_steps import fuses_bands, most_fused_steps, passes, prepare
+from meshrun.runner.steps.fused_steps import passes, prepare
+from meshrun.runner.steps.step_counts import choose_steps
 from meshrun.runner.system.compiler import NotCompiled
 from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import PeerArrays
 
 MEASURED = 256  # exchanges of a device that are timed; the others are assumed to take as long
 TIMED, REPLAYS = 16, 8  # exchanges of a graph, and its launches, after the loop
@@ -55,17 +66,16 @@ BeforeStep = Callable[[Sequence[Array]], None]
 
 
 @dataclass
-class Stepper(StepBlocks):
+class Stepper(StepBlocks[DistributedArray]):
     """This rank's blocks of a task that takes steps. Every method is collective.
 
-    steps_per_exchange: 0: as many as one kernel takes, or of kernels of one step on a device as many as take
-    the least time (`runner.plan.steps.fastest_steps`); lowered to the most that a kernel takes or the blocks
-    allow (`lowered`: why, "" if not). Of blocks that exchange nothing, the steps of one kernel. overlap: see
+    steps_per_exchange: as asked for, 0 for any; then as chosen by `steps.step_counts`. overlap: see
     above; used if only axis 0 is split and the blocks are large enough; None: on GPUs of several hosts. halo:
     auto, nccl or direct; halo_taken: direct, or the first word of the transport, "" if nothing is exchanged;
     halo_reason: why it is not direct, "" if it is. exchanges_by_kernel: whether kernels
     of several steps stored the halos. graph: whether CUDA graphs took
     steps; graph_reason: why they cannot.
+    arrays, spare: see `steps.blocks.StepBlocks`.
     keep_finals: keep the results that feed no input after every `advance`, not only after the last step.
     must_fuse: fail if a kernel of several steps does not compile, instead of taking single steps
     (`single_reason`: why). one_by_one: no kernel takes several steps. one_copy: the fields are in
@@ -93,27 +103,27 @@ class Stepper(StepBlocks):
 
     def __post_init__(self) -> None:
         task, rank = self.task, self.world.rank
-        fused = 1 if self.one_by_one else most_fused_steps(task)
-        if self.one_copy and not fuses_bands(task):
-            fused = 1
-        steps = self.steps_per_exchange = self._choose_steps(self.steps_per_exchange, fused)
+        counts = choose_steps(
+            task,
+            self.steps_per_exchange,
+            one_by_one=self.one_by_one,
+            one_copy=self.one_copy,
+            on_device=self.world.backend.asynchronous,
+        )
+        fused, self.lowered = counts.per_kernel, counts.lowered
+        steps = self.steps_per_exchange = counts.per_exchange
         self.plans = [
-            HaloPlan(one.partition, rank, wide_widths(one, steps), task.boundary, task.cval)
-            for one in task.fields
+            HaloPlan(one.partition, rank, wide_widths(one, steps), task.boundary, task.cval, widths)
+            for one, widths in zip(task.fields, read_widths(task, steps), strict=True)
         ]
         for plan in self.plans:
             if task.kernel is not None and task.kernel.aligned:
                 plan.aligned = LINE
-        read = [
-            plan if widths == plan.widths else HaloPlan(one.partition, rank, widths, task.boundary, task.cval)
-            for one, widths, plan in zip(task.fields, read_widths(task, steps), self.plans, strict=True)
-        ]
-        self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid], read)
+        self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid])
         if self.one_copy and self.region.size:
             for place in self.fed:
                 self.plans[place].rows_before = rows_apart(task, self.region, fused)
         self.fused_steps = fused
-        self._all_halos, self._halos = Halos(read), Halos([read[place] for place in self.fed])
         self._exchanging = self._any_is_exchanged()
         low, high = task.widths[0]
         smallest = task.shape[0] // task.partition.grid[0]
@@ -123,7 +133,7 @@ class Stepper(StepBlocks):
         self._may_overlap = (
             not self.one_copy and self._exchanging and split == [0] and smallest > steps * (low + high) > 0
         )
-        self._peers: Peers | str = ""
+        self._peers: PeerArrays | str = ""
         if self._exchanging and self.one_copy:
             self._peers = ONE_COPY
         elif self._exchanging:
@@ -161,55 +171,39 @@ class Stepper(StepBlocks):
             for parts, width in zip(self.task.fields[place].partition.grid, widths[place], strict=True)
         )
 
-    def _choose_steps(self, asked: int, fused: int) -> int:
-        """Return the steps of a kernel or between two exchanges. asked: 0: `fused`, those of one kernel."""
-        limit = most_steps(self.task)  # 0: nothing is exchanged
-        single = fused == 1 and self.task.kernel is not None and not self.one_copy and not self.one_by_one
-        few = fastest_steps(self.task) if single and self.world.backend.asynchronous else fused
-        steps, self.lowered = asked or few, ""
-        if self.one_copy and steps > 1 and "here" in self.task.job.services:
-            steps, self.lowered = 1, "a function with `here` needs two copies of the fields"
-        if 1 < fused < steps:
-            steps, self.lowered = fused, f"one kernel takes {fused} steps"
-        if 0 < limit < steps:
-            self.lowered = f"the halo of {steps} steps is wider than the smallest block" if asked else ""
-            steps = limit
-        return steps if limit or fused > 1 else 1
-
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         """Return memory for a block, into which other ranks can store if halos are exchanged directly."""
         allocator = self.world.backend if isinstance(self._peers, str) else self._peers
         return allocator.empty(shape, dtype)
 
-    def start(self, blocks: Sequence[Array]) -> None:
-        """Take over padded blocks of `plans`' shapes with their own cells filled; prepare the first step.
+    def start(self, arrays: Sequence[DistributedArray]) -> None:
+        """Take over arrays of `plans`' layouts with their own cells filled; prepare the first step.
 
-        blocks: made by `empty`.
+        arrays: with blocks made by `empty`.
         """
-        backend = self.world.backend
+        backend, world = self.world.backend, self.world
         with self.phases("prepare"):
-            self._blocks = list(blocks)
-            if self.one_copy and self.region.size:
-                self._later = self._blocks[self.fed[0]]
-                for place in self.fed:
-                    self._spare[place] = self.plans[place].earlier()
-                    poison(self._spare[place][: self.plans[place].rows_before])
-            else:
-                for place in self.fed:
-                    self._spare[place] = self.plans[place].empty(self, blocks[place].dtype)
-                    poison(self._spare[place])
+            self.arrays = list(arrays)
+            for place in self.fed:
+                plan = self.plans[place]
+                if self.one_copy and self.region.size:
+                    self.spare[place] = DistributedArray(plan, plan.earlier(), world)
+                    poison(self.spare[place].block[: plan.rows_before])
+                else:
+                    self.spare[place] = empty_array(world, plan, arrays[place].dtype, self)
+                    poison(self.spare[place].block)
+            self._later = self.arrays[self.fed[0]]
             self._finals = self._unfed_results()
-            if backend.asynchronous and self.world.size > 1:
-                self._halos.connect(self.world.arrays, backend.empty((2,), np.dtype(np.uint8)))
+            if backend.asynchronous and world.size > 1:
+                connect(world, [self.plans[place] for place in self.fed])
             if self._exchanging or self._fills_by_kernel:
                 self._open_halos()
         with self.phases("exchange"):
-            places = range(len(self._blocks))
-            self._all_halos.fill(list(map(self.read_part, places, self._blocks)), self.world.arrays)
+            exchange(arrays)
         with self.phases("prepare"):
             self._try_a_row()
             self.note_inputs_that_stay()
-            self.world.control.barrier()  # or waiting for a later neighbour would count as exchange
+            world.control.barrier()  # or waiting for a later neighbour would count as exchange
 
     def _open_halos(self) -> None:
         """Prepare the exchange between devices."""
@@ -220,18 +214,8 @@ class Stepper(StepBlocks):
             self.halo_reason = str(self._peers)
         if tables is None:
             return
-        fields = [
-            FieldHalos(
-                task.fields[place].partition,
-                wide_widths(task.fields[place], self.steps_per_exchange),
-                task.boundary,
-                np.dtype(self._blocks[place].dtype).itemsize,
-                self.plans[place].aligned,
-                read_widths(task, self.steps_per_exchange)[place],
-            )
-            for place in self.fed
-        ]
-        pairs = [(self._blocks[place], self._spare[place]) for place in self.fed]
+        fields = [FieldHalos.of(array) for array in self._fed_arrays()]
+        pairs = [(self.arrays[place].block, self.spare[place].block) for place in self.fed]
         handshake = self.steps_per_exchange > 1 or bool(self.overlap)
         self._device_halos, self.halo_reason = halo_path.open_halos(
             world, fields, pairs, task.cval, tables, self._peers, handshake=handshake
@@ -295,7 +279,7 @@ class Stepper(StepBlocks):
         self.fused_steps, self.single_reason = 1, failure.reason
         if not self._exchanging:
             self.steps_per_exchange = 1
-        self._fill_outside(self._fed(self._blocks))  # kernels of several steps do not read these cells
+        self._fill_outside(self._fed_arrays())  # kernels of several steps do not read these cells
         self._choose_overlap()
 
     def settle(self) -> None:
@@ -341,7 +325,7 @@ class Stepper(StepBlocks):
             # In the first exchanges, ranks wait for those that began their loop later.
             return statistics.median(backend.elapsed(*span) for span in self._exchange_spans)
         assert halos is not None
-        targets = self._fed(self._blocks), self._fed_spare()
+        targets = _blocks_of(self._fed_arrays()), _blocks_of(self._fed_spare())
 
         def fill() -> None:
             for number in range(TIMED):
@@ -359,7 +343,7 @@ class Stepper(StepBlocks):
     @property
     def exchange_bytes(self) -> int:
         """Bytes that arrive from other ranks in one exchange."""
-        return self._halos.received_bytes(self._fed(self._blocks))
+        return received_bytes(self._fed_arrays())
 
     def _cycle(self, steps: int, *, last: bool) -> None:
         """Take the steps up to the next exchange, or those of one kernel."""
@@ -393,7 +377,7 @@ class Stepper(StepBlocks):
         if not cycles:
             return 0
         steps, counts = cycles * cycle, (self.done, self.taken, self.exchanges)
-        key, places = self._graph_key(cycles, cycle), (list(self._blocks), dict(self._spare))
+        key, places = self._graph_key(cycles, cycle), (list(self.arrays), dict(self.spare))
         if key not in self._graphs:
             self._recording = True
             try:
@@ -403,11 +387,11 @@ class Stepper(StepBlocks):
                 return 0
             finally:
                 self._recording = False
-                self._blocks, self._spare = list(places[0]), dict(places[1])
+                self.arrays, self.spare = list(places[0]), dict(places[1])
                 self.done, self.taken, self.exchanges = counts
         self._graphs[key]()
         # A graph changes what is in the blocks; that they change places is done here.
-        self._blocks, self._spare = places
+        self.arrays, self.spare = places
         if (cycles if self.fused_steps > 1 else steps) % 2:
             self.swap()
         self.done, self.taken, self.exchanges = counts[0] + steps, counts[1] + steps, counts[2] + cycles
@@ -417,7 +401,7 @@ class Stepper(StepBlocks):
     def _graph_key(self, cycles: int, cycle: int) -> tuple[int, int, int]:
         """Return what tells a graph from others: which block of the first field is read first, how many
         cycles it takes, and the steps of each."""
-        return id(self._blocks[self.fed[0]]), cycles, cycle
+        return id(self.arrays[self.fed[0]]), cycles, cycle
 
     def _is_worth_a_graph(self, cycles: int, cycle: int, left: int) -> bool:
         """Return whether to launch a graph of so many cycles of steps, where `left` steps are to be taken.
@@ -434,7 +418,7 @@ class Stepper(StepBlocks):
     def _step(self, remaining: int, final: bool) -> None:
         """Take one step, after which so many are taken without an exchange; then make the halos ready."""
         if self.before_step is not None:
-            self.before_step(self._blocks)
+            self.before_step(self.padded)
         targets = self._fed_spare()
         keep = final or (self.keep_finals and remaining == 0)
         if self.overlap and remaining == 0 and not final:
@@ -448,7 +432,7 @@ class Stepper(StepBlocks):
             elif remaining == 0 and self._exchanging:
                 self._exchange(targets)
             elif self._device_halos is not None and not self._exchanging:
-                self._device_halos.fill_own(targets)
+                self._device_halos.fill_own(_blocks_of(targets))
             else:
                 self._fill_outside(targets)
         self.swap()
@@ -486,14 +470,15 @@ class Stepper(StepBlocks):
         """
         halos, kernel = self._device_halos, self.task.kernel
         possible = self.fused_steps > 1 and kernel is not None and kernel.sends and not self.overlap
-        return halos.sending(self._fed_spare()) if possible and isinstance(halos, DirectHalos) else None
+        if not possible or not isinstance(halos, DirectHalos):
+            return None
+        return halos.sending(_blocks_of(self._fed_spare()))
 
-    def _read_parts(self, blocks: Sequence[Array]) -> list[Array]:
-        """Return the parts that are read of a block of each fed input."""
-        return list(map(self.read_part, self.fed, blocks))
+    def _fed_arrays(self) -> list[DistributedArray]:
+        return [self.arrays[place] for place in self.fed]
 
-    def _fed_spare(self) -> list[Array]:
-        return [self._spare[place] for place in self.fed]
+    def _fed_spare(self) -> list[DistributedArray]:
+        return [self.spare[place] for place in self.fed]
 
     def _choose_overlap(self) -> None:
         """Choose whether exchanges overlap with the work: as asked, else on GPUs of several hosts.
@@ -512,22 +497,22 @@ class Stepper(StepBlocks):
         if self._device_halos is not None:
             self._device_halos.check()
 
-    def _exchange(self, targets: list[Array]) -> None:
+    def _exchange(self, targets: list[DistributedArray]) -> None:
         self.exchanges += 1
-        if self._device_halos is not None:
-            with _DeviceSpan(self):
-                self._device_halos.fill(targets)
-        elif self.world.backend.asynchronous:
-            with _DeviceSpan(self):
-                self._halos.fill(self._read_parts(targets), self.world.arrays)
-        else:
-            with self.phases("exchange"):
-                self._halos.fill(self._read_parts(targets), self.world.arrays)
+        for target in targets:
+            target.written()
+        with _DeviceSpan(self) if self.world.backend.asynchronous else self.phases("exchange"):
+            if self._device_halos is not None:
+                self._device_halos.fill(_blocks_of(targets))
+            else:
+                exchange(targets)
 
     def _compute_rows(self, rows: tuple[int, int], copied: bool) -> None:
         self._compute(self._rows(*rows), self.keep_finals, copied=copied)
 
-    def _overlapped(self, targets: list[Array], compute: Callable[[tuple[int, int], bool], None]) -> None:
+    def _overlapped(
+        self, targets: list[DistributedArray], compute: Callable[[tuple[int, int], bool], None]
+    ) -> None:
         """Compute the rows that neighbours need, then the others while the first are in transfer.
 
         compute: takes rows, and whether others are computed from the same blocks later.
@@ -539,27 +524,32 @@ class Stepper(StepBlocks):
             if part[0] < part[1]:
                 compute(part, True)
         self.exchanges += 1
-        read = self._read_parts(targets)
+        for target in targets:
+            target.written()
         if not backend.asynchronous:
             with self.phases("exchange"):
-                exchange = self._halos.start(read, self.world.arrays)
+                started = start_exchange(targets)
             compute((first, last), False)
             with self.phases("exchange"):
-                self._halos.fill_own(read)
-                exchange.finish()
+                fill_own(targets)
+                started.finish()
             return
         ready = backend.mark()
         compute((first, last), False)
         if self._device_halos is not None:
             with backend.beside(ready), _DeviceSpan(self):
-                self._device_halos.fill_from_others(targets)
-            self._device_halos.fill_own(targets)
+                self._device_halos.fill_from_others(_blocks_of(targets))
+            self._device_halos.fill_own(_blocks_of(targets))
             return
         with backend.beside(ready), _DeviceSpan(self):
-            exchange = self._halos.start(read, self.world.arrays)
-            exchange.receive()
-        self._halos.fill_own(read)
-        exchange.fill_corners()
+            started = start_exchange(targets)
+            started.receive()
+        fill_own(targets)
+        started.fill_corners()
+
+
+def _blocks_of(arrays: Sequence[DistributedArray]) -> list[Array]:
+    return [array.block for array in arrays]
 
 
 class _DeviceSpan:

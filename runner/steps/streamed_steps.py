@@ -76,6 +76,18 @@ class Discarded:
         """Do nothing."""
 
 
+@dataclass(frozen=True)
+class TakenInPasses:
+    """What `StreamedSteps.take` did. single_reason: why steps were taken one by one, if several were asked
+    for. stream: this part of the run's record."""
+
+    steps: int
+    steps_per_pass: int
+    passes: int
+    single_reason: str
+    stream: dict[str, Any]
+
+
 @dataclass
 class StreamedSteps:
     """Steps of one run, for `take`; collective. track: names what to remove if the run fails.
@@ -103,8 +115,8 @@ class StreamedSteps:
     must_fuse: bool = False
     _spans: Spans = field(default_factory=Spans, init=False)
 
-    def take(self, steps: int, each: int) -> dict[str, Any]:
-        """Take the steps, at most `each` of them a pass; return this part of the run's record.
+    def take(self, steps: int, each: int) -> TakenInPasses:
+        """Take the steps, at most `each` of them a pass.
 
         each: 1: as many as suit the chunks. Lowered where chunks are too small for them.
         """
@@ -156,22 +168,18 @@ class StreamedSteps:
             self._sync(self.sinks)
         if self.frames is not None:
             self.frames.merged = world.on_root(self.frames.close)
-        return {
-            "steps": done,
-            "steps_per_pass": wide.steps,
-            "single_reason": next(filter(None, world.control.allgather(single)), ""),
-            "passes": number + 1,
-            "stream": {
-                "chunks": len(chunks),
-                "rows": chunks.rows,
-                "depth": self.options.under_way,
-                "resumed": 0,
-                "direct": False,
-                "own": [one[0] for one in counts],
-                "taken_over": [one[1] for one in counts],
-                **report(world, self.phases, self._spans),
-            },
+        stream = {
+            "chunks": len(chunks),
+            "rows": chunks.rows,
+            "depth": self.options.under_way,
+            "resumed": 0,
+            "direct": False,
+            "own": [one[0] for one in counts],
+            "taken_over": [one[1] for one in counts],
+            **report(world, self.phases, self._spans),
         }
+        reason = next(filter(None, world.control.allgather(single)), "")
+        return TakenInPasses(done, wide.steps, number + 1, reason, stream)
 
     def _stretches(self, steps: int) -> Iterator[tuple[int, int]]:
         """Yield the steps between which the fields are not looked at: first and last of each stretch."""
@@ -269,7 +277,7 @@ class StreamedSteps:
         world = self.world
         for sink in sinks:
             sink.threads = threads_of(world)
-        endpoints = Endpoints(world, taker.wide, chunks, sources, sinks, self._spans, taker)
+        endpoints = Endpoints(world, taker.wide, chunks, sources, sinks, self._spans, taker.take)
         on_device = world.backend.asynchronous
         engine = DeviceEngine(endpoints, halving=halving) if on_device else HostEngine(endpoints)
         size = sum(self.task.input_bytes(chunks[number]) for number in range(len(chunks)))

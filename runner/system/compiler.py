@@ -1,4 +1,4 @@
-"""Find the host's C++ compiler, and the folder of this user's compiled files."""
+"""Find the host's C++ compiler."""
 
 from __future__ import annotations
 
@@ -61,13 +61,3 @@ def _processor(proc: Path = Path("/proc")) -> str:
     lines = text(proc / "cpuinfo").partition("\n\n")[0].splitlines()
     found = [line for line in lines if line.partition(":")[0].strip() in wanted]
     return hashlib.sha256("\n".join(found).encode()).hexdigest()
-
-
-def cache_folder(variables: Mapping[str, str] | None = None) -> Path | None:
-    """Return the folder for this user's compiled files, which may not exist; None without a home."""
-    known = environment() if variables is None else variables
-    base = known.get("XDG_CACHE_HOME", "")
-    if base.startswith("/"):
-        return Path(base) / "meshrun"
-    home = known.get("HOME", "")
-    return Path(home) / ".cache" / "meshrun" if home.startswith("/") else None

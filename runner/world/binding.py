@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from meshrun.runner.comm.api import Arrays, Control
 from meshrun.runner.comm.checksum.checked import CheckedControl
 from meshrun.runner.comm.checksum.sums import sums_of
 from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
-from meshrun.runner.comm.peer_memory import Peers
-from meshrun.runner.comm.recorded import RecordedControl, unrecorded
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line
 from meshrun.runner.options.choices import DEVICES
 from meshrun.runner.options.spelling import command_option, option
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import PeerArrays
 
 
 def visible_gpus(choice: str) -> int:
@@ -112,11 +113,10 @@ def open_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
         return StagedComm(control, backend)
     from meshrun.runner.comm.nccl_arrays import NcclComm
 
-    arrays = NcclComm(control)
-    return control.recorded(arrays) if isinstance(control, RecordedControl) else arrays
+    return NcclComm(control)
 
 
-def open_peers(control: Control, devices: Sequence[Device]) -> Peers | str:
+def open_peers(control: Control, devices: Sequence[Device]) -> PeerArrays | str:
     """Return GPU memory of the ranks that the others can open, or the first reason why there is none.
 
     devices: of each rank, GPUs of one host. The same on every rank. Collective.
@@ -148,7 +148,6 @@ def open_collectives(
             hint="World.all_reduce and the other methods of World, which are checked",
             everywhere=True,
         )
-    group = unrecorded(group)
     if transport == "mpi" and isinstance(group, ThreadComm):
         raise UserError(
             f"{command_option('transport', 'mpi')}: this process runs without MPI",

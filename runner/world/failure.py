@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import (
     BadResult,
     MeshrunError,
@@ -27,10 +28,10 @@ from meshrun.runner.errors import (
     tell,
     traceback_of,
 )
+from meshrun.runner.recorder.ring import NoRecorder, Recorder
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.system.launcher import detect_launcher
 from meshrun.runner.world.run_status import RunLines, RunStatus
-from meshrun.runner.world.world import World
 
 # Errors of the software and of what it is installed on, rather than of GPUs or the network.
 SOFTWARE = (
@@ -47,6 +48,16 @@ SOFTWARE = (
 GRACE = 1.0  # seconds that a later failure waits until the first one has been reported
 
 
+@dataclass(frozen=True)
+class OwnRank:
+    """What the end of a run needs of the world: this rank's control communicator, name, run and recorder."""
+
+    control: Control
+    name: str
+    run_id: str
+    recorder: Recorder | NoRecorder
+
+
 @dataclass
 class FailureHandler:
     """Reports this process's failure and cleans up after it.
@@ -54,7 +65,7 @@ class FailureHandler:
     status: read by the process that started the ranks; None if no process does. debug: print tracebacks.
     usage_exit_status: for a UserError. failure_exit_status: for any other error without an exit status of
     its own, of which the run may be a test of the machine: not for errors of software, such as a full disk.
-    interrupt_message: printed when the run is interrupted. world: set once it is open. transaction: the
+    interrupt_message: printed when the run is interrupted. rank: set once the world is open. transaction: the
     run's output, rolled back on failure. before_exit: called once before this process ends in failure, to
     save partial results; it may raise OSError. failed: exit status and message of this rank's failure, set
     before `before_exit` is called; None while there is none.
@@ -65,7 +76,7 @@ class FailureHandler:
     usage_exit_status: int = UserError.exit_code
     failure_exit_status: int = RunError.exit_code
     interrupt_message: str = "interrupted; nothing was written"
-    world: World | None = None
+    rank: OwnRank | None = None
     before_exit: Callable[[], None] | None = None
     transaction: OutputTransaction = field(init=False)
     failed: tuple[int, str] | None = field(default=None, init=False)
@@ -73,6 +84,10 @@ class FailureHandler:
 
     def __post_init__(self) -> None:
         self.transaction = OutputTransaction(self.status)
+
+    def report_to(self, status: RunStatus | None) -> None:
+        """Let the process that started the ranks know a failure, and what the output leaves behind."""
+        self.status = self.transaction.observer = status
 
     def exit_status(self, failure: BaseException) -> int:
         """The exit status of a process that ends with `failure`."""
@@ -91,8 +106,8 @@ class FailureHandler:
             with contextlib.suppress(OSError):
                 before_exit()
         self.transaction.roll_back()
-        if self.world is not None:
-            self.world.recorder.close()
+        if self.rank is not None:
+            self.rank.recorder.close()
 
     def set_failed(self, failure: BaseException) -> None:
         """Clean up after `failure` without reporting it: the caller does."""
@@ -132,9 +147,9 @@ class FailureHandler:
 
     def abort(self, failure: MeshrunError) -> None:
         """Report `failure` and end every rank of the run now; from any thread. Does not return."""
-        assert self.world is not None
-        status = self.report_single(failure, "", self.world.rank)
-        self.world.control.abort(status)
+        assert self.rank is not None
+        status = self.report_single(failure, "", self.rank.control.rank)
+        self.rank.control.abort(status)
         os._exit(status)
 
     def terminate(self) -> None:
@@ -146,7 +161,7 @@ class FailureHandler:
                 self._claimed = place
         self.clean_up()
         launched = detect_launcher()
-        rank = self.world.rank if self.world else launched.rank if launched else 0
+        rank = self.rank.control.rank if self.rank else launched.rank if launched else 0
         if self.status is None and rank == 0:  # otherwise the process that started the ranks reports it
             hint = self.transaction.recovery_hint
             tell(f"interrupted; {hint}" if hint else self.interrupt_message)
@@ -154,8 +169,8 @@ class FailureHandler:
 
     def _claims(self) -> RunStatus | None:
         """Where ranks claim the failure that only one of them reports; None for a single rank."""
-        if self.status is None and self.world is not None and self.world.size > 1:
-            return RunLines(self.world.run_id, has_reader=False)
+        if self.status is None and self.rank is not None and self.rank.control.size > 1:
+            return RunLines(self.rank.run_id, has_reader=False)
         return self.status
 
     def _remove_claim(self) -> None:
@@ -182,12 +197,12 @@ class Guard:
     reports_single_rank: in a run of one rank, report the failure and exit too, instead of raising it.
     """
 
-    world: World
+    rank: OwnRank
     handler: FailureHandler
     reports_single_rank: bool = False
 
     def __enter__(self) -> Guard:
-        self.handler.world = self.world
+        self.handler.rank = self.rank
         return self
 
     def __exit__(
@@ -195,12 +210,12 @@ class Guard:
     ) -> None:
         if failure is None:
             return
-        single_rank = self.world.size == 1
+        single_rank = self.rank.control.size == 1
         if is_met_by_all(failure) or (single_rank and not self.reports_single_rank):
             self.handler.set_failed(failure)
             return
-        where = "" if single_rank else str(self.world.here)
-        status = self.handler.report_single(failure, where, self.world.rank)
+        where = "" if single_rank else self.rank.name
+        status = self.handler.report_single(failure, where, self.rank.control.rank)
         if single_rank:
             raise SystemExit(status)
-        self.world.control.abort(status)  # MPI does not return from it; thread ranks do
+        self.rank.control.abort(status)  # MPI does not return from it; thread ranks do

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from meshrun.runner.comm.api import Arrays, Control, Message, Operation, Pending
 from meshrun.runner.comm.checksum.checked import named
 from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import UserError
-from meshrun.runner.plan.grid import bounds
-from meshrun.runner.region import Array, Shape, packed
+from meshrun.runner.plan.grid import Parts, bounds, parts_of
+from meshrun.runner.region import Array, Shape, overlap, packed
 
 ELEMENTWISE = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
 
@@ -218,27 +218,36 @@ class Group:
             combine(total, part, out=total)
         return total.astype(array.dtype)
 
-    def redistribute(self, block: Array, from_split: int, to_split: int, shape: Shape | None = None) -> Array:
+    def redistribute(
+        self, block: Array, from_split: int | Parts, to_split: int | Parts, shape: Shape | None = None
+    ) -> Array:
         """Return this rank's block of the same whole array, split along another axis. Collective.
 
         block: this rank's part of an array that is split along axis `from_split` only; its other axes are
         whole. Split means cut into `size` parts by the project's rule (`bounds` in `runner.plan.grid`); parts
-        may be empty. shape: of the whole array; without it, the ranks exchange the shapes of their blocks
-        first, and check them. Two equal axes return the block itself.
+        may be empty. Each split may also be a partition. shape: of the whole array; without it, the ranks
+        exchange the shapes of their blocks first, and check them. Two equal axes return the block itself.
         """
-        whole = self.whole_shape(block, from_split, to_split=to_split) if shape is None else shape
-        for axis in (from_split, to_split):
+        if shape is not None:
+            whole = shape
+        elif isinstance(from_split, SupportsIndex):
+            whole = self.whole_shape(block, from_split, to_split=to_split)
+        else:
+            whole = from_split.shape
+        axes = [split for split in (from_split, to_split) if isinstance(split, SupportsIndex)]
+        for axis in axes:
             if not -len(whole) <= axis < len(whole):
                 raise _no_axis("redistribute", axis, block)
-        old, new = from_split % len(whole), to_split % len(whole)
-        if old == new:
+        if len(axes) == 2 and axes[0] % len(whole) == axes[1] % len(whole):
             return block
-        ranks = range(self.size)
-        out = self._empty(_with(whole, new, _length(bounds(whole[new], self.size, self.rank))), block.dtype)
+        before, after = (parts_of(whole, split, self.size) for split in (from_split, to_split))
+        # Each two ranks exchange what the parts of both have in common.
+        mine, wanted, ranks = before[self.rank], after[self.rank], range(self.size)
+        out = self._empty(wanted.shape, block.dtype)
         with named(self.arrays, "redistribute"):
             self.exchange(
-                [(rank, block[_cut(new, *bounds(whole[new], self.size, rank))]) for rank in ranks],
-                [(rank, out[_cut(old, *bounds(whole[old], self.size, rank))]) for rank in ranks],
+                [(rank, block[overlap(mine, after[rank]).slices_in(mine)]) for rank in ranks],
+                [(rank, out[overlap(before[rank], wanted).slices_in(wanted)]) for rank in ranks],
             )
         return out
 

@@ -6,10 +6,9 @@ import inspect
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from meshrun.runner.errors import MeshrunError, RunError, UserError, is_met_by_all, tell
+from meshrun.runner.errors import MeshrunError, RunError, is_met_by_all, tell
 from meshrun.runner.files import working_directory
 from meshrun.runner.options.choices import DeviceChoice
 from meshrun.runner.system import launcher
@@ -30,40 +29,29 @@ Record = dict[str, Any]
 @warnings_told()
 def run_as_rank(
     body: Callable[[World, FailureHandler], Record],
+    handler: FailureHandler,
     *,
     device: DeviceChoice = "auto",
     oversubscribe: bool = False,
     started: Started = BY_HAND,
-    debug: bool = False,
     check: Check | None = None,
-    usage_exit_status: int = UserError.exit_code,
-    failure_exit_status: int = RunError.exit_code,
-    interrupt_message: str = FailureHandler.interrupt_message,
-    before_exit: Callable[[FailureHandler], None] | None = None,
     command: str = "",
     watch_stalls: bool = False,
 ) -> int:
     """Run `body(world, handler)` as one rank and report every error; returns the exit status. Collective.
 
-    body: returns the completion record, of plain values that JSON can hold. started: from the process that
-    started the ranks. check: replaces the usual preflight. usage_exit_status: for a UserError.
-    failure_exit_status: for other failures that have no exit status of their own, and for a run whose ranks
-    are killed. interrupt_message: printed when the run is interrupted. before_exit: on rank 0, the handler's
-    `before_exit` until `body` sets another. command: what the run does, for `meshrun status`. watch_stalls:
-    end the run after `started.stall_timeout` without progress; not for a body with a watchdog of its own.
+    body: returns the completion record, of plain values that JSON can hold. handler: without a status; its
+    `before_exit` is called on rank 0 until `body` sets another. Its `failure_exit_status` is also the status
+    of a run whose ranks are killed. started: from the process that started the ranks. check: replaces the
+    usual preflight. command: what the run does, for `meshrun status`. watch_stalls: end the run after
+    `started.stall_timeout` without progress; not for a body with a watchdog of its own.
     """
-    handler = FailureHandler(
-        run_at(started.run) if started.run else None,
-        debug,
-        usage_exit_status=usage_exit_status,
-        failure_exit_status=failure_exit_status,
-        interrupt_message=interrupt_message,
-    )
+    handler.report_to(run_at(started.run) if started.run else None)
     on_termination(handler.terminate)
     detected = launcher.detect_launcher()
-    if before_exit is not None and (detected is None or detected.rank == 0):
-        handler.before_exit = partial(before_exit, handler)
     if detected is not None:
+        if detected.rank != 0:
+            handler.before_exit = None
         end_with_parent()
         if detected.size != 1:
             preload.start(device)
@@ -72,9 +60,9 @@ def run_as_rank(
     )
     if isinstance(world, int):
         return world
-    if world.rank == 0 and handler.status is not None and failure_exit_status != RunError.exit_code:
-        handler.status.note_exit_status(failure_exit_status)
-    with Guard(world, handler, reports_single_rank=True):
+    if world.rank == 0 and handler.status is not None and handler.failure_exit_status != RunError.exit_code:
+        handler.status.note_exit_status(handler.failure_exit_status)
+    with Guard(world.own_rank, handler, reports_single_rank=True):
         try:
             record = body(world, handler)
             world.close()
@@ -120,7 +108,7 @@ def join_world(
         return handler.report_common(failure, rank if is_common else 0)
     if handler.status is not None:
         handler.status.register(world.rank, world.here.host, os.getpid())
-    handler.world, world.network = world, started.network
+    handler.rank, world.network = world.own_rank, started.network
     token = handler.status.token if isinstance(handler.status, RunLines) else None
     heartbeat = Heartbeat(world, started.host_timeout, handler.abort, token)
     stalls = monitor.start(world, started) if watch_stalls else []

@@ -15,7 +15,7 @@ from meshrun.runner.comm.checksum.checked import SHARE, CheckedControl, Checksum
 from meshrun.runner.comm.checksum.sums import sums_of
 from meshrun.runner.comm.collective_call import collective_call, gather_calls, on_root
 from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
-from meshrun.runner.comm.recorded import RecordedControl
+from meshrun.runner.comm.recorded import Trail
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line, is_met_by_all
@@ -32,6 +32,7 @@ from meshrun.runner.world.binding import (
     open_collectives,
     visible_gpus,
 )
+from meshrun.runner.world.failure import FailureHandler, Guard, OwnRank
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.log import LOGGER
 from meshrun.runner.world.process_grid import Grid, open_grid, process_grid
@@ -93,9 +94,7 @@ class World(Group):
         if failure is None or self.size == 1 or is_met_by_all(failure):
             self.close()
         elif isinstance(failure, Exception):
-            from meshrun.runner.world.failure import FailureHandler, Guard  # which import this module
-
-            Guard(self, FailureHandler(debug=True)).__exit__(kind, failure, trace)
+            Guard(self.own_rank, FailureHandler(debug=True)).__exit__(kind, failure, trace)
 
     def close(self) -> None:
         """Free the communicators; a second call does nothing. Collective."""
@@ -111,6 +110,11 @@ class World(Group):
     def here(self) -> Rank:
         """This rank: its number, host, process and device."""
         return self.ranks[self.rank]
+
+    @property
+    def own_rank(self) -> OwnRank:
+        """This rank, for `Guard`, which ends the run if the rank fails."""
+        return OwnRank(self.control, str(self.here), self.run_id, self.recorder)
 
     @property
     def hosts(self) -> list[str]:
@@ -155,6 +159,11 @@ class World(Group):
     def collective_call(self, function: Callable[[], Value]) -> Value:
         """Call `function` on every rank; if any fails, raise the first one's error on all. Collective."""
         return collective_call(self.control, function, f"[{self.here}]")
+
+    def gather_calls(self, function: Callable[[], Value]) -> list[Value]:
+        """Call `function` on every rank; return all values, in rank order. Collective, with the errors of
+        `collective_call`."""
+        return gather_calls(self.control, function, f"[{self.here}]")
 
     def collectives(
         self,
@@ -216,7 +225,7 @@ def open_world(
     control = control or find_ranks(expected_ranks)
     host, host_id = identify_host()
     where = f"[rank {control.rank}, host {host}]"
-    surveys = gather_calls(control, lambda: (host_id, visible_gpus(device)), where)
+    surveys = gather_calls(control, lambda: (host_id, visible_gpus(device)), where, names_rank=True)
     host_ids = [survey[0] for survey in surveys]
     visible = [survey[1] for survey in surveys]
     local = host_ids[: control.rank].count(host_id)
@@ -242,12 +251,12 @@ def open_world(
     if record is not None:
         recorder, reasons = open_recorder(control, ranks, run_id, record)
         warnings += reasons
-    own = RecordedControl(control, recorder) if isinstance(recorder, Recorder) else control
+    control.trail = Trail(recorder, "world", range(control.size)) if isinstance(recorder, Recorder) else None
     on_gpu = backend.device.kind == "cuda"
     listens = launcher.default_variable(nccl_ras.ADDRESS, nccl_ras.address_of(run_id))
     with listens if on_gpu else nullcontext():
-        arrays = open_arrays(own, backend, shared_gpu=bool(clash))
-    return World(own, arrays, backend, ranks, run_id, warnings, recorder=recorder)
+        arrays = open_arrays(control, backend, shared_gpu=bool(clash))
+    return World(control, arrays, backend, ranks, run_id, warnings, recorder=recorder)
 
 
 def with_checksums(world: World, choice: Checksum) -> World:

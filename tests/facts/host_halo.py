@@ -52,7 +52,7 @@ def compiled(folder: Path, changes: Sequence[tuple[str, str]] = (), threads: int
 
 
 class HostTables:
-    """`runner.arrays.halo.boxes.Tables` for NumPy arrays."""
+    """`runner.comm.peer_arrays.DeviceTables` for NumPy arrays."""
 
     def __init__(self, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))
@@ -75,7 +75,7 @@ class HostTables:
 
 
 class HostPeers:
-    """`runner.comm.peer_memory.Peers` for threads. shut: of a rank that cannot open, why."""
+    """`runner.comm.peer_arrays.PeerArrays` for threads. shut: of a rank that cannot open, why."""
 
     def __init__(self, control: Control, shut: dict[int, str] | None = None) -> None:
         self._control, self._shut = control, shut or {}

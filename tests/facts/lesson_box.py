@@ -142,7 +142,7 @@ class LessonBox:
 
     def host_array(self, memory: Memory) -> np.ndarray[Any, Any]:
         assert memory.kind != "device"
-        whole = memory if memory.kind != "pageable" else self._whole(memory)  # as CudaBox does
+        whole = memory if memory.kind != "pageable" else self._whole(memory)  # as Box does
         return self.bytes(whole)
 
     def _whole(self, memory: Memory) -> Memory:

@@ -13,7 +13,7 @@ from shared_folder import shared_folder
 import meshrun
 from meshrun.jobs.bench.lessons.protocol import Context
 from meshrun.jobs.kernels import FOLDER
-from meshrun.runner.device.raw.memory import open_box
+from meshrun.runner.device.raw.box import open_box
 from meshrun.runner.world.world import World, open_world, single_rank_world
 
 

@@ -429,7 +429,7 @@ def main() -> int:
             Path(sys.argv[1]).write_text(json.dumps(found))
         return {}
 
-    return run_as_rank(body, device="cuda", debug=True)
+    return run_as_rank(body, FailureHandler(debug=True), device="cuda")
 
 
 if __name__ == "__main__":

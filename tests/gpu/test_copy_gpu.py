@@ -27,7 +27,7 @@ from meshrun.jobs.measure import gate
 from meshrun.jobs.measure.exit_codes import WrongResults
 from meshrun.jobs.measure.timers import gated_event_seconds
 from meshrun.launch.mpi.rank_command import PROGRAM
-from meshrun.runner.device.raw.memory import open_box
+from meshrun.runner.device.raw.box import open_box
 from meshrun.runner.errors import RunError
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")

@@ -17,7 +17,7 @@ from meshrun.jobs.bench.copy.engines import Copies
 from meshrun.jobs.bench.lessons.p2p.methods import peer_copies
 from meshrun.launch.mpi import launcher as mpi_launcher
 from meshrun.launch.mpi.rank_command import PROGRAM
-from meshrun.runner.device.raw.memory import open_box
+from meshrun.runner.device.raw.box import open_box
 from meshrun.runner.errors import MeshrunError
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")

@@ -12,7 +12,7 @@ from meshrun.jobs.bench.lessons.pool import lesson
 from meshrun.jobs.bench.lessons.pool.workload import account, workload
 from meshrun.jobs.bench.lessons.protocol import Context
 from meshrun.runner.device.raw.allocators import Pool, open_pools
-from meshrun.runner.device.raw.memory import open_box
+from meshrun.runner.device.raw.box import open_box
 from meshrun.runner.errors import UserError
 from meshrun.runner.world.world import single_rank_world
 

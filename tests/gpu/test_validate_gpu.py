@@ -259,14 +259,14 @@ def survey(world: World) -> Json:
 
 def lose_last_bytes() -> None:
     """Of this rank's copies, from now on."""
-    from meshrun.runner.device.raw.cuda_memory import CudaBox
+    from meshrun.runner.device.raw.cuda_memory import Box
 
-    whole = CudaBox.copy
+    whole = Box.copy
 
-    def copy(box: CudaBox, target: Any, source: Any, nbytes: int, stream: Any) -> None:
+    def copy(box: Box, target: Any, source: Any, nbytes: int, stream: Any) -> None:
         whole(box, target, source, nbytes - 1, stream)
 
-    CudaBox.copy = copy  # type: ignore[method-assign]
+    Box.copy = copy  # type: ignore[method-assign]
 
 
 def flip_on_device(call: Any) -> None:

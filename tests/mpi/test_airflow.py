@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from meshrun.jobs.airflow.airflow import airflow
+from meshrun.jobs.airflow.observers.steady import UntilSteady
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.errors import RunError
-from meshrun.runner.options.step_options import SaveInterval, Steady, StepOptions
+from meshrun.runner.options.step_options import NamedRule, SaveInterval, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.run.execute import Options, run
-from meshrun.runner.steps.observers.steady import UntilSteady
 from meshrun.runner.world.world import World, open_world
 
 pytestmark = pytest.mark.mpi
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.mpi
 def blow(world: World, film: Path, *, resume: bool = False, grid: str | None = None, **more: Any) -> Any:
     options = Options(
         device="cpu", grid=grid, stream=StreamOptions(resume=resume),
-        steps=StepOptions(2000, every=1000, until=Steady(0.03), **more),
+        steps=StepOptions(2000, every=1000, until=NamedRule("steady", 0.03), **more),
     )  # fmt: skip
     words = {"size": "48x24", "length": 4.0, "reynolds": 20.0}
     return run(airflow, ["cylinder"], [film], words, options, world=world)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import ast
-import fnmatch
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import click
 import pytest
+from house import PACKAGES, ROOT, Source, dotted, figures, read_sources
 
 from meshrun.launch.cli.main import command
 from meshrun.runner.job.discover import find, names
 from meshrun.runner.options.plan_options import plan_rows
 from meshrun.runner.options.run_options import RANKS, run_rows
-
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("meshrun", "runner", "jobs", "launch")
-OURS = ("meshrun.runner", "meshrun.jobs", "meshrun.launch")
 
 # From the ground up: a module may import its own room and the rooms of lower floors.
 FLOORS = (
@@ -49,25 +44,42 @@ FLOORS = (
     ("jobs.measure",),
     ("jobs.filters", "jobs.airflow", "jobs.linalg", "jobs.transforms", "jobs.bench", "jobs.validate"),
 )
-# Imports of upper rooms that are to go.
-OWED = {
-    ("runner/forecast/planned_steps.py", "meshrun.runner.run.step_run.Additions"),
-    ("runner/maps/streamed/endpoints.py", "meshrun.runner.steps.chunk_steps.ChunkSteps"),
-    ("runner/report/summary.py", "meshrun.runner.forecast.table.render_comparison"),
+# Imports of upper rooms, or of what a room says it knows nothing of, that are to go.
+OWED: set[tuple[str, str]] = set()
+# What the words of rooms' paragraphs mean: "It knows no ranks" has meshrun.runner.world in MAY_NOT_IMPORT.
+KNOWN_AS = {
+    "MPI": ("mpi4py", "meshrun.runner.comm"),
+    "array files": ("meshrun.runner.storage",),
+    "journals": ("meshrun.runner.storage.journal",),
+    "transactions": ("meshrun.runner.storage.transaction",),
+    "devices": ("meshrun.runner.device",),
+    "ranks": ("meshrun.runner.world",),
+    "jobs": ("meshrun.runner.job",),
+    "plans": ("meshrun.runner.plan",),
+    "the compiler": ("meshrun.runner.compiler",),
+    "distributed arrays": ("meshrun.runner.arrays",),
+    "halos": ("meshrun.runner.arrays.halo",),
+    "maps": ("meshrun.runner.maps",),
+    "time steps": ("meshrun.runner.steps",),
+    "records": ("meshrun.runner.run",),
+    "benchmarks": ("meshrun.jobs.bench",),
+    "bench's collectives": ("meshrun.jobs.bench.collectives",),
+    "sessions": ("meshrun.jobs.bench.collectives.session",),
+    "copies": ("meshrun.jobs.bench.copy",),
+    "lessons": ("meshrun.jobs.bench.lessons",),
+    "validation": ("meshrun.jobs.validate",),
+    "probes": ("meshrun.jobs.validate.probe",),
+    "measurements": ("meshrun.jobs.validate.measurements",),
+    "findings": ("meshrun.jobs.validate.localize",),
+    "the command line": ("meshrun.launch.cli", "click"),
+    "Slurm": ("meshrun.launch.slurm",),
+    "Kubernetes": ("meshrun.launch.kubernetes",),
+    "launchers": ("meshrun.launch.mpi", "meshrun.launch.slurm", "meshrun.launch.kubernetes"),
 }
 # Options of srun, mpirun, docker, nvidia-smi, compilers, pip and others, which messages and commands name.
 OF_OTHER_PROGRAMS = (
-    *(
-        "mpi",
-        "nodes",
-        "ntasks",
-        "ntasks-per-node",
-        "gpus-per-node",
-        "gpus-per-task",
-        "cpus-per-task",
-        "cpu-bind",
-        "export",
-    ),
+    *("mpi", "nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "gpus-per-task", "cpus-per-task"),
+    *("cpu-bind", "export"),
     *("hostfile", "bind-to", "shm-size", "ipc", "ulimit", "status", "query-gpu", "format"),
     *("fmad", "param", "version", "with-cuda", "all", "no-binary", "mpi-lib-version"),
 )
@@ -98,75 +110,6 @@ COSTLY = (
     "jinja2",
     "prometheus_client",
 )
-
-
-@dataclass(frozen=True)
-class Import:
-    """`name` imported on `line`; early: when the module itself is imported, not in a function's call."""
-
-    name: str
-    line: int
-    early: bool
-
-    def of(self, *packages: str) -> bool:
-        return any(f"{self.name}.".startswith(f"{package}.") for package in packages)
-
-    @property
-    def room(self) -> str:
-        """The package's folder and the room, such as "runner.plan"; "" for what is not ours."""
-        return ".".join(self.name.split(".")[1:3]) if self.of(*OURS) else ""
-
-
-@dataclass(frozen=True)
-class Source:
-    path: str  # from the root, such as "runner/halo.py"
-    text: str
-
-    @cached_property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.text)
-
-    @cached_property
-    def nodes(self) -> list[ast.AST]:
-        return list(ast.walk(self.tree))
-
-    @property
-    def module(self) -> str:
-        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-    def is_one_of(self, *patterns: str) -> bool:
-        return any(fnmatch.fnmatch(self.path, pattern) for pattern in patterns)
-
-    @cached_property
-    def imports(self) -> list[Import]:
-        return list(_imports(self.tree, early=True))
-
-
-def _imports(node: ast.AST, early: bool) -> Iterator[Import]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Import):
-            yield from (Import(alias.name, child.lineno, early) for alias in child.names)
-        elif isinstance(child, ast.ImportFrom):
-            package = "." * child.level + (child.module or "")
-            yield from (Import(f"{package}.{alias.name}", child.lineno, early) for alias in child.names)
-        elif isinstance(child, ast.Call) and _called(child) == "import_module":
-            names = [argument.value for argument in child.args if isinstance(argument, ast.Constant)]
-            yield from (Import(str(name), child.lineno, early) for name in names)
-        for_checker = isinstance(child, ast.If) and _dotted(child.test) == "TYPE_CHECKING"
-        inner = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or for_checker
-        yield from _imports(child, early and not inner)
-
-
-def _called(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else _dotted(call.func)
-
-
-def _dotted(node: ast.AST) -> str:
-    """Return a name such as "os.environ"; "" for what is no name. `ast.unparse` takes 20 times as long."""
-    if isinstance(node, ast.Attribute):
-        before = _dotted(node.value)
-        return before and f"{before}.{node.attr}"
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 # Each rule: a source -> what it does wrong.
@@ -258,11 +201,52 @@ def imports_go_down(source: Source) -> Iterator[str]:
                 yield f"{found.line}: {found.name}"
 
 
+def is_room(source: Source) -> bool:
+    return source.path.endswith("/__init__.py") and source.path.count("/") >= 2
+
+
+def prohibitions(path: str) -> tuple[str, ...]:
+    """Return what the rooms that a file is in may not import: MAY_NOT_IMPORT of each folder's __init__."""
+    folders = [ROOT / folder / "__init__.py" for folder in Path(path).parents if folder.name]
+    return tuple(name for folder in folders if folder.is_file() for name in declared(folder.read_text()))
+
+
+@functools.cache
+def declared(text: str) -> tuple[str, ...]:
+    for line in ast.parse(text).body:
+        if isinstance(line, ast.Assign) and dotted(line.targets[0]) == "MAY_NOT_IMPORT":
+            return tuple(ast.literal_eval(line.value))
+    return ()
+
+
+def rooms_keep_their_prohibitions(source: Source) -> Iterator[str]:
+    forbidden = prohibitions(source.path)
+    for found in source.imports:
+        if found.of(*forbidden) and (source.path, found.name) not in OWED:
+            yield f"{found.line}: {found.name}"
+
+
+def sentences_of_rooms_are_their_prohibitions(source: Source) -> Iterator[str]:
+    """A room's paragraph says "knows no A" or "knows neither A, B nor C" of what it may not import, only."""
+    if not is_room(source):
+        return
+    doc = " ".join((ast.get_docstring(source.tree) or "").split())
+    terms = [
+        term
+        for listed in re.findall(r"\bknows? (?:no|neither) (.+?)(?:[.;:]|, (?:and|which) )", doc)
+        for term in re.split(r", | nor ", listed)
+    ]
+    unknown = [term for term in terms if term not in KNOWN_AS]
+    if unknown or re.search(r"not know|knows? nothing|not import", doc):
+        yield f"1: say it by `knows no` or `knows neither`, in words of KNOWN_AS: {unknown}"
+    elif sorted(name for term in terms for name in KNOWN_AS[term]) != sorted(declared(source.text)):
+        yield f"1: MAY_NOT_IMPORT is not what the paragraph says: {terms}"
+
+
 def rooms_say_what_they_are_for(source: Source) -> Iterator[str]:
-    is_room = source.path.endswith("/__init__.py") and source.path.count("/") >= 2
     is_lesson = source.is_one_of("jobs/bench/lessons/*/__init__.py")  # its `lesson` says what it is for
-    if is_room and not is_lesson and len(ast.get_docstring(source.tree) or "") < 100:
-        yield "1: a room's docstring says what it is for, what it may not know, which names others use"
+    if is_room(source) and not is_lesson and len(ast.get_docstring(source.tree) or "") < 100:
+        yield "1: a room's docstring says what it is for, what it knows nothing of, which names others use"
 
 
 def the_environment_is_read_in_few_places(source: Source) -> Iterator[str]:
@@ -270,8 +254,8 @@ def the_environment_is_read_in_few_places(source: Source) -> Iterator[str]:
         return
     names = ("os.environ", "os.environb", "os.getenv", "os.putenv", "sys.argv")
     for node in source.nodes:
-        if isinstance(node, ast.Attribute) and _dotted(node) in names:
-            yield f"{node.lineno}: {_dotted(node)}"
+        if isinstance(node, ast.Attribute) and dotted(node) in names:
+            yield f"{node.lineno}: {dotted(node)}"
     yield from (f"{i.line}: {i.name}" for i in source.imports if i.name in names)
 
 
@@ -353,6 +337,20 @@ RULES: dict[Callable[[Source], Iterator[str]], list[tuple[str, str]]] = {
         ("jobs/measure/a.py", "from meshrun.jobs.bench import cli"),
         ("jobs/validate/a.py", "from meshrun.jobs.bench.copy import cases"),
     ],
+    rooms_keep_their_prohibitions: [
+        ("runner/plan/halo.py", "def f():\n    from meshrun.runner.arrays import load"),
+        ("runner/storage/formats/tiff/sink.py", "import meshrun.runner.storage.journal"),
+        ("launch/slurm/job.py", "if TYPE_CHECKING:\n    from meshrun.launch.kubernetes import pods"),
+    ],
+    sentences_of_rooms_are_their_prohibitions: [
+        (
+            "runner/plan/__init__.py",
+            '"""Plans. It knows neither ranks nor MPI."""\nMAY_NOT_IMPORT = ("mpi4py",)',
+        ),
+        ("runner/plan/__init__.py", '"""Plans."""\nMAY_NOT_IMPORT = ("mpi4py",)'),
+        ("runner/plan/__init__.py", '"""Plans. It may not know ranks."""'),
+        ("runner/plan/__init__.py", '"""Plans. It knows no people."""'),
+    ],
     rooms_say_what_they_are_for: [
         ("runner/plan/__init__.py", '"""Plans."""'),
         ("runner/storage/formats/__init__.py", '"""Formats."""'),
@@ -381,11 +379,23 @@ RULES: dict[Callable[[Source], Iterator[str]], list[tuple[str, str]]] = {
     ],
 }
 
-SOURCES = [
-    Source(path.relative_to(ROOT).as_posix(), path.read_text())
-    for package in PACKAGES
-    for path in sorted((ROOT / package).rglob("*.py"))
-]
+SOURCES = read_sources()
+# Of what the house may have at most. A limit only goes down: when its figure falls, it follows.
+LIMITS = {
+    "long_signatures": 28,
+    "large_classes": 28,
+    "forwarders": 54,
+    "untyped_results": 77,
+    "pops": 6,
+    "option_texts": 198,
+    "single_protocols": 3,
+    "circles": 4,
+    "room_circles": 1,
+}
+OF_THE_PRODUCT = ("single_protocols", "circles", "room_circles")  # the others are of runner/ and launch/
+FIGURES = figures([source for source in SOURCES if source.is_one_of("runner/*", "launch/*")]) | {
+    name: listed for name, listed in figures(SOURCES).items() if name in OF_THE_PRODUCT
+}
 
 
 def test_the_sources_are_found() -> None:
@@ -404,6 +414,48 @@ def test_rule(rule: Callable[[Source], Iterator[str]]) -> None:
 )
 def test_the_rule_finds_what_breaks_it(rule: Callable[[Source], Iterator[str]], path: str, text: str) -> None:
     assert list(rule(Source(path, text)))
+
+
+def test_what_is_owed_is_still_there() -> None:
+    assert not OWED - {(source.path, found.name) for source in SOURCES for found in source.imports}
+
+
+@pytest.mark.parametrize("figure", LIMITS)
+def test_the_house_does_not_grow(figure: str) -> None:
+    assert len(FIGURES[figure]) <= LIMITS[figure], "\n".join(FIGURES[figure])
+
+
+@pytest.mark.parametrize(
+    ("figure", "text"),
+    [
+        ("long_signatures", "class A:\n    def f(self, a, b, c, /, d, e, f, *g, h, **i): ..."),
+        ("large_classes", "class A:\n    " + "\n    ".join(f"{letter}: int" for letter in "abcdefghijk")),
+        (
+            "large_classes",
+            "class A:\n    def __init__(self):\n        self." + " = self.".join("abcdefghijk") + " = 0",
+        ),
+        ("forwarders", 'def f(a, *b):\n    """Text."""\n    return g(*b, c=a)'),
+        ("forwarders", "class A:\n    def f(self, a):\n        self.inner.g(a)"),
+        ("untyped_results", "def f() -> dict[str, Any] | None: ..."),
+        ("untyped_results", "def f() -> Record: ..."),
+        ("pops", "record.pop('a', None)"),
+        ("option_texts", "f'{a}: give --all'"),
+        ("single_protocols", "class A(Protocol):\n    b: int\nclass B:\n    b = 0"),
+        (
+            "single_protocols",
+            "class A(Protocol[T]):\n    def f(self): ...\nclass B:\n    def f(self): ...\nclass C(B): ...",
+        ),
+        ("circles", "def f():\n    from meshrun.runner.plan import grid"),
+        ("room_circles", "if TYPE_CHECKING:\n    from meshrun.runner.world.world import World"),
+    ],
+)
+def test_the_figure_counts_what_it_names(figure: str, text: str) -> None:
+    others = [
+        Source("runner/plan/grid.py", "import meshrun.runner.plan.halo"),
+        Source("runner/world/world.py", "from meshrun.runner.plan.grid import Grid"),
+    ]
+    assert figures([*others, Source("runner/plan/halo.py", "")])[figure] == []
+    assert len(figures([*others, Source("runner/plan/halo.py", text)])[figure]) == 1
 
 
 def test_every_room_exists() -> None:

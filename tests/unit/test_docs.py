@@ -36,11 +36,11 @@ from meshrun.launch.cli.main import command as root_command
 from meshrun.launch.cli.main import main
 from meshrun.launch.cli.plugins import check_words
 from meshrun.runner.comm.threads import run_ranks
-from meshrun.runner.compiler.cpp.host import most_steps as most_steps_on_a_cpu
+from meshrun.runner.compiler.cpp.host import steps_in_cache
 from meshrun.runner.compiler.cuda.steps.kernel import MOST_STEPS
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.forecast.job_forecast import Place, links_of
 from meshrun.runner.forecast.machine import nominal
+from meshrun.runner.forecast.place import Place, links_of
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.report import summary
@@ -129,6 +129,28 @@ def test_the_jobs_pages_power_spectrum_is_numpys(tmp_path: Path, ranks: int) -> 
     expected = abs(np.fft.fft2(array)) ** 2
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-12)
     assert done[0]["result"]["total"] == pytest.approx(expected.sum())
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 8])
+def test_the_jobs_pages_iteration_has_numpys_bits(tmp_path: Path, ranks: int) -> None:
+    """Also on ranks without cells. The number of iterations depends on the bits of a reduction."""
+    charge = np.random.default_rng(5).random((6, 9)).astype(np.float32)
+    np.save(tmp_path / "in.npy", charge)
+    jacobi, source = jobs_of_the_page()["jacobi"], tmp_path / "in.npy"
+    outs = [tmp_path / "potential.npy", tmp_path / "residual.npy"]
+    done = run_ranks(ranks, lambda comm: run(jacobi, source, outs, world=open_world("cpu", control=comm)))
+    result = done[0]["result"]
+    potential = np.zeros(charge.shape)
+    for _ in range(result["iterations"] + 1):
+        b, before = np.pad(potential, 1), potential
+        around = b[:-2, 1:-1] + b[2:, 1:-1] + b[1:-1, :-2] + b[1:-1, 2:]
+        residual = charge + around - 4 * before
+        potential = before + residual / 4
+    np.testing.assert_array_equal(np.load(outs[0]), before)
+    np.testing.assert_array_equal(np.load(outs[1]), residual)
+    assert result["residual"] == pytest.approx(np.linalg.norm(residual), rel=1e-12)
+    assert result["residual"] <= 1e-3 * np.linalg.norm(charge)
+    assert result["iterations"] == 87
 
 
 def run_commands(
@@ -672,7 +694,7 @@ def test_the_rows_of_overlap_are_those_of_their_record() -> None:
 def test_the_page_on_kernels_has_the_steps_that_one_kernel_takes() -> None:
     text = " ".join((DOCS / "fusing.md").read_text().split())
     assert f"memory is read and written once in up to {MOST_STEPS} steps" in text
-    assert f"{most_steps_on_a_cpu(2)} steps a call ({most_steps_on_a_cpu(3)} over three axes)" in text
+    assert f"{steps_in_cache(2)} steps a call ({steps_in_cache(3)} over three axes)" in text
 
 
 @pytest.mark.parametrize(

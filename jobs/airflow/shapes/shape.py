@@ -21,12 +21,12 @@ from meshrun.jobs.airflow.shapes import airfoil, stl
 from meshrun.jobs.airflow.shapes.bodies import Body, CellBody, Round, ShadedBody, of_cells, silhouette
 from meshrun.jobs.airflow.shapes.parts import connected
 from meshrun.jobs.airflow.shapes.surface import Surface, frontal_area
+from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.errors import UserError
-from meshrun.runner.maps.decoded_inputs import open_decoded
 from meshrun.runner.options.spelling import option
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.storage.formats import registry
-from meshrun.runner.storage.formats.image import Appearance, is_tiff
+from meshrun.runner.storage.formats.image import Appearance
 from meshrun.runner.storage.formats.image_folder import open_folder
 from meshrun.runner.storage.paths import split, suffix
 
@@ -361,7 +361,7 @@ def _appearance(path: Path, dtype: np.dtype[Any], channels: int) -> Appearance |
     white = {"uint8": 255, "uint16": 65535, "bool": 1, "float32": 1, "float64": 1}.get(dtype.name)
     if white is None:
         return None
-    if is_tiff(path):
+    if registry.is_tiff(path):
         from meshrun.runner.storage.formats import tiff
 
         return tiff.appearance(path)

@@ -3,5 +3,7 @@
 Here is what runs and measures: options and configuration, sessions, sweeps and timing. `output` prints and
 records the results, and reads and compares records.
 
-It may not know the copy benchmark or the lessons. Others use `jobs.bench.cli`, never these modules.
+It knows neither copies nor lessons. Others use `jobs.bench.cli`, never these modules.
 """
+
+MAY_NOT_IMPORT = ("meshrun.jobs.bench.copy", "meshrun.jobs.bench.lessons")

@@ -6,14 +6,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from meshrun.jobs.bench.copy.cases import Case, CopyTransfer, MemoryPlace
 from meshrun.jobs.bench.copy.engines import UNIT
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.peer_memory import PeerMemory, Unreachable, allocate_exportable
-from meshrun.runner.device.raw.memory import Box, GpuProperties, Kind, Memory
+from meshrun.runner.device.raw.memory import GpuProperties, Kind, Memory
 from meshrun.runner.errors import UserError
+
+if TYPE_CHECKING:
+    from meshrun.runner.device.raw.cuda_memory import Box
 
 End = Literal["source", "target"]
 ENDS: tuple[End, ...] = ("source", "target")

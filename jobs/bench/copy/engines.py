@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshrun.jobs import kernels
-from meshrun.runner.device.raw.memory import Box, GpuProperties, Memory
+from meshrun.runner.device.raw.memory import GpuProperties, Memory
+
+if TYPE_CHECKING:
+    from meshrun.runner.device.raw.cuda_memory import Box
 
 UNIT = 16  # bytes that a thread moves at a time
 THREADS = 512  # of a block of copy_streaming, one block a multiprocessor

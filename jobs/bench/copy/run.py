@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from meshrun import World
 from meshrun.jobs.bench.copy import host, nvbandwidth_text
@@ -33,10 +33,13 @@ from meshrun.jobs.measure.record_file import (
 )
 from meshrun.jobs.measure.status_line import StatusLine
 from meshrun.runner.comm.api import Control
-from meshrun.runner.device.raw.memory import Box, open_box
+from meshrun.runner.device.raw.box import open_box
 from meshrun.runner.system.host_memory import free_host_memory
 from meshrun.runner.system.launcher import environment
 from meshrun.runner.world.failure import FailureHandler
+
+if TYPE_CHECKING:
+    from meshrun.runner.device.raw.cuda_memory import Box
 
 MAX_NAMED = 4  # mismatches in the final error; all of them are in the text above it
 

@@ -10,6 +10,6 @@ show            format a lesson as text, JSON and plots
 devices         operations on one GPU stream, or on the host
 pseudorandom    data in which every element depends on its index
 
-A lesson may not know the command line or other lessons; it takes clocks, gates, peer memory and checks of
-data from meshrun.jobs.measure. Others use only `cli.memory`.
+A lesson imports neither the command line nor another lesson; it takes clocks, gates, peer memory and checks
+of data from meshrun.jobs.measure. Others use only `cli.memory`.
 """

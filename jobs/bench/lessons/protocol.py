@@ -8,13 +8,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshrun import World
 from meshrun.jobs.measure.exit_codes import NeedsGpu
-from meshrun.runner.device.raw.memory import Box
 from meshrun.runner.errors import UserError
 from meshrun.runner.report.units import size_name
+
+if TYPE_CHECKING:
+    from meshrun.runner.device.raw.cuda_memory import Box
 
 TableCell = str | float | int | None  # None: not measured, printed as "-"
 

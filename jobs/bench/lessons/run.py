@@ -18,7 +18,7 @@ from meshrun.jobs.measure.record_file import (
     write_record,
 )
 from meshrun.jobs.measure.status_line import StatusLine
-from meshrun.runner.device.raw.memory import open_box
+from meshrun.runner.device.raw.box import open_box
 from meshrun.runner.errors import UserError
 from meshrun.runner.system.launcher import environment
 from meshrun.runner.world.failure import FailureHandler

@@ -21,7 +21,8 @@ from meshrun.jobs.linalg.matmul.ring import multiply_ring
 from meshrun.jobs.linalg.matmul.summa import Schedule, multiply_summa
 from meshrun.runner.device.host_blas import adds_products
 from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.job_forecast import JobForecast, Place, Stage
+from meshrun.runner.forecast.jobs import JobForecast
+from meshrun.runner.forecast.place import Place, Stage
 from meshrun.runner.options.spelling import run_command
 from meshrun.runner.plan.task import ArrayType
 from meshrun.runner.region import Shape

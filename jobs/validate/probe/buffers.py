@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshrun import World
 from meshrun.jobs.validate.plan import CPU_BYTES, Plan, at_most, for_cpus
 from meshrun.runner.comm.collectives.api import Buffer, Collectives
 from meshrun.runner.comm.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
-from meshrun.runner.device.raw.memory import Box, Memory
+from meshrun.runner.device.raw.memory import Memory
 from meshrun.runner.errors import UserError
+
+if TYPE_CHECKING:
+    from meshrun.runner.device.raw.cuda_memory import Box
 
 MIB, GIB = 1 << 20, 1 << 30
 RESERVE = 4 * GIB  # of a GPU's memory, for communicators, kernels and checks

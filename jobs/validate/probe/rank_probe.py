@@ -30,7 +30,7 @@ from meshrun.jobs.validate.probe.multi_rank import FlowPairs, RingCommunicators,
 from meshrun.jobs.validate.probe.sampling import CONNECT_GRACE, IDLE, Workload, sample, without_stolen
 from meshrun.jobs.validate.verdict import Unit
 from meshrun.runner.comm.collectives.api import Collectives
-from meshrun.runner.device.raw.memory import open_box
+from meshrun.runner.device.raw.box import open_box
 from meshrun.runner.errors import MeshrunError
 from meshrun.runner.report.units import size_name
 from meshrun.runner.world.stuck import nccl_ras

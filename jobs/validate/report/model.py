@@ -8,7 +8,6 @@ times in seconds; None is unknown. A rate counts: for a single GPU, bytes read p
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -149,9 +148,3 @@ class Report:
     ended: str = ""
     loads: tuple[LoadReadings, ...] = ()
     nccl: NcclDiagnostics | None = None
-
-    def _repr_html_(self) -> str:
-        """Show the report in a notebook as on a terminal."""
-        from meshrun.jobs.validate.report.formats import terminal
-
-        return f"<pre>{html.escape(terminal.text(self))}</pre>"

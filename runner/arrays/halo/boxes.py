@@ -13,15 +13,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise, product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshrun.runner.arrays.block_layout import BlockLayout
+from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.device.api import Backend
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import AxisCopy, Slices, Transfer, Widths, sends, transfers
 from meshrun.runner.region import Array, Shape
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import DeviceTables
 
 KERNELS = Path(__file__).parent / "kernels" / "halo.cu"
 THREADS = 256  # of a block
@@ -68,13 +72,15 @@ class FieldHalos:
         """The widths that an exchange fills."""
         return self.widths if self.read is None else self.read
 
-    def layout(self, rank: int) -> BlockLayout:
-        """Return the place of a rank's cells."""
-        return _layout(self, rank)
+    @classmethod
+    def of(cls, array: DistributedArray) -> FieldHalos:
+        """Return the halos of an array."""
+        plan, itemsize = array.layout, array.dtype.itemsize
+        return cls(plan.partition, plan.declared, plan.boundary, itemsize, plan.aligned, plan.filled.declared)
 
-    def inner(self, rank: int) -> BlockLayout:
-        """Return the layout of the part of a rank's block that an exchange fills. Transfers count in it."""
-        return _layout(replace(self, widths=self.filled, read=None), rank)
+    def layout(self, rank: int) -> BlockLayout:
+        """Return the place of a rank's cells. Transfers count in the part that is filled."""
+        return _layout(self, rank)
 
     def sent(self, rank: int) -> list[Transfer]:
         """Return the transfers of a rank's cells to its neighbours."""
@@ -98,21 +104,8 @@ def neighbours(fields: Sequence[FieldHalos], rank: int) -> list[int]:
     return sorted(to | {one.sender for field in fields for one in field.received(rank)})
 
 
-class Tables(Protocol):
-    """Addresses, tables and launches on a device; of GPUs, `runner.comm.peer_arrays.DeviceTables`."""
-
-    def address(self, array: Array) -> int:
-        """Return the address of an array."""
-
-    def upload(self, table: np.ndarray[Any, Any]) -> Array:
-        """Return a copy on the device."""
-
-    def kernel(self, path: Path, name: str) -> Callable[..., None]:
-        """Compile a kernel; call the result with (grid, block, arguments)."""
-
-
 def launch(
-    tables: Tables,
+    tables: DeviceTables,
     kernel: Callable[..., None],
     boxes: Iterable[HaloBox],
     *more: Any,
@@ -205,7 +198,7 @@ def message_bytes(field: FieldHalos, moved: Transfer) -> int:
 
 def constants(field: FieldHalos, rank: int, cell: int, target: int) -> Iterator[HaloBox]:
     """Yield the copies of the constant, at address `cell`, to the cells beyond the array."""
-    layout = field.inner(rank)
+    layout = field.layout(rank).filled
     for slab in layout.outside:
         whole = tuple(slice(*part.indices(n)) for part, n in zip(slab, layout.shape, strict=True))
         place, strides = _cells(field, whole, rank)
@@ -243,7 +236,7 @@ def _nothing(peer: int) -> list[int]:
 def _layout(field: FieldHalos, rank: int) -> BlockLayout:
     partition = field.partition
     cut = [parts > 1 for parts in partition.grid]
-    layout = BlockLayout(partition[rank], partition.shape, cut, field.widths, field.boundary)
+    layout = BlockLayout(partition[rank], partition.shape, cut, field.widths, field.boundary, read=field.read)
     layout.aligned = field.aligned
     return layout
 
@@ -310,12 +303,9 @@ def _own_cells(field: FieldHalos, moved: Transfer, layout: BlockLayout) -> tuple
 def _cells(field: FieldHalos, part: Slices, rank: int) -> tuple[int, list[int]]:
     """Return the offset of the first cell in a rank's block and the steps to the next ones, in bytes. part:
     counted in the part of the block that is filled."""
-    layout, inner = field.layout(rank), field.inner(rank)
+    layout = field.layout(rank)
     strides = layout.strides(field.itemsize)
-    starts = (
-        one.start + low - filled
-        for one, (low, _), (filled, _) in zip(part, layout.widths, inner.widths, strict=True)
-    )
+    starts = (one.start + filled.start for one, filled in zip(part, layout.part, strict=True))
     return sum(start * stride for start, stride in zip(starts, strides, strict=True)), strides
 
 

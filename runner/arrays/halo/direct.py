@@ -63,17 +63,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from meshrun.runner.arrays.halo import boxes as halo_boxes
-from meshrun.runner.arrays.halo.boxes import FieldHalos, HaloBox, Tables
-from meshrun.runner.comm.peer_memory import Peers
+from meshrun.runner.arrays.halo.boxes import FieldHalos, HaloBox
 from meshrun.runner.compiler.cuda.steps.layout import Neighbour, Sending
 from meshrun.runner.errors import RunError
 from meshrun.runner.options.spelling import option
 from meshrun.runner.region import Array
 from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import DeviceTables, PeerArrays
 
 PATIENCE = 300.0  # seconds that a kernel waits for a neighbour, whose host may write a frame meanwhile
 
@@ -92,8 +95,8 @@ class DirectHalos:
         fields: Sequence[FieldHalos],
         pairs: Sequence[tuple[Array, Array]],
         cells: Sequence[Array],
-        tables: Tables,
-        peers: Peers,
+        tables: DeviceTables,
+        peers: PeerArrays,
         *,
         handshake: bool,
         patience: float | None = None,

@@ -8,26 +8,89 @@ needs two messages, no matter how many axes have a halo.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from meshrun.runner.arrays.block_layout import BlockLayout, reverse
-from meshrun.runner.comm.api import Arrays, Message, Pending
+from meshrun.runner.arrays.block_layout import BlockLayout, PaddedBlock, reverse
+from meshrun.runner.comm.api import Message, Pending
 from meshrun.runner.comm.checksum.checked import named
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import Slices, Transfer, Widths, sends, transfers
-from meshrun.runner.region import Array, Region, packed
+from meshrun.runner.region import Array, packed
+from meshrun.runner.world.world import World
 
 Arrival = tuple[Transfer, Array]  # cells received in a buffer, to be moved to the halo
 
 
+def exchange(arrays: Sequence[HaloBlock]) -> None:
+    """Fill what is stale of the arrays' halos, in one group of messages. Collective."""
+    stale = [array for array in arrays if array.is_stale]
+    if stale:
+        started = start_exchange(stale)
+        fill_own(stale)
+        started.finish()
+
+
+def start_exchange(arrays: Sequence[HaloBlock], packed: Sequence[list[Message]] | None = None) -> Exchange:
+    """Start sending the cells that others need and receiving those of these halos; see also `fill_own`.
+
+    packed: messages to send, from `pack`. Without it the own cells must not change until the exchange ends.
+    """
+    outgoing: list[Message] = []
+    incoming: list[Message] = []
+    arriving = []
+    for number, array in enumerate(arrays):
+        plan = array.layout.filled
+        sent, received = plan.stale(array.valid)
+        outgoing += packed[number] if packed else plan.messages(array.interior, sent)
+        messages, arrivals = plan.arrivals(array.filled, received)
+        incoming += messages
+        arriving.append((array, arrivals))
+    communicator = arrays[0].world.arrays
+    with named(communicator, "the halo exchange"):
+        return Exchange(communicator.exchange(outgoing, incoming), arriving)
+
+
+def pack(arrays: Sequence[HaloBlock]) -> list[list[Message]]:
+    """Copy the cells that other ranks need, for an exchange during which the own cells may change."""
+    return [
+        [
+            (t.receiver, array.interior[t.source].copy(order="C"))
+            for t in array.layout.filled.stale(array.valid)[0]
+        ]
+        for array in arrays
+    ]
+
+
+def fill_own(arrays: Sequence[HaloBlock]) -> None:
+    """Fill the halo cells that need no other rank. The own cells must be there."""
+    for array in arrays:
+        array.layout.filled.fill_own(array.filled)
+
+
+def connect(world: World, plans: Sequence[HaloPlan]) -> None:
+    """Send a byte along every link of an exchange: NCCL connects at the first message. Collective."""
+    to = sorted({transfer.receiver for plan in plans for transfer in plan.filled.sends})
+    from_ = sorted({transfer.sender for plan in plans for transfer in plan.filled.receives})
+    one_byte = world.backend.empty((2,), np.dtype(np.uint8))
+    world.arrays.exchange(
+        [(peer, one_byte[:1]) for peer in to], [(peer, one_byte[1:]) for peer in from_]
+    ).wait()
+
+
+def received_bytes(arrays: Sequence[HaloBlock]) -> int:
+    """Return the bytes that arrive from other ranks in one exchange of whole halos; as many are sent."""
+    return sum(array.layout.filled.received_cells * array.dtype.itemsize for array in arrays)
+
+
 @dataclass
 class Exchange:
-    """An exchange in progress: for each block, the cells that are received in buffers."""
+    """An exchange in progress: for each array, the cells that are received in buffers."""
 
     pending: Pending
-    arriving: list[tuple[HaloPlan, Array, list[Arrival]]]
+    arriving: list[tuple[HaloBlock, list[Arrival]]]
 
     def finish(self) -> None:
         """Wait until the halos are complete (for work issued to the current stream afterwards).
@@ -40,87 +103,45 @@ class Exchange:
     def receive(self) -> None:
         """Wait until the other ranks' cells are in place."""
         self.pending.wait()
-        for plan, block, arrivals in self.arriving:
-            inner = block[plan.inner]
+        for array, arrivals in self.arriving:
+            inner = array.filled[array.layout.filled.inner]
             for transfer, buffer in arrivals:
                 inner[transfer.target] = reverse(buffer, transfer.flip)
 
     def fill_corners(self) -> None:
         """Copy the halo of the uncut axes next to the halo of the cut ones, which must be complete."""
-        for plan, block, _ in self.arriving:
+        for array, _ in self.arriving:
+            plan = array.layout.filled
             for slab in plan.halo_slabs:
-                plan.fill_whole_axes(block[slab])
-
-
-class Halos:
-    """The halos of several blocks of one rank, exchanged together in one group of messages.
-
-    plans: one per block. `blocks` below are in the order of the plans.
-    """
-
-    def __init__(self, plans: Sequence[HaloPlan]) -> None:
-        self.plans = tuple(plans)
-
-    @property
-    def region(self) -> Region:
-        """The rank's own cells, in the first array's indices."""
-        return self.plans[0].region
-
-    def received_bytes(self, blocks: Sequence[Array]) -> int:
-        """Return the bytes that arrive from other ranks in one exchange; as many are sent."""
-        pairs = zip(self.plans, blocks, strict=True)
-        return sum(plan.received_cells * int(block.dtype.itemsize) for plan, block in pairs)
-
-    def fill_own(self, blocks: Sequence[Array]) -> None:
-        """Fill the halo cells that need no other rank. The blocks' own cells must be filled."""
-        for plan, block in zip(self.plans, blocks, strict=True):
-            plan.fill_own(block)
-
-    def pack(self, blocks: Sequence[Array]) -> list[list[Message]]:
-        """Copy the cells that other ranks need, for a `start` during which the blocks' cells may change."""
-        return [plan.pack(block) for plan, block in zip(self.plans, blocks, strict=True)]
-
-    def start(
-        self, blocks: Sequence[Array], arrays: Arrays, packed: Sequence[list[Message]] | None = None
-    ) -> Exchange:
-        """Start sending the cells that others need and receiving those of these halos; see also `fill_own`.
-
-        packed: messages to send. Without it the blocks' own cells must not change until `finish`.
-        """
-        outgoing: list[Message] = []
-        incoming: list[Message] = []
-        arriving = []
-        for number, (plan, block) in enumerate(zip(self.plans, blocks, strict=True)):
-            outgoing += packed[number] if packed else plan.messages(block)
-            received, arrivals = plan.arrivals(block)
-            incoming += received
-            arriving.append((plan, block, arrivals))
-        with named(arrays, "the halo exchange"):
-            return Exchange(arrays.exchange(outgoing, incoming), arriving)
-
-    def fill(self, blocks: Sequence[Array], arrays: Arrays) -> None:
-        """Fill the whole halos."""
-        exchange = self.start(blocks, arrays)
-        self.fill_own(blocks)
-        exchange.finish()
-
-    def connect(self, arrays: Arrays, one_byte: Array) -> None:
-        """Send a byte along every link of the exchange: NCCL connects at the first message."""
-        to = sorted({transfer.receiver for plan in self.plans for transfer in plan.sends})
-        from_ = sorted({transfer.sender for plan in self.plans for transfer in plan.receives})
-        arrays.exchange(
-            [(peer, one_byte[:1]) for peer in to], [(peer, one_byte[1:]) for peer in from_]
-        ).wait()
+                plan.fill_whole_axes(array.filled[slab])
+            array.valid = plan.declared
 
 
 class HaloPlan(BlockLayout):
-    """Plan that fills one rank's padded block, for one partition, halo and boundary."""
+    """Plan that fills one rank's padded block, for one partition, halo and boundary.
+
+    declared: the widths, also where the block is empty and has no halo. read: the widths that are filled;
+    None: all. sends, receives: of a whole halo.
+    """
+
+    filled: HaloPlan
 
     def __init__(
-        self, partition: Partition, rank: int, widths: Widths, boundary: str, cval: float = 0.0
+        self,
+        partition: Partition,
+        rank: int,
+        widths: Widths,
+        boundary: str,
+        cval: float = 0.0,
+        read: Widths | None = None,
+        *,
+        padded: bool = False,
     ) -> None:
         cut = tuple(parts > 1 for parts in partition.grid)
-        super().__init__(partition[rank], partition.shape, cut, widths, boundary, cval)
+        super().__init__(partition[rank], partition.shape, cut, widths, boundary, cval, padded=padded)
+        self.partition, self.declared, self.boundary = partition, widths, boundary
+        if read is not None and read != widths:
+            self.filled = HaloPlan(partition, rank, read, boundary, cval)
         # Whole axes without their halo: the part that the exchange works on.
         self.inner: Slices = tuple(
             slice(None) if is_cut else core for is_cut, core in zip(cut, self.core, strict=True)
@@ -129,12 +150,17 @@ class HaloPlan(BlockLayout):
         self._own_rows: Slices = tuple(
             core if is_cut else slice(None) for is_cut, core in zip(cut, self.core, strict=True)
         )
-        exchanged = tuple(width if is_cut else (0, 0) for is_cut, width in zip(cut, self.widths, strict=True))
-        needed = list(transfers(partition, rank, exchanged, boundary))
+        needed = list(transfers(partition, rank, self._exchanged, boundary))
         self.receives = [transfer for transfer in needed if transfer.sender != rank]
-        self.sends = list(sends(partition, rank, exchanged, boundary))
+        self.sends = list(sends(partition, rank, self._exchanged, boundary))
         self._own = [transfer for transfer in needed if transfer.sender == rank]
         self.halo_slabs = [slab for axis, is_cut in enumerate(cut) if is_cut for slab in self._slabs(axis)]
+
+    @property
+    def _exchanged(self) -> Widths:
+        """The widths of the halo that other ranks send."""
+        grid = zip(self.partition.grid, self.declared, strict=True)
+        return tuple(width if parts > 1 else (0, 0) for parts, width in grid)
 
     @property
     def received_cells(self) -> int:
@@ -149,22 +175,35 @@ class HaloPlan(BlockLayout):
             inner[transfer.target] = reverse(core[transfer.source], transfer.flip)
         self.fill_whole_axes(block[self._own_rows])
 
-    def pack(self, block: Array) -> list[Message]:
-        """Copy the cells that other ranks need, for a `start` during which the block's cells may change."""
-        core = block[self.core]
-        return [(t.receiver, core[t.source].copy(order="C")) for t in self.sends]
+    def stale(self, valid: Widths) -> tuple[list[Transfer], list[Transfer]]:
+        """Return the transfers to other ranks and from them whose cells lie beyond the valid halo.
 
-    def messages(self, block: Array) -> list[Message]:
-        """Return the cells of the block that other ranks need, as views if possible."""
-        core = block[self.core]
-        return [(t.receiver, packed(core[t.source])) for t in self.sends]
+        valid: the widths that are, on every rank.
+        """
+        if not any(map(any, valid)):
+            return self.sends, self.receives
+        sends = [transfer for transfer in self.sends if self._is_stale(transfer, valid)]
+        return sends, [transfer for transfer in self.receives if self._is_stale(transfer, valid)]
 
-    def arrivals(self, block: Array) -> tuple[list[Message], list[Arrival]]:
+    def _is_stale(self, transfer: Transfer, valid: Widths) -> bool:
+        lengths = self.partition[transfer.receiver].shape
+        return any(
+            target.start < low - before or target.stop > low + length + after
+            for target, (low, _), (before, after), length in zip(
+                transfer.target, self._exchanged, valid, lengths, strict=True
+            )
+        )
+
+    def messages(self, own: Array, sent: Sequence[Transfer]) -> list[Message]:
+        """Return the own cells that other ranks need, as views if possible."""
+        return [(transfer.receiver, packed(own[transfer.source])) for transfer in sent]
+
+    def arrivals(self, block: Array, received: Sequence[Transfer]) -> tuple[list[Message], list[Arrival]]:
         """Return the messages to receive, and those whose cells must be moved to the halo afterwards."""
         inner = block[self.inner]
         incoming: list[Message] = []
         arrivals: list[Arrival] = []
-        for transfer in self.receives:
+        for transfer in received:
             buffer = inner[transfer.target]
             shape = tuple(part.stop - part.start for part in transfer.source)
             # Receive in place if the cells are contiguous in the order of the message.
@@ -173,6 +212,37 @@ class HaloPlan(BlockLayout):
                 arrivals.append((transfer, buffer))
             incoming.append((transfer.sender, buffer))
         return incoming, arrivals
+
+
+@dataclass(eq=False)
+class HaloBlock(PaddedBlock):
+    """A rank's padded block of an array that is split over the ranks of `world`.
+
+    valid: the widths of the halo whose cells are as their owners' are; the same on every rank.
+    """
+
+    layout: HaloPlan
+    world: World
+    valid: Widths = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.written()
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = self.block.dtype
+        return dtype
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether cells of the halo that are to be filled are not valid."""
+        wanted = zip(self.layout.filled.declared, self.valid, strict=True)
+        return any(low > before or high > after for (low, high), (before, after) in wanted)
+
+    def written(self) -> None:
+        """Note that cells of the interior have changed, here or on another rank: the halo is stale."""
+        self.valid = ((0, 0),) * len(self.layout.declared)
 
 
 def _size(slices: Slices) -> int:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from meshrun.runner.arrays.halo import boxes as halo_boxes
-from meshrun.runner.arrays.halo.boxes import FieldHalos, HaloBox, Tables
+from meshrun.runner.arrays.halo.boxes import FieldHalos, HaloBox
 from meshrun.runner.comm.checksum.checked import named
 from meshrun.runner.region import Array
 from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import DeviceTables
 
 
 class PackedHalos:
@@ -30,7 +34,7 @@ class PackedHalos:
         fields: Sequence[FieldHalos],
         pairs: Sequence[tuple[Array, Array]],
         cells: Sequence[Array],
-        tables: Tables,
+        tables: DeviceTables,
     ) -> None:
         self._arrays, self._cells, self._address = world.arrays, cells, tables.address
         rank, empty = world.rank, world.backend.empty

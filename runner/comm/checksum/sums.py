@@ -8,15 +8,17 @@ aligned word, and for other changes but one in about 2^64.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from meshrun.runner.comm.api import as_bytes
 from meshrun.runner.device.api import Backend
 from meshrun.runner.region import Array, HostArray
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import DeviceTables
 
 WORDS = 3  # of a trailer: the message's number, its bytes, its checksum
 KERNEL = Path(__file__).with_name("kernels") / "checksum.cu"
@@ -48,18 +50,8 @@ class HostSums:
         return trailers
 
 
-class DeviceKernels(Protocol):
-    """How a device's kernels are called; of GPUs, `runner.comm.peer_arrays.DeviceTables`."""
-
-    def address(self, array: Array) -> int:
-        """Return the address of an array."""
-
-    def kernel(self, path: Path, name: str) -> Callable[..., None]:
-        """Compile a kernel; call the result with (grid, block, arguments)."""
-
-
 class DeviceSums:
-    def __init__(self, backend: Backend, kernels: DeviceKernels) -> None:
+    def __init__(self, backend: Backend, kernels: DeviceTables) -> None:
         self._backend, self._address = backend, kernels.address
         self._kernel = kernels.kernel(KERNEL, "checksum")
         self._landing = backend.host_empty((16, WORDS), WORD)  # pinned memory, which takes long to allocate

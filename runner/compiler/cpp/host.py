@@ -7,7 +7,6 @@ A file that another user could have written is not loaded.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
 import os
 import re
@@ -36,7 +35,7 @@ MANY_STEPS = 8  # of one call; more are hardly faster, and need wider halos
 SMALLEST_CACHE = 2**20  # bytes, if the system does not tell
 
 
-def most_steps(axes: int) -> int:
+def steps_in_cache(axes: int) -> int:
     """Return the steps of one call whose rows stay in a cache while they are computed."""
     return MANY_STEPS if axes < 3 else MANY_STEPS // 2
 
@@ -48,18 +47,12 @@ def library(text: str, compiler: Compiler, folder: Path | None) -> ctypes.CDLL:
     """
     with tempfile.TemporaryDirectory(prefix="meshrun-") as temporary:
         path = Path(temporary) / "kernel.so"
-        if folder is None or not cached_files.is_usable(folder):
-            _compile(text, compiler, path)
-            return _load(path)
-        key = hashlib.sha256("\0".join((text, compiler.path, compiler.version, *FLAGS)).encode())
-        kept = folder / f"{key.hexdigest()[:40]}.so"
+        words = (text, compiler.path, compiler.version, *FLAGS)
+        kept = cached_files.path_of(folder, words, ".so")
         if cached_files.read(kept) is None:
             _compile(text, compiler, path)
-            try:
-                cached_files.write(kept, path.read_bytes())
-            except OSError:  # such as a full disk: the next run compiles again
-                return _load(path)
-        return _load(kept)
+            kept = cached_files.keep(kept, path.read_bytes())
+        return _load(kept or path)
 
 
 def _compile(text: str, compiler: Compiler, path: Path) -> None:

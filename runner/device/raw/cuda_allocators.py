@@ -10,7 +10,6 @@ from typing import Any
 import cupy
 from cupy.cuda import runtime
 
-from meshrun.runner.device.raw.allocators import Pool
 from meshrun.runner.errors import UserError, first_line
 
 # Raised by CUDA's runtime and CuPy's pool.
@@ -32,7 +31,7 @@ class DriverPool:
         try:
             address: int = runtime.malloc(nbytes)
         except FAILURES as reason:
-            raise _refused(self, nbytes, reason) from reason
+            raise _refused(self.label, self.reserved(), nbytes, reason) from reason
         self._live += nbytes
         return address, nbytes
 
@@ -83,7 +82,7 @@ class AsyncPool:
         try:
             address: int = runtime.mallocFromPoolAsync(nbytes, self._pool, self._stream.ptr)
         except FAILURES as reason:
-            raise _refused(self, nbytes, reason) from reason
+            raise _refused(self.label, self.reserved(), nbytes, reason) from reason
         return address
 
     def release(self, handle: int) -> None:
@@ -125,7 +124,7 @@ class CupyPool:
         try:
             return self._pool.malloc(nbytes)
         except FAILURES as reason:
-            raise _refused(self, nbytes, reason) from reason
+            raise _refused(self.label, self.reserved(), nbytes, reason) from reason
 
     def release(self, handle: Any) -> None:
         handle.mem.free()  # now, not when the last reference to the handle goes
@@ -147,10 +146,10 @@ class CupyPool:
         self.trim()
 
 
-def _refused(pool: Pool, nbytes: int, reason: Exception) -> UserError:
+def _refused(pool: str, reserved: int, nbytes: int, reason: Exception) -> UserError:
     return UserError(
-        f"{pool.label} failed to allocate memory ({first_line(reason)})",
-        got=f"{nbytes:,} bytes in addition to the {pool.reserved():,} already held",
+        f"{pool} failed to allocate memory ({first_line(reason)})",
+        got=f"{nbytes:,} bytes in addition to the {reserved:,} already held",
         expected="that much free GPU memory",
         hint="a smaller -e; nvidia-smi lists other processes on the GPU",
     )

@@ -1,4 +1,7 @@
-"""Raw memory, streams and copies on all GPUs visible to this process."""
+"""Raw memory of every kind, streams and timed copies on all GPUs of one host, from one process.
+
+For measurements of the machine. Jobs on arrays use `Backend`, which has one GPU and one kind of host memory.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,11 @@ LAST_PREFETCH = 4  # CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION
 CPU, NOWHERE = -1, -2  # CU_DEVICE_CPU, CU_DEVICE_INVALID
 
 
-class CudaBox:
-    """The GPUs visible to this process, in CUDA's order."""
+class Box:
+    """The GPUs visible to this process, and the host's memory. Not thread-safe.
+
+    gpus: in CUDA's order; `gpus[i].index` is i.
+    """
 
     def __init__(self) -> None:
         self.gpus = [_gpu(index) for index in range(count())]
@@ -45,10 +51,15 @@ class CudaBox:
 
     @contextmanager
     def on(self, gpu: int) -> Iterator[None]:
+        """Make this GPU current inside."""
         with cupy.cuda.Device(gpu):
             yield
 
     def allocate(self, kind: Kind, nbytes: int, gpu: int) -> Memory:
+        """Allocate uninitialised memory; host memory near `gpu`. Raises UserError if there is not enough.
+
+        Managed memory larger than the GPU's free memory is refused: paging it can hang the GPU.
+        """
         with self.on(gpu):
             if kind == "managed" and nbytes > self.free_memory(gpu):
                 raise _too_much(kind, nbytes, gpu, f"at most the {self.free_memory(gpu):,} bytes free")
@@ -82,6 +93,7 @@ class CudaBox:
         return Memory(address, nbytes, kind, gpu, owner)
 
     def release(self, memory: Memory) -> None:
+        """Free or detach memory. Work that uses it must be complete."""
         _, attached = self._kept.pop(memory.address)
         with self.on(memory.owner if attached else memory.gpu):  # where it was opened
             if attached:
@@ -94,6 +106,7 @@ class CudaBox:
                 runtime.hostUnregister(memory.address)
 
     def array(self, memory: Memory) -> Array:
+        """The bytes as a flat uint8 array for kernels of GPU `memory.gpu`; not for pageable memory."""
         if memory.kind == "pageable":
             raise ValueError("kernels cannot access pageable memory")
         with self.on(memory.gpu):
@@ -101,6 +114,7 @@ class CudaBox:
             return cupy.ndarray(memory.nbytes, cupy.uint8, cupy.cuda.MemoryPointer(raw, 0))
 
     def host_array(self, memory: Memory) -> np.ndarray[Any, Any]:
+        """The bytes as a flat uint8 array for the CPU; for host or managed memory."""
         if memory.kind == "device":
             raise ValueError("the CPU cannot access device memory")
         if memory.kind in ("pageable", "huge"):
@@ -109,17 +123,23 @@ class CudaBox:
         return np.ctypeslib.as_array((ctypes.c_uint8 * memory.nbytes).from_address(memory.address))
 
     def export(self, memory: Memory) -> bytes:
+        """A handle of device memory, for `attach` in other processes of this host."""
         with self.on(memory.gpu):
             handle: bytes = runtime.ipcGetMemHandle(memory.address)
         return handle
 
     def attach(self, handle: bytes, nbytes: int, gpu: int) -> Memory:
+        """Map memory of another process, which lies on GPU `gpu`; that process must keep it allocated.
+
+        Call it inside `on` with the GPU that will access the memory.
+        """
         address = runtime.ipcOpenMemHandle(handle)
         memory = Memory(address, nbytes, "device", gpu, owner=runtime.getDevice())
         self._kept[address] = (memory, True)
         return memory
 
     def connect(self, gpu: int, peer: int) -> bool:
+        """Enable direct access of `gpu` to the memory of `peer`; False if they have none."""
         if gpu == peer:
             return True
         if not runtime.deviceCanAccessPeer(gpu, peer):
@@ -133,14 +153,20 @@ class CudaBox:
         return True
 
     def stream(self, gpu: int) -> Stream:
+        """A new stream."""
         with self.on(gpu):
             return cupy.cuda.Stream(non_blocking=True)
 
     def copy(self, target: Memory, source: Memory, nbytes: int, stream: Stream) -> None:
+        """Queue a copy of the first `nbytes` by a copy engine of the stream's GPU.
+
+        For pageable memory the call itself copies, and may return before or after the copy is complete.
+        """
         with self.on(stream.device_id):
             runtime.memcpyAsync(target.address, source.address, nbytes, runtime.memcpyDefault, stream.ptr)
 
     def prefetch(self, memory: Memory, stream: Stream, *, host: bool = False) -> None:
+        """Queue the migration of managed memory to its GPU, or to the host. Raises RunError on failure."""
         with self.on(memory.gpu):
             if host:
                 _prefetch_to_host(memory, stream)
@@ -151,6 +177,11 @@ class CudaBox:
                 raise RunError("managed memory cannot be moved to the GPU", why=str(reason)) from reason
 
     def prefetched(self, memory: Memory, *, host: bool = False) -> bool:
+        """Whether, according to the driver, the last prefetch of all this managed memory was to its GPU, or
+        the host.
+
+        The driver may accept a prefetch and not carry it out.
+        """
         place = ctypes.c_int32(NOWHERE)
         call = ctypes.CDLL("libcuda.so.1").cuMemRangeGetAttribute
         call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t)
@@ -161,27 +192,33 @@ class CudaBox:
         return place.value == (CPU if host else memory.gpu)
 
     def mark(self, stream: Stream) -> Mark:
+        """Record an event in `stream`."""
         with self.on(stream.device_id):
             event = cupy.cuda.Event()
             event.record(stream)
         return event
 
     def wait(self, stream: Stream, mark: Mark) -> None:
+        """Make later work in `stream` wait for `mark`."""
         with self.on(stream.device_id):
             stream.wait_event(mark)
 
     def elapsed(self, begin: Mark, end: Mark) -> float:
+        """Seconds between two marks of one GPU, once the device has passed both."""
         return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3
 
     def synchronize(self, stream: Stream) -> None:
+        """Return when all work in the stream is complete."""
         stream.synchronize()
 
     def free_memory(self, gpu: int) -> int:
+        """Bytes of the GPU's memory that are free now."""
         with self.on(gpu):
             free: int = runtime.memGetInfo()[0]
         return free
 
     def close(self) -> None:
+        """Release all memory that is still allocated or attached."""
         for memory, _ in list(self._kept.values()):
             self.release(memory)
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.arrays.fingerprint import task_fingerprint, warn_of_unknown
 from meshrun.runner.arrays.inputs import Inputs
 from meshrun.runner.compiler.decide import ImageKernels
 from meshrun.runner.errors import UserError
 from meshrun.runner.files import check_own, sync_folder
-from meshrun.runner.maps.decoded_inputs import open_decoded
 from meshrun.runner.maps.folders.engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
-from meshrun.runner.maps.split_probe.probe import check_split
+from meshrun.runner.maps.split_probe import check_split
 from meshrun.runner.maps.streamed.chunk_agreement import known_results, limits
 from meshrun.runner.maps.streamed.dispatch import draw, process_chunks, report, threads_of
 from meshrun.runner.maps.streamed.resume import Fingerprint, check_inputs, find_unfinished, start_or_resume
@@ -83,7 +83,7 @@ class StreamedFolder:
             lambda: self._start_or_resume(kept, task_fingerprint(world, task, self.inputs))
         )
         if finished:
-            warn_of_unknown(world, task.job, self.inputs)
+            warn_of_unknown(world, task.job.name, self.inputs)
         self.transaction.set_recovery_hint(
             f"finished images are kept; continue with the same command and {option('resume', True)}"
         )

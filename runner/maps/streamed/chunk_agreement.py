@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from meshrun.runner.compiler.result_type import ResultType, result_types
+from meshrun.runner.compiler.result_type import result_types
 from meshrun.runner.errors import UserError
 from meshrun.runner.maps.streamed.halving import does_not_fit
 from meshrun.runner.options.spelling import option
@@ -20,14 +20,13 @@ from meshrun.runner.plan.chunking import (
     MemoryUse,
     check_limit,
     is_streamed,
-    is_too_large,
     least,
     memory_limits,
     not_streamed,
     plan_chunks,
 )
 from meshrun.runner.plan.chunks import Chunks
-from meshrun.runner.plan.task import Task
+from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.plan.window import Window
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, first_serial, open_sink
@@ -36,46 +35,42 @@ from meshrun.runner.system.host_memory import host_memory
 from meshrun.runner.world.world import World
 
 
-def in_chunks(
+def streamed_results(
     world: World,
     task: Task,
     sources: Sequence[Source],
     targets: Sequence[Path],
     options: StreamOptions,
-    whole: bool = False,
     *,
-    too_large: bool = False,
-) -> Task | None:
-    """Return the task with its results known if the run is streamed (`is_streamed`), else None. Collective.
+    too_large: bool,
+    keep_whole: bool = False,
+) -> tuple[ArrayType, ...] | None:
+    """Return shapes and dtypes of the results if the run is streamed (`is_streamed`), else None. On one rank.
 
-    whole: do not stream to overlap copies. too_large: a rank's block is known not to fit its memory.
+    too_large: whether a rank's block does not fit its memory. keep_whole: do not stream to overlap copies.
     Raises UserError if an option of streamed runs is given and one rank reads or writes a file whole.
     """
     serial = first_serial(sources)
     chunked = any(split(target)[0].suffix.lower() in FOLDERS for target in targets)
-    files = Files(serial is None, chunked)
-    asynchronous = world.backend.asynchronous
-    streamed = partial(is_streamed, task, options, files, asynchronous=asynchronous, keep_whole=whole)
-    # Memory is checked only if nothing else decides: its options are checked with the chunks.
-    if streamed(too_large=too_large) or (
-        serial is None and streamed(too_large=is_any_too_large(world, task, options))
+    files, asynchronous = Files(serial is None, chunked), world.backend.asynchronous
+    if is_streamed(
+        task, options, files, asynchronous=asynchronous, too_large=too_large, keep_whole=keep_whole
     ):
-        known = known_results(world, task, sources)
-        if serial_sink := world.on_root(lambda: _serial_sink(known, targets)):
-            serial = serial_sink
-        else:
-            return known
+        known = with_trial_results(world, task, sources)
+        serial = _serial_sink(known, targets)
+        if serial is None:
+            return known.known
     if options.named is not None:
         raise not_streamed(options.named, serial or targets[0])
     return None
 
 
-def serial_file(world: World, task: Task, sources: Sequence[Source], targets: Sequence[Path]) -> Path | None:
-    """Return the first file that one rank reads or writes whole; None if there is none. Collective.
+def serial_file(task: Task, sources: Sequence[Source], targets: Sequence[Path]) -> Path | None:
+    """Return the first file that one rank reads or writes whole; None if there is none. On one rank.
 
     task: its results known.
     """
-    return first_serial(sources) or world.on_root(lambda: _serial_sink(task, targets))
+    return first_serial(sources) or _serial_sink(task, targets)
 
 
 def _serial_sink(task: Task, targets: Sequence[Path]) -> Path | None:
@@ -88,14 +83,6 @@ def file_chunks(sources: Sequence[Source | Sink]) -> Shape | None:
     """Return the largest chunk shape of the files; None if none is chunked."""
     shapes = [source.chunks for source in sources if source.chunks]
     return max(shapes, key=math.prod, default=None)
-
-
-def is_any_too_large(world: World, task: Task, options: StreamOptions) -> bool:
-    """Return whether any rank's block does not fit its memory; the same on every rank. Collective."""
-    mine = is_too_large(
-        task, task.partition[world.rank], limits(world, options), asynchronous=world.backend.asynchronous
-    )
-    return any(world.control.allgather(mine))
 
 
 def limits(world: World, options: StreamOptions) -> MemoryUse:
@@ -155,28 +142,33 @@ def _common_rows(sinks: Sequence[Sink]) -> Shape | None:
 
 def known_results(world: World, task: Task, sources: Sequence[Source]) -> Task:
     """Return the task with its result types, from one trial call on rank 0 if they are not declared.
+    Collective."""
+    if task.results is not None:
+        return task
+    return replace(task, results=world.on_root(lambda: with_trial_results(world, task, sources).known))
 
-    Collective. The trial is on zeros, or on the first row if the function fails on zeros (`result_types`).
+
+def with_trial_results(world: World, task: Task, sources: Sequence[Source]) -> Task:
+    """Return the task with its result types, from one trial call if they are not declared. On one rank.
+
+    The trial is on zeros, or on the first row if the function fails on zeros (`result_types`).
     """
     if task.results is not None:
         return task
-
-    def trial() -> tuple[ResultType, ...]:
-        try:
-            return result_types(
-                task,
-                world.backend,
-                ranks=world.size,
-                host=world.here.host,
-                first_row=lambda: _first_row(world, task, sources),
-            )
-        except (MemoryError, RuntimeError) as failure:  # CuPy and CUDA
-            shortage = world.backend.shortage(failure)
-            if shortage is None:
-                raise
-            raise does_not_fit("a row", shortage) from failure
-
-    return task.with_results(world.on_root(trial))
+    try:
+        types = result_types(
+            task,
+            world.backend,
+            ranks=world.size,
+            host=world.here.host,
+            first_row=lambda: _first_row(world, task, sources),
+        )
+    except (MemoryError, RuntimeError) as failure:  # CuPy and CUDA
+        shortage = world.backend.shortage(failure)
+        if shortage is None:
+            raise
+        raise does_not_fit("a row", shortage) from failure
+    return task.with_results(types)
 
 
 def _first_row(world: World, task: Task, sources: Sequence[Source]) -> tuple[Region, list[Array]]:

@@ -76,8 +76,8 @@ class HostEngine:
                 elif not window.direct:
                     window.fill(block)
             region = slot.windows[0].region
-            if endpoints.steps is not None:
-                stepped = endpoints.steps.take(region, slot.blocks)
+            if endpoints.take is not None:
+                stepped = endpoints.take(region, slot.blocks)
                 for result, out in zip(stepped, slot.results, strict=True):
                     out[...] = result
                 return

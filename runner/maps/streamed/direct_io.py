@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
+from meshrun.runner.device.gds import DirectFile
 from meshrun.runner.maps.streamed.endpoints import Endpoints, Step
 from meshrun.runner.plan.window import Window
 from meshrun.runner.region import Array, Region, Shape
@@ -16,30 +14,18 @@ from meshrun.runner.storage.formats.flat import FlatSink, FlatSource, stretch
 from meshrun.runner.storage.formats.registry import Sink, Source
 
 
-class File(Protocol):
-    """A file that a device reads and writes. Several threads call the methods."""
-
-    def read(self, target: Array, offset: int) -> None: ...
-
-    def write(self, source: Array, offset: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-Open = Callable[[Path, bool], File]  # path, and whether to open it for writing
-
-
 class Direct:
     """Sources and sinks of one run, as the device reads and writes them."""
 
-    def __init__(self, endpoints: Endpoints, open_file: Open) -> None:
+    def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
         self._sources = [
-            open_file(source.path, False) if isinstance(source, FlatSource) else None
+            DirectFile(source.path) if isinstance(source, FlatSource) else None
             for source in endpoints.sources
         ]
         self._sinks = [
-            open_file(sink.partial, True) if isinstance(sink, FlatSink) else None for sink in endpoints.sinks
+            DirectFile(sink.partial, write=True) if isinstance(sink, FlatSink) else None
+            for sink in endpoints.sinks
         ]
 
     def reads(self, place: int, window: Window, target: Array) -> list[Step] | None:

@@ -13,9 +13,8 @@ import numpy as np
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.task import Task
 from meshrun.runner.plan.window import Window
-from meshrun.runner.region import HostArray, Region
+from meshrun.runner.region import Array, HostArray, Region
 from meshrun.runner.report.spans import Spans, Stage
-from meshrun.runner.steps.chunk_steps import ChunkSteps
 from meshrun.runner.storage.formats.registry import Sink, Source
 from meshrun.runner.world.world import World
 
@@ -34,7 +33,8 @@ class Step(NamedTuple):
 class Endpoints:
     """Sources and sinks of a streamed run, the task between them, and this rank's spans.
 
-    sources: per input. sinks: per output. steps: takes the steps of each chunk; None: a single pass.
+    sources: per input. sinks: per output. take: returns the results of a chunk's steps, given its region and
+    its padded blocks, which it changes; they are valid until the next call. None: one call of the function.
     """
 
     world: World
@@ -43,7 +43,7 @@ class Endpoints:
     sources: Sequence[Source]
     sinks: Sequence[Sink]
     spans: Spans
-    steps: ChunkSteps | None = None
+    take: Callable[[Region, Sequence[Array]], Sequence[Array]] | None = None
 
     def windows(self, number: int) -> list[Window]:
         """Return the window of each input for a chunk."""

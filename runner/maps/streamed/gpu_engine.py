@@ -185,8 +185,8 @@ class DeviceEngine:
         blocks = [self._block(slot, place, staged) for place, staged in enumerate(inputs)]
         rows = region.shape[0]
         if rows <= most:
-            if endpoints.steps is not None:
-                return [result.copy() for result in endpoints.steps.take(region, blocks)]
+            if endpoints.take is not None:
+                return [result.copy() for result in endpoints.take(region, blocks)]
             outs = result_buffers(task, region.shape, self._backend)
             found = call_rows(endpoints.world, task, region, blocks, (0, rows), outs)
             return [self._kept(result) for result in found]
@@ -196,8 +196,8 @@ class DeviceEngine:
         ]
         cuts = pieces(rows, most, self._halving.least, task.units[0])
         for (first, last), window in windows(blocks, cuts, sum(task.widths[0])):
-            if endpoints.steps is not None:
-                part: Sequence[Array] = endpoints.steps.take(region.rows(first, last), window)
+            if endpoints.take is not None:
+                part: Sequence[Array] = endpoints.take(region.rows(first, last), window)
             else:
                 outs = result_buffers(task, region.rows(first, last).shape, self._backend)
                 part = call_rows(endpoints.world, task, region, window, (first, last), outs)

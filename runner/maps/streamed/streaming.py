@@ -73,7 +73,7 @@ class StreamedRun:
         chunks = chunks_of(world, self.task, self.sources, self.sinks, options, rows)
         finished = world.on_root(lambda: self._start_or_resume(kept, chunks))
         if finished:
-            warn_of_unknown(world, self.task.job, self.inputs)
+            warn_of_unknown(world, self.task.job.name, self.inputs)
         self.transaction.set_recovery_hint(
             f"finished chunks are kept; continue with the same command and {option('resume', True)}"
         )
@@ -170,7 +170,7 @@ class StreamedRun:
             return None
         from meshrun.runner.device import gds
 
-        return None if gds.why_not() else Direct(endpoints, gds.DirectFile)
+        return None if gds.why_not() else Direct(endpoints)
 
     def _create(self) -> None:
         create(self.sinks)

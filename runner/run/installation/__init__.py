@@ -1,5 +1,4 @@
 """Commands that check and measure an installation: `doctor` shows the facts of all ranks, `selftest` runs
-verified jobs on this machine (with `mutations`, deliberate bugs that verification must detect), `calibrate`
-measures the machine's rates for `meshrun plan`. It may not know the command line. Others use `doctor.main`,
-`selftest.main` and `calibrate`.
+verified jobs on this machine (with `mutations`, deliberate bugs that verification must detect). Others
+use `doctor.main` and `selftest.main`.
 """

@@ -71,10 +71,10 @@ def main(
     with stdout_for(file):
         return run_as_rank(
             body,
+            FailureHandler(debug=debug),
             device=device,
             oversubscribe=True,
             started=started,
-            debug=debug,
             check=look,
             command="doctor",
         )

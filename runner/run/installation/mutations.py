@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.arrays.halo.exchange import Exchange, HaloPlan, Halos
+from meshrun.runner.arrays.halo import exchange
+from meshrun.runner.arrays.halo.exchange import Exchange, HaloPlan
 from meshrun.runner.arrays.store import Store
 from meshrun.runner.compiler.result_type import result_buffers
 from meshrun.runner.maps import in_memory as pipeline
@@ -50,7 +51,7 @@ def _replaced(owner: Any, name: str, substitute: Any) -> Iterator[None]:
 
 
 def _halo_skipped() -> AbstractContextManager[None]:
-    return _replaced(Halos, "fill", lambda halos, blocks, arrays: halos.fill_own(blocks))
+    return _replaced(HaloPlan, "stale", lambda plan, valid: ([], []))
 
 
 def _missing_wait() -> AbstractContextManager[None]:
@@ -107,8 +108,6 @@ def _wrong_boundary() -> AbstractContextManager[None]:
 
 
 def _unflipped() -> AbstractContextManager[None]:
-    from meshrun.runner.arrays.halo import exchange
-
     return _replaced(exchange, "reverse", lambda array, axes: array)
 
 
@@ -190,12 +189,12 @@ def _unfinished_kernel() -> AbstractContextManager[None]:
 def _block_used_twice() -> AbstractContextManager[None]:
     original = Pipeline.prepare
 
-    def prepare(mine: Pipeline, blocks: Any) -> Task:
+    def prepare(mine: Pipeline, arrays: Any) -> Task:
         """Call the function on a row first, in the blocks that are computed afterwards."""
-        task, region = original(mine, blocks), mine.region
+        task, region = original(mine, arrays), mine.region
         if region.size:
             outs = result_buffers(task, region.rows(0, 1).shape, mine.world.backend)
-            window = [block[: 1 + sum(mine.task.widths[0])] for block in blocks]
+            window = [array.block[: 1 + sum(mine.task.widths[0])] for array in arrays]
             pipeline.call_rows(mine.world, task, region, window, (0, 1), outs)
         return task
 
@@ -234,20 +233,22 @@ def _repeated_tile() -> AbstractContextManager[None]:
 
 @contextmanager
 def _halo_of_the_step_before() -> Iterator[None]:
-    start, take = Halos.start, Stepper._step
-    old: dict[Halos, Any] = {}
+    messages, take = HaloPlan.messages, Stepper._step
+    old: dict[HaloPlan, Any] = {}
 
     def step(stepper: Stepper, remaining: int, final: bool) -> None:
-        old[stepper._halos] = stepper._halos.pack(stepper._fed(stepper._blocks))
+        for array in (stepper.arrays[place] for place in stepper.fed):
+            plan = array.layout.filled
+            old[plan] = messages(plan, array.interior.copy(), plan.sends)
         take(stepper, remaining, final)
 
-    def send(halos: Halos, blocks: Any, arrays: Any, packed: Any = None) -> Exchange:
-        return start(halos, blocks, arrays, old.get(halos, packed))
+    def send(plan: HaloPlan, own: Any, sent: Any) -> Any:
+        return old.get(plan) or messages(plan, own, sent)
 
     with ExitStack() as both:
         both.enter_context(_replaced(Stepper, "_open_halos", lambda stepper: None))  # messages on GPUs too
         both.enter_context(_replaced(Stepper, "_step", step))
-        both.enter_context(_replaced(Halos, "start", send))
+        both.enter_context(_replaced(HaloPlan, "messages", send))
         yield
 
 
@@ -257,15 +258,9 @@ def _buffers_not_swapped() -> AbstractContextManager[None]:
     def step(stepper: Stepper, remaining: int, final: bool) -> None:
         original(stepper, remaining, final)
         if not final:
-            _swap(stepper)
+            stepper.swap()
 
     return _replaced(Stepper, "_step", step)
-
-
-def _swap(stepper: Stepper) -> None:
-    blocks, spare = stepper._blocks, stepper._spare
-    for place in stepper.fed:
-        blocks[place], spare[place] = spare[place], blocks[place]
 
 
 def _one_step_too_many() -> AbstractContextManager[None]:
@@ -282,7 +277,7 @@ def _one_step_too_many() -> AbstractContextManager[None]:
         original(stepper, remaining, final)
         stepper._exchanging, stepper.overlap = True, kept
         for place in stepper.fed:
-            plan, new, old = stepper.plans[place], stepper._blocks[place], stepper._spare[place]
+            plan, new, old = stepper.plans[place], stepper.arrays[place].block, stepper.spare[place].block
             for transfer in plan.receives:
                 new[plan.inner][transfer.target] = old[plan.inner][transfer.target]
 

@@ -172,7 +172,7 @@ def main(
     world = join_world(handler, device, False, started)
     if isinstance(world, int):
         return world
-    with Guard(world, handler, reports_single_rank=True):
+    with Guard(world.own_rank, handler, reports_single_rank=True):
         failed = _check_ranks(world, device)
         if world.size == 1 and world.backend.device.kind == "cpu":
             failed += _check_simulated()

@@ -1,4 +1,4 @@
-"""Build the parts of a record that all ranks contribute to: places, phases, versions."""
+"""The parts of a record that tell where a run took place: its ranks, and the versions of its software."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.versions import installed_version
 from meshrun.runner.world.world import World
 
@@ -26,49 +25,6 @@ def places(world: World) -> list[dict[str, Any]]:
         }
         for rank in world.ranks
     ]
-
-
-def checksum_record(world: World, choice: str) -> dict[str, Any] | None:
-    """Return what all ranks have checked of what crossed them; None without `checksum`. Collective."""
-    if world.checksums is None:
-        return None
-    counts = world.control.allgather((world.checksums.messages, world.checksums.nbytes))
-    messages, nbytes = map(sum, zip(*counts, strict=True))
-    return {"mode": choice, "messages": messages, "bytes": nbytes}
-
-
-def phase_table(world: World, phases: Phases, limits: dict[str, tuple[float, str]]) -> dict[str, Any]:
-    """Return each phase over all ranks. Collective.
-
-    limits: per phase, the most bytes per second that this rank could move, and the source of that figure.
-    In the table, the rate is bytes read plus written per rank, divided by the slowest rank's seconds.
-    """
-    mine = {name: (phase.seconds, phase.moved) for name, phase in phases.phases.items()}
-    everyone = world.control.allgather((mine, limits))
-    names = list(dict.fromkeys(name for those, _ in everyone for name in those))
-    table = {}
-    for name in names:
-        entries = [
-            (*those[name], limit.get(name), rank)
-            for rank, (those, limit) in enumerate(everyone)
-            if name in those
-        ]
-        slowest = max(entries, key=lambda entry: entry[0])
-        fastest = min(entries, key=lambda entry: entry[0])
-        seconds, moved, limit, _ = slowest
-        rate = moved / seconds if moved and seconds else None
-        table[name] = {
-            "seconds": seconds,
-            "seconds_fastest": fastest[0],
-            "slowest_rank": slowest[3],
-            "fastest_rank": fastest[3],
-            "bytes": sum(entry[1] for entry in entries),
-            "bytes_per_second": rate,
-            "limit_bytes_per_second": limit[0] if limit else None,
-            "limit_source": limit[1] if limit else None,
-            "fraction_of_limit": rate / limit[0] if rate and limit else None,
-        }
-    return table
 
 
 def versions(world: World) -> dict[str, str]:

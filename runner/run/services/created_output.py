@@ -1,4 +1,4 @@
-"""The service `create`: a job of kind "job" creates its output array, and every rank writes parts of it."""
+"""The service `create`: a job of kind "job" creates its output arrays, of which every rank writes parts."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.record import type_record
-from meshrun.runner.plan.task import NUMBERS
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.plan.task import NUMBERS, ArrayType
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record
-from meshrun.runner.run.context import RunContext
-from meshrun.runner.run.map_run import commit, create_files
+from meshrun.runner.run.finish import commit
+from meshrun.runner.run.prepare import RunContext, make_outputs
 from meshrun.runner.storage.formats.registry import Sink, open_sink, read_back, reopen
 
 
 @dataclass
 class CreateOutput:
-    """Creates the output of one run: call it once, on every rank. sink: what it created."""
+    """Creates the outputs of one run: call it once for each, on every rank. sinks: what it created."""
 
     run: RunContext
-    sink: Sink | None = field(default=None, init=False)
+    sinks: list[Sink] = field(default_factory=list, init=False)
 
     def __call__(
         self,
@@ -35,7 +34,7 @@ class CreateOutput:
         *,
         serial: bool = False,
     ) -> Sink:
-        """Create the array under a temporary name, which the runner renames when all ranks have returned.
+        """Create the next output under a temporary name; the runner renames it when all ranks have returned.
         Collective.
 
         Each rank writes its parts by the sink's `write`: any part, or whole chunks if `sink.chunks` is not
@@ -52,19 +51,21 @@ class CreateOutput:
         Raises
         ------
         UserError: on every rank, for a shape or dtype that no array can have, for a format that ranks cannot
-            write in parts, and for a second call: a job has one output.
+            write in parts, for two outputs in one file, and for more calls than the job has outputs.
 
         Examples
         --------
         >>> meshrun.write_block(world, block, create(input.shape, "f8"))
         """
-        job, target = self.run.job.name, self.run.targets[0]
+        job, targets, number = self.run.job.name, self.run.targets, len(self.sinks)
 
-        def opened() -> list[Sink]:
-            if self.sink is not None:
+        def make() -> Sink:
+            if number == len(targets):
                 raise UserError(
-                    f"job {job} calls create twice, and has one output, {target}",
-                    hint="one call of create, or a map_blocks job with outputs=2",
+                    f"job {job} calls create more often than it has outputs",
+                    got=f"call {number + 1}",
+                    expected=", ".join(map(str, targets)),
+                    hint=f"@meshrun.job(outputs={number + 1})",
                 )
             lengths, element = _lengths(job, "a shape", shape), _element(job, dtype)
             pieces = None if chunks is None else _lengths(job, "chunks", chunks)
@@ -73,38 +74,46 @@ class CreateOutput:
                     f"job {job}: create got chunks and a shape of different numbers of axes",
                     got=f"chunks={pieces} and shape {lengths}",
                 )
-            sink = open_sink(target, lengths, element, self.run.world.run_id, pieces)
+            sink = open_sink(targets[number], lengths, element, self.run.world.run_id, pieces)
+            if any(sink.partial == other.partial for other in self.sinks):
+                raise UserError(
+                    f"job {job} writes two outputs to one file",
+                    got=sink.path,
+                    expected="a file for each output",
+                )
             if not sink.parallel and not serial:
                 raise UserError(
                     f"job {job} writes its output in parts, and {sink.path.suffix} files are written whole",
                     got=sink.path,
                     expected="a file such as .npy, .zarr, .h5 or .raw",
                 )
-            return [sink]
+            make_outputs(self.run, [sink], self.sinks)
+            return sink
 
-        self.sink = create_files(self.run, opened)[0]
-        return self.sink
+        self.sinks.append(self.run.world.on_root(make))
+        self.run.transaction.track_partial(*(sink.partial for sink in self.sinks))
+        return self.sinks[-1]
 
-    def finish(self) -> tuple[Record | None, Record]:
-        """Check the output if asked to, and rename it; return the records of the check and of the output's
-        type. Collective."""
-        run, sink = self.run, self.sink
-        assert sink is not None
-        run.world.control.barrier()  # another rank may still be writing
+    def finish(self) -> tuple[Record | None, list[ArrayType]]:
+        """Check the outputs if asked to, and rename them; return the record of the check, and the outputs'
+        types. Collective, after a barrier that follows the writes of all ranks."""
+        run, sinks = self.run, self.sinks
+        missing = run.targets[len(sinks) :]
+        if missing:
+            raise RunError(f"job {run.job.name} returned without creating its output {missing[0]}")
         proof = None
         if run.options.verify != "off" and run.job.verify is not None:
             from meshrun.runner.run.verify.results import drop_cached
 
-            with run.phases("verify"):
-                drop_cached(run.world, [sink])
-                sources = [reopen(source) for source in run.sources]
-                proof = run.job.verify(
-                    run.world, sources, read_back(sink), run.options.verify, **run.parameters
-                )
-        kind = type_record((sink.shape, sink.dtype))
-        commit(run, [sink])
+            with run.world.phases("verify"):
+                drop_cached(run.world, sinks)
+                sources, written = [reopen(source) for source in run.sources], [*map(read_back, sinks)]
+                output = written[0] if len(written) == 1 else written
+                proof = run.job.verify(run.world, sources, output, run.options.verify, **run.parameters)
+            run.world.control.barrier()  # another rank may still be reading them
+        commit(run, sinks)
         run.transaction.forget_partial()
-        return proof, kind
+        return proof, [(sink.shape, sink.dtype) for sink in sinks]
 
 
 def _lengths(job: str, what: str, value: Any) -> Shape:

@@ -12,29 +12,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshrun.runner.arrays.inputs import note_captured
+from meshrun.runner.compiler.captured import captured
 from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.record import type_record
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import StepOptions
-from meshrun.runner.report.record import Record
-from meshrun.runner.run.context import RunContext
+from meshrun.runner.report.record import Record, type_record
+from meshrun.runner.run.finish import Finished
+from meshrun.runner.run.prepare import RunContext
 from meshrun.runner.storage.formats.registry import Source
 
 if TYPE_CHECKING:
-    from meshrun.runner.run.step_run import Additions
+    from meshrun.runner.steps.observers.additions import Additions
 
 
 @dataclass
 class Simulate:
     """Takes the steps of one run: call it once, on every rank.
 
-    details: the part of the run's record that is about the steps, once they are taken.
+    done: what the steps did, for the run's record, once they are taken.
     """
 
     run: RunContext
-    details: Record | None = field(default=None, init=False)
+    done: Finished | None = field(default=None, init=False)
 
     @property
     def options(self) -> StepOptions:
@@ -51,14 +51,15 @@ class Simulate:
         """Whether there is a film."""
         return bool(self.run.targets)
 
-    def check_memory(self, total: int) -> None:
+    def check_memory(self, total: int, smaller: str) -> None:
         """Raise UserError if fields of `total` bytes, once, do not fit the memory of the ranks. Collective.
 
         The steps check this themselves: for jobs that look at their whole domain before they take steps.
+        smaller: what to type for a smaller one.
         """
         from meshrun.runner.run.step_run import check_memory
 
-        check_memory(self.run, total)
+        check_memory(self.run, total, smaller)
 
     def __call__(
         self,
@@ -84,10 +85,8 @@ class Simulate:
             )
         options = replace(options, frames=None if self.film is None else str(self.film))
         if options.steps is None:
-            raise UserError(
-                f"job {run.job.name} takes time steps", hint=option("steps", metavar="N"), everywhere=True
-            )
-        run.world.collective_call(options.check)
+            hint = option("steps", metavar="N")
+            raise UserError(f"job {run.job.name} takes time steps", hint=hint, everywhere=True)
         inner = replace(
             run,
             job=step,
@@ -95,12 +94,12 @@ class Simulate:
             sources=list(sources),
             targets=[self.film or self._unnamed(options)],
             options=replace(run.options, steps=options),
-            inputs=replace(run.inputs, captured=note_captured(run.world, step)),
+            inputs=replace(run.inputs, captured=captured(step)),
         )
         domain = type_record((sources[0].shape, sources[0].dtype))
-        self.details = {**domain, **run_steps(inner, additions)}
-        steps: Record = self.details["steps"]
-        return steps
+        self.done = replace(run_steps(inner, additions), domain=domain)
+        assert self.done.steps is not None
+        return self.done.steps
 
     def _unnamed(self, options: StepOptions) -> Path:
         """Return the name by which the checkpoints of a run without a film are kept.

@@ -250,7 +250,7 @@ def find_state(checkpoints: Checkpoints, *, resume: bool) -> SavedState | None:
 
     found: SavedState | None = checkpoints.world.on_root(find)
     if found is not None:
-        warn_of_unknown(checkpoints.world, checkpoints.task.job, checkpoints.inputs)
+        warn_of_unknown(checkpoints.world, checkpoints.task.job.name, checkpoints.inputs)
         checkpoints.set_hint()
         for one in checkpoints.observers:
             one.restore(found.values.get(one.name))

@@ -11,27 +11,25 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshrun.runner.arrays.store import gather
 from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS
-from meshrun.runner.device.api import CopyStreams, Mark
+from meshrun.runner.device.api import Mark
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.choices import COLORS
 from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.halo import Slices
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, HostArray, Region, Shape
-from meshrun.runner.report.colors import draw_lines, indices, palette, value_range
+from meshrun.runner.report.colors import indices, palette, value_range
 from meshrun.runner.steps.loop import next_multiple
+from meshrun.runner.steps.observers.additions import FrameContent
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.checkpoint_folder import Colors
 from meshrun.runner.storage.file_errors import check_room
@@ -46,69 +44,13 @@ from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.storage.paths import partial_path
 from meshrun.runner.world.world import World
 
+if TYPE_CHECKING:
+    from meshrun.runner.device.copy_streams import CopyStreams
+
 PIXELS = 1024  # most rows and columns of a picture
 ANIMATED = 512  # and of an animation's frames, which take longer to encode
 WAITING = 3  # frames that a rank's thread may still have to write
 LINE = 32  # rows of the picture of an array with one axis
-
-
-class ValueAt(Protocol):
-    """Returns the value `name` of the cells beside those of some pixels, of the pixels' shape.
-
-    shift: offset (rows, columns) of these cells.
-    """
-
-    def __call__(self, name: str, shift: tuple[int, int]) -> Array: ...
-
-
-class FrameContent(Protocol):
-    """What pictures show that is not simply the cells of an input.
-
-    name: of what is shown. colors: name of the colour map. other: colour, in red, green and blue, of what is
-    not finite. limits: values of the first and the last colour; None: those of the first frame. plane: axis
-    and index of the plane of three axes that is shown; None: the middle one. isolines: their number. parts:
-    names of the values of single cells that pixels are computed from. margin: 1 if a pixel is computed from
-    the cells beside its own too, otherwise 0.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def colors(self) -> str: ...
-
-    @property
-    def other(self) -> tuple[int, int, int]: ...
-
-    @property
-    def limits(self) -> tuple[float, float] | None: ...
-
-    @property
-    def plane(self) -> tuple[int, int] | None: ...
-
-    @property
-    def isolines(self) -> int: ...
-
-    @property
-    def parts(self) -> Sequence[str]: ...
-
-    @property
-    def margin(self) -> int: ...
-
-    def value(self, name: str, cells: Sequence[Array], xp: ModuleType) -> Array:
-        """Return a value of some cells, float32, of the cells' shape, on the device. cells: of each input."""
-
-    def pixels(self, at: ValueAt, xp: ModuleType) -> Array:
-        """Return what `picture` and `lines` need of some pixels, (n, *the pixels'), float32.
-
-        Each depends only on cells within `margin`. Most are computed on the device, some on the host: `Seam`.
-        """
-
-    def picture(self, pixels: HostArray) -> HostArray:
-        """Return the value of each pixel, (rows, columns), of a whole picture."""
-
-    def lines(self, pixels: HostArray) -> HostArray:
-        """Return whether each pixel of a whole picture is on one of the isolines, (rows, columns)."""
 
 
 @dataclass(frozen=True)
@@ -146,16 +88,14 @@ class Snapshot:
 
 @dataclass
 class Frames:
-    """Writes frames: an observer of the steps. place: the input that they show. first: the step of the first
-    frame. colors: those of the checkpoint that the run is resumed from. content: what they show instead of
-    the input; all inputs have the same shape then."""
+    """Writes frames: an observer of the steps. place: the input that they show. first: the step at which the
+    run starts; once made, that of the first frame. colors: those of the checkpoint that the run is resumed
+    from. content: what they show instead of the input."""
 
     world: World
     task: Task
     options: StepOptions
     place: int
-    every: int
-    path: Path
     first: int = 0
     colors: Colors | None = None
     content: FrameContent | None = None
@@ -168,20 +108,24 @@ class Frames:
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        assert self.options.frames is not None
+        assert self.options.every is not None
+        self.path, self.every = Path(self.options.frames), self.options.every
+        self.first = -(-self.first // self.every) * self.every
         self._field = self.task.fields[self.place]
         self._as_array = self.path.suffix.lower() in ARRAYS
         most = ANIMATED if self.path.suffix else PIXELS
         self._margin = self.content.margin if self.content else 0
-        plane = self.content.plane if self.content else None
-        self._slices = (
-            whole_slices(self._field.shape)
-            if self._as_array
-            else picture_slices(self.task, self.place, most, self._margin, plane)
-        )
+        if self._as_array:
+            self._slices: Slices = tuple(slice(0, n, 1) for n in self._field.shape)
+        elif self.content is not None:
+            self._slices = self.content.view(self._field.shape, most)
+        else:
+            self._slices = picture_slices(self.task, self.place, most)
         self._axes = [axis for axis, one in enumerate(self._slices) if one.stop - one.start > 1][-2:]
         self._seams = self._find_seams() if self._margin else []
         self.shape = _shape_of(self._slices, self._field.shape)
-        lengths = [self.shape[axis] for axis in picture_axes(self.task, self.place, plane)]
+        lengths = [self.shape[axis] for axis in picture_axes(self.task, self.place)]
         self._flat = (1, *lengths) if len(lengths) == 1 else tuple(lengths)  # of a picture
         self._name = self.content.name if self.content else self._field.name
         self._range = self.options.frame_range or (self.content.limits if self.content else None)
@@ -225,11 +169,8 @@ class Frames:
 
     def open(self) -> None:
         """Begin a file or folder of pictures."""
-        colors = palette(self.options.frame_colors)
-        if self.content is not None:
-            chosen = self.options.frame_colors
-            name = self.content.colors if chosen == COLORS[0] else chosen
-            colors = palette(name, self.content.other, lines=self.content.isolines > 0)
+        chosen = self.options.frame_colors
+        colors = palette(chosen) if self.content is None else self.content.palette(chosen)
         self._pictures = picture_writer(self.path, colors, self.world.run_id)
 
     def show(self, step: int, source: Source) -> None:
@@ -480,22 +421,20 @@ class Frames:
             whole, *values = wholes
             for seam, one in zip(self._seams, values, strict=True):
                 self._mend(whole, seam, one)
-            pixels = whole.reshape(-1, *self._flat)
-            lines = self.content.lines(pixels) if self.content.isolines else None
-            self._write_picture(snapshot.step, self.content.picture(pixels), lines)
+            assert self._pictures is not None
+            assert self._range is not None
+            self._pictures.write(snapshot.step, self.content.picture(whole, *self._range))
         else:
             self._write_picture(snapshot.step, wholes[0].reshape(self._flat))
 
-    def _write_picture(self, step: int, whole: HostArray, lines: HostArray | None = None) -> None:
-        """Write a picture of (rows, columns). lines: pixels that are on lines."""
+    def _write_picture(self, step: int, whole: HostArray) -> None:
+        """Write a picture of (rows, columns)."""
         assert self._pictures is not None
         if whole.dtype.kind == "c":
             whole = np.abs(whole)
         if self._range is None:
             self._range = (0.0, 1.0) if whole.dtype.kind == "b" else value_range(whole)
         picture = indices(whole, *self._range)
-        if lines is not None:
-            draw_lines(picture, lines)
         if len(picture) == 1 and len(self._field.shape) == 1:
             picture = np.repeat(picture, LINE, axis=0)
         self._pictures.write(step, picture)
@@ -533,9 +472,7 @@ def open_frames(
         chosen = options.frame_field or fed[0]
         if chosen not in names:
             raise UserError(f"{option('frame_field')} names no input", got=chosen, expected=", ".join(names))
-        frames = Frames(
-            world, task, options, names.index(chosen), every, path, -(-first // every) * every, None, content
-        )
+        frames = Frames(world, task, options, names.index(chosen), first, None, content)
         if 0 in frames.shape and path.suffix.lower() not in ARRAYS:
             raise UserError(f"frames show {chosen}, which has no cells", hint=f"leave {option('frames')} out")
         parent = path.parent if path.parent.is_dir() else Path()
@@ -544,11 +481,7 @@ def open_frames(
         return frames
 
     place = world.on_root(lambda: check().place)
-    return Frames(world, task, options, place, every, path, -(-first // every) * every, colors, content)
-
-
-def whole_slices(shape: Shape) -> tuple[slice, ...]:
-    return tuple(slice(0, n, 1) for n in shape)
+    return Frames(world, task, options, place, first, colors, content)
 
 
 def _shape_of(view: Slices, shape: Shape) -> Shape:
@@ -556,36 +489,28 @@ def _shape_of(view: Slices, shape: Shape) -> Shape:
     return tuple(len(range(*one.indices(n))) for one, n in zip(view, shape, strict=True))
 
 
-def picture_slices(
-    task: Task, place: int, most: int = PIXELS, margin: int = 0, plane: tuple[int, int] | None = None
-) -> Slices:
+def picture_slices(task: Task, place: int, most: int = PIXELS) -> Slices:
     """Return which cells a picture shows: a plane of the array, every so many cells along its axes.
 
     Of an array with more than two axes: the first element along axes after those of space, such as a
-    vector's, and the middle along others. most: rows and columns. margin: cells at the edges of the array
-    that are not shown. plane: axis and index of the plane, of an array of three axes of space.
+    vector's, and the middle along others. most: rows and columns.
     """
     shape, space = task.fields[place].shape, _space_axes(task, place)
-    axes = picture_axes(task, place, plane)
+    axes = picture_axes(task, place)
     stride = max(-(-max((shape[axis] for axis in axes), default=1) // most), 1)
     slices = []
     for axis, length in enumerate(shape):
-        if axis not in axes:
-            at = 0 if axis >= space else length // 2 if plane is None else plane[1]
-            slices.append(slice(at, min(at + 1, length), 1))
-        else:
-            slices.append(slice(margin, length - margin, stride))
+        at = 0 if axis >= space else length // 2
+        slices.append(slice(0, length, stride) if axis in axes else slice(at, min(at + 1, length), 1))
     return tuple(slices)
 
 
-def picture_axes(task: Task, place: int, plane: tuple[int, int] | None) -> list[int]:
+def picture_axes(task: Task, place: int) -> list[int]:
     """Return the axes of an input that are a picture's rows and columns: two, or all of fewer."""
     shape, space = task.fields[place].shape, _space_axes(task, place)
     axes = max(len(shape) - 2, 0)
     fixed = [axis for axis in reversed(range(len(shape))) if axis >= space][:axes]
     fixed += [axis for axis in range(len(shape)) if axis not in fixed][: axes - len(fixed)]
-    if plane is not None:
-        fixed = [plane[0]]
     return [axis for axis in range(len(shape)) if axis not in fixed]
 
 

@@ -1,38 +1,15 @@
-"""Compare a file's array with its description by options."""
+"""The dtype of an array that options describe."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.spelling import option
 
-if TYPE_CHECKING:
-    from meshrun.runner.options.form import Form
-    from meshrun.runner.storage.formats.registry import Source
-
 NUMBERS = "biufc"  # kinds of dtype: booleans, integers, floats, complex
-
-
-def agree(source: Source, form: Form) -> None:
-    """Raise UserError if a file contradicts its description, except in the byte order."""
-    compared: list[tuple[str, object, object]] = []
-    if form.shape is not None:
-        compared.append(("shape", tuple(form.shape), source.shape))
-    if form.dtype is not None:
-        compared.append(("dtype", parse_dtype(form.dtype).newbyteorder("="), source.dtype))
-    if form.order is not None:
-        compared.append(("order", form.order, source.form.order or "C"))
-    for what, expected, got in compared:
-        if expected != got:
-            raise UserError(
-                f"{source.path} has another {what} than {option(f'input_{what}')}",
-                got=f"{what} {got} in the file",
-                expected=expected,
-                hint=f"leave {option(f'input_{what}')} out: the file has a header",
-            )
 
 
 def parse_dtype(text: str) -> np.dtype[Any]:

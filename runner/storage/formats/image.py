@@ -63,7 +63,6 @@ PACKED = 8  # decoded bytes per stored byte of a picture whose pixels are bits
 CONVERTED = ("P", "CMYK", "YCbCr", "LAB", "HSV", "PA", "RGBX", "RGBa")
 ORIENTATION = 274  # a tag of EXIF
 TURNED = (5, 6, 7, 8)  # orientations in which rows are stored as columns
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how such a file begins
 
 
 @dataclass(frozen=True)
@@ -108,19 +107,9 @@ class ImageSource:
 
 
 def open_source(path: Path, name: str | None, form: Form) -> Source:
-    """Open a picture by its header; it is decoded when it is read. The content decides, not the suffix."""
-    if is_tiff(path):
-        from meshrun.runner.storage.formats import tiff
-
-        return tiff.open_source(path, name, form)
+    """Open a picture by its header; it is decoded when it is read."""
     with _readable(path) as opened:
         return ImageSource(path, *_type_of(opened), _decoded_bytes(opened))
-
-
-def is_tiff(path: Path) -> bool:
-    """Return whether a file begins as a TIFF."""
-    with open(path, "rb") as file:
-        return file.read(4) in TIFF
 
 
 def decoded_bytes(path: Path) -> int:

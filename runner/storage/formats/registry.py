@@ -31,10 +31,11 @@ from meshrun.runner.files import (
     remove_path,
 )
 from meshrun.runner.options.form import NO_FORM, Form
+from meshrun.runner.options.spelling import option
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.storage.file_errors import write_error
 from meshrun.runner.storage.formats.containers import check_alone, check_array
-from meshrun.runner.storage.formats.declared_form import agree
+from meshrun.runner.storage.formats.declared_form import parse_dtype
 from meshrun.runner.storage.paths import BESIDE, CONTAINERS, partial_path, split, suffix
 
 # The module for each suffix; imported for the first such file.
@@ -48,6 +49,8 @@ FORMATS = {
 }
 FOLDERS = (".zarr",)
 EXTRAS = {"zarr": "zarr", "h5py": "hdf5"}  # package: meshrun's extra that installs it
+PICTURES = ("image", "tiff")  # formats whose files are told apart by their first bytes
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how such a file begins
 
 
 class Source(Protocol):
@@ -245,11 +248,39 @@ def _open(path: Path, name: str | None, form: Form) -> Source:
             kind = "a folder" if path.is_dir() else "a file" if path.is_file() else "a device or a pipe"
             expected = "a folder that holds arrays" if folder else "an array file"
             raise UserError(f"cannot read {path}", got=kind, expected=expected)
-        source: Source = _format(path).open_source(path, name, form)
+        format = _format(path)
+        if FORMATS[suffix(path)] in PICTURES:  # the content decides, not the suffix
+            format = _module("tiff" if is_tiff(path) else "image")
+        source: Source = format.open_source(path, name, form)
     except OSError as reason:
         raise UserError(f"cannot read {path}", why=reason.strerror or reason) from reason
-    agree(source, form)
+    _agree(source, form)
     return source
+
+
+def is_tiff(path: Path) -> bool:
+    """Return whether a file begins as a TIFF."""
+    with open(path, "rb") as file:
+        return file.read(4) in TIFF
+
+
+def _agree(source: Source, form: Form) -> None:
+    """Raise UserError if a file contradicts its description, except in the byte order."""
+    compared: list[tuple[str, object, object]] = []
+    if form.shape is not None:
+        compared.append(("shape", tuple(form.shape), source.shape))
+    if form.dtype is not None:
+        compared.append(("dtype", parse_dtype(form.dtype).newbyteorder("="), source.dtype))
+    if form.order is not None:
+        compared.append(("order", form.order, source.form.order or "C"))
+    for what, expected, got in compared:
+        if expected != got:
+            raise UserError(
+                f"{source.path} has another {what} than {option(f'input_{what}')}",
+                got=f"{what} {got} in the file",
+                expected=expected,
+                hint=f"leave {option(f'input_{what}')} out: the file has a header",
+            )
 
 
 def open_sink(
@@ -407,7 +438,7 @@ def _format(path: Path) -> Any:
             hint="numpy.save, for arrays in other formats",
         )
     try:
-        return importlib.import_module(f"meshrun.runner.storage.formats.{name}")
+        return _module(name)
     except ModuleNotFoundError as reason:
         if reason.name not in EXTRAS:
             raise
@@ -415,3 +446,7 @@ def _format(path: Path) -> Any:
             f"{path} cannot be opened without the package {reason.name}",
             hint=f"pip install 'meshrun[{EXTRAS[reason.name]}]'",
         ) from reason
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"meshrun.runner.storage.formats.{name}")

@@ -35,7 +35,9 @@ def gather_surveys(control: Control, ranks: Sequence[Rank], backend: Backend) ->
     here = ranks[control.rank]
     runtime = backend.xp.cuda.runtime.runtimeGetVersion() if backend.device.kind == "cuda" else 0
     place = (here.number, here.host, here.host_id, here.local, here.device)
-    return gather_calls(control, lambda: survey(*place, control.library, cuda_runtime=runtime), f"[{here}]")
+    return gather_calls(
+        control, lambda: survey(*place, control.library, cuda_runtime=runtime), f"[{here}]", names_rank=True
+    )
 
 
 def find_problems(

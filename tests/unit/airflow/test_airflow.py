@@ -18,9 +18,9 @@ from meshrun.jobs.airflow import airflow as module
 from meshrun.jobs.airflow import units
 from meshrun.jobs.airflow.airflow import airflow
 from meshrun.jobs.airflow.cells import Cell
-from meshrun.jobs.airflow.flow_frames import FlowFrames
 from meshrun.jobs.airflow.lattice import D2Q9, D3Q19
 from meshrun.jobs.airflow.moments import equilibrium, momentum
+from meshrun.jobs.airflow.observers.film import SOLID, FlowFrames
 from meshrun.jobs.airflow.shapes.bodies import Body
 from meshrun.jobs.airflow.shapes.shape import Placement, read
 from meshrun.jobs.airflow.tunnel import Tunnel
@@ -30,7 +30,7 @@ from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.chunking import MemoryUse
 from meshrun.runner.region import Region
-from meshrun.runner.run import step_run
+from meshrun.runner.run import prepare, step_run
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.steps.observers.frames import Frames
 from meshrun.runner.world.world import open_world
@@ -83,7 +83,7 @@ def test_a_picture_is_the_body_and_stands_in_the_film_as_it_is(tmp_path: Path) -
     Image.fromarray(drawn).save(tmp_path / "body.png")
     record = blow(tmp_path, "film", shape=str(tmp_path / "body.png"), size=None, length=None)
     picture = np.asarray(Image.open(tmp_path / "film" / "frame-000060.png").convert("RGB"))
-    solid = (picture == np.array(FlowFrames.other.fget(None))).all(axis=2)  # type: ignore[attr-defined]
+    solid = (picture == np.array(SOLID)).all(axis=2)
     assert np.array_equal(solid, drawn == 0)
     assert record["result"]["length"] == 6
 
@@ -158,7 +158,8 @@ def test_a_domain_that_fits_only_once_is_in_memory_once(
     cells = (30 + 2) * (64 + 2)
     two = 2 * cells * 9 * 4 + cells
     blow(tmp_path, "all", size="64x30", copies="two", steps=4)
-    monkeypatch.setattr(step_run, "limits", lambda world, options: MemoryUse(two - 1, two - 1))
+    for place in (prepare, step_run):
+        monkeypatch.setattr(place, "limits", lambda world, options: MemoryUse(two - 1, two - 1))
     with pytest.raises(UserError, match=rf"got {two:,} bytes.*at most {two - 1:,}.*or copies='one'"):
         blow(tmp_path, "film", size="64x30", copies="two", steps=4)
     assert blow(tmp_path, "film", size="64x30", steps=4)["steps"]["copies"] == 1
@@ -204,7 +205,7 @@ def test_vorticity_is_counter_clockwise_and_twice_the_turn() -> None:
         y, x = shift
         return content.value(name, [one[1 + y : 8 + y, 1 + x : 8 + x] for one in cells], np)
 
-    assert content.picture(content.pixels(at, np)) == pytest.approx(np.full((7, 7), 0.002), rel=1e-5)
+    assert content.pixels(at, np)[0] == pytest.approx(np.full((7, 7), 0.002), rel=1e-5)
 
 
 @pytest.mark.parametrize(("axis", "place"), [("z", 0.25), ("y", 0.5), ("x", 0.75)])
@@ -224,7 +225,7 @@ def test_vorticity_of_a_plane_is_counter_clockwise_as_the_picture_shows_it(axis:
         r, c = shift
         return content.value(name, [one[1 + r : 7 + r, 1 + c : 7 + c] for one in cut], np)
 
-    assert content.picture(content.pixels(at, np)) == pytest.approx(np.full((6, 6), 0.002), rel=1e-5)
+    assert content.pixels(at, np)[0] == pytest.approx(np.full((6, 6), 0.002), rel=1e-5)
 
 
 def test_a_film_shows_the_chosen_plane(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ import pytest
 from PIL import Image
 
 from meshrun.jobs.airflow.airflow import airflow
-from meshrun.jobs.airflow.flow_frames import SPEED
+from meshrun.jobs.airflow.observers.field_file import FieldFile, GridField
+from meshrun.jobs.airflow.observers.film import SPEED
+from meshrun.jobs.airflow.observers.snapshots import Snapshots, count_snapshots
 from meshrun.jobs.airflow.shapes.shape import Placement, read
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import run_ranks
@@ -25,9 +27,7 @@ from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.region import Region
 from meshrun.runner.report.colors import NOT_A_NUMBER, indices, palette
 from meshrun.runner.run.execute import Options, run
-from meshrun.runner.steps.observers.snapshots import Snapshots, count_snapshots
 from meshrun.runner.steps.stepper import Stepper
-from meshrun.runner.storage.field_file import FieldFile, GridField
 from meshrun.runner.world.world import open_world
 
 zarr = pytest.importorskip("zarr")

@@ -21,7 +21,7 @@ from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.region import Region
 from meshrun.runner.run.execute import Options, run
-from meshrun.runner.run.step_run import Additions
+from meshrun.runner.steps.observers.additions import Additions
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import ComputedSource
 from meshrun.runner.world.world import open_world

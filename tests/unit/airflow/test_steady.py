@@ -1,8 +1,12 @@
-"""`--until steady`: when it stops, that neither ranks nor a resumed run change that, and what is refused."""
+"""`--until steady`: when it stops, that neither ranks nor a resumed run change that, and what is refused.
+
+The sums by which it stops are exact, and the same for every split.
+"""
 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +17,18 @@ import pytest
 from meshrun.jobs.airflow.airflow import airflow
 from meshrun.jobs.airflow.cells import Cell
 from meshrun.jobs.airflow.lattice import D2Q9
+from meshrun.jobs.airflow.observers.steady import LARGEST, UntilSteady, relative_change, squares
 from meshrun.jobs.airflow.shapes.shape import Placement, read
 from meshrun.jobs.airflow.tunnel import Tunnel
 from meshrun.runner.comm.api import Control
-from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.options.step_options import SaveInterval, Steady, StepOptions
+from meshrun.runner.options.step_options import NamedRule, SaveInterval, StepOptions, parse_until
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.region import Region
 from meshrun.runner.report.summary import render
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.steps.observers.checkpoints import Checkpoints
-from meshrun.runner.steps.observers.steady import UntilSteady
 from meshrun.runner.world.world import open_world
 
 EVERY = 40  # steps in which the flow passes the body: length / speed
@@ -45,7 +49,7 @@ def blow(
     chosen = Options(
         device="cpu",
         grid=grid,
-        steps=StepOptions(steps, **{"every": 1000, "until": Steady(TOLERANCE), **options}),
+        steps=StepOptions(steps, **{"every": 1000, "until": NamedRule("steady", TOLERANCE), **options}),
         stream=StreamOptions(resume=resume),
     )
     words = {**WORDS, **dict(more)}
@@ -143,7 +147,7 @@ def test_the_step_at_which_a_run_stops_gets_no_checkpoint(
 
 def test_a_flow_that_is_not_steady_yet_takes_all_steps_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    found = blow(tmp_path / "a", steps=120, until=Steady(1e-9))
+    found = blow(tmp_path / "a", steps=120, until=NamedRule("steady", 1e-9))
     assert found["steps"]["steps"] == 120
     assert not found["steps"]["until"]["reached"]
     assert not found["result"]["steady"]
@@ -159,7 +163,7 @@ def test_a_flow_that_is_to_become_steady_has_a_later_last_step_and_no_fewer_fram
 
     body = read("cylinder", Placement(size="100x64"))
     tunnel = Tunnel(body, D2Q9, "slip", "uniform", 0.1, np.dtype(np.float32))
-    options = module._options(StepOptions(until=Steady()), tunnel)
+    options = module._options(StepOptions(until=NamedRule("steady")), tunnel)
     assert (options.steps, options.every) == (40000, 40)
 
 
@@ -180,3 +184,43 @@ def test_a_flow_that_is_to_become_steady_has_a_later_last_step_and_no_fewer_fram
 def test_a_tolerance_that_is_none_is_refused(tmp_path: Path, until: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         airflow.run("cylinder", tmp_path / "film", device="cpu", until=until, steps=10, **WORDS)
+
+
+def test_a_sum_of_squares_is_exact_to_a_unit_for_each_value_and_the_same_in_any_order() -> None:
+    random = np.random.default_rng(0)
+    values = random.standard_normal(5000) * 10.0 ** random.uniform(-9, 0, 5000)
+    exact = sum(Fraction(one) ** 2 for one in values.tolist())
+    high, low, left_out = squares(values, np).tolist()
+    assert left_out == 0
+    assert abs(Fraction(high, 2**30) + Fraction(low, 2**60) - exact) <= 5000 * Fraction(1, 2**60)
+    parts = np.sum([squares(one, np) for one in np.array_split(random.permutation(values), 7)], axis=0)
+    assert parts.tolist() == [high, low, left_out]
+
+
+def test_a_change_of_the_last_bit_of_one_cell_is_seen() -> None:
+    changed = np.zeros((100, 100))
+    changed[3, 4] = 2.0**-27  # of 0.1 in float32
+    sums = np.array([[squares(changed, np), squares(np.full((100, 100), 0.1), np)]])
+    assert relative_change(ThreadComm(), sums) == pytest.approx(2.0**-27 / 10)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, math.sqrt(LARGEST)])
+def test_a_value_that_is_no_flows_is_no_steady_state_on_any_rank(value: float) -> None:
+    def rank(control: Control) -> float:
+        values = np.full(9, 0.1)
+        values[4] = value if control.rank == 1 else 0.1
+        return relative_change(control, np.array([[squares(np.zeros(9), np), squares(values, np)]]))
+
+    assert all(math.isnan(one) for one in run_ranks(3, rank))
+
+
+def test_air_at_rest_is_steady() -> None:
+    none = squares(np.zeros(4), np)
+    assert relative_change(ThreadComm(), np.array([[none, none]])) == 0
+    assert relative_change(ThreadComm(), np.array([[squares(np.full(4, 0.1), np), none]])) == math.inf
+
+
+def test_what_is_parsed() -> None:
+    assert parse_until("steady") == NamedRule("steady")
+    assert parse_until("steady:2e-6") == NamedRule("steady", 2e-6)
+    assert parse_until("0") == 0.0

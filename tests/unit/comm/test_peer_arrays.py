@@ -124,7 +124,7 @@ def test_a_process_that_cannot_look_for_gpus_says_so_on_every_rank(
             return Box([0, 1], "")
         raise CudaError("the driver is gone\nmore")
 
-    monkeypatch.setattr(peer_arrays, "CudaBox", box)
+    monkeypatch.setattr(peer_arrays, "Box", box)
     blind: Any = None
 
     def body(control: ThreadComm) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshrun.runner.comm.recorded import RecordedControl, unrecorded
+from meshrun.runner.comm.recorded import Trail
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
 from meshrun.runner.recorder import ring
 from meshrun.runner.recorder.ring import Recorder
@@ -19,21 +19,20 @@ ABOUT = {"run": "r", "size": 3, "host": "n1", "device": "CPU", "command": ""}
 
 
 def test_operations_of_all_kinds(tmp_path: Path) -> None:
-    def work(comm: ThreadComm) -> Any:
-        recorder = Recorder(ring.file_of("r", comm.rank, tmp_path), {**ABOUT, "rank": comm.rank})
-        control = RecordedControl(comm, recorder)
+    def work(control: ThreadComm) -> Any:
+        recorder = Recorder(ring.file_of("r", control.rank, tmp_path), {**ABOUT, "rank": control.rank})
+        control.trail = Trail(recorder, "world", range(3))
         control.barrier()
-        assert control.broadcast(comm.rank) == 0
-        assert control.allgather(comm.rank) == [0, 1, 2]
-        total = np.array([float(comm.rank)])
+        assert control.broadcast(control.rank) == 0
+        assert control.allgather(control.rank) == [0, 1, 2]
+        total = np.array([float(control.rank)])
         control.all_reduce(total, "sum")
         assert total == 3
         arrived = np.empty(2)
-        right, left = (comm.rank + 1) % 3, (comm.rank - 1) % 3
-        control.exchange([(right, np.full(2, comm.rank))], [(left, arrived)]).wait()
-        half = control.split(comm.rank % 2)
+        right, left = (control.rank + 1) % 3, (control.rank - 1) % 3
+        control.exchange([(right, np.full(2, control.rank))], [(left, arrived)]).wait()
+        half = control.split(control.rank % 2)
         half.barrier()
-        assert unrecorded(control) is comm
         found = ring.read(recorder.path)
         recorder.close()
         return found
@@ -60,11 +59,11 @@ def test_operations_of_all_kinds(tmp_path: Path) -> None:
 
 def test_device_arrays_have_a_communicator_of_their_own(tmp_path: Path) -> None:
     recorder = Recorder(ring.file_of("r", 0, tmp_path), {**ABOUT, "rank": 0})
-    control = RecordedControl(ThreadComm(), recorder)
-    arrays = control.recorded(ThreadComm())
+    control, arrays = ThreadComm(), ThreadComm()
+    control.trail = Trail(recorder, "world", [0])
+    arrays.trail = control.trail.on_device()
     control.barrier()
     arrays.all_reduce(np.ones(3), "sum")
-    assert arrays.label == ThreadComm.label
     found = ring.read(recorder.path)
     recorder.close()
     assert found is not None

@@ -243,6 +243,18 @@ def test_globals_that_a_notebooks_function_names_count() -> None:
     assert of_notebook() != of_notebook(shift=2)
 
 
+def test_a_global_that_a_class_in_the_function_names_counts() -> None:
+    text = "def job(block):\n    class Here:\n        gain = GAIN\n    return Here.gain * block\n"
+
+    def found(gain: float) -> Captured:
+        names: dict[str, Any] = {"__name__": "__main__", "GAIN": gain}
+        exec(text, names)
+        return captured(meshrun.map_blocks(names["job"]))
+
+    assert found(1.0).values["GAIN"] == "1.0"
+    assert found(1.0) != found(2.0)
+
+
 def test_another_process_finds_the_same() -> None:
     """The texts of sets and of constants do not depend on the hashes of this process."""
     program = """

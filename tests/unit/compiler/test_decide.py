@@ -22,11 +22,13 @@ from meshrun.launch.cli.main import main
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.compiler import decide as fusing
+from meshrun.runner.compiler import inferred_halo
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cuda.steps.choice import Choice
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
-from meshrun.runner.compiler.decide import Fusion, fused, with_inferred_halo
+from meshrun.runner.compiler.decide import Fusion, fused_alone
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.trace.trace import NotTraceable
 from meshrun.runner.device.api import Device
@@ -37,8 +39,9 @@ from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.halo import normalize
 from meshrun.runner.plan.task import halo_hint, plan_task
 from meshrun.runner.report.summary import _fusion_notes
-from meshrun.runner.run import map_run
+from meshrun.runner.run import prepare
 from meshrun.runner.run.execute import Options, run
+from meshrun.runner.run.prepare import fused
 from meshrun.runner.system.compiler import NotCompiled, find_compiler
 from meshrun.runner.world.world import open_world, single_rank_world
 
@@ -392,6 +395,8 @@ def test_a_halo_is_inferred_wherever_the_slices_are_written() -> None:
     differences = Differences()
 
     swapped = functools.partial(by_sides, sides=(RIGHT, LEFT))
+    typed: dict[str, Any] = {}
+    exec("def between(block):\n    return block[:, 2:] - block[:, :-2]", typed)
 
     def inner(block: Any) -> Any:
         return block[:, 2:] - block[:, :-2]
@@ -408,6 +413,7 @@ def test_a_halo_is_inferred_wherever_the_slices_are_written() -> None:
         "in a class": lambda block: block[Differences.sides[1]] - block[Differences.sides[0]],
         "in a default": lambda block: between(block) * 2,
         "in a partial function": lambda block: swapped(block) * 2,
+        "where no source can be had": typed["between"],
     }
     halos = {
         where: with_inferred_halo(meshrun.map_blocks(function), FIELD, {}).halo
@@ -429,7 +435,10 @@ def test_functions_without_slices_are_not_called_for_their_halo() -> None:
         calls.append(1)
         return block + 1
 
-    with_inferred_halo(meshrun.map_blocks(counted), FIELD, {})
+    typed: dict[str, Any] = {"calls": calls}
+    exec("def counted(block):\n    calls.append(1)\n    return block + 1", typed)
+    for function in (counted, typed["counted"]):
+        with_inferred_halo(meshrun.map_blocks(function), FIELD, {})
     assert calls == []
 
 
@@ -441,7 +450,7 @@ def test_slices_in_libraries_are_of_their_own_data() -> None:
         calls.append(1)
         return block + len(textwrap.dedent("a"))
 
-    assert fusing._code_slices(textwrap.dedent.__code__)
+    assert inferred_halo._is_sliced(textwrap.dedent.__code__)
     with_inferred_halo(meshrun.map_blocks(counted), FIELD, {})
     assert calls == []
 
@@ -677,11 +686,11 @@ def test_the_command_takes_fuse_and_fuse_math(
 ) -> None:
     decisions = []
 
-    def decide_only(world: Any, task: Any, mode: Any, arithmetic: str, steps: int = 1) -> Any:
+    def decide_only(device: Any, task: Any, mode: Any, arithmetic: str, steps: int = 1) -> Any:
         decisions.append((mode, arithmetic, steps))
-        return fused(world, task, mode, arithmetic, steps)
+        return fused_alone(device, task, mode, arithmetic, steps)
 
-    monkeypatch.setattr(map_run, "fused", decide_only)
+    monkeypatch.setattr(prepare, "fused_alone", decide_only)
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(PROGRAM)
     np.save("in.npy", np.ones((9, 7), np.float32))

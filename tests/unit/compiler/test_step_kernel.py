@@ -23,7 +23,7 @@ from meshrun.runner.compiler.cuda.steps import kernel_3d as step_kernel_3d
 from meshrun.runner.compiler.cuda.steps.kernel import (
     arguments,
     build,
-    most_steps,
+    fitting_steps,
     one_block_more,
     takes_vectors,
 )
@@ -682,14 +682,14 @@ def test_what_cannot_be_fused_is_said() -> None:
         build(program, (0, 1), "wrap", steps=40, tuning=Tuning(2))
     with pytest.raises(NotFusable, match="unlike the input"):
         build(CASES["mixed"].program(), (1,), "wrap")
-    assert most_steps(program, (0, None)) == 0
+    assert fitting_steps(program, (0, None)) == 0
 
 
 def test_more_columns_or_wider_elements_allow_fewer_steps() -> None:
     heat = CASES["heat"].program()
-    few, many = (most_steps(heat, (0,), Tuning(columns)) for columns in (4, 8))
+    few, many = (fitting_steps(heat, (0,), Tuning(columns)) for columns in (4, 8))
     assert 0 < many < few
-    assert most_steps(CASES["heat f8"].program(), (0,), Tuning(8)) < many
+    assert fitting_steps(CASES["heat f8"].program(), (0,), Tuning(8)) < many
 
 
 @pytest.mark.parametrize(
@@ -698,7 +698,7 @@ def test_more_columns_or_wider_elements_allow_fewer_steps() -> None:
 def test_kernels_over_three_axes_take_as_many_steps_as_pay(name: str, steps: int) -> None:
     case = CASES[name]
     program = case.program()
-    assert step_kernel_3d.best_steps(program, case.feeds, most_steps(program, case.feeds)) == steps
+    assert step_kernel_3d.best_steps(program, case.feeds, fitting_steps(program, case.feeds)) == steps
 
 
 def test_inputs_read_at_many_neighbours_make_single_steps_as_fast() -> None:
@@ -714,8 +714,8 @@ def test_inputs_read_at_many_neighbours_make_single_steps_as_fast() -> None:
         return after
 
     program = Case(diffuse, ("f4", "f4"), axes=3).program()
-    assert most_steps(program, (0,)) > 1
-    assert step_kernel_3d.best_steps(program, (0,), most_steps(program, (0,))) == 1
+    assert fitting_steps(program, (0,)) > 1
+    assert step_kernel_3d.best_steps(program, (0,), fitting_steps(program, (0,))) == 1
 
 
 @pytest.mark.parametrize("length", [3, 64, 128, 768])

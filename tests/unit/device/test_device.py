@@ -73,7 +73,7 @@ def test_ranges_are_named_where_cupy_can(available: bool, monkeypatch: pytest.Mo
     over_cupy.forget()
     copies = importlib.import_module("meshrun.runner.device.copy_streams")
     over_cupy.forget()
-    with copies.CudaCopyStreams(0, MagicMock()).named("chunk 3"):
+    with copies.CopyStreams(0, MagicMock()).named("chunk 3"):
         inside = list(cupy.cuda.nvtx.method_calls)
     assert inside == ([call.RangePush("chunk 3")] if available else [])
     assert cupy.cuda.nvtx.method_calls == [*inside, call.RangePop()][: 2 * available]

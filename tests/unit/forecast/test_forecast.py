@@ -16,14 +16,15 @@ import meshrun
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.forecast.forecast import Forecast, by_ranks, enough, forecast
 from meshrun.runner.forecast.machine import Machine, Rate, nominal, nominal_cpu
-from meshrun.runner.forecast.record import compare, record
-from meshrun.runner.forecast.table import render, render_comparison
+from meshrun.runner.forecast.maps import compare, record
+from meshrun.runner.forecast.model import Forecast, by_ranks, enough, forecast
+from meshrun.runner.forecast.table import render
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import FILLS, ON_DEVICE
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.spans import STAGES
+from meshrun.runner.report.summary import render_comparison
 from meshrun.runner.run.execute import Options, run
 
 RATES = {

@@ -14,9 +14,9 @@ import pytest
 
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.forecast import calibrate as module
+from meshrun.runner.forecast.calibrate import calibrate
 from meshrun.runner.forecast.machine import GPUS, Machine, choose, known, load, nominal, nominal_cpu, save
-from meshrun.runner.run.installation import calibrate as module
-from meshrun.runner.run.installation.calibrate import calibrate
 from meshrun.runner.system import host_memory
 
 HERE = nominal_cpu(4, 1 << 34)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from decided import streamed
 from hypothesis import HealthCheck, event, example, given, reject, settings
 from hypothesis import strategies as st
 from queued_device import QueuedBackend
@@ -16,10 +17,10 @@ from queued_device import QueuedBackend
 import meshrun
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.forecast import forecast
 from meshrun.runner.forecast.machine import Machine, nominal, nominal_cpu
+from meshrun.runner.forecast.model import forecast
 from meshrun.runner.maps.streamed import chunk_agreement
-from meshrun.runner.maps.streamed.chunk_agreement import chunks_of, in_chunks
+from meshrun.runner.maps.streamed.chunk_agreement import chunks_of
 from meshrun.runner.maps.streamed.endpoints import Endpoints
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan import chunking
@@ -159,7 +160,7 @@ def decided_by_run(given: Facts) -> tuple[Chunks, int] | str | None:
     def rank(control: Any) -> tuple[Chunks, int] | None:
         world, source, sink = world_of(control, given), given.source(), given.sink()
         target = Path("out.zarr" if given.files.chunked_output else "out.npy")
-        if not in_chunks(world, given.whole, [source], [target], given.options, given.keep_whole):
+        if not streamed(world, given.whole, source, given.options, target, keep_whole=given.keep_whole):
             return None
         text, blocks = streamed_grid(given.grid, given.ranks)
         task = known(given.cut(blocks, text))
@@ -201,7 +202,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(chunking, "ON_DEVICE", 100)
     monkeypatch.setattr(chunking, "ON_HOST", 80)
     monkeypatch.setattr(chunk_agreement, "open_sink", lambda *_: SimpleNamespace(parallel=True))
-    monkeypatch.setattr(chunk_agreement, "known_results", lambda world, task, sources: known(task))
+    monkeypatch.setattr(chunk_agreement, "with_trial_results", lambda world, task, sources: known(task))
     return monkeypatch
 
 

@@ -143,16 +143,48 @@ def test_an_array_that_cannot_be_created_is_named(
     assert names(files) == ["left.npy", "right.npy"]
 
 
-def test_a_second_output_is_refused(files: list[Path]) -> None:
-    @meshrun.job
-    def two(world: Any, input: Any, create: Any) -> None:
-        block = meshrun.read_block(world, input)
-        for _ in range(2):
-            meshrun.write_block(world, block, create(input.shape, block.dtype))
+@meshrun.job(outputs=("low", "high"))
+def two(world: Any, input: Any, create: Any, *, calls: int = 2) -> None:
+    block = meshrun.read_block(world, input)
+    for number in range(calls):
+        meshrun.write_block(world, block + number, create(input.shape, block.dtype))
 
-    with pytest.raises(UserError, match=r"job two calls create twice, and has one output, .*out\.npy"):
-        run_on(2, two, files[:1], [files[0].with_name("out.npy")])
+
+def test_several_outputs(files: list[Path]) -> None:
+    outs = [files[0].with_name("low.npy"), files[0].with_name("high.npy")]
+    record = run_on(2, two, files[:1], outs)
+    for number, out in enumerate(outs):
+        np.testing.assert_array_equal(np.load(out), np.arange(7.0) + number)
+    assert [(one["name"], one["path"], one["shape"]) for one in record["outputs"]] == [
+        ("low", str(outs[0]), [7]),
+        ("high", str(outs[1]), [7]),
+    ]
+    assert names(files) == ["high.npy", "left.npy", "low.npy", "right.npy"]
+
+
+@pytest.mark.parametrize(
+    ("calls", "outs", "says"),
+    [
+        (3, ("a.npy", "b.npy"), r"job two calls create more often than it has outputs: got call 3"),
+        (1, ("a.npy", "b.npy"), r"job two returned without creating its output .*b\.npy"),
+        (2, ("a.h5:/a", "a.h5:/b"), "job two writes two outputs to one file"),
+    ],
+)
+def test_outputs_that_are_not_created_once(
+    files: list[Path], calls: int, outs: tuple[str, str], says: str
+) -> None:
+    """No output is left behind, not even one that is complete."""
+    with pytest.raises((UserError, RunError), match=says):
+        run_on(2, two, files[:1], [files[0].parent / out for out in outs], parameters={"calls": calls})
     assert names(files) == ["left.npy", "right.npy"]
+
+
+def test_several_outputs_that_the_job_does_not_create() -> None:
+    with pytest.raises(UserError, match="job plain has several outputs and does not create them"):
+
+        @meshrun.job(outputs=2)
+        def plain(world: Any) -> None:
+            pass
 
 
 def test_a_block_that_is_no_array_is_named(files: list[Path]) -> None:

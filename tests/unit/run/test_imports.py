@@ -26,6 +26,19 @@ print(*(name for name in {LATER} if name in sys.modules))
     assert found.stdout.split() == []
 
 
+def test_an_array_is_looked_at_for_masked_cells_only_if_there_may_be_some() -> None:
+    """To import numpy.ma takes the first call of a job 20 ms."""
+    program = """
+import sys
+import numpy, meshrun
+before = "numpy.ma" in sys.modules
+meshrun.map_blocks(lambda block: block + 1)(numpy.ones((4, 4)))
+print(("numpy.ma" in sys.modules) == before)
+"""
+    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "True"
+
+
 def test_the_version_is_that_of_the_installed_package() -> None:
     program = """
 import importlib.metadata, sys, meshrun

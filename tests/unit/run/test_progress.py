@@ -11,7 +11,7 @@ import meshrun
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.report import progress
 from meshrun.runner.report.progress import ProgressBar
-from meshrun.runner.run.execute import Options, execute
+from meshrun.runner.run.execute import Options, RunProgress, execute
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import open_world
@@ -71,7 +71,7 @@ def test_a_verification_tells_how_far_it_is(tmp_path: Path, mode: str, streamed:
         {},
         Options(verify=mode, stream=stream),
         transaction=OutputTransaction(),
-        proof=lambda done, total: told.append((done, total)),
+        progress=RunProgress(proof=lambda done, total: told.append((done, total))),
     )
     done, totals = [one[0] for one in told], {one[1] for one in told}
     assert len(told) > 3
@@ -97,6 +97,6 @@ def test_a_verification_of_a_result_says_that_it_is_under_way(tmp_path: Path) ->
         {},
         options,
         transaction=OutputTransaction(),
-        proof=lambda done, total: told.append((done, total)),
+        progress=RunProgress(proof=lambda done, total: told.append((done, total))),
     )
     assert told == [(0, 1), (1, 1)]

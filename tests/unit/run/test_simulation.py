@@ -17,9 +17,9 @@ from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.region import Region
+from meshrun.runner.report.colors import indices, palette
 from meshrun.runner.run.execute import Options, run
-from meshrun.runner.run.step_run import Additions
-from meshrun.runner.steps.observers.frames import ValueAt
+from meshrun.runner.steps.observers.additions import Additions, ValueAt
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import ComputedSource
 from meshrun.runner.world.world import open_world
@@ -48,13 +48,15 @@ class Slope:
     """Shows the difference of the cells on the right and on the left."""
 
     name: str = "slope"
-    colors: str = "gray"
-    other: tuple[int, int, int] = (1, 2, 3)
-    limits: tuple[float, float] | None = (-1.0, 1.0)
-    plane: tuple[int, int] | None = None
-    isolines: int = 0
+    limits: tuple[float, float] = (-1.0, 1.0)
     parts: Sequence[str] = ("product",)
     margin: int = 1
+
+    def palette(self, colors: str) -> bytes:
+        return palette("gray", (1, 2, 3))
+
+    def view(self, shape: Any, most: int) -> Any:
+        return tuple(slice(1, length - 1, 1) for length in shape)
 
     def value(self, name: str, cells: Sequence[Any], xp: Any) -> Any:
         assert name == "product"
@@ -63,13 +65,10 @@ class Slope:
     def pixels(self, at: ValueAt, xp: Any) -> Any:
         return (at("product", (0, 1)) - at("product", (0, -1)))[None]
 
-    def picture(self, pixels: Any) -> Any:
+    def picture(self, pixels: Any, low: float, high: float) -> Any:
         found = pixels[0].copy()
         found[0, 0] = np.nan
-        return found
-
-    def lines(self, pixels: Any) -> Any:
-        raise AssertionError("no isolines were asked for")
+        return indices(found, low, high)
 
 
 @dataclass
@@ -87,6 +86,33 @@ class Sums:
         return False
 
     def end(self, stepper: Stepper) -> None: ...
+
+
+@dataclass
+class Calm:
+    """A stopping rule: after step 6."""
+
+    reached: bool = False
+    record: dict[str, Any] = field(default_factory=lambda: {"tolerance": 1.0})
+
+    def begin(self, stepper: Stepper) -> None: ...
+
+    def next_step(self, done: int) -> int:
+        return 6
+
+    def observe(self, stepper: Stepper) -> bool:
+        self.reached = True
+        return True
+
+    def end(self, stepper: Stepper) -> None: ...
+
+    def bytes_kept(self, region: Region) -> int:
+        return 0
+
+    def to_save(self, done: int) -> dict[str, Any]:
+        return {}
+
+    def restore(self, saved: Any) -> None: ...
 
 
 def hold_first_row(stepper: Stepper) -> Callable[[Sequence[Any]], None]:
@@ -112,7 +138,7 @@ def thaw(world, argument, simulate, *, rate: float = 0.2, hold: bool = False):
     ]
     sums = Sums(3)
     options = replace(simulate.options, every=simulate.options.every or 5)
-    additions = Additions(Slope(), [sums], hold_first_row if hold else None)
+    additions = Additions(Slope(), [sums], hold_first_row if hold else None, until=Calm())
     record = simulate(melt, {"rate": rate}, sources, options, additions)
     return {"word": argument, "sums": [total for _, total in sums.seen], "steps": record["steps"]}
 
@@ -147,6 +173,13 @@ def test_a_solver_takes_steps_from_a_computed_start_and_draws_what_it_likes(tmp_
     assert tuple(picture[0, 0]) == (1, 2, 3)
     expected = slope_pixels(fields[10])
     assert np.abs(picture[..., 0] - expected)[1:].max() == 0
+
+
+@pytest.mark.parametrize(("until", "last"), [("steady", 6), (0.0, 10), (None, 10)])
+def test_a_solvers_own_rule_stops_the_steps_only_where_it_is_named(tmp_path: Path, until, last) -> None:
+    steps = thaw.run("warm", tmp_path / "film", steps=10, until=until, device="cpu")["steps"]
+    assert steps["steps"] == last
+    assert (steps["until"] == {"tolerance": 1.0}) == (until == "steady")
 
 
 def test_ranks_draw_the_same_film(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from meshrun.runner.options.choices import COLORS
 from meshrun.runner.options.step_options import SaveInterval, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.task import plan_task
-from meshrun.runner.report.colors import NOT_A_NUMBER, draw_lines, indices, isolines, palette, value_range
+from meshrun.runner.report.colors import NOT_A_NUMBER, indices, palette, value_range
 from meshrun.runner.report.summary import render
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.steps.observers.frames import LINE, picture_slices
@@ -583,20 +583,3 @@ def test_without_ffmpeg_a_film_is_refused_before_the_first_step(
     with pytest.raises(UserError, match="needs the program ffmpeg"):
         filmed(tmp_path, "film.mp4")
     assert not (tmp_path / "c.npy").exists()
-
-
-def test_isolines_are_where_the_value_passes_a_level() -> None:
-    values = np.array([[0.0, 0.4, 0.6, 1.0, np.nan, 9.0]] * 3)
-    assert isolines(values, 0, 1, 1).tolist() == [[False, True, False, False, False, False]] * 3
-    assert not isolines(np.full((3, 4), 0.3), 0, 1, 9).any()
-    assert isolines(values.T, 0, 1, 1)[:, 0].tolist() == [False, True, False, False, False, False]
-
-
-def test_lines_have_a_colour_of_their_own() -> None:
-    picture = np.array([[253, 254], [0, NOT_A_NUMBER]], np.uint8)
-    draw_lines(picture, np.array([[False, False], [True, False]]))
-    assert picture.tolist() == [[253, 253], [254, NOT_A_NUMBER]]
-    plain, lined = (palette("viridis", lines=lines) for lines in (False, True))
-    assert len(plain) == len(lined) == 768
-    assert lined[762:765] == b"\xff\xff\xff" != plain[762:765]
-    assert lined[:762] + lined[765:] == plain[:762] + plain[765:]

@@ -18,7 +18,7 @@ from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import MemoryUse
 from meshrun.runner.plan.steps import band_rows, rows_apart, step_memory
 from meshrun.runner.plan.task import plan_task
-from meshrun.runner.run import step_run
+from meshrun.runner.run import prepare
 from meshrun.runner.steps.stepper import Stepper
 
 
@@ -31,10 +31,9 @@ def in_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         start(self, blocks)
         for place in self.fed:
             seen.append(self.one_copy)
-            apart = not np.may_share_memory(self._blocks[place], self._spare[place])
-            assert apart is not (
-                self.one_copy and 0 < self.plans[place].rows_before < self._blocks[place].shape[0]
-            )
+            block, spare = self.arrays[place].block, self.spare[place].block
+            apart = not np.may_share_memory(block, spare)
+            assert apart is not (self.one_copy and 0 < self.plans[place].rows_before < block.shape[0])
 
     monkeypatch.setattr(Stepper, "start", checked)
     return seen
@@ -162,7 +161,7 @@ def test_the_run_has_the_copies_that_are_asked_for_or_says_what_would_fit(
     with pytest.raises(UserError, match="--copies does not apply to steps in chunks"):
         stepped(tmp_path, heat(), [array], 3, copies="two", stream=StreamOptions(chunk_bytes=100_000))
     limit = MemoryUse(one - 1, one - 1)
-    monkeypatch.setattr(step_run, "limits", lambda world, options: limit)
+    monkeypatch.setattr(prepare, "limits", lambda world, options: limit)
     words = f"do not fit the memory of the ranks: got {one:,} bytes.*at most {one - 1:,}.*--copies auto"
     with pytest.raises(UserError, match=words):
         stepped(tmp_path, heat(), [array], 3, copies="one")

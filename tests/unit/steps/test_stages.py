@@ -11,14 +11,14 @@ import pytest
 
 import meshrun
 from meshrun.runner.comm.threads import run_ranks
-from meshrun.runner.compiler.decide import stage_lines
+from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.report.summary import render
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.world import open_world
 
-PAGE = Path(__file__).parents[4] / "docs" / "steps.md"
+PAGE = Path(__file__).parents[3] / "docs" / "steps.md"
 
 
 def change(u: Any) -> Any:

@@ -21,6 +21,7 @@ import meshrun
 from meshrun.runner import files
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
+from meshrun.runner.errors import UserError
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.step_options import SaveInterval, StepOptions, parse_until
 from meshrun.runner.options.stream_options import StreamOptions
@@ -330,7 +331,7 @@ def test_other_texts_are_refused(until: Any) -> None:
 
 def test_exchanges_take_at_most_all_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first step, the other ranks wait in an exchange for the rank that reads longer."""
-    load = step_run.load_blocks
+    load = step_run.load_arrays
 
     def slow(world: Any, *arguments: Any) -> Any:
         found = load(world, *arguments)
@@ -338,7 +339,7 @@ def test_exchanges_take_at_most_all_of_the_loop(tmp_path: Path, monkeypatch: pyt
             time.sleep(0.5)
         return found
 
-    monkeypatch.setattr(step_run, "load_blocks", slow)
+    monkeypatch.setattr(step_run, "load_arrays", slow)
     _, record = stepped(tmp_path, relax, [np.ones((9, 9))], 3, ranks=2)
     assert record["steps"]["exchanges"] > 0
     assert 0 < record["steps"]["exchange_fraction"] <= 1
@@ -1041,3 +1042,15 @@ def failing_after(count: int) -> Any:
         return block + 1
 
     return fails
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_bytes": 100}])
+def test_a_job_without_the_named_rule_says_what_to_type(tmp_path: Path, options: dict[str, Any]) -> None:
+    @meshrun.map_blocks
+    def still(block: Any) -> Any:
+        return block
+
+    np.save(tmp_path / "a.npy", np.ones((9, 9)))
+    with pytest.raises(UserError, match=r"until.*does not apply: job still has no such rule.*Try: until"):
+        still.run(tmp_path / "a.npy", tmp_path / "b.npy", steps=20, until="steady", device="cpu", **options)
+    assert not (tmp_path / "b.npy").exists()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshrun.runner.system import cached_files
+from meshrun.runner.system.cached_files import cache_folder
 
 
 def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
@@ -19,6 +20,22 @@ def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
         cached_files.write(folder / "one.cubin", content)
         assert cached_files.read(folder / "one.cubin") == content
     assert [path.name for path in folder.iterdir()] == ["one.cubin"]
+
+
+def test_a_file_is_named_after_all_that_its_contents_follow_from(tmp_path: Path) -> None:
+    words = [["text", "-O3"], ["text-O3", ""], ["text", "-O2"]]
+    paths = {cached_files.path_of(tmp_path / "cache", each, ".so") for each in words}
+    assert len(paths) == 3
+    (tmp_path / "file").write_text("")
+    for folder in (None, tmp_path / "file"):
+        path = cached_files.path_of(folder, ["text"], ".so")
+        assert path is None
+        assert cached_files.keep(path, b"kernel") is cached_files.read(path) is None
+
+
+def test_what_cannot_be_written_is_not_kept(tmp_path: Path) -> None:
+    assert cached_files.keep(tmp_path / "one", b"kernel") == tmp_path / "one"
+    assert cached_files.keep(tmp_path / "no folder" / "one", b"kernel") is None
 
 
 @pytest.mark.parametrize("left", [0, 1, 32, 33, 40])
@@ -90,3 +107,11 @@ def test_nothing_is_left_of_a_file_that_cannot_be_kept(
     with pytest.raises(OSError, match="No space"):
         cached_files.write(tmp_path / "one", b"kernel")
     assert [*tmp_path.iterdir()] == []
+
+
+def test_libraries_are_kept_in_the_users_cache() -> None:
+    assert cache_folder({"XDG_CACHE_HOME": "/cache", "HOME": "/home/ann"}) == Path("/cache/meshrun")
+    assert cache_folder({"XDG_CACHE_HOME": "relative", "HOME": "/home/ann"}) == Path(
+        "/home/ann/.cache/meshrun"
+    )
+    assert cache_folder({}) is None

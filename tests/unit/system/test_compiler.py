@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshrun.runner.system.compiler import cache_folder, find_compiler
+from meshrun.runner.system.compiler import find_compiler
 
 
 def script(path: Path, text: str) -> Path:
@@ -32,11 +32,3 @@ def test_the_one_that_the_user_names_comes_first(tmp_path: Path, monkeypatch: py
 def test_one_that_does_not_answer_is_none(tmp_path: Path, text: str) -> None:
     assert find_compiler({"CXX": str(script(tmp_path / "broken", text))}) is None
     assert find_compiler({"CXX": str(tmp_path / "missing")}) is None
-
-
-def test_libraries_are_kept_in_the_users_cache() -> None:
-    assert cache_folder({"XDG_CACHE_HOME": "/cache", "HOME": "/home/ann"}) == Path("/cache/meshrun")
-    assert cache_folder({"XDG_CACHE_HOME": "relative", "HOME": "/home/ann"}) == Path(
-        "/home/ann/.cache/meshrun"
-    )
-    assert cache_folder({}) is None

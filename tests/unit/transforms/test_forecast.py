@@ -20,8 +20,8 @@ from meshrun.jobs.transforms.transpose_job import transpose_job
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.job_forecast import Place, links_of
 from meshrun.runner.forecast.machine import nominal_cpu
+from meshrun.runner.forecast.place import Place, links_of
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.world import open_world

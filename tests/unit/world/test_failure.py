@@ -118,3 +118,29 @@ def test_a_rank_that_ends_while_it_is_terminated_leaves_no_claim(tmp_path: Path)
     command = [sys.executable, "-c", ENDS_MEANWHILE]
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
     assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from meshrun.runner.system.launcher import Started
+from meshrun.runner.world.failure import FailureHandler
+from meshrun.runner.world.rank_process import run_as_rank
+
+def body(world, handler):
+    handler.transaction.lock(Path(sys.argv[2]))
+    os._exit(9)
+
+run_as_rank(body, FailureHandler(), device="cpu", started=Started(1, sys.argv[1]))
+"""
+
+
+def test_what_a_killed_rank_has_locked_is_unlocked_by_the_process_that_started_it(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    command = [sys.executable, "-c", KILLED, str(run.path), str(tmp_path / "out.npy")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (9, "")
+    assert list(tmp_path.glob(".out.npy*"))
+    run.remove_leftovers()
+    assert not list(tmp_path.glob(".out.npy*"))

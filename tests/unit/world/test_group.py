@@ -89,8 +89,8 @@ def test_the_cases_notice_a_wrong_exchange(mutant: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(World, "exchange", wrong)
     if mutant == "shifted":
         monkeypatch.setattr(
-            "meshrun.runner.world.group.bounds",
-            lambda n, p, r: (n - bounds(n, p, r)[1], n - bounds(n, p, r)[0]),
+            "meshrun.runner.plan.grid.bounds",
+            lambda n, p, r, unit=1: (n - bounds(n, p, r)[1], n - bounds(n, p, r)[0]),
         )
     noticed = (AssertionError, UserError, RunError)
     with pytest.raises(noticed):

@@ -518,7 +518,7 @@ def test_once_runs_on_rank_0_and_all_hear_its_value() -> None:
     assert calls == [0]
 
 
-@pytest.mark.parametrize("step", ["on_root", "collective_call"])
+@pytest.mark.parametrize("step", ["on_root", "collective_call", "gather_calls"])
 def test_a_failure_of_one_is_raised_by_all(step: str) -> None:
     def rank_main(comm: ThreadComm) -> str:
         opened = open_world("cpu", control=comm)
@@ -543,7 +543,7 @@ class Unpicklable(Exception):
         super().__init__(f"{one} and {other}")
 
 
-@pytest.mark.parametrize("step", ["on_root", "collective_call"])
+@pytest.mark.parametrize("step", ["on_root", "collective_call", "gather_calls"])
 @pytest.mark.parametrize(
     ("failure", "kind", "words"),
     [

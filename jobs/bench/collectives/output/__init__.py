@@ -6,5 +6,7 @@ screen                              what rank 0 prints during a run
 plots                               time and bandwidth against size and against ranks
 reader, compare                     records and texts read back, and two of them compared
 
-It may not know sessions or how anything is measured. Others use these modules by name.
+It knows no sessions. Others use these modules by name.
 """
+
+MAY_NOT_IMPORT = ("meshrun.jobs.bench.collectives.session",)

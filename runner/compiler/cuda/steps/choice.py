@@ -5,11 +5,9 @@ Choices change how long a run takes and no bit of its results.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import product
@@ -17,8 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from meshrun.runner.compiler.cuda.steps import kernel_3d as step_kernel_3d
-from meshrun.runner.compiler.cuda.steps.kernel import most_steps, predicted_strips, valid_columns
-from meshrun.runner.compiler.cuda.steps.layout import LANES, PROCESSORS, SCHEDULERS, Axis, Tuning, best_height
+from meshrun.runner.compiler.cuda.steps.kernel import fitting_steps, predicted_strips, valid_columns
+from meshrun.runner.compiler.cuda.steps.layout import (
+    DEVICE_MEMORY,
+    LANES,
+    PROCESSORS,
+    SCHEDULERS,
+    Axis,
+    Tuning,
+    best_height,
+)
 from meshrun.runner.compiler.passes.branches import common_nodes, leaves_out_masked
 from meshrun.runner.compiler.passes.exact_products import largest_field, with_exact_products
 from meshrun.runner.compiler.trace.graph import Operand, Program
@@ -33,9 +39,9 @@ ROUNDS, LAUNCHES = 3, 8  # the device waits for the first launch of a round, if 
 WORTH_MEASURING = 100.0  # seconds that a run takes as predicted; measuring takes 20, most of it the compiler
 SAMPLE_BYTES = 2 << 30  # of the fields, at most; a quarter of the free memory if that is less
 ALIGNED = 128  # bytes from row to row of a sample are a multiple
-# Of an H200: bytes a second; instructions a second, and the part of these that is reached, by the columns of
-# a lane and the blocks of 4 warps that a processor holds at least.
-MEMORY, INSTRUCTIONS = 4e12, 36e12
+# Of an H200: instructions per second, and the part of these that is reached, by the columns of a lane and the
+# blocks of 4 warps that a processor holds at least.
+INSTRUCTIONS = 36e12
 REACHED = {(4, 4): 0.82, (4, 3): 0.84, (4, 2): 0.84, (2, 4): 0.64, (2, 3): 0.37, (2, 2): 0.37}
 SPILLED = 0.8  # of that, with branches and three blocks: 168 registers do not hold what branches need
 SINGLE = 0.93  # part of the memory's rate that a kernel of one step reaches
@@ -64,16 +70,17 @@ def choices(program: Program, feeds: Sequence[int | None], shape: Shape | None =
     found: list[Choice] = []
     if program.axes > 2:
         tuning = step_kernel_3d.suggested(program, vectors=True)
-        most = most_steps(program, feeds, tuning)
+        most = fitting_steps(program, feeds, tuning)
         best = step_kernel_3d.best_steps(program, feeds, most) if most > 1 else 1
         return [Choice(best, tuning)] if best > 1 else []
     for columns, blocks in product(COLUMNS, BLOCKS):
         tuning = Tuning(columns=columns, ahead=3, blocks=blocks, vectors=True)
-        steps = most_steps(program, feeds, tuning)
+        steps = fitting_steps(program, feeds, tuning)
         least = 2 if shape is not None and program.axes == 2 else max(steps - 1, 2)
         found += [Choice(one, tuning) for one in range(least, steps + 1)]
     times = {one: seconds_per_cell(program, feeds, one, shape) for one in found}
-    single = _bytes_of(program.inputs, program.outputs) / (SINGLE * MEMORY) + _launch_per_cell(1, shape)
+    moved = _bytes_of(program.inputs, program.outputs)
+    single = moved / (SINGLE * DEVICE_MEMORY) + _launch_per_cell(1, shape)
     return sorted((one for one in found if times[one] < single), key=times.__getitem__)
 
 
@@ -100,7 +107,7 @@ def seconds_per_cell(
     columns = valid_columns(program, feeds, choice.steps, tuning)
     valid = columns / (LANES * tuning.columns)
     read, written = _bytes_of(program.inputs), _bytes_of(program.outputs)
-    memory = (read * (1 + 1 / valid) / 2 + written) / choice.steps / MEMORY
+    memory = (read * (1 + 1 / valid) / 2 + written) / choice.steps / DEVICE_MEMORY
     of_others = sum(one.offset[-1] != 0 for one in program.loads) / tuning.columns
     operations = _operations(program, exact)
     rate = INSTRUCTIONS * REACHED[tuning.columns, tuning.blocks] * valid
@@ -144,9 +151,8 @@ def chosen(
     if len(possible) < 2:
         return next(iter(possible), None)
     sizes = [math.ceil(math.log2(length)) for length in shape[: program.axes]]
-    key = hashlib.sha256("\0".join([backend.device.name, str(sizes), text]).encode()).hexdigest()[:40]
-    path = folder / f"{key}.steps" if folder is not None and cached_files.is_usable(folder) else None
-    kept = None if path is None else cached_files.read(path)
+    path = cached_files.path_of(folder, [backend.device.name, str(sizes), text], ".steps")
+    kept = cached_files.read(path)
     for one in possible:
         if kept == _bytes(one):
             return one
@@ -155,9 +161,7 @@ def chosen(
     if seconds < WORTH_MEASURING:
         return possible[0]
     best = fastest(program, feeds, shape, possible[:MEASURED], backend, binder)
-    if path is not None:
-        with suppress(OSError):  # such as a full disk: the next run measures again
-            cached_files.write(path, _bytes(best))
+    cached_files.keep(path, _bytes(best))
     return best
 
 

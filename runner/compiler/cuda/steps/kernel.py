@@ -61,7 +61,7 @@ def suggested(program: Program, *, vectors: bool = False) -> Tuning:
     return Tuning(columns=4, warps=4, ahead=3, blocks=3, vectors=vectors)
 
 
-def most_steps(program: Program, feeds: Sequence[int | None], tuning: Tuning | None = None) -> int:
+def fitting_steps(program: Program, feeds: Sequence[int | None], tuning: Tuning | None = None) -> int:
     """Return the largest number of steps of one kernel; 0 if no kernel is possible.
 
     Registers and shared memory limit it, and the margins, which may take half of a tile.

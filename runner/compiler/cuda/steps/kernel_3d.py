@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from meshrun.runner.compiler.cuda.steps.layout import (
     ALL_REGISTERS,
+    DEVICE_MEMORY,
     LANES,
     MOST_STRIPS,
     PROCESSORS,
@@ -30,9 +31,9 @@ from meshrun.runner.region import Array
 WARPS = 12  # of a block, which a processor holds one of
 CELLS = 16  # of a lane, in words of 32 bits of the state
 OTHERS = 32  # registers beside those that hold cells
-# Of an H200: bytes a second of a copy; the part of it that kernels of one step reach; instructions a second
-# that kernels of several steps reach, and those of a cell beside operations and for a load of a fixed input.
-MEMORY, SINGLE, OPERATIONS, OVERHEAD, FIXED = 4.0e12, 0.76, 18e12, 5, 2.1
+# Of an H200: the part of its memory's rate that kernels of one step reach; instructions per second that
+# kernels of several steps reach, and those of a cell beside operations and for a load of a fixed input.
+SINGLE, OPERATIONS, OVERHEAD, FIXED = 0.76, 18e12, 5, 2.1
 WORTH = 0.8  # time of several steps over that of single ones, at most
 EDGE = 1.3  # time of a tile at an edge over that of another
 
@@ -61,9 +62,9 @@ def _seconds_per_cell(layout: Layout, steps: int, tuning: Tuning) -> float:
     read = sum(one.dtype.itemsize * one.components for one in program.inputs)
     written = sum(one.dtype.itemsize * one.components for one in program.outputs)
     if steps == 1:
-        return (read + written) / (SINGLE * MEMORY)
+        return (read + written) / (SINGLE * DEVICE_MEMORY)
     valid = _valid(layout, steps, tuning)
-    memory = (read * (1 + 1 / valid) / 2 + written) / steps / MEMORY
+    memory = (read * (1 + 1 / valid) / 2 + written) / steps / DEVICE_MEMORY
     loads = sum(1 for one in program.loads if (one.input, one.component) in layout.fixed)
     slow = 2 if layout.widest == 8 else 1
     instructions = slow * common_operations(program) + OVERHEAD + FIXED * loads

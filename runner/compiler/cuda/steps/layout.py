@@ -18,6 +18,7 @@ LANES = 32
 WIDEST_READ = 4  # cells beside the own one along an axis
 REGISTERS = 230  # of a thread that keeps none in memory
 PROCESSORS = 132  # of an H200, to choose the rows of a warp
+DEVICE_MEMORY = 4e12  # bytes per second that an H200 reads and writes
 THREADS, ALL_REGISTERS, SCHEDULERS = 2048, 65536, 4  # of a processor
 # In the time of the instructions of one warp's row inside the array, where very many warps follow each other,
 # measured on an H200: a row of several warps of a scheduler that began together, a part and a part for each;

@@ -77,8 +77,6 @@ class _Contents:
 
 def open_source(path: Path, name: str | None, form: Form) -> Source:
     """Open a TIFF; UserError if it is broken, or if its array would have to be guessed."""
-    if not image.is_tiff(path):
-        return image.open_source(path, name, form)
     try:
         with tifffile.TiffFile(path) as file:
             return _described(path, file)

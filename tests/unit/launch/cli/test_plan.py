@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from meshrun.launch.cli.main import main
+from meshrun.runner.forecast import calibrate
 from meshrun.runner.forecast.machine import load, nominal, nominal_cpu, rates_file, save
 from meshrun.runner.forecast.table import render
-from meshrun.runner.run.installation import calibrate
 from meshrun.runner.storage.formats import image
 from meshrun.runner.system import launcher
 from meshrun.runner.world import binding

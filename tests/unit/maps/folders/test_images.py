@@ -232,7 +232,7 @@ def test_only_a_run_that_is_drawn_keeps_its_spans(
 
 
 def test_progress_counts_the_bytes_of_the_files(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from meshrun.runner.run.execute import Options, execute
+    from meshrun.runner.run.execute import Options, RunProgress, execute
     from meshrun.runner.storage.transaction import OutputTransaction
     from meshrun.runner.world.world import single_rank_world
 
@@ -246,7 +246,7 @@ def test_progress_counts_the_bytes_of_the_files(numbered: Path, monkeypatch: pyt
         {},
         Options(),
         transaction=OutputTransaction(),
-        show=lambda done, total, rates: seen.append((done, total)),
+        progress=RunProgress(stream=lambda done, total, rates: seen.append((done, total))),
     )
     size = sum(path.stat().st_size for path in numbered.iterdir())
     assert {total for _, total in seen} == {size}

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from decided import streamed
 from PIL import Image
 from queued_device import QueuedBackend
 
@@ -21,7 +22,7 @@ from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.discover import find
-from meshrun.runner.maps.streamed.chunk_agreement import chunks_of, in_chunks, known_results, limits
+from meshrun.runner.maps.streamed.chunk_agreement import chunks_of, known_results, limits
 from meshrun.runner.maps.streamed.endpoints import PIECE, _pieces
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan import chunking
@@ -73,8 +74,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def asked(source: Any, target: str = "out.npy", *, world: World | None = None, **options: Any) -> bool:
     world = world or lone()
     cut = plan_task(same, {}, [(source.shape, source.dtype)], world.size)
-    target_path = source.path.with_name(target)
-    return in_chunks(world, cut, [source], [target_path], StreamOptions(**options)) is not None
+    return streamed(world, cut, source, StreamOptions(**options), source.path.with_name(target))
 
 
 def test_an_array_that_fits_is_not_cut(source: Any, memory: Callable[[int], None]) -> None:
@@ -115,7 +115,7 @@ def test_a_device_that_is_kept_busy_gets_chunks(
     assert not asked(source)  # a CPU overlaps nothing
     task = plan_task(same, {}, [(source.shape, source.dtype)], 1)
     target = source.path.with_name("out.npy")
-    assert not in_chunks(device, task, [source], [target], StreamOptions(), whole=True)
+    assert not streamed(device, task, source, StreamOptions(), target, keep_whole=True)
 
 
 OPTIONS = [

@@ -28,7 +28,7 @@ class Noted:
 
     moved: dict[str, int]  # of all files
 
-    def __init__(self, path: Path, write: bool) -> None:
+    def __init__(self, path: Path, write: bool = False) -> None:
         self._file = os.open(path, os.O_RDWR if write else os.O_RDONLY)
 
     def read(self, target: Any, offset: int) -> None:
@@ -50,8 +50,9 @@ def direct() -> Iterator[None]:
         patch.setattr("meshrun.runner.maps.streamed.streaming.DeviceEngine", PoisoningDevice)
         patch.setattr(
             "meshrun.runner.maps.streamed.streaming.StreamedRun._direct",
-            lambda self, endpoints: Direct(endpoints, Noted),
+            lambda self, endpoints: Direct(endpoints),
         )
+        patch.setattr("meshrun.runner.maps.streamed.direct_io.DirectFile", Noted)
         patch.setattr(CpuBackend, "copy_rate", lambda self: 1e9)
         yield
 

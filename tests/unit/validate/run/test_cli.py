@@ -23,7 +23,7 @@ def test_a_load_on_tensor_cores_is_planned_for_real_gpus_only(monkeypatch: pytes
 
     monkeypatch.setattr("meshrun.jobs.validate.run.run.run", run)
     monkeypatch.setattr("meshrun.jobs.validate.run.run.rehearse_once", run)
-    monkeypatch.setattr(cli, "run_as_rank", lambda body, **named: body(None, None))
+    monkeypatch.setattr(cli, "run_as_rank", lambda body, handler, **named: body(None, handler))
     for words in ([], ["--soak", "1h"], ["--quick"], ["--simulate", "hosts=2,gpus=8"]):
         assert main(["validate", *words]) == 0
     assert plans == [3.0, 60.0, 1.5, 0.0]

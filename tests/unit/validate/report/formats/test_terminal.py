@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from dataclasses import replace
 
@@ -75,11 +74,3 @@ def test_a_host_cannot_speak_to_the_terminal(host: str) -> None:
 def test_what_is_not_known_is_a_dash_and_no_zero() -> None:
     (line,) = [line for line in text(made_report.unknown()).splitlines() if line.startswith("all ")]
     assert line.split()[2:7] == ["ring", "-", "-", "GB/s", "-"]
-
-
-@pytest.mark.parametrize("name", made_report.ALL)
-def test_a_notebook_shows_what_a_terminal_does(name: str) -> None:
-    report = made_report.ALL[name]()
-    shown = report._repr_html_()
-    assert html.unescape(shown.removeprefix("<pre>").removesuffix("</pre>")) == text(report)
-    assert set(re.findall(r"<[^>]*>", shown)) == {"<pre>", "</pre>"}

@@ -1,0 +1,140 @@
+"""The program of a task's function: traced, and compared with the function on a small block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshrun.runner.compiler.result_type import hide_output
+from meshrun.runner.compiler.trace.evaluate import evaluate
+from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program, in_order
+from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS, NotTraceable, trace
+from meshrun.runner.plan.task import ArrayType, Task
+from meshrun.runner.region import HostArray
+
+CHECKED = 11  # cells along each axis of the block on which a trace is compared with the function
+
+
+def traced(task: Task) -> Program:
+    """Return the program that the task's function computes for each own cell. Raises NotTraceable.
+
+    Check the program: on a small block, NumPy's results for it must equal the function's.
+    """
+    with hide_output(failures=False):
+        program = trace_of(task)
+        _check(task, program)
+    return program
+
+
+def trace_of(task: Task) -> Program:
+    """Return the program that a call of the task's function on traced arrays records. Raises NotTraceable.
+
+    It may be wrong for a function that takes more than its arguments; see `traced`.
+    """
+    job = task.job
+    axes = grid_axes(task)
+    if any(
+        shape[: task.leading] != task.shape[: task.leading] for shape, _ in task.declared(task.shape) or ()
+    ):
+        raise NotTraceable("returns a result of another size than its input")
+    inputs = tuple(
+        Operand(field.name, np.dtype(field.dtype.newbyteorder("=")), field.shape[axes:])
+        for field in task.fields
+    )
+    declared = None
+    if job.out is not None or "out" in job.services:
+        declared = [
+            Operand(name, dtype, shape[axes:])
+            for name, (shape, dtype) in zip(job.output_names, task.declared(task.shape) or (), strict=True)
+        ]
+    outs = declared if "out" in job.services else None
+    names = job.output_names
+    program = trace(job.function, inputs, task.widths[:axes], task.parameters, job.services, names, outs)
+    if any(one.components == 0 for one in program.outputs):
+        raise NotTraceable("returns no elements")
+    if declared is not None and tuple(declared) != program.outputs:
+        raise NotTraceable("returns another dtype or shape than out= declares")
+    return program
+
+
+def reads_of(task: Task, program: Program) -> tuple[tuple[Extents, ...], ...]:
+    """Return for each output how far from the own cell each input is read, per axis of the input."""
+
+    def of(results: Sequence[Node], place: int) -> Extents:
+        loads = [node for node in in_order(results) if node.op == "load" and node.input == place]
+        read = tuple(
+            (max([0, *(-at for at in offsets)]), max([0, *offsets]))
+            for offsets in ([one.offset[axis] for one in loads] for axis in range(program.axes))
+        )
+        return read + ((0, 0),) * (len(task.fields[place].shape) - program.axes)
+
+    return tuple(
+        tuple(of(results, place) for place in range(len(task.fields))) for results in program.results
+    )
+
+
+def grid_axes(task: Task) -> int:
+    """Return the number of grid axes: leading axes along which all cells are computed alike.
+
+    The other axes are short: each of their elements has operations of its own. Raises NotTraceable.
+    """
+    common = min(len(field.shape) for field in task.fields)
+    first = task.fields[0].shape
+    for axes in range(max(task.leading, 1), common + 1):
+        shapes = [field.shape for field in task.fields]
+        if any(shape[:axes] != first[:axes] for shape in shapes):
+            break
+        if all(math.prod(shape[axes:]) <= MOST_COMPONENTS for shape in shapes):
+            return axes
+    raise NotTraceable(f"has inputs of different shapes, or more than {MOST_COMPONENTS} elements per cell")
+
+
+def output_types(task: Task, program: Program) -> tuple[ArrayType, ...]:
+    """Return the shape and dtype of each output array."""
+    return tuple((task.shape[: program.axes] + one.trailing, one.dtype) for one in program.outputs)
+
+
+def _check(task: Task, program: Program) -> None:
+    """Raise NotTraceable if the function and its trace disagree on a small block."""
+    rng = np.random.default_rng(0)
+    widths = task.widths[: program.axes]
+    cells = tuple(CHECKED + axis + sum(width) for axis, width in enumerate(widths))
+    blocks = [_sample(rng, cells + one.trailing, one.dtype) for one in program.inputs]
+    own = tuple(n - sum(width) for n, width in zip(cells, widths, strict=True))
+    outs = [np.zeros(own + one.trailing, one.dtype) for one in program.outputs]
+    expected = evaluate(program, blocks, widths)
+    services = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": np}
+    wanted = {name: services[name] for name in task.job.services}
+    with np.errstate(all="ignore"):
+        try:
+            found = task.job.function(*blocks, **wanted, **task.parameters)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as reason:  # a user's function may raise anything
+            raise NotTraceable(f"raises {type(reason).__name__} on a small block: {reason}") from None
+    if found is None:
+        found = tuple(outs)
+    results = found if isinstance(found, (tuple, list)) else (found,)
+    if len(results) != len(expected) or not all(map(_same, results, expected)):
+        raise NotTraceable("computes something else when it is traced")
+
+
+def _sample(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostArray:
+    if dtype.kind == "f":
+        return rng.normal(0.5, 2, shape).astype(dtype)
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    limits = np.iinfo(dtype)
+    return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+
+
+def _same(found: Any, expected: HostArray) -> bool:
+    return (
+        isinstance(found, np.ndarray)
+        and found.dtype == expected.dtype
+        and found.shape == expected.shape
+        and bool(np.array_equal(found, expected, equal_nan=expected.dtype.kind == "f"))
+    )

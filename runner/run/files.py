@@ -1,0 +1,209 @@
+"""The files of a run: how many, by what names, and whether they can be read and written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from meshrun.runner.errors import UserError
+from meshrun.runner.files import remove_path
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.discover import names as installed
+from meshrun.runner.options.run_options import Options
+from meshrun.runner.options.spelling import option, run_command
+from meshrun.runner.report.record import STDOUT
+from meshrun.runner.report.units import counted
+from meshrun.runner.run.declare import renamed_options
+from meshrun.runner.storage.formats.containers import prefixes
+from meshrun.runner.storage.formats.image_folder import Folder, check_output_folder, open_folder
+from meshrun.runner.storage.formats.registry import (
+    Source,
+    array_at,
+    check_output,
+    check_place,
+)
+from meshrun.runner.storage.overwrite import check_overwrites, same_file
+from meshrun.runner.storage.paths import abandoned, named, split
+from meshrun.runner.storage.transaction import OutputTransaction
+
+Files = str | Path | Sequence[str | Path] | None
+
+
+def as_list(paths: Files) -> list[str | Path]:
+    """Return one path, several or None as a list."""
+    if paths is None:
+        return []
+    return [paths] if isinstance(paths, (str, Path)) else list(paths)
+
+
+def writes_files(job: Job) -> bool:
+    return job.kind == "map" or bool({"output", "create", "simulate"} & job.services)
+
+
+def name_files(
+    job: Job, inputs: Sequence[str | Path], outputs: Sequence[str | Path]
+) -> tuple[list[Path], list[Path]]:
+    """Return the paths of inputs and outputs; raises UserError if their number is not the job's.
+
+    The film of a simulation may be missing, or "-".
+    """
+    if "simulate" in job.services and [str(one) for one in outputs] == ["-"]:
+        outputs = []  # no film
+    if not (writes_files(job) or job.whole_rows) and outputs:
+        raise UserError(f"job {job.name} writes no file", got=f"OUTPUT {outputs[0]}", hint="leave OUTPUT out")
+    optional = job.whole_rows or "simulate" in job.services
+    writes = len(outputs) == 1 if optional else writes_files(job)
+    wanted = (job.arrays, job.output_names if writes else ())
+    if (len(inputs), len(outputs)) != tuple(map(len, wanted)):
+        if len(inputs) == len(wanted[0]) == len(wanted[1]) == 1 and not outputs:
+            raise UserError(
+                f"job {job.name} writes a file: OUTPUT is missing",
+                expected="OUTPUT after INPUT",
+                hint=run_command(f"{job.name} {inputs[0]} OUTPUT") if job.name in installed() else None,
+            )
+        raise wrong_number(job, [*inputs, *outputs])
+    several = sum(map(len, wanted)) > 2
+    names = file_names(job) if several else ["INPUT", "OUTPUT"]
+    paths = [named(name, path) for name, path in zip(names, [*inputs, *outputs], strict=False)]
+    return paths[: len(inputs)], paths[len(inputs) :]
+
+
+def file_names(job: Job) -> list[str]:
+    """Return a name for each file of a job, in order: its inputs, then its outputs."""
+    return [name.upper() for name in (*job.arrays, *(job.output_names if writes_files(job) else ()))]
+
+
+def wrong_number(job: Job, paths: Sequence[str | Path]) -> UserError:
+    """Build the error for too few or too many files: it lists them by name."""
+    given = zip(file_names(job), paths, strict=False)
+    missing = file_names(job)[len(paths) :]
+    rest = [str(path) for path in paths[len(file_names(job)) :]]
+    listed = [f"{name} = {path}" for name, path in given]
+    listed += [f"{name} is missing" for name in missing] + [f"{path} is one too many" for path in rest]
+    ins, outs = len(job.arrays), len(file_names(job)) - len(job.arrays)
+    hint = job.option_hint(job.arrays[-1]) if missing and job.kind == "map" and ins > 1 else None
+    return UserError(
+        f"job {job.name} takes {counted(ins, 'input')} and writes {counted(outs, 'output')}",
+        got=f"{counted(len(paths), 'file')}: {'; '.join(listed)}",
+        expected=" ".join(file_names(job)),
+        hint=hint,
+    )
+
+
+def check_files(
+    job: Job,
+    parameters: dict[str, Any],
+    paths: tuple[list[Path], list[Path]],
+    options: Options,
+    transaction: OutputTransaction,
+) -> Folder | None:
+    """Refuse files that could not be written, before any work. Returns the input if it is a folder.
+
+    Locks the outputs until the run ends.
+    """
+    inputs, targets = paths
+    folder = open_folder(inputs[0]) if len(inputs) == 1 and job.opens_input else None
+    for target in targets:
+        _check_target(job, target, folder)
+    more: tuple[tuple[str, str | None], ...] = (
+        (option("json"), options.json),
+        (option("timeline"), options.stream.timeline),
+        (option("frames"), options.steps.frames),
+    )
+    of_job = {name: file for name, (file, _) in _path_parameters(job, parameters).items()}
+    read = ("INPUT", *of_job)
+    given: list[tuple[str, Path | str]] = [
+        *(("INPUT", path) for path in inputs),
+        *of_job.items(),
+        *(("OUTPUT", path) for path in targets),
+        *((name, path) for name, path in more if path is not None),
+    ]
+    if options.json not in (None, STDOUT):
+        check_place(Path(options.json), "record")
+    for (one, first), (other, second) in combinations(given, 2):
+        if one in of_job and other in ("OUTPUT", option("frames")) and job.kind != "job":
+            _check_outside(one, Path(first), split(named(other, second))[0])
+        # An input may be read twice, and an old file is replaced only when the new one is complete.
+        if one in read and other in (*read, "OUTPUT"):
+            continue
+        if one == other == "OUTPUT":
+            _check_two_outputs(Path(first), Path(second))
+            continue
+        if same_file(split(named(one, first))[0], split(named(other, second))[0]):
+            raise UserError(f"{one} and {other} name the same file", got=second, expected="two files")
+    if targets:
+        transaction.lock(*(split(target)[0] for target in targets))
+        if "simulate" not in job.services:  # whose films go on in a resumed run
+            for left in (left for target in targets for left in abandoned(target)):
+                with contextlib.suppress(OSError):
+                    remove_path(left)
+    return folder
+
+
+def check_no_overwrite(
+    job: Job,
+    parameters: dict[str, Any],
+    paths: tuple[list[Path], list[Path]],
+    sources: Sequence[Source],
+    options: Options,
+) -> None:
+    """Refuse outputs that would replace an input. sources: the opened inputs; none of a folder."""
+    inputs, targets = paths
+    opened = [(source.path, source.name) for source in sources] or [split(path) for path in inputs]
+    check_overwrites(
+        [*zip(["INPUT"] * len(opened), opened, strict=True), *_path_parameters(job, parameters).items()],
+        targets,
+        whole=job.kind != "map",
+        allowed=options.overwrite_input,
+    )
+
+
+def _path_parameters(job: Job, parameters: dict[str, Any]) -> dict[str, tuple[Path, str | None]]:
+    """Return the files that a job's own parameters name, by their option."""
+    renamed = renamed_options(job)
+    return {
+        f"parameter {one.name}" if one.name in renamed else option(one.name): split(
+            Path(parameters[one.name])
+        )
+        for one in job.parameters
+        if one.type is Path and parameters[one.name] is not None
+    }
+
+
+def _check_target(job: Job, target: Path, folder: Folder | None) -> None:
+    """Refuse an output that could not be written. folder: the input, if it is one of images."""
+    if "simulate" in job.services:  # a film, whose format is checked with the other options of frames
+        if target.name in ("", ".."):
+            raise UserError("OUTPUT has no name of its own", got=target, expected="a file or folder")
+    elif folder is None:
+        check_output(target, alone=job.kind != "map")
+    else:
+        check_output_folder(target, folder.images)
+
+
+def _check_outside(parameter: str, folder: Path, target: Path) -> None:
+    """Refuse a file that is written in a folder that a parameter names: what is in it must not change."""
+    if folder.is_dir() and target.resolve().is_relative_to(folder.resolve()):
+        raise UserError(
+            f"the folder of {parameter} must not change during the run",
+            got=f"{target}, a file in {folder}",
+            expected="files that are written elsewhere",
+        )
+
+
+def _check_two_outputs(first: Path, second: Path) -> None:
+    """Refuse two outputs in one file, unless they are two arrays of a container, neither inside the other."""
+    (file, name), (other_file, other) = array_at(first), array_at(second)
+    if file.resolve() != other_file.resolve():
+        return
+    if name is None or other is None:
+        raise UserError("two outputs are the same file", got=second, expected="two files")
+    if name == other:
+        raise UserError("two outputs are the same array", got=second, expected="two names")
+    if name in prefixes(other) or other in prefixes(name):
+        raise UserError("one output is inside another", got=f"{first} and {second}", expected="two arrays")
+    if file != other_file:
+        raise UserError("two outputs name one file by different paths", got=f"{first} and {second}")

@@ -1,0 +1,292 @@
+"""What a run needs before it reads: files, locks, task, kernel, memory. Its ranks agree on it once.
+
+Rank 0 checks, locks and opens the files for all. Then each rank plans the task and compiles its kernel
+alone, and one collective tells every rank what the others found: an error on any rank is raised on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshrun.runner.arrays.decoded_inputs import open_decoded
+from meshrun.runner.arrays.inputs import Inputs, input_key, note
+from meshrun.runner.compiler.captured import Captured, captured
+from meshrun.runner.compiler.decide import Fusion, common_fusion, fused_alone
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
+from meshrun.runner.errors import UserError
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
+from meshrun.runner.maps.streamed.chunk_agreement import limits
+from meshrun.runner.options.form import forms_of_inputs
+from meshrun.runner.options.run_options import Options
+from meshrun.runner.options.spelling import option
+from meshrun.runner.options.step_options import FieldChange, NamedRule
+from meshrun.runner.plan.chunking import MemoryUse, has_own_grid, is_too_large
+from meshrun.runner.plan.task import Task, plan_task
+from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
+from meshrun.runner.run.files import check_files, check_no_overwrite, name_files
+from meshrun.runner.storage.formats.image_folder import Folder
+from meshrun.runner.storage.formats.registry import Sink, Source, create, open_sink
+from meshrun.runner.storage.journal import Journal
+from meshrun.runner.storage.paths import CONTAINERS, KEPT, partial_path, split, suffix
+from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.steps.observers.additions import Additions, StoppingRule
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """What to call as a run goes on.
+
+    rows: with this rank's finished rows and their total. stream: with the state of a streamed run. proof:
+    with this rank's verified cells and their total. steps: with the steps taken, their total and the cells
+    computed in one.
+    """
+
+    rows: OnProgress = no_progress
+    stream: OnStreamProgress = no_stream_progress
+    proof: OnProgress = no_progress
+    steps: OnSteps = no_progress
+
+
+@dataclass(frozen=True)
+class OpenedFiles:
+    """The files of a run, as rank 0 opened them for all ranks.
+
+    paths: of the inputs, as they were given. targets: of the outputs. folder: the input, if it is a folder of
+    images. sources: the opened inputs; none of a folder, or of a job that opens its input itself. inputs: the
+    states of the input files before they were opened.
+    """
+
+    paths: list[Path]
+    targets: list[Path]
+    folder: Folder | None
+    sources: list[Source]
+    inputs: Inputs
+
+
+@dataclass
+class RunContext:
+    """What the functions of one run share. paths: of the inputs, as they were given. sources: the opened
+    inputs; none of a folder of images, or for a job that opens its input itself."""
+
+    world: World
+    job: Job
+    parameters: dict[str, Any]
+    options: Options
+    transaction: OutputTransaction
+    paths: Sequence[Path] = ()
+    targets: Sequence[Path] = ()
+    sources: Sequence[Source] = ()
+    inputs: Inputs = field(default_factory=Inputs)
+    progress: RunProgress = field(default_factory=RunProgress)
+
+    @property
+    def source(self) -> Source:
+        """The first input; for a job that is not made by map_blocks, the only one."""
+        return self.sources[0]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the ranks agreed on before they read.
+
+    task: cut into a block for each rank. fusion: why it has a kernel or none; None: it was not to have one.
+    memory: what each rank may use, in rank order; empty if an option of streamed runs is given. too_large:
+    whether a rank's block does not fit its memory.
+    """
+
+    task: Task
+    fusion: Fusion | None
+    memory: tuple[MemoryUse, ...]
+    too_large: bool
+
+
+def open_files(run: RunContext, inputs: Sequence[str | Path], outputs: Sequence[str | Path]) -> OpenedFiles:
+    """Check the files, lock the outputs until the run ends, and open the inputs. On rank 0.
+
+    Raises UserError for parameters or files that the job cannot take.
+    """
+    job, options = run.job, run.options
+    run.parameters = job.complete(run.parameters)
+    paths, targets = name_files(job, inputs, outputs)
+    folder = check_files(job, run.parameters, (paths, targets), options, run.transaction)
+    files = dict.fromkeys(split(target)[0] for target in targets)
+    added_to = [file for file in files if job.kind == "map" and suffix(file) in CONTAINERS]
+    opened = [] if folder or not job.opens_input else paths
+    names = captured(job) if job.kind == "map" else Captured()
+    states = note(_read_files(job, opened, run.parameters), added_to, names)
+    sources: list[Source] = []
+    if folder is None:
+        with run.world.phases("read"):
+            forms = forms_of_inputs(options.form, len(opened))
+            sources = open_decoded(opened, forms, options.stream.host_memory)
+    check_no_overwrite(job, run.parameters, (paths, targets), sources, options)
+    return OpenedFiles(paths, targets, folder, sources, states)
+
+
+def _read_files(job: Job, opened: Sequence[Path], parameters: dict[str, Any]) -> dict[str, Path]:
+    """Return the files that must not change during a run, by their keys in `Inputs`.
+
+    opened: the inputs; none for a folder of images, each of which is checked when it is read. A parameter of
+    type Path is one if a block's function reads it; a function of kind "job" may also write it.
+    """
+    files = {input_key(number): split(path)[0] for number, path in enumerate(opened)}
+    for parameter in job.parameters if job.kind != "job" else ():
+        value = parameters.get(parameter.name)
+        if value is not None and (parameter.type is Path or isinstance(value, Path)):
+            files[parameter.name] = split(Path(value))[0]
+    return files
+
+
+def join(run: RunContext) -> None:
+    """Do what rank 0 did in `open_files`, as far as each rank has to. On every rank."""
+    if run.world.rank > 0:
+        run.parameters = run.job.complete(run.parameters)
+        run.inputs = run.inputs.seen_by(run.world)
+
+
+def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
+    """Plan the task and compile its kernel on each rank, and agree on both. Collective.
+
+    additions: of the job that takes the steps. An error on any rank is raised on all.
+    """
+    world, options = run.world, run.options
+    steps, mode = options.steps.steps, options.fuse
+    # Streamed runs check the given limits with their chunks. Steps in memory may be resumed.
+    stream = options.stream if steps is None else replace(options.stream, resume=False)
+    tasks: list[Task] = []
+
+    def alone() -> tuple[Fusion | None, MemoryUse | None, bool]:
+        # Check what the options ask of the job.
+        if additions is None:
+            join(run)
+        options.steps.check()
+        if steps is not None:
+            check_steps(run, additions)
+        # Plan the task, and compile its kernel.
+        types = [(source.shape, source.dtype) for source in run.sources]
+        run.job = with_inferred_halo(run.job, types, run.parameters)
+        own_grid = steps is None and has_own_grid(options.grid, world.size)
+        task = made = planned(run, world.size, None if own_grid else options.grid)
+        fusion = None
+        if (mode or run.job.fuse) != "off":
+            with world.phases("prepare"):
+                made, fusion = fused_alone(world.backend.device, task, mode, options.fuse_math, steps or 1)
+        tasks[:] = task, made
+        # Compare the block with the memory, unless an option decides.
+        if stream.named is not None:
+            return fusion, None, False
+        memory, on_device = limits(world, stream), world.backend.asynchronous
+        return fusion, memory, is_too_large(made, made.partition[world.rank], memory, asynchronous=on_device)
+
+    everyone = world.gather_calls(alone)
+    (task, made), fusions = tasks, [fusion for fusion, _, _ in everyone if fusion is not None]
+    fusion = None
+    if fusions:
+        task, fusion = agreed_kernel(world, task, made, fusions, mode, steps or 1)
+    memory = tuple(limit for _, limit, _ in everyone if limit is not None)
+    return Prepared(task, fusion, memory, any(too_large for _, _, too_large in everyone))
+
+
+def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: int = 1) -> tuple[Task, Fusion]:
+    """Return the task with a kernel in place of its function, where every rank has one. Collective.
+
+    mode, arithmetic, steps: as of `fused_alone`. Raises UserError on every rank if the mode is "require" and
+    there is no kernel.
+    """
+    alone, fusion = fused_alone(world.backend.device, task, mode, arithmetic, steps)
+    return agreed_kernel(world, task, alone, world.control.allgather(fusion), mode, steps)
+
+
+def agreed_kernel(
+    world: World, task: Task, alone: Task, fusions: Sequence[Fusion], mode: str | None, steps: int = 1
+) -> tuple[Task, Fusion]:
+    """Return the task that all ranks compute, and whether it has a kernel.
+
+    Collective only for a kernel of several steps on GPUs, whose tuning rank 0 measures. task: without a
+    kernel. alone: of this rank, by `fused_alone`; fusions: of all ranks. mode, steps: as of `fused_alone`.
+    Raises UserError if the mode is "require" and there is no kernel.
+    """
+    without = common_fusion(task, mode, fusions)
+    if without is not None:
+        return task, without
+    if steps > 1:
+        from meshrun.runner.compiler.compiled import DeviceKernel
+
+        shape, kernel = task.partition[0].shape, alone.kernel
+        if isinstance(kernel, DeviceKernel):
+            kernel.choice = world.on_root(lambda: kernel.measured(world.backend, shape, steps))
+    return alone, fusions[world.rank]
+
+
+def planned(run: RunContext, blocks: int, grid: str | None) -> Task:
+    """Return the task cut into so many blocks; raises UserError if inputs and options do not fit."""
+    types = [(source.shape, source.dtype) for source in run.sources]
+    boundary, cval = run.options.boundary, run.options.cval
+    return plan_task(run.job, run.parameters, types, blocks, grid=grid, boundary=boundary, cval=cval)
+
+
+def check_steps(run: RunContext, additions: Additions | None) -> None:
+    """Raise UserError for a timeline, and for `until` with a field or a rule that the job does not have."""
+    timeline, until = run.options.stream.timeline, run.options.steps.until
+    if timeline is not None:
+        raise UserError(f"{option('timeline')} does not apply to time steps", got=timeline)
+    if isinstance(until, FieldChange):
+        until.check(changing_inputs(run.job))
+    if isinstance(until, NamedRule) and named_rule(run, additions) is None:
+        raise UserError(
+            f"{option('until', until.name)} does not apply: job {run.job.name} has no such rule",
+            expected="the largest change of a cell in a step",
+            hint=option("until", "1e-6"),
+        )
+
+
+def named_rule(run: RunContext, additions: Additions | None) -> StoppingRule | None:
+    """Return the solver's rule by which the steps stop; None unless `until` names it."""
+    named = isinstance(run.options.steps.until, NamedRule)
+    return additions.until if additions is not None and named else None
+
+
+def changing_inputs(job: Job) -> list[str]:
+    """Return the inputs that steps change, in the job's order."""
+    return [name for name in job.arrays if name in job.feeds]
+
+
+def make_outputs(run: RunContext, sinks: list[Sink], before: Sequence[Sink] = ()) -> list[Sink]:
+    """Create output files under temporary names, to be removed if the run fails. On rank 0.
+
+    before: sinks of the run's first outputs, which are there already.
+    """
+    for target, sink in zip(run.targets[len(before) :], sinks, strict=False):
+        if run.options.verify != "off" and not sink.lossless:
+            raise UserError(
+                f"{option('verify')} reads the output back, and {target.suffix} does not store it exactly",
+                hint="an output that ends in .png or .npy",
+            )
+    run.transaction.track_partial(*(sink.partial for sink in (*before, *sinks)))
+    create(sinks)
+    return sinks
+
+
+def make_task_outputs(run: RunContext, task: Task) -> list[Sink]:
+    """Create a task's outputs like `make_outputs`. task: its results known."""
+    pairs = zip(run.targets, task.known, strict=True)
+    return make_outputs(run, [open_sink(target, *known, run.world.run_id) for target, known in pairs])
+
+
+def check_nothing_unfinished(run: RunContext) -> None:
+    """Raise UserError if there is an unfinished streamed run of this output. On rank 0."""
+    journal = Journal(split(run.targets[0])[0])
+    if journal.kept() is not None:
+        raise journal.unfinished(*(partial_path(target, KEPT) for target in run.targets))
+
+
+def must_fuse(job: Job, options: Options) -> bool:
+    """Return whether a function that does not become one kernel is an error."""
+    return (options.fuse or job.fuse) == "require"

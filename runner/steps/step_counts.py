@@ -1,0 +1,126 @@
+"""How many time steps one kernel takes, and how many lie between two halo exchanges: chosen here, for all.
+
+A kernel knows how many steps it takes fastest (`TaskKernel.most_steps`): the compiler predicts or measures
+them with its tuning, from the program, the device and the shape of a block. How many of them the task, its
+partition and the run's options allow is decided here, alike on every rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshrun.runner.compiler.cuda.steps.layout import DEVICE_MEMORY
+from meshrun.runner.plan.steps import read_widths
+from meshrun.runner.plan.task import Task
+
+EXCHANGE = 8e-6  # seconds of an exchange between devices, without the time of its bytes
+STEPS_BETWEEN = (1, 2, 4, 8)  # steps between two exchanges that are considered for kernels of one step
+MOST_AXES = 2  # of arrays for which more than one is considered
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """How steps are grouped.
+
+    per_kernel: steps that one kernel takes at most; 1: each step is a pass of its own. per_exchange: steps
+    between two halo exchanges; where nothing is exchanged, the steps of one kernel. lowered: why
+    per_exchange is fewer than what was asked for; "" if it is not.
+    """
+
+    per_kernel: int
+    per_exchange: int
+    lowered: str = ""
+
+    @property
+    def at_once(self) -> int:
+        """Steps for which the fields are read and written once."""
+        return min(self.per_kernel, self.per_exchange)
+
+
+def choose_steps(
+    task: Task,
+    asked: int = 0,
+    *,
+    one_by_one: bool = False,
+    one_copy: bool = False,
+    on_device: bool = False,
+) -> StepCounts:
+    """Return how the steps of a task are grouped.
+
+    asked: steps between two exchanges; 0: as many as one kernel takes, or for kernels of one step on a device
+    as many as take the least time. one_by_one: something is done before each step. one_copy: the fields are
+    in memory once (`steps.blocks`). on_device: blocks are on a GPU.
+    """
+    kernel, grid = task.kernel, task.partition.grid
+
+    # The steps of one kernel. In one copy, it computes bands, whose halo must be as wide as its steps.
+    fused = 1
+    if kernel is not None and not one_by_one and None not in task.job.feeds and not _mirrors_from_afar(task):
+        bands = kernel.takes_rows and len(grid) > 1 and grid[0] > 1
+        fused = kernel.most_steps if bands or not one_copy else 1
+
+    # Those between two exchanges: as asked, or the fastest.
+    steps, lowered = asked or fused, ""
+    if not asked and on_device and kernel is not None and fused == 1 and not one_copy and not one_by_one:
+        steps = _fastest_steps(task)
+
+    # Fewer if the function, the kernel or the smallest block allows only fewer.
+    if one_copy and steps > 1 and "here" in task.job.services:
+        steps, lowered = 1, "a function with `here` needs two copies of the fields"
+    if 1 < fused < steps:
+        steps, lowered = fused, f"one kernel takes {fused} steps"
+    limit = _steps_within_halo(task)
+    if 0 < limit < steps:
+        lowered = f"the halo of {steps} steps is wider than the smallest block" if asked else ""
+        steps = limit
+    return StepCounts(fused, steps if limit or fused > 1 else 1, lowered)
+
+
+def _steps_within_halo(task: Task) -> int:
+    """Return the most steps between two exchanges: their halo must lie within the neighbouring block.
+
+    A mirrored boundary needs one cell more. 0: no limit, as nothing is exchanged.
+    """
+    limits = []
+    for length, parts, width in zip(task.shape, task.partition.grid, task.widths, strict=True):
+        if parts > 1 and width != (0, 0):
+            smallest = length // parts - (task.boundary == "mirror")
+            limits.append(max(smallest // max(width), 1))
+    return min(limits, default=0)
+
+
+def _fastest_steps(task: Task) -> int:
+    """Return the steps between two exchanges that take the least time, as predicted, for steps of a device.
+
+    An exchange takes `EXCHANGE` seconds beside the time of its bytes, which are the same for any number of
+    steps. With `steps` between two of them, each step computes (steps - 1) / 2 layers more per cell of the
+    halo along each axis that is split. Over three axes, where layers are large, one step is taken.
+    """
+    region = task.partition[0]
+    if len(region.shape) > MOST_AXES:
+        return 1
+    moved = task.input_bytes(region) + task.result_bytes(region)
+    extra = 0.0
+    for length, parts, width in zip(region.shape, task.partition.grid, task.widths, strict=True):
+        if parts > 1 and length:
+            extra += sum(width) * moved / length / DEVICE_MEMORY
+
+    def seconds(steps: int) -> float:
+        return EXCHANGE / steps + (steps - 1) / 2 * extra
+
+    return min(STEPS_BETWEEN, key=seconds)
+
+
+def _mirrors_from_afar(task: Task) -> bool:
+    """Return whether cells beyond the array may equal cells that are not beside a block.
+
+    Such a block is smaller than its halo of one step, which is wider, or is filled further, on one side than
+    on the other.
+    """
+    if task.boundary not in ("reflect", "mirror"):
+        return False
+    return any(
+        parts > 1 and low != high and length // parts < max(low, high) + (task.boundary == "mirror")
+        for widths in (task.widths, *read_widths(task, 1))
+        for length, parts, (low, high) in zip(task.shape, task.partition.grid, widths, strict=False)
+    )

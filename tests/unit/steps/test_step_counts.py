@@ -1,0 +1,78 @@
+"""How many steps one kernel takes, and how many lie between two exchanges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy_kernel import NumpyKernel
+
+import meshrun
+from meshrun.runner.compiler.traced import traced
+from meshrun.runner.plan.task import Task, plan_task
+from meshrun.runner.steps.step_counts import StepCounts, choose_steps
+
+
+def relax(block: Any) -> Any:
+    return block[:-2, 1:-1] + block[2:, 1:-1]
+
+
+def task_of(
+    most: int | None, ranks: int = 1, rows: int = 40, boundary: str = "reflect", grid: str | None = None
+) -> Task:
+    """Return a task of `relax`; most: steps of its kernel, None for a task without one."""
+    job = meshrun.map_blocks(halo=1, boundary=boundary)(relax)
+    kind = np.dtype(np.float32)
+    task = plan_task(job, {}, [((rows, 30), kind)], ranks, grid=grid)
+    if most is None:
+        return task.with_results([((30,), kind)])
+    program = traced(task)
+    kernel = NumpyKernel(program, task.widths, (0,), boundary, 0.0, most)
+    return replace(task, results=(((rows, 30), kind),), kernel=kernel)
+
+
+@pytest.mark.parametrize(
+    ("task", "asked", "limits", "expected"),
+    [
+        (task_of(None), 0, {}, StepCounts(1, 1)),
+        (task_of(None), 5, {}, StepCounts(1, 1)),  # nothing is exchanged
+        (task_of(None, 2), 5, {}, StepCounts(1, 5)),
+        (task_of(3), 0, {}, StepCounts(3, 3)),
+        (task_of(3), 2, {}, StepCounts(3, 2)),
+        (task_of(3), 9, {}, StepCounts(3, 3, "one kernel takes 3 steps")),
+        (task_of(3, 4, 8), 0, {}, StepCounts(3, 2)),  # two rows a rank
+        (task_of(3, 4, 8), 3, {}, StepCounts(3, 2, "the halo of 3 steps is wider than the smallest block")),
+        (task_of(3, 4, 8, "mirror"), 0, {}, StepCounts(3, 1)),
+        (task_of(3, 2), 0, {"one_by_one": True}, StepCounts(1, 1)),
+        (task_of(3, 2), 0, {"one_copy": True}, StepCounts(3, 3)),
+        (task_of(3, 2, grid="1x2"), 0, {"one_copy": True}, StepCounts(1, 1)),  # bands are not cut
+        (task_of(1, 2), 0, {"on_device": True}, StepCounts(1, 8)),  # a small block: exchanges take longer
+        (task_of(1, 2), 0, {"on_device": True, "one_copy": True}, StepCounts(1, 1)),
+        (task_of(1, 2), 0, {}, StepCounts(1, 1)),
+    ],
+)
+def test_steps_are_grouped(task: Task, asked: int, limits: dict[str, bool], expected: StepCounts) -> None:
+    found = choose_steps(task, asked, **limits)
+    assert found == expected
+    assert found.at_once == min(expected.per_kernel, expected.per_exchange)
+
+
+def test_a_function_that_takes_its_place_takes_single_steps_in_one_copy() -> None:
+    @meshrun.map_blocks(halo=1)
+    def placed(block: Any, *, here: Any) -> Any:
+        return block[1:-1, 1:-1] + here.offset[0]
+
+    kind = np.dtype(np.float32)
+    task = plan_task(placed, {}, [((40, 30), kind)], 2).with_results([((30,), kind)])
+    assert choose_steps(task, 4) == StepCounts(1, 4)
+    assert choose_steps(task, 4, one_copy=True).lowered.startswith("a function with `here`")
+
+
+def test_long_layers_cost_more_than_the_exchanges_that_they_save() -> None:
+    job = meshrun.map_blocks(halo=1)(relax)
+    kind = np.dtype(np.float32)
+    wide = plan_task(job, {}, [((40, 10**8), kind)], 2, grid="2")
+    wide = replace(wide, results=(((40, 10**8), kind),), kernel=task_of(1).kernel)
+    assert choose_steps(wide, on_device=True) == StepCounts(1, 1)
