@@ -41,6 +41,7 @@ def check_installation(device: DeviceChoice, debug: bool) -> int:
     """Test one rank without MPI, then several ranks under the launcher; returns 0 or 1."""
     from meshrun.launch.mpi import launcher as mpi_launcher
     from meshrun.launch.mpi import local
+    from meshrun.launch.supervise.supervisor import Supervision
     from meshrun.runner.errors import UserError
     from meshrun.runner.files import working_directory
     from meshrun.runner.run.installation.selftest import launcher_ranks
@@ -58,7 +59,7 @@ def check_installation(device: DeviceChoice, debug: bool) -> int:
         return _conclude(parts, f"; one rank only: {reason}")
     ranks = launcher_ranks(device)
     words = ["selftest", "--device", device, *(["--debug"] if debug else [])]
-    parts[f"{ranks} ranks under {launcher}"] = local.start(ranks, words, debug=debug) == 0
+    parts[f"{ranks} ranks under {launcher}"] = local.start(ranks, words, Supervision(debug=debug)) == 0
     return _conclude(parts, ".")
 
 

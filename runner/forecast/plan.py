@@ -91,7 +91,7 @@ def _planned(
         _refuse(job, options, "copies")
     form = form_of(options.input_shape, options.input_dtype, options.input_order)
     if job.forecast is not None:
-        _refuse(job, options, "grid", *OF_MAPS)
+        _refuse(job, options, "steps", "grid", *OF_MAPS)
     elif job.kind != "map":
         raise UserError(
             f"job {job.name} cannot be planned",

@@ -187,8 +187,7 @@ def _record(
     place: Place,
     memory: Record,
 ) -> Record:
-    """Return the forecast. several: steps that one kernel takes. memory:
-    the forecast's part about memory."""
+    """Return the forecast. several: steps that one kernel takes. memory: its part about memory."""
     machine, region = place.machine, task.partition[0]
     one, two = _memory(task)
     several = max(min(several, steps), 1)

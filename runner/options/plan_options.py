@@ -64,7 +64,7 @@ class PlanOptions:
 
     def value(self, name: str) -> Any:
         """Return the value of an option by its name; None if it is not given."""
-        group = next(one for one in (self, self.cluster, self.stream, self.steps) if hasattr(one, name))
+        group = next(one for one in (self.cluster, self.stream, self.steps, self) if hasattr(one, name))
         value = getattr(group, name)
         return None if name == "copies" and value == "auto" else value
 

@@ -22,13 +22,13 @@ BAR = 10, 40  # columns, at least and at most
 GAP = 2  # columns between texts
 
 # The rates that are shown, and their stages.
-FLOWS = {
+SHOWN = {
     "read": ("read",),
     "moved": ("to device", "from device"),
     "computed": ("kernel",),
     "written": ("write",),
 }
-FLOW_OF = {stage: name for name, stages in FLOWS.items() for stage in stages}
+SHOWN_AS = {stage: name for name, stages in SHOWN.items() for stage in stages}
 
 Rates = Callable[[], dict[str, float]]  # called only when they are shown
 # Called with bytes done, bytes in all, and a function that returns rank 0's rates.
@@ -40,7 +40,7 @@ def no_stream_progress(done: int, total: int, rates: Rates) -> None:
 
 
 def recent_rates(spans: Iterable[Span], now: float) -> dict[str, float]:
-    """This rank's bytes per second over the last RECENT seconds, by the names of FLOWS.
+    """This rank's bytes per second over the last RECENT seconds, by the names of SHOWN.
 
     spans: newest first by their ends (`reversed(Spans.found)`). A span that began before those seconds counts
     in part. now: `time.perf_counter()`. A running stage does not count, so that with few long chunks a rate
@@ -50,13 +50,13 @@ def recent_rates(spans: Iterable[Span], now: float) -> dict[str, float]:
     newest = list(takewhile(lambda span: span.end >= since, islice(spans, NEWEST)))
     if len(newest) == NEWEST:
         since = max(since, newest[-1].end)  # `newest` has all later spans
-    moved, first = dict.fromkeys(FLOWS, 0.0), now
+    moved, first = dict.fromkeys(SHOWN, 0.0), now
     for span in newest:
         if span.end < since:
             break
         first = min(first, span.begin)
         inside = (span.end - max(span.begin, since)) / span.seconds if span.seconds else 1.0
-        moved[FLOW_OF[span.stage]] += span.moved * inside
+        moved[SHOWN_AS[span.stage]] += span.moved * inside
     seconds = now - max(first, since)  # less than RECENT at the start of a run
     return {name: count / seconds for name, count in moved.items() if count} if seconds > 0 else {}
 

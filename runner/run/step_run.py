@@ -397,8 +397,15 @@ def _own(run: RunContext, files: Sequence[Path]) -> list[Path]:
 
 def _observed(until: Until | StoppingRule | None, checkpoints: Checkpoints, frames: Frames | None) -> Record:
     """Return the part of the record that is about what looked at the fields."""
+    stopped: Record | None = None
+    if until is not None:
+        stopped = {"tolerance": until.tolerance, "change": until.change, "reached": until.reached}
+        if isinstance(until, Until):
+            stopped["fields"] = list(until.fields)
+        else:
+            stopped |= {"field": until.compared, "over": until.every}
     return {
-        "until": until and until.record,
+        "until": stopped,
         "checkpoints": checkpoints.written,
         "frames": frames.written if frames else 0,
         "merged_frames": frames.merged if frames else 0,

@@ -14,7 +14,6 @@ from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import RunError
 from meshrun.runner.options.spelling import option
 from meshrun.runner.region import Array, Shape
-from meshrun.runner.report.record import Record
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.world.world import World
 
@@ -98,16 +97,6 @@ class Until:
         every = [change for one in control.allgather(list(changes)) for change in one]
         self.change = math.nan if any(map(math.isnan, every)) else max(every, default=0.0)
         self.reached = self.change <= self.tolerance
-
-    @property
-    def record(self) -> Record:
-        """What a run's record says about it."""
-        return {
-            "tolerance": self.tolerance,
-            "change": self.change,
-            "reached": self.reached,
-            "fields": list(self.fields),
-        }
 
     def _is_next(self, stepper: Stepper) -> bool:
         """Return whether the next step is to be checked."""

@@ -196,7 +196,9 @@ def _fields(node: ast.ClassDef) -> set[str]:
     names = {
         line.target.id
         for line in node.body
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+        if isinstance(line, ast.AnnAssign)
+        and isinstance(line.target, ast.Name)
+        and "ClassVar" not in ast.unparse(line.annotation)
     }
     for method in node.body:
         if isinstance(method, Function) and method.name == "__init__":

@@ -23,7 +23,6 @@ from meshrun.jobs.airflow.moments import momentum
 from meshrun.runner.arrays.load import read_block
 from meshrun.runner.comm.api import Control
 from meshrun.runner.region import Array, HostArray, Region
-from meshrun.runner.report.record import Record
 from meshrun.runner.steps.loop import next_multiple
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import Source
@@ -57,14 +56,8 @@ class UntilSteady:
     _before: list[Array] = field(default_factory=list, init=False)  # [] before the first multiple of `every`
 
     @property
-    def record(self) -> Record:
-        return {
-            "tolerance": self.tolerance,
-            "change": self.change,
-            "reached": self.reached,
-            "field": NAME,
-            "over": self.every,
-        }
+    def compared(self) -> str:
+        return NAME
 
     def begin(self, stepper: Stepper) -> None:
         if stepper.done % self.every == 0:

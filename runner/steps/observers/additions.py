@@ -13,7 +13,6 @@ from typing import Protocol
 
 from meshrun.runner.plan.halo import Slices
 from meshrun.runner.region import Array, HostArray, Region, Shape
-from meshrun.runner.report.record import Record
 from meshrun.runner.steps.loop import StepObserver
 from meshrun.runner.steps.observers.checkpoints import KeepsState
 from meshrun.runner.steps.stepper import BeforeStep, Stepper
@@ -76,14 +75,28 @@ class FrameContent(Protocol):
 
 
 class StoppingRule(StepObserver, Protocol):
-    """Stops the steps by a criterion of the solver's own, which `until` names.
+    """Stops the steps when something has nearly stopped changing, by a rule that `until` names.
 
-    It may compare the fields with those of earlier steps: it keeps these on the device, and in checkpoints.
+    What is compared is kept on the device between two comparisons, and in checkpoints.
+
+    compared: name of what is compared. every: steps between two comparisons. change: relative, at the last
+    one; None before it. tolerance: the greatest change at which the steps stop. reached: whether they do.
     """
 
     @property
-    def record(self) -> Record:
-        """What a run's record says about it."""
+    def compared(self) -> str: ...
+
+    @property
+    def every(self) -> int: ...
+
+    @property
+    def change(self) -> float | None: ...
+
+    @property
+    def tolerance(self) -> float: ...
+
+    @property
+    def reached(self) -> bool: ...
 
     def bytes_kept(self, region: Region) -> int:
         """Return the bytes of a rank's device that it keeps. region: the rank's cells."""

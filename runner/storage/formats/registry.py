@@ -107,9 +107,13 @@ class Sink(Protocol):
     partial: Path
     shape: Shape
     dtype: np.dtype[Any]
-    parallel: bool
-    lossless: bool
     threads: int
+
+    @property
+    def parallel(self) -> bool: ...
+
+    @property
+    def lossless(self) -> bool: ...
 
     @property
     def name(self) -> str | None: ...

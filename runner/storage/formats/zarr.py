@@ -217,8 +217,8 @@ class ZarrSink:
     shape: Shape
     dtype: np.dtype[Any]
     chunks: Shape
-    parallel: bool = True
-    lossless: bool = True
+    parallel: ClassVar[bool] = True
+    lossless: ClassVar[bool] = True
     threads: int = 1
     dimensions: tuple[str, ...] | None = None
     _written: SimpleQueue[Path] = field(default_factory=SimpleQueue, init=False, repr=False)

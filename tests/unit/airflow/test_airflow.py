@@ -6,6 +6,7 @@ import csv
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from meshrun.jobs.airflow.airflow import airflow
 from meshrun.jobs.airflow.cells import Cell
 from meshrun.jobs.airflow.lattice import D2Q9, D3Q19
 from meshrun.jobs.airflow.moments import equilibrium, momentum
-from meshrun.jobs.airflow.observers.film import SOLID, FlowFrames
+from meshrun.jobs.airflow.observers.film import SOLID, FlowFrames, draw_lines, isolines
 from meshrun.jobs.airflow.shapes.bodies import Body
 from meshrun.jobs.airflow.shapes.shape import Placement, read
 from meshrun.jobs.airflow.tunnel import Tunnel
@@ -30,6 +31,7 @@ from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.chunking import MemoryUse
 from meshrun.runner.region import Region
+from meshrun.runner.report.colors import NOT_A_NUMBER
 from meshrun.runner.run import prepare, step_run
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.steps.observers.frames import Frames
@@ -241,6 +243,25 @@ def test_a_film_shows_the_chosen_plane(tmp_path: Path) -> None:
     }  # fmt: skip
     assert not solid["x=0.9"].any()
     assert all(solid[cut].sum() > 20 for cut in ("z=0.5", "y=0.5", "x=0.4"))
+
+
+def test_isolines_are_where_the_value_passes_a_level() -> None:
+    values = np.array([[0.0, 0.4, 0.6, 1.0, np.nan, 9.0]] * 3)
+    assert isolines(values, 0, 1, 1).tolist() == [[False, True, False, False, False, False]] * 3
+    assert not isolines(np.full((3, 4), 0.3), 0, 1, 9).any()
+    assert isolines(values.T, 0, 1, 1)[:, 0].tolist() == [False, True, False, False, False, False]
+
+
+def test_lines_have_a_colour_of_their_own() -> None:
+    picture = np.array([[253, 254], [0, NOT_A_NUMBER]], np.uint8)
+    draw_lines(picture, np.array([[False, False], [True, False]]))
+    assert picture.tolist() == [[253, 253], [254, NOT_A_NUMBER]]
+    content = FlowFrames(D2Q9, np.dtype(np.float32), "speed", 0.1, 8.0)
+    plain, lined = (replace(content, isolines=count).palette("viridis") for count in (0, 3))
+    assert len(plain) == len(lined) == 768
+    assert lined[762:765] == b"\xff\xff\xff" != plain[762:765]
+    assert lined[:762] + lined[765:] == plain[:762] + plain[765:]
+    assert replace(content, isolines=3).palette("coolwarm")[762:765] == bytes((16, 16, 16))
 
 
 def test_isolines_change_only_the_pixels_on_them_and_no_rank_changes_them(tmp_path: Path) -> None:

@@ -172,6 +172,12 @@ def test_raw_factors_have_a_shape_and_a_dtype_each(tmp_path: Path) -> None:
         matmul.run(files, tmp_path / "c.npy", input_shape=[(13, 10), (10, 7), (1,)], input_dtype="f4")
 
 
+@pytest.mark.parametrize("given", [{"steps": 3}, {"steps": 3, "copies": "one"}, {"copies": "one"}])
+def test_a_plan_of_a_product_takes_no_time_steps(given: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"{next(iter(given))}.* does not apply to job matmul"):
+        matmul.plan(ranks=2, gpu="cpu", input_shape=(9, 9), input_dtype=float, **given)
+
+
 def test_the_same_ranks_give_the_same_bits(tmp_path: Path) -> None:
     a, b = made((65, 300), "float32"), made((300, 33), "float32", 2)
     for algorithm in ("ring", "summa"):

@@ -18,6 +18,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.region import Region
 from meshrun.runner.report.colors import indices, palette
+from meshrun.runner.report.summary import render
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.steps.observers.additions import Additions, ValueAt
 from meshrun.runner.steps.stepper import Stepper
@@ -89,22 +90,17 @@ class Sums:
 
 
 @dataclass
-class Calm:
-    """A stopping rule: after step 6."""
+class Calm(Sums):
+    """A stopping rule: after its first comparison."""
 
+    compared: str = "heat"
+    change: float | None = None
+    tolerance: float = 0.5
     reached: bool = False
-    record: dict[str, Any] = field(default_factory=lambda: {"tolerance": 1.0})
-
-    def begin(self, stepper: Stepper) -> None: ...
-
-    def next_step(self, done: int) -> int:
-        return 6
 
     def observe(self, stepper: Stepper) -> bool:
-        self.reached = True
+        self.change, self.reached = 0.25, True
         return True
-
-    def end(self, stepper: Stepper) -> None: ...
 
     def bytes_kept(self, region: Region) -> int:
         return 0
@@ -138,7 +134,7 @@ def thaw(world, argument, simulate, *, rate: float = 0.2, hold: bool = False):
     ]
     sums = Sums(3)
     options = replace(simulate.options, every=simulate.options.every or 5)
-    additions = Additions(Slope(), [sums], hold_first_row if hold else None, until=Calm())
+    additions = Additions(Slope(), [sums], hold_first_row if hold else None, until=Calm(6))
     record = simulate(melt, {"rate": rate}, sources, options, additions)
     return {"word": argument, "sums": [total for _, total in sums.seen], "steps": record["steps"]}
 
@@ -177,9 +173,9 @@ def test_a_solver_takes_steps_from_a_computed_start_and_draws_what_it_likes(tmp_
 
 @pytest.mark.parametrize(("until", "last"), [("steady", 6), (0.0, 10), (None, 10)])
 def test_a_solvers_own_rule_stops_the_steps_only_where_it_is_named(tmp_path: Path, until, last) -> None:
-    steps = thaw.run("warm", tmp_path / "film", steps=10, until=until, device="cpu")["steps"]
-    assert steps["steps"] == last
-    assert (steps["until"] == {"tolerance": 1.0}) == (until == "steady")
+    record = thaw.run("warm", tmp_path / "film", steps=10, until=until, device="cpu")
+    assert record["steps"]["steps"] == last
+    assert ("the heat changed by 0.25 of itself in 6 steps, at most 0.5" in render(record)) == (last == 6)
 
 
 def test_ranks_draw_the_same_film(tmp_path: Path) -> None:
