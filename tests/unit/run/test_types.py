@@ -51,7 +51,7 @@ for state in rated.iterate(np.ones((3, 4)), steps=4, every=2, rate=0.1):
     print(state)
 print(plain(np.ones(3)), rated(np.ones((3, 3)), rate=2.0), size.run("a.npy").items())
 
-meshrun.map_blocks(bounday="wrap")                # E
+meshrun.map_blocks(bound="wrap")                  # E
 meshrun.map_blocks(boundary="foo")                # E
 meshrun.map_blocks(fuse="maybe")                  # E
 meshrun.reduce_blocks()                           # E
