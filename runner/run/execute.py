@@ -8,12 +8,13 @@ from typing import Any
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.choices import VERIFY
+from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.spelling import option
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.files import Files, as_list
 from meshrun.runner.run.finish import finish
 from meshrun.runner.run.map_run import run_map
-from meshrun.runner.run.options import VERIFY, Options
 from meshrun.runner.run.prepare import RunContext, RunProgress, open_files
 from meshrun.runner.run.services.job_run import run_job
 from meshrun.runner.storage.transaction import OutputTransaction

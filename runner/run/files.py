@@ -12,11 +12,11 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.files import remove_path
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import names as installed
+from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.spelling import option, run_command
 from meshrun.runner.report.record import STDOUT
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.declare import renamed_options
-from meshrun.runner.run.options import Options
 from meshrun.runner.storage.formats.containers import prefixes
 from meshrun.runner.storage.formats.image_folder import Folder, check_output_folder, open_folder
 from meshrun.runner.storage.formats.registry import (
