@@ -15,9 +15,10 @@ import numpy as np
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.grid import Partition, parse_grid
-from meshrun.runner.plan.halo import BOUNDARIES, Widths, check_widths, normalize
+from meshrun.runner.plan.halo import Widths, check_widths, normalize
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.report.units import counted
 
