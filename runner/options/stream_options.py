@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.spelling import option
 
 DEPTH = 3
 DEPTH_MOST = 1024  # chunks in flight: each has a thread and buffers of its own
@@ -38,7 +39,7 @@ class StreamOptions:
 
     @property
     def named(self) -> str | None:
-        """Name of the first given option that applies only to streamed runs; None if there is none."""
+        """The first given option that applies only to streamed runs, as `option` spells it."""
         given = {
             "chunk_bytes": self.chunk_bytes is not None,
             "host_memory": self.host_memory is not None,
@@ -48,7 +49,7 @@ class StreamOptions:
             "static": self.static,
             "timeline": self.timeline is not None,
         }
-        return next((name for name, here in given.items() if here), None)
+        return next((option(name) for name, here in given.items() if here), None)
 
 
 def is_length(word: str) -> bool:

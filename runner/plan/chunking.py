@@ -131,10 +131,10 @@ def check_limit(name: str, limit: int | None, total: int, place: str) -> None:
         )
 
 
-def not_streamed(name: str, path: Path | str) -> UserError:
+def not_streamed(spelled: str, path: Path | str) -> UserError:
     """Build the error for an option of streamed runs with a file that one rank reads or writes for all."""
     return UserError(
-        f"{option(name)} applies only to streamed runs",
+        f"{spelled} applies only to streamed runs",
         got=f"{path}, which one rank reads or writes whole",
         expected="files such as .npy, .zarr or .h5",
         everywhere=True,

@@ -85,7 +85,7 @@ def _copies(run: RunContext, task: Task, memory: Sequence[MemoryUse], additions:
                 f"{option('steps_per_exchange')} does not apply: cells are set before each step", got=several
             )
         if stream.named is not None:
-            raise UserError(f"{option(stream.named)} does not apply: the fields stay in memory")
+            raise UserError(f"{stream.named} does not apply: the fields stay in memory")
         rule = named_rule(run, additions)
         kept = 0 if rule is None else rule.bytes_kept(region)
         return _one_or_two(run, task, memory, kept, additions.smaller)
@@ -115,7 +115,7 @@ def _in_chunks(run: RunContext, task: Task, memory: Sequence[MemoryUse], stream:
         if stream.named is None:
             reason = "a block that does not fit the memory of its rank"
             raise UserError(what, got=reason, hint="more ranks")
-        raise UserError(what, got=option(stream.named), hint=f"leave {option(stream.named)} out")
+        raise UserError(what, got=stream.named, hint=f"leave {stream.named} out")
     if stream.named is not None and serial is not None:
         raise not_streamed(stream.named, serial)
     return True

@@ -85,10 +85,8 @@ def check_options(run: RunContext) -> None:
     stream = replace(options.stream, resume=False) if job.takes_steps else options.stream
     if "memory" in job.services:
         stream = replace(stream, host_memory=None, device_memory=None)
-    if not given and stream.named is not None:
-        given = [option(stream.named)]
-    if given:
-        which = f"{', '.join(given)} {'do' if len(given) > 1 else 'does'}"
+    if given or stream.named:
+        which = f"{', '.join(given)} do" if len(given) > 1 else f"{given[0] if given else stream.named} does"
         raise UserError(
             f"{which} not apply to job {job.name}", expected="a job made by map_blocks", everywhere=True
         )
