@@ -24,8 +24,9 @@ from meshrun.jobs.airflow.step import Collision, Damping, step_job
 from meshrun.jobs.airflow.tunnel import Cavity, Sides, Tunnel
 from meshrun.jobs.airflow.units import Flow
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.choices import COLORS
 from meshrun.runner.options.spelling import joined, option, run_command
-from meshrun.runner.options.step_options import COLORS, NamedRule, StepOptions
+from meshrun.runner.options.step_options import NamedRule, StepOptions
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.services.simulation import Simulate

@@ -53,7 +53,7 @@ def step_job(
     storage: Any = np.float32,
     profile: bool = False,
     damping: Damping = "results",
-) -> DeclaredJob:
+) -> DeclaredJob[Any]:
     """Return the job of one time step.
 
     Its inputs are f0, f1, ... (one for each population, of dtype `storage`), `cells` (uint8, a `Cell`

@@ -70,17 +70,8 @@ class Seconds(Number):
         super().__init__("number of seconds", least, 86400.0)
 
 
-def _parse_size(text: str) -> int:
-    from meshrun.runner.options.stream_options import parse_size
-
-    return parse_size(text)
-
-
-SIZE = ParsedText("SIZE", _parse_size)  # bytes, such as 64M or 1.5G
-
 DEVICES = ("auto", "cpu", "cuda")
-TRACEBACK_HELP = "Show the traceback of an error."
-TRACEBACK = click.option("--debug", is_flag=True, help=TRACEBACK_HELP)
+TRACEBACK = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 
 SHAPE = click.option(
     "-j",
@@ -168,20 +159,6 @@ def parsed_option(
 ) -> Callable[[Command], Command]:
     """An option whose text `function` parses. form: what to type, such as K=V."""
     return click.option(flag, type=ParsedText(form, function), **{"metavar": form, **details})
-
-
-def device_option() -> click.Option:
-    return click.Option(
-        ["--device"],
-        type=click.Choice(DEVICES),
-        default="auto",
-        show_default=True,
-        help="Device that computes blocks.",
-    )
-
-
-def debug_option() -> click.Option:
-    return click.Option(["--debug"], is_flag=True, help=TRACEBACK_HELP)
 
 
 def restarts(on_failure: str, most: int, words: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ from meshrun.launch.cli.cli_context import CliContext
 from meshrun.launch.cli.params import DEVICES, TRACEBACK
 
 if TYPE_CHECKING:
-    from meshrun.runner.world.binding import DeviceChoice
+    from meshrun.runner.options.choices import DeviceChoice
 
 
 @click.command()

@@ -21,7 +21,8 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.place import Place
 from meshrun.runner.forecast.record import plan_envelope
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.options.plan_options import RANKS_MOST, PlanOptions
+from meshrun.runner.options.plan_options import PlanOptions
+from meshrun.runner.options.run_options import RANKS_MOST
 from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.grid import parse_grid

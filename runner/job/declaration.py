@@ -12,8 +12,6 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.signature import Kind, Parameter
 
 Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
-FUSE = ("auto", "require", "off")  # whether a function becomes one kernel
-FUSE_MATH = ("strict", "fast")
 Trials = Sequence[tuple[tuple[int, ...], str, dict[str, Any]]]  # (shape, dtype, parameters)
 
 

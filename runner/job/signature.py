@@ -9,13 +9,16 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.spelling import command_option
+
+if typing.TYPE_CHECKING:
+    from meshrun.runner.options.table import OptionRow
 
 Kind = Literal["map", "reduce", "job"]
 # Services: parameters that the runner passes to functions that have them, by kind of job.
@@ -28,7 +31,6 @@ OFFERS: dict[Kind, frozenset[str]] = {
 }
 HELP = "help"  # the one name of an option that a job's parameter cannot have
 SERVICES = frozenset().union(*OFFERS.values())
-FORM = ("shape", "dtype", "order")  # also input_shape, ..., if the job has such a parameter
 
 
 def _number(value: Any) -> float:
@@ -114,6 +116,26 @@ def run_name(name: str, own: Collection[str]) -> str:
     """Return the name of an option of the run for a job with the parameters `own`: `run_depth` instead of
     `depth` if one of them is called depth."""
     return run_name(f"run_{name}", own) if name in own else name
+
+
+def option_names(
+    parameters: Sequence[Parameter], table: Iterable[OptionRow], *, in_command: bool
+) -> dict[str, str]:
+    """Return the options that are called otherwise for a job with these parameters: usual name, other name.
+
+    A parameter keeps its name. in_command: a parameter that is True or False has no_NAME there, too, and so
+    have options.
+    """
+    taken = {parameter.name for parameter in parameters}
+    if in_command:
+        taken |= {f"no_{parameter.name}" for parameter in parameters if parameter.type is bool}
+    names = {}
+    for row in table:
+        clash = in_command and row.is_two_sided and f"no_{row.name}" in taken
+        names[row.name] = run_name(f"run_{row.name}" if clash else row.name, taken)
+        if row.short in taken:
+            names[row.short] = names[row.name]
+    return {name: new for name, new in names.items() if new != name}
 
 
 def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:

@@ -16,8 +16,8 @@ from functools import cached_property
 from typing import Protocol, SupportsIndex
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.form import is_length
 from meshrun.runner.options.spelling import option
-from meshrun.runner.options.stream_options import is_length
 from meshrun.runner.region import Region, Shape
 
 BLOCKS_MOST = 1 << 20  # blocks of a grid of chunks: every rank lists them all

@@ -8,12 +8,13 @@ from typing import Any
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.choices import VERIFY
+from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.spelling import option
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.files import Files, as_list
 from meshrun.runner.run.finish import finish
 from meshrun.runner.run.map_run import run_map
-from meshrun.runner.run.options import VERIFY, Options
 from meshrun.runner.run.prepare import RunContext, RunProgress, open_files
 from meshrun.runner.run.services.job_run import run_job
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -83,9 +84,9 @@ def execute(
     run.sources, run.inputs = files.sources, files.inputs
     # Agree on the rest, compute, verify and commit.
     if files.folder is not None:
-        from meshrun.runner.run.image_run import run_folder
+        from meshrun.runner.run.image_run import FolderRun
 
-        done = run_folder(run, files.folder)
+        done = FolderRun(run, files.folder).write()
     else:
         done = run_map(run) if job.kind == "map" else run_job(run)
     transaction.release()

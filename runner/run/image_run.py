@@ -21,17 +21,11 @@ from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.region import Region, Shape
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.finish import Computation, Finished
-from meshrun.runner.run.options import must_fuse
-from meshrun.runner.run.prepare import RunContext, fused, join
+from meshrun.runner.run.prepare import RunContext, fused, join, must_fuse
 from meshrun.runner.run.verify.results import REFERENCE, RERUN, compare, failure, gather_proof, leave_cache
 from meshrun.runner.storage.file_errors import listing
 from meshrun.runner.storage.formats.image_folder import LOSSY, Folder
 from meshrun.runner.storage.formats.registry import Source, open_source
-
-
-def run_folder(run: RunContext, folder: Folder) -> Finished:
-    """Run a job over a folder of images. Collective."""
-    return FolderRun(run, folder).write()
 
 
 @dataclass

@@ -48,7 +48,7 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
         return KernelReport(host_source.source([program]), facts)
     options = compiler_options(arithmetic)
     if steps is None:
-        kernel = single_pass.emit(merge_components(program)[0], math=arithmetic)
+        kernel = single_pass.emit(merge_components(program)[0])
         tile = " x ".join(map(str, kernel.tile))
         facts += [
             ("a thread", f"{tile} cells, {kernel.description.load_instructions:.3g} loads for each"),

@@ -20,16 +20,16 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.maps.streamed.chunk_agreement import limits
+from meshrun.runner.options.form import forms_of_inputs
+from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import FieldChange, NamedRule
 from meshrun.runner.plan.chunking import MemoryUse, has_own_grid, is_too_large
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.run.files import check_files, check_no_overwrite, name_files
-from meshrun.runner.run.options import Options
 from meshrun.runner.storage.formats.image_folder import Folder
 from meshrun.runner.storage.formats.registry import Sink, Source, create, open_sink
-from meshrun.runner.storage.input_forms import forms_of_inputs
 from meshrun.runner.storage.journal import Journal
 from meshrun.runner.storage.paths import CONTAINERS, KEPT, partial_path, split, suffix
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -285,3 +285,8 @@ def check_nothing_unfinished(run: RunContext) -> None:
     journal = Journal(split(run.targets[0])[0])
     if journal.kept() is not None:
         raise journal.unfinished(*(partial_path(target, KEPT) for target in run.targets))
+
+
+def must_fuse(job: Job, options: Options) -> bool:
+    """Return whether a function that does not become one kernel is an error."""
+    return (options.fuse or job.fuse) == "require"

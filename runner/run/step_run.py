@@ -24,12 +24,12 @@ from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.run.finish import Computation, Finished, commit, computation_of
 from meshrun.runner.run.map_run import create_outputs
-from meshrun.runner.run.options import must_fuse
 from meshrun.runner.run.prepare import (
     Prepared,
     RunContext,
     changing_inputs,
     check_nothing_unfinished,
+    must_fuse,
     named_rule,
     planned,
     prepare,

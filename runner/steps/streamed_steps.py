@@ -25,6 +25,7 @@ from meshrun.runner.maps.streamed.dispatch import process_chunks, report, thread
 from meshrun.runner.maps.streamed.endpoints import Endpoints
 from meshrun.runner.maps.streamed.gpu_engine import DeviceEngine, halving_of
 from meshrun.runner.maps.streamed.halving import Halving
+from meshrun.runner.options.form import Form
 from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import EVERY
 from meshrun.runner.options.stream_options import StreamOptions
@@ -41,7 +42,7 @@ from meshrun.runner.steps.loop import Until, check_finite, next_multiple
 from meshrun.runner.steps.observers.checkpoints import Checkpoints
 from meshrun.runner.steps.observers.frames import Frames
 from meshrun.runner.storage.file_errors import check_room
-from meshrun.runner.storage.formats.registry import Form, Sink, Source, open_sink, read_back
+from meshrun.runner.storage.formats.registry import Sink, Source, open_sink, read_back
 from meshrun.runner.storage.paths import partial_path
 from meshrun.runner.system.host_memory import memory_folder
 from meshrun.runner.world.world import World

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from meshrun.runner.comm.api import Arrays, Control
 from meshrun.runner.comm.checksum.checked import CheckedControl
@@ -14,13 +14,11 @@ from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line
+from meshrun.runner.options.choices import DEVICES
 from meshrun.runner.options.spelling import command_option, option
 
 if TYPE_CHECKING:
     from meshrun.runner.comm.peer_arrays import PeerArrays
-
-DeviceChoice = Literal["auto", "cpu", "cuda"]
-DEVICES: tuple[str, ...] = get_args(DeviceChoice)
 
 
 def visible_gpus(choice: str) -> int:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import meshrun
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.stream_options import StreamOptions
-from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.run.execute import Options, run
 
 ROWS, COLUMNS = 2000, 1024

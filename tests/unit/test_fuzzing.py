@@ -71,7 +71,7 @@ def texts(
 
 def raw(path: Path) -> object:
     """Open a file without a header, as an array of 6 x 8 float32."""
-    from meshrun.runner.storage.formats.registry import Form
+    from meshrun.runner.options.form import Form
 
     return whole(path, Form((6, 8), "float32"))
 
@@ -482,7 +482,7 @@ TARGETS = [
     *texts("shape", lazily("meshrun.launch.spec", "parse_shape"), "2x8", errors=(ValueError,)),
     *texts(
         "input shape",
-        lazily("meshrun.runner.storage.input_forms", "parse_shape"),
+        lazily("meshrun.runner.options.form", "parse_shape"),
         "512x256",
         errors=(MeshrunError, ValueError),
     ),

@@ -9,11 +9,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.form import Form
 from meshrun.runner.options.spelling import joined, option
 from meshrun.runner.region import Shape
 from meshrun.runner.storage.formats.declared_form import NUMBERS, parse_dtype
 from meshrun.runner.storage.formats.flat import FlatSink, FlatSource
-from meshrun.runner.storage.formats.registry import Form
 
 
 def open_source(path: Path, name: str | None, form: Form) -> FlatSource:

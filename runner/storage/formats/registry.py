@@ -30,6 +30,7 @@ from meshrun.runner.files import (
     no_folder,
     remove_path,
 )
+from meshrun.runner.options.form import NO_FORM, Form
 from meshrun.runner.options.spelling import option
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.storage.file_errors import write_error
@@ -50,19 +51,6 @@ FOLDERS = (".zarr",)
 EXTRAS = {"zarr": "zarr", "h5py": "hdf5"}  # package: meshrun's extra that installs it
 PICTURES = ("image", "tiff")  # formats whose files are told apart by their first bytes
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how such a file begins
-
-
-@dataclass(frozen=True)
-class Form:
-    """Description of a file's array by the options input_shape, input_dtype and input_order.
-
-    Raw files require it; for other files it must agree with the file. order: "C", or "F" for a file in which
-    the first index varies fastest; None: not given, the same as "C".
-    """
-
-    shape: Shape | None = None
-    dtype: str | None = None
-    order: str | None = None
 
 
 class Source(Protocol):
@@ -158,7 +146,7 @@ class MemorySource:
     parallel: bool = True
     decoded_bytes: ClassVar[int] = 0
     name: str | None = None
-    form: Form = Form()
+    form: Form = NO_FORM
     chunks: Shape | None = None
 
     @property
@@ -199,7 +187,7 @@ class ComputedSource:
     parallel: bool = True
     decoded_bytes: ClassVar[int] = 0
     name: str | None = None
-    form: Form = Form()
+    form: Form = NO_FORM
     chunks: Shape | None = None
 
     @property
@@ -231,7 +219,7 @@ def open_source(path: Path, form: Form | None = None) -> Source:
     container of several arrays if the path does not name one. What follows the header may be broken, which
     raises an error when it is read.
     """
-    return _open(*split(path), form or Form())
+    return _open(*split(path), form or NO_FORM)
 
 
 def decode(source: Source) -> Source:

@@ -15,8 +15,8 @@ from scipy import ndimage
 import meshrun
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import MeshrunError, RunError, UserError
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.stream_options import StreamOptions
-from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.world import open_world
 

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 
 import meshrun
-from meshrun.launch.cli.job_command import OWN, job_command, runner_options
+from meshrun.launch.cli.job_command import OWN, job_command
 from meshrun.launch.cli.main import main
-from meshrun.launch.cli.plan import Plans
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.discover import find
-from meshrun.runner.run.declare import DeclaredJob, run_keywords
+from meshrun.runner.options.plan_options import plan_rows
+from meshrun.runner.options.run_options import RANKS, run_rows
+from meshrun.runner.run.declare import DeclaredJob
 
-OPTIONS = sorted(run_keywords())
+OPTIONS = [row.name for row in run_rows()]
 
 
-def job_with(**parameters: Any) -> DeclaredJob:
+def job_with(**parameters: Any) -> DeclaredJob[Any]:
     """Return a job that adds the values of its parameters, which are numbers, to the cells."""
     names = ", ".join(f"{name}: {type(value).__name__} = {value!r}" for name, value in parameters.items())
     scope: dict[str, Any] = {}
@@ -44,7 +45,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", [*OPTIONS, RANKS.name])
 def test_a_parameter_may_have_the_name_of_any_option(name: str) -> None:
     job = job_with(**{name: 3})
     record = job.run("in.npy", "out.npy", **{name: 5})
@@ -55,9 +56,8 @@ def test_a_parameter_may_have_the_name_of_any_option(name: str) -> None:
         job.run("in.npy", "out.npy", **{f"run_{name}": object()})
 
 
-@pytest.mark.parametrize("option", runner_options(steps=True), ids=lambda option: str(option.name))
-def test_help_shows_both(option: click.Option, capsys: pytest.CaptureFixture[str]) -> None:
-    name = str(option.name)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_help_shows_both(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     flag = name.replace("_", "-")
     Path("other.py").write_text(
         f"import meshrun\n@meshrun.map_blocks\ndef f(a, *, {name}: float = 3.0): return a\n"
@@ -137,14 +137,14 @@ def test_a_plan_takes_both(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--run-hosts is more than --ranks" in capsys.readouterr().err
     assert main(["plan", "hosted.py", "in.npy", "--ranks", "2"]) == 0
     assert "use --run-gpu cpu for hosts without GPUs" in capsys.readouterr().out
-    for option in Plans.options(job_with(x=1)):
+    for option in plan_rows():
         # A file of its own for each: Python takes one of the same size and second for the same.
         file = Path(f"{option.name}_of_job.py")
         file.write_text(
             f"import meshrun\n@meshrun.map_blocks\ndef f(a, *, {option.name}: float = 3.0): return a\n"
         )
         assert main(["plan", f"{file}:f", "--help"]) == 0
-        assert f"--run-{str(option.name).replace('_', '-')}" in capsys.readouterr().out
+        assert f"--run-{option.name.replace('_', '-')}" in capsys.readouterr().out
 
 
 def test_steps_on_arrays_take_both() -> None:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import click
 import numpy as np
 import pytest
 
 import meshrun
-from meshrun.launch.cli.job_command import runner_options
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.spelling import option
-from meshrun.runner.run.declare import DeclaredJob
 
-# Options of `meshrun run` that a program does not have, and why.
-NOT_FROM_PYTHON: dict[str, str] = {}
 CALLS: list[int] = []  # no variable around a function that counts: those make it another job
-NOT_OF_RUN = {"ranks"}  # of `meshrun` itself, as -n
 
 
 @meshrun.map_blocks
@@ -53,43 +46,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.save("in.npy", np.arange(6000, dtype=np.int32).reshape(1000, 6))
     np.arange(60, dtype=">i2").tofile("in.raw")
     return tmp_path
-
-
-def keywords() -> dict[str, inspect.Parameter]:
-    return {
-        name: parameter
-        for name, parameter in inspect.signature(DeclaredJob.run).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
-
-
-def test_every_option_of_the_command_is_a_keyword_and_every_keyword_an_option() -> None:
-    options = {str(option.name) for option in runner_options(steps=True)}
-    assert {*keywords()} - NOT_OF_RUN == options - {*NOT_FROM_PYTHON}
-    assert {*NOT_FROM_PYTHON} <= options
-
-
-def test_the_short_names_of_options_are_taken_too() -> None:
-    """Those that a job's own parameter may have: --dtype beside --input-dtype."""
-    short = {
-        word.removeprefix("--").replace("-", "_")
-        for option in runner_options(steps=True)
-        for word in [*option.opts, *option.secondary_opts]
-    }
-    assert short - {*keywords()} == {"shape", "dtype", "order", "no_overlap"}  # overlap=False
-
-
-@pytest.mark.parametrize("option", runner_options(steps=True), ids=lambda option: str(option.name))
-def test_what_is_not_said_is_the_same_in_both(option: click.Option) -> None:
-    unsaid = click.Command("run", params=[option]).make_context("run", []).params[str(option.name)]
-    assert keywords()[str(option.name)].default == unsaid
-
-
-def test_every_keyword_has_a_type_and_is_documented() -> None:
-    documented = inspect.getdoc(DeclaredJob.run) or ""
-    for name, parameter in keywords().items():
-        assert parameter.annotation is not inspect.Parameter.empty
-        assert name in documented
 
 
 @pytest.mark.parametrize(
@@ -243,11 +199,11 @@ def test_a_public_function_names_keywords(
     assert option("device") == "--device"
 
 
-def test_warnings_of_a_program_name_the_keyword(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_of_a_program_name_the_keyword(caplog: pytest.LogCaptureFixture) -> None:
     np.save("small.npy", np.zeros((2, 6)))
     record = mean.run("small.npy", "out.npy", device="cpu", ranks=2, steps=4, steps_per_exchange=3)
     assert "steps_per_exchange=3 is lowered to 1" in record["warnings"][0]
-    assert "steps_per_exchange=3 is lowered to 1" in capsys.readouterr().err
+    assert "steps_per_exchange=3 is lowered to 1" in caplog.text
 
 
 @meshrun.map_blocks

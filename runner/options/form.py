@@ -1,15 +1,40 @@
-"""Descriptions of the inputs by the options shape, dtype and order: a Form for each."""
+"""The form of an input without a header: shape, dtype and order, as options describe them."""
 
 from __future__ import annotations
 
 import math
-
-import numpy as np
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.spelling import option
-from meshrun.runner.options.stream_options import is_length
-from meshrun.runner.storage.formats.registry import Form
+
+if TYPE_CHECKING:
+    from meshrun.runner.region import Shape
+
+DIGITS_MOST = 19  # of an int64
+LARGEST = (1 << 63) - 1  # cells of an array
+
+
+@dataclass(frozen=True)
+class Form:
+    """Description of a file's array by the options input_shape, input_dtype and input_order.
+
+    Raw files require it; for other files it must agree with the file. order: "C", or "F" for a file in which
+    the first index varies fastest; None: not given, the same as "C".
+    """
+
+    shape: Shape | None = None
+    dtype: str | None = None
+    order: str | None = None
+
+
+NO_FORM = Form()
+
+
+def is_length(word: str) -> bool:
+    """Return whether a word is the digits of a length; Python refuses to convert thousands of them."""
+    return word.isascii() and word.isdecimal() and len(word) <= DIGITS_MOST
 
 
 def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | tuple[Form, ...] | None:
@@ -54,14 +79,16 @@ def parse_shape(text: str) -> tuple[int, ...]:
             f"{option('shape')} does not parse", got=repr(text), expected="lengths joined by x: 1000x512"
         )
     lengths = tuple(int(word) for word in words)
+    import numpy as np  # not for --help
+
     try:
         np.empty((0,) * len(lengths))
     except ValueError as reason:  # NumPy's message has the largest number of axes
         raise UserError(f"{option('shape')} has more axes than an array can have", why=reason) from None
-    if math.prod(length or 1 for length in lengths) > np.iinfo(np.int64).max:
+    if math.prod(length or 1 for length in lengths) > LARGEST:
         raise UserError(
             f"{option('shape')} is larger than any array",
             got=text,
-            expected=f"at most {np.iinfo(np.int64).max} cells",
+            expected=f"at most {LARGEST} cells",
         )
     return lengths
