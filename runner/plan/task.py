@@ -17,7 +17,7 @@ from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.grid import Partition, parse_grid
-from meshrun.runner.plan.halo import BOUNDARIES, Widths, check_widths, normalize
+from meshrun.runner.plan.halo import Widths, check_boundary, check_widths, normalize
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.report.units import counted
 
@@ -439,8 +439,7 @@ def plan_task(
     if job.check is not None:
         job.check(shape, dtype, **parameters)
     chosen = boundary or job.boundary
-    if chosen not in BOUNDARIES:
-        raise UserError("unknown boundary", got=chosen, expected=", ".join(BOUNDARIES))
+    check_boundary(chosen)
     if cval is not None and chosen != "constant":
         raise UserError(
             f"{option('cval')} does not apply: it is the constant of {option('boundary', 'constant')}",
