@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 MET_BY_ALL = "meshrun_sentence"  # the attribute of an error of others that every rank raises

@@ -25,11 +25,11 @@ from meshrun.jobs.airflow.tunnel import Cavity, Sides, Tunnel
 from meshrun.jobs.airflow.units import Flow
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.choices import COLORS
-from meshrun.runner.options.spelling import joined, option, run_command
 from meshrun.runner.options.step_options import NamedRule, StepOptions
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.services.simulation import Simulate
+from meshrun.runner.spelling import joined, option, run_command
 from meshrun.runner.steps.observers.additions import Additions
 from meshrun.runner.storage.formats.registry import check_place
 from meshrun.runner.world.world import World

@@ -21,9 +21,9 @@ from meshrun.jobs.airflow.shapes.bodies import Body
 from meshrun.jobs.measure import plots
 from meshrun.runner.errors import UserError
 from meshrun.runner.files import write_file
-from meshrun.runner.options.spelling import option
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.record import Record
+from meshrun.runner.spelling import option
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

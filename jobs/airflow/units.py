@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from meshrun.jobs.airflow.step import SOUND, Collision
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 
 MAGIC = 3 / 16  # walls of a Poiseuille flow are then exactly half way, at every viscosity
 MOST_MACH = 0.2  # the error of compressibility is about its square

@@ -19,7 +19,7 @@ from meshrun.jobs.filters import dtypes
 from meshrun.jobs.filters.weights import EXACT, Weights, read
 from meshrun.runner.compiler.cuda.fill import fill, is_on_device
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 
 THREADS, COLUMNS = 128, 4  # as in convolve.cu
 MOST_TAPS = 225  # of a kernel that is made for its taps; one of more takes long to compile

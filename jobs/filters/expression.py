@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 
 Value = TypeVar("Value")
 

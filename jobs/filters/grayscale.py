@@ -12,7 +12,7 @@ import meshrun
 from meshrun.jobs.filters import dtypes
 from meshrun.runner.compiler.cuda.fill import fill, is_on_device
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 
 ACCUMULATOR = {
     "bool": "uint32",

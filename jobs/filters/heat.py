@@ -9,7 +9,7 @@ import numpy as np
 
 import meshrun
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 
 
 def _check(shape: tuple[int, ...], dtype: np.dtype[Any], /, *, dt: float = 0.1, largest: float = 1.0) -> None:

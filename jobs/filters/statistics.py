@@ -15,7 +15,7 @@ from meshrun.jobs import kernels
 from meshrun.jobs.filters import dtypes
 from meshrun.jobs.filters.moments import BLOCKS, Moments, combine, of_tile
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 
 MOST_BINS = 65536
 THREADS = 256

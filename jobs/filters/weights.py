@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 
 EXACT = 2**53  # float64 holds every whole number up to here
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 
 
 def parse_axes(text: str | None) -> tuple[int, ...] | None:

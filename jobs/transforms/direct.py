@@ -25,9 +25,9 @@ import numpy as np
 from meshrun.jobs import kernels
 from meshrun.jobs.transforms.transpose import WORD, as_matrix
 from meshrun.runner.comm.peer_memory import Unreachable
-from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import Array, Shape
+from meshrun.runner.spelling import option
 from meshrun.runner.world.binding import open_peers
 from meshrun.runner.world.world import World, clashes
 

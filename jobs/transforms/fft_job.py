@@ -27,10 +27,10 @@ from meshrun.runner.arrays.store import write_block
 from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.jobs import JobForecast
 from meshrun.runner.forecast.place import Place
-from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.task import ArrayType
 from meshrun.runner.region import Shape
 from meshrun.runner.report.units import bytes_text
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.world import World

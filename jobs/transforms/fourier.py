@@ -17,10 +17,10 @@ import numpy as np
 from meshrun.jobs.transforms.in_parts import Cuts, count_parts, exchange_in_parts
 from meshrun.jobs.transforms.plan import Passage, Real, Transform, TransformPlan, plan_transform
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import joined, option, python_caller
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.run.array_call import host_array
+from meshrun.runner.spelling import joined, option, python_caller
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.world import World
 

@@ -15,9 +15,9 @@ from itertools import permutations
 from typing import Literal
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.grid import Partition, bounds, factorizations
 from meshrun.runner.region import Region, Shape
+from meshrun.runner.spelling import option
 
 Decomposition = Literal["auto", "slab", "pencil"]
 Real = Literal["", "forward", "inverse"]

@@ -24,12 +24,12 @@ from meshrun.runner.arrays.store import write_block
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.forecast.jobs import JobForecast
 from meshrun.runner.forecast.place import Place
-from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.grid import bounds, split_along
 from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import ArrayType
 from meshrun.runner.region import Region, Shape
 from meshrun.runner.report.units import bytes_text
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Sink, Source
 from meshrun.runner.world.world import World
 

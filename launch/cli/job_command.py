@@ -45,7 +45,7 @@ def job_command(name: str) -> click.Command:
     from meshrun.runner.job.discover import find
     from meshrun.runner.job.signature import option_names
     from meshrun.runner.options.run_options import run_rows
-    from meshrun.runner.options.spelling import renamed
+    from meshrun.runner.spelling import renamed
 
     job = find(name)
     own = [job_option(parameter) for parameter in job.parameters]
@@ -128,8 +128,8 @@ class JobsShown(Jobs):
         from meshrun.runner.job.signature import option_names
         from meshrun.runner.options.plan_options import shown_inputs
         from meshrun.runner.options.run_options import Options
-        from meshrun.runner.options.spelling import renamed
         from meshrun.runner.options.table import rows
+        from meshrun.runner.spelling import renamed
 
         job = find(cmd_name)
         own = [job_option(parameter) for parameter in job.parameters]
@@ -278,8 +278,8 @@ def _click_type(declared: Any) -> Any:
 
 def _help_text(job: Job) -> str:
     """The job's docstring without its parameters, which are options; click must not rewrap its lines."""
-    from meshrun.runner.options.spelling import option
     from meshrun.runner.run.files import writes_files
+    from meshrun.runner.spelling import option
 
     text = inspect.getdoc(job.function) or ""
     for parameter in job.parameters:

@@ -191,13 +191,13 @@ def jobs() -> None:
 @click.pass_obj
 def call(cli_context: CliContext, folder: Path) -> int:
     """Run a call, `job.run(..., ranks=N)`, that a Python program has left in FOLDER."""
-    from meshrun.runner.options.spelling import python_caller
-    from meshrun.runner.run.declare import renamed_options
+    from meshrun.runner.job.signature import renamed_options
     from meshrun.runner.run.entry import main
     from meshrun.runner.run.python_call import keep_error, keep_record, read_call
+    from meshrun.runner.spelling import python_caller
 
     wanted = read_call(folder)
-    with python_caller(renamed_options(wanted.job)):
+    with python_caller(renamed_options(wanted.job.parameters)):
         return main(
             wanted.job,
             wanted.inputs,

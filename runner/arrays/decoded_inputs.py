@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.form import Form
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Source, decode, open_source
 from meshrun.runner.system.host_memory import host_memory
 

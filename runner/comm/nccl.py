@@ -21,8 +21,8 @@ from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.collective_call import gather_calls
 from meshrun.runner.comm.collectives.api import NcclTuning
 from meshrun.runner.errors import RunError, UserError, first_line
-from meshrun.runner.options.spelling import option
 from meshrun.runner.processes import mapped_files
+from meshrun.runner.spelling import option
 from meshrun.runner.system.launcher import variables
 
 OLDEST = 21900  # the first with ncclMemAlloc and ncclCommRegister

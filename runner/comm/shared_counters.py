@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.errors import RunError, first_line
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 
 SERVING, INTERVAL = 1e-3, 50e-3  # seconds spent serving other hosts' ranks, and least time between
 

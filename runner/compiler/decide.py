@@ -15,8 +15,8 @@ from meshrun.runner.compiler.trace.trace import NotTraceable
 from meshrun.runner.compiler.traced import grid_axes, output_types, reads_of, traced
 from meshrun.runner.device.api import Device
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.task import Task
+from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
 
 WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps: NumPy takes seconds for them on one CPU rank

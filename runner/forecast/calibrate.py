@@ -25,13 +25,13 @@ from meshrun.runner.maps.streamed.dispatch import threads_of
 from meshrun.runner.maps.streamed.endpoints import Endpoints
 from meshrun.runner.maps.streamed.gpu_engine import DeviceEngine
 from meshrun.runner.maps.streamed.loop import stream
-from meshrun.runner.options.spelling import command_option
 from meshrun.runner.options.stream_options import DEPTH
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.report.bottleneck import wall_time
 from meshrun.runner.report.spans import Spans
+from meshrun.runner.spelling import command_option
 from meshrun.runner.storage.file_errors import write_error
 from meshrun.runner.storage.formats.registry import Sink, Source, check_place, commit, open_sink, open_source
 from meshrun.runner.system.host_memory import free_host_memory, host_memory

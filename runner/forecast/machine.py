@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import command_option
 from meshrun.runner.report.record import write_json
+from meshrun.runner.spelling import command_option
 from meshrun.runner.system.launcher import environment
 
 SCHEMA = 1

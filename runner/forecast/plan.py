@@ -22,11 +22,11 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks
 from meshrun.runner.options.form import Form, form_of, forms_of_inputs
 from meshrun.runner.options.plan_options import PlanOptions
-from meshrun.runner.options.spelling import command_option, option
 from meshrun.runner.plan.chunking import PLAIN, Files, check_limit, not_streamed
 from meshrun.runner.plan.task import ArrayType, Task, plan_task
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.units import counted
+from meshrun.runner.spelling import command_option, option
 from meshrun.runner.storage.formats.registry import Source, open_source
 from meshrun.runner.storage.paths import named
 from meshrun.runner.system.host_memory import host_memory

@@ -23,13 +23,13 @@ from meshrun.runner.forecast.record import plan_envelope
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.plan_options import PlanOptions
 from meshrun.runner.options.run_options import RANKS_MOST
-from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.grid import parse_grid
 from meshrun.runner.plan.steps import fields_memory, halo_bytes, kept_memory, step_memory
 from meshrun.runner.plan.task import Task, check_feeds, plan_task
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.units import counted
+from meshrun.runner.spelling import option
 from meshrun.runner.steps.observers.additions import Additions
 from meshrun.runner.steps.step_counts import choose_steps
 from meshrun.runner.storage.formats.registry import Source

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshrun.runner.options.spelling import option
 from meshrun.runner.report.table import table
 from meshrun.runner.report.units import bytes_text, counted, percent_text, rate_text, seconds_text
+from meshrun.runner.spelling import option
 
 
 def render(record: Mapping[str, Any]) -> str:

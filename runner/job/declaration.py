@@ -52,11 +52,6 @@ class Job:
     fuse: str = "auto"
     split_dependent: bool = False
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        from meshrun.runner.job.pickling import reduced_job  # help needs none of it
-
-        return reduced_job(self)
-
     @property
     def takes_steps(self) -> bool:
         """Return whether the options of time steps apply."""

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import command_option
+from meshrun.runner.options.run_options import RANKS, run_rows
+from meshrun.runner.spelling import command_option
 
 if typing.TYPE_CHECKING:
     from meshrun.runner.options.table import OptionRow
@@ -136,6 +137,11 @@ def option_names(
         if row.short in taken:
             names[row.short] = names[row.name]
     return {name: new for name, new in names.items() if new != name}
+
+
+def renamed_options(parameters: Sequence[Parameter]) -> dict[str, str]:
+    """Return the options of a run that are called otherwise in Python for a job, by their usual names."""
+    return option_names(parameters, [*run_rows(), RANKS], in_command=False)
 
 
 def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:

@@ -30,10 +30,10 @@ from meshrun.runner.compiler.result_type import ResultType, result_buffers, type
 from meshrun.runner.device.api import Shortage
 from meshrun.runner.errors import RunError
 from meshrun.runner.job.block_context import BlockContext
-from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region
 from meshrun.runner.report.phases import Phases
+from meshrun.runner.spelling import option
 from meshrun.runner.world.world import World
 
 SLAB = 2 << 20  # bytes of input per call on a CPU: about one core's L2 cache

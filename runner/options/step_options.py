@@ -10,9 +10,9 @@ from difflib import get_close_matches
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.choices import COLORS, Colors, Copies, HaloChoice
-from meshrun.runner.options.spelling import option
 from meshrun.runner.options.table import first_given, row
 from meshrun.runner.options.values import ChoiceValue, CountValue, ParsedValue, PathValue, TextValue
+from meshrun.runner.spelling import option
 
 STEPS_MOST = 10**12
 EVERY = 10  # steps between two checks of --until, unless --every says otherwise

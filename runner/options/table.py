@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option, python_caller
 from meshrun.runner.options.values import FlagValue, OptionValue
+from meshrun.runner.spelling import option, python_caller
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.grid import grid_size
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Region, Shape
+from meshrun.runner.spelling import option
 
 HOST_SHARE = 4  # the ranks of a host together may use 1 / HOST_SHARE of its memory
 DEVICE_SHARE = 0.8  # of a device's free memory; the rest is for the function's own arrays

@@ -17,8 +17,8 @@ from typing import Protocol, SupportsIndex
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.form import is_length
-from meshrun.runner.options.spelling import option
 from meshrun.runner.region import Region, Shape
+from meshrun.runner.spelling import option
 
 BLOCKS_MOST = 1 << 20  # blocks of a grid of chunks: every rank lists them all
 

@@ -16,11 +16,11 @@ from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.choices import BOUNDARIES
-from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.grid import Partition, parse_grid
 from meshrun.runner.plan.halo import Widths, check_widths, normalize
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.report.units import counted
+from meshrun.runner.spelling import option
 
 WIDEST_HINT = 16  # cells of a halo that a result may lack
 NUMBERS = "biufc"  # kinds of dtypes

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from meshrun.runner.errors import show
-from meshrun.runner.options.spelling import option
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.table import table
 from meshrun.runner.report.units import (
@@ -19,6 +18,7 @@ from meshrun.runner.report.units import (
     rate_text,
     seconds_text,
 )
+from meshrun.runner.spelling import option
 
 COLUMNS = ("phase", "slowest rank", "fastest rank", "bytes", "GB/s a rank", "of limit")
 

@@ -21,7 +21,6 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.in_memory import Pipeline
 from meshrun.runner.maps.split_probe import check_split
 from meshrun.runner.options.run_options import Options
-from meshrun.runner.options.spelling import python_caller
 from meshrun.runner.options.values import whole_number
 from meshrun.runner.plan.task import Task, check_feeds, masked_cells, plan_task
 from meshrun.runner.region import HostArray
@@ -29,6 +28,7 @@ from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.prepare import RunContext, fused
 from meshrun.runner.run.services.job_run import call, usable_memory
+from meshrun.runner.spelling import python_caller
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import MemorySource
 from meshrun.runner.storage.transaction import OutputTransaction

@@ -12,27 +12,29 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, overload
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Halo, Job, Trials
-from meshrun.runner.job.signature import Kind, fitted, option_names, read_signature, run_name
+from meshrun.runner.job.signature import Kind, fitted, option_names, read_signature, renamed_options, run_name
 from meshrun.runner.options.choices import FUSE, Boundary, Fuse
 from meshrun.runner.options.plan_options import plan_keywords, plan_options
 from meshrun.runner.options.run_options import RANKS, run_options, run_rows
-from meshrun.runner.options.spelling import python_caller
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.table import OptionRow, described, read_keywords, rows
 from meshrun.runner.plan.halo import check_boundary
 from meshrun.runner.run.signatures import (
+    Function_contra,
     IterateCall,
     IterateMethod,
     PlanCall,
     PlanMethod,
     RunCall,
     RunMethod,
+    TypedJob,
     as_method,
 )
+from meshrun.runner.spelling import python_caller
 
 if TYPE_CHECKING:
     from meshrun.runner.run.record.run_record import PlanRecord, RunRecord
@@ -73,7 +75,7 @@ def _run(job: Job, /, input: Any, output: Any = None, **keywords: Any) -> RunRec
     from meshrun.runner.run.record.run_record import RunRecord
 
     table = run_rows()
-    with python_caller(renamed_options(job)):
+    with python_caller(renamed_options(job.parameters)):
         parameters, given = sorted_keywords(job, keywords, [*table, RANKS])
         job.complete(parameters, others=[row.name for row in table])
         options = run_options(read_keywords(table, given), rates_file())
@@ -108,14 +110,9 @@ def _iterate(job: Job, /, *arrays: Any, **keywords: Any) -> Any:
 
     of_steps = rows(StepOptions)
     table = [replace(of_steps["steps"], required=True), of_steps["every"]]
-    with python_caller(renamed_options(job)):
+    with python_caller(renamed_options(job.parameters)):
         parameters, given = sorted_keywords(job, keywords, table)
         return iterate(job, arrays, parameters, given["steps"], given.get("every"))
-
-
-def renamed_options(job: Job) -> dict[str, str]:
-    """Return the options of a run that are called otherwise in Python for this job, by their usual names."""
-    return option_names(job.parameters, [*run_rows(), RANKS], in_command=False)
 
 
 def sorted_keywords(
@@ -145,18 +142,20 @@ def sorted_keywords(
 
 
 P = ParamSpec("P")
-Function_contra = TypeVar(
-    "Function_contra", contravariant=True
-)  # the job's function without its first parameter
 
 
-class DeclaredJob(Job, Generic[Function_contra]):
+class DeclaredJob(TypedJob[Function_contra]):
     """A declared job that can run itself: `help(job)` shows its function's docstring and its options."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         object.__setattr__(self, "__doc__", _describe(self))
         object.__setattr__(self, "__signature__", _call_signature(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from meshrun.runner.job.pickling import reduced_job  # help needs none of it
+
+        return reduced_job(self)
 
     def __repr__(self) -> str:
         return f"<meshrun job {self.name} ({', '.join(self.arrays)} -> {', '.join(self.output_names)})>"
@@ -165,7 +164,7 @@ class DeclaredJob(Job, Generic[Function_contra]):
         """Apply the job to whole arrays in this process. Returns the result; a tuple if there are several."""
         from meshrun.runner.run.array_call import apply
 
-        with python_caller(renamed_options(self)):
+        with python_caller(renamed_options(self.parameters)):
             return apply(self, arrays, parameters)
 
     run: RunMethod = as_method(_run, "run", RunCall, RUN_TEXT + described([*run_rows(), RANKS]))
@@ -204,7 +203,7 @@ def _describe(job: Job) -> str:
     if job.parameters:
         lines += ["", "Options"]
         lines += [f"  {one.name}: {one.help or 'no description'}" for one in job.parameters]
-    if names := renamed_options(job):
+    if names := renamed_options(job.parameters):
         called = ", ".join(dict.fromkeys(names.values()))
         lines += ["", f"Options of a run with another name for this job: {called}"]
     return "\n".join(lines)

@@ -10,13 +10,13 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.choices import VERIFY
 from meshrun.runner.options.run_options import Options
-from meshrun.runner.options.spelling import option
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.files import Files, as_list
 from meshrun.runner.run.finish import finish
 from meshrun.runner.run.map_run import run_map
 from meshrun.runner.run.prepare import RunContext, RunProgress, open_files
 from meshrun.runner.run.services.job_run import run_job
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.failure import FailureHandler, Guard
 from meshrun.runner.world.world import World, open_world, with_checksums
@@ -87,7 +87,13 @@ def execute(
         from meshrun.runner.run.image_run import FolderRun
 
         done = FolderRun(run, files.folder).write()
+    elif job.kind != "map":
+        done = run_job(run)
+    elif options.steps.steps is None:
+        done = run_map(run)
     else:
-        done = run_map(run) if job.kind == "map" else run_job(run)
+        from meshrun.runner.run.step_run import run_steps
+
+        done = run_steps(run)
     transaction.release()
     return finish(run, done, begin, started)

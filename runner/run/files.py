@@ -12,11 +12,11 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.files import remove_path
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import names as installed
+from meshrun.runner.job.signature import renamed_options
 from meshrun.runner.options.run_options import Options
-from meshrun.runner.options.spelling import option, run_command
 from meshrun.runner.report.record import STDOUT
 from meshrun.runner.report.units import counted
-from meshrun.runner.run.declare import renamed_options
+from meshrun.runner.spelling import option, run_command
 from meshrun.runner.storage.formats.containers import prefixes
 from meshrun.runner.storage.formats.image_folder import Folder, check_output_folder, open_folder
 from meshrun.runner.storage.formats.registry import (
@@ -164,7 +164,7 @@ def check_no_overwrite(
 def _path_parameters(job: Job, parameters: dict[str, Any]) -> dict[str, tuple[Path, str | None]]:
     """Return the files that a job's own parameters name, by their option."""
     given = [one.name for one in job.parameters if one.type is Path and parameters[one.name] is not None]
-    renamed = renamed_options(job) if given else ()
+    renamed = renamed_options(job.parameters) if given else ()
     names = [f"parameter {name}" if name in renamed else option(name) for name in given]
     return {name: split(Path(parameters[own])) for name, own in zip(names, given, strict=True)}
 

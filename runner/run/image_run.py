@@ -14,7 +14,6 @@ from meshrun.runner.compiler.decide import Fusion, ImageKernels
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.folders.images import StreamedFolder
-from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import Task, plan_task
@@ -23,6 +22,7 @@ from meshrun.runner.report.record import Record
 from meshrun.runner.run.finish import Computation, Finished
 from meshrun.runner.run.prepare import RunContext, fused, join, must_fuse
 from meshrun.runner.run.verify.results import REFERENCE, RERUN, compare, failure, gather_proof, leave_cache
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.file_errors import listing
 from meshrun.runner.storage.formats.image_folder import LOSSY, Folder
 from meshrun.runner.storage.formats.registry import Source, open_source

@@ -16,9 +16,9 @@ from meshrun.runner.compiler.trace.graph import Program, merge_components
 from meshrun.runner.compiler.trace.trace import NotTraceable
 from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.report.units import counted
+from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
 
 # Operations that a GPU computes while its memory moves a byte: 7 of float32 on an H200 (33.5 T operations

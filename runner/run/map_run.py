@@ -12,7 +12,6 @@ from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
 from meshrun.runner.maps.split_probe import check_split, refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, streamed_results
-from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
 from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import ArrayType, Task
@@ -28,6 +27,7 @@ from meshrun.runner.run.prepare import (
     planned,
     prepare,
 )
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Sink, first_serial
 
 if TYPE_CHECKING:
@@ -47,11 +47,7 @@ class MapStart:
 
 
 def run_map(run: RunContext) -> Finished:
-    """Run a map job. Collective."""
-    if run.options.steps.steps is not None:
-        from meshrun.runner.run.step_run import run_steps
-
-        return run_steps(run)
+    """Run one pass of a map job. Collective."""
     prepared = prepare(run)
     start = run.world.on_root(lambda: _start(run, prepared))
     if start.streamed is not None:

@@ -22,12 +22,12 @@ from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.maps.streamed.chunk_agreement import limits
 from meshrun.runner.options.form import forms_of_inputs
 from meshrun.runner.options.run_options import Options
-from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import FieldChange, NamedRule
 from meshrun.runner.plan.chunking import MemoryUse, has_own_grid, is_too_large
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.run.files import check_files, check_no_overwrite, name_files
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.image_folder import Folder
 from meshrun.runner.storage.formats.registry import Sink, Source, create, open_sink
 from meshrun.runner.storage.journal import Journal

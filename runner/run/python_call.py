@@ -34,12 +34,12 @@ from meshrun.runner.errors import MeshrunError, RunError, UserError, describe
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.pickling import dumps
 from meshrun.runner.options.run_options import Options
-from meshrun.runner.options.spelling import option
 from meshrun.runner.options.values import whole_number
 from meshrun.runner.plan.task import check_numbers
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.array_call import host_array
+from meshrun.runner.spelling import option
 from meshrun.runner.system.host_memory import memory_folder
 from meshrun.runner.system.launcher import check_connected, detect_launcher
 from meshrun.runner.world.log import LOGGER

@@ -10,8 +10,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
+from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.choices import (
     Boundary,
     Checksum,
@@ -26,10 +27,16 @@ from meshrun.runner.options.choices import (
 )
 
 if TYPE_CHECKING:
-    from meshrun.runner.run.declare import DeclaredJob
     from meshrun.runner.run.record.run_record import PlanRecord, RunRecord
 
 Parameter_contra = TypeVar("Parameter_contra", contravariant=True)
+
+
+Function_contra = TypeVar("Function_contra", contravariant=True)  # of a job
+
+
+class TypedJob(Job, Generic[Function_contra]):
+    """A job whose function has a type for type checkers."""
 
 
 class NoParameter:
@@ -133,27 +140,27 @@ class RunMethod(Protocol):
     """`run`, as an attribute of a job."""
 
     @overload
-    def __get__(self, job: DeclaredJob[Callable[[], object]], of: Any) -> RunCall[NoParameter]: ...
+    def __get__(self, job: TypedJob[Callable[[], object]], of: Any) -> RunCall[NoParameter]: ...
     @overload
-    def __get__(self, job: DeclaredJob[Any], of: Any) -> RunCall[Any]: ...
+    def __get__(self, job: TypedJob[Any], of: Any) -> RunCall[Any]: ...
 
 
 class PlanMethod(Protocol):
     """`plan`, as an attribute of a job."""
 
     @overload
-    def __get__(self, job: DeclaredJob[Callable[[], object]], of: Any) -> PlanCall[NoParameter]: ...
+    def __get__(self, job: TypedJob[Callable[[], object]], of: Any) -> PlanCall[NoParameter]: ...
     @overload
-    def __get__(self, job: DeclaredJob[Any], of: Any) -> PlanCall[Any]: ...
+    def __get__(self, job: TypedJob[Any], of: Any) -> PlanCall[Any]: ...
 
 
 class IterateMethod(Protocol):
     """`iterate`, as an attribute of a job."""
 
     @overload
-    def __get__(self, job: DeclaredJob[Callable[[], object]], of: Any) -> IterateCall[NoParameter]: ...
+    def __get__(self, job: TypedJob[Callable[[], object]], of: Any) -> IterateCall[NoParameter]: ...
     @overload
-    def __get__(self, job: DeclaredJob[Any], of: Any) -> IterateCall[Any]: ...
+    def __get__(self, job: TypedJob[Any], of: Any) -> IterateCall[Any]: ...
 
 
 class _Annotation(str):

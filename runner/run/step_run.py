@@ -14,7 +14,6 @@ from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import limits, serial_file, with_trial_results
-from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import EVERY, FieldChange, NamedRule, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import MemoryUse, not_streamed
@@ -34,6 +33,7 @@ from meshrun.runner.run.prepare import (
     planned,
     prepare,
 )
+from meshrun.runner.spelling import option
 from meshrun.runner.steps.loop import CheckFinite, StepObserver, Until, take_steps
 from meshrun.runner.steps.observers.additions import Additions, StoppingRule
 from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state

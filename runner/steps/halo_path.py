@@ -15,8 +15,8 @@ from meshrun.runner.arrays.halo.packed import PackedHalos
 from meshrun.runner.comm.peer_memory import Unreachable
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.choices import HaloChoice
-from meshrun.runner.options.spelling import option
 from meshrun.runner.region import Array
+from meshrun.runner.spelling import option
 from meshrun.runner.world.binding import open_peers
 from meshrun.runner.world.world import World, clashes
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import RunError
-from meshrun.runner.options.spelling import option
 from meshrun.runner.region import Array, Shape
+from meshrun.runner.spelling import option
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.world.world import World
 

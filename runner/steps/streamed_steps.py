@@ -26,7 +26,6 @@ from meshrun.runner.maps.streamed.endpoints import Endpoints
 from meshrun.runner.maps.streamed.gpu_engine import DeviceEngine, halving_of
 from meshrun.runner.maps.streamed.halving import Halving
 from meshrun.runner.options.form import Form
-from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import EVERY
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunks import Chunks
@@ -36,6 +35,7 @@ from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.spans import Spans
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
+from meshrun.runner.spelling import option
 from meshrun.runner.steps.chunk_steps import ChunkSteps
 from meshrun.runner.steps.fused_steps import passes
 from meshrun.runner.steps.loop import Until, check_finite, next_multiple

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.options.spelling import option
 from meshrun.runner.region import Region
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.paths import is_kept
 
 LISTED = 8  # names in a message

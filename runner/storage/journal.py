@@ -30,7 +30,7 @@ from typing import Any
 
 from meshrun.runner import files
 from meshrun.runner.errors import MeshrunError, RunError, UserError
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 
 IDENTITY, TEMPORARY = "identity.json", ".partial"  # TEMPORARY: suffix of an identity that is being written
 LOG, FAILED = ".log", ".failed"  # a log, and one whose writer could not sync

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import FOLDERS, array_at, is_same_array
 from meshrun.runner.storage.paths import suffix
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshrun.runner.errors import RunError
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 from meshrun.runner.system.launcher import environment
 from meshrun.runner.system.sysfs import text
 

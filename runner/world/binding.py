@@ -15,7 +15,7 @@ from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line
 from meshrun.runner.options.choices import DEVICES
-from meshrun.runner.options.spelling import command_option, option
+from meshrun.runner.spelling import command_option, option
 
 if TYPE_CHECKING:
     from meshrun.runner.comm.peer_arrays import PeerArrays

@@ -13,7 +13,7 @@ from typing import Any
 
 from meshrun.runner import files
 from meshrun.runner.errors import RunError
-from meshrun.runner.options.spelling import command_option
+from meshrun.runner.spelling import command_option
 from meshrun.runner.system.launcher import slurm_job
 from meshrun.runner.world import helper_process
 from meshrun.runner.world.run_status import lost_note, signed_note

@@ -20,11 +20,11 @@ from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line, is_met_by_all
 from meshrun.runner.options.choices import Checksum, DeviceChoice
-from meshrun.runner.options.spelling import option, python_caller
 from meshrun.runner.processes import boot_id
 from meshrun.runner.recorder.process import remove_stale
 from meshrun.runner.recorder.ring import NoRecorder, Recorder, file_of
 from meshrun.runner.report.phases import Phases
+from meshrun.runner.spelling import option, python_caller
 from meshrun.runner.system import launcher
 from meshrun.runner.world.binding import (
     bind_device,

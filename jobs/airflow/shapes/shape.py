@@ -23,8 +23,8 @@ from meshrun.jobs.airflow.shapes.parts import connected
 from meshrun.jobs.airflow.shapes.surface import Surface, frontal_area
 from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
 from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats import registry
 from meshrun.runner.storage.formats.image import Appearance
 from meshrun.runner.storage.formats.image_folder import open_folder

@@ -15,10 +15,10 @@ from meshrun.jobs.linalg.matmul.summa import Schedule, multiply_summa
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.device.host_blas import adds_products
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import python_caller
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import Array
 from meshrun.runner.run.array_call import host_array
+from meshrun.runner.spelling import python_caller
 from meshrun.runner.world.world import World, single_rank_world
 
 Word = Literal["auto", "float64", "float32", "tf32", "float16", "bfloat16"]

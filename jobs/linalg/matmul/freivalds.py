@@ -25,9 +25,9 @@ import numpy as np
 from meshrun.jobs.linalg.matmul.precision import Precision, choose
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import HostArray, Region
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.world import World

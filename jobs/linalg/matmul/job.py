@@ -23,11 +23,11 @@ from meshrun.runner.device.host_blas import adds_products
 from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.jobs import JobForecast
 from meshrun.runner.forecast.place import Place, Stage
-from meshrun.runner.options.spelling import run_command
 from meshrun.runner.plan.task import ArrayType
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.units import bytes_text
+from meshrun.runner.spelling import run_command
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.world.world import World
 

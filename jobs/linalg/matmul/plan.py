@@ -23,9 +23,9 @@ from typing import Literal
 
 from meshrun.runner.arrays.load import stages
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.grid import bounds, factorizations
 from meshrun.runner.report.units import bytes_text, counted
+from meshrun.runner.spelling import option
 
 WIDE = 512  # columns of a piece of B from which a product runs at its full rate
 # Slabs of B's columns that are gathered. Nothing is multiplied before the first one is there, and a message

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
 from meshrun.runner.region import HostArray
+from meshrun.runner.spelling import option
 
 WORDS = ("auto", "float64", "float32", "tf32", "float16", "bfloat16")
 FACTORS = {"float64": "float64", "float32": "float32", "tf32": "float32", "float16": "float16"}

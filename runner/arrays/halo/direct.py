@@ -71,8 +71,8 @@ from meshrun.runner.arrays.halo import boxes as halo_boxes
 from meshrun.runner.arrays.halo.boxes import FieldHalos, HaloBox
 from meshrun.runner.compiler.cuda.steps.layout import Neighbour, Sending
 from meshrun.runner.errors import RunError
-from meshrun.runner.options.spelling import option
 from meshrun.runner.region import Array
+from meshrun.runner.spelling import option
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from meshrun.runner.comm.collectives.mpi import NATIVE, MpiCollectives
 from meshrun.runner.comm.mpi import device_memory_support
 from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.options.spelling import command_option
+from meshrun.runner.spelling import command_option
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 PROOFS = (64, 1 << 22)  # bytes: libraries send short and long messages in different ways

@@ -15,8 +15,8 @@ import numpy as np
 from meshrun.runner.comm.collectives.api import Buffer, Call, Datatype, Function, Pointer, premultiplier
 from meshrun.runner.device.api import POISON
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
 from meshrun.runner.region import Array
+from meshrun.runner.spelling import option
 
 COMBINE = {
     "sum": np.add,

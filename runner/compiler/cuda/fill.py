@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.compiler.trace.graph import Extents, Operand
 from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS, trace
-from meshrun.runner.options.spelling import option
 from meshrun.runner.region import Array
+from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
 
 if TYPE_CHECKING:

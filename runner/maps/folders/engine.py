@@ -24,12 +24,12 @@ from meshrun.runner.errors import MeshrunError, RunError, UserError, describe
 from meshrun.runner.maps.in_memory import call_rows, slabs, windows
 from meshrun.runner.maps.streamed.endpoints import Step
 from meshrun.runner.maps.streamed.halving import Halving, does_not_fit, pieces
-from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.chunking import memory_use
 from meshrun.runner.plan.task import Task
 from meshrun.runner.plan.window import Window
 from meshrun.runner.region import Array, HostArray, Region, Shape
 from meshrun.runner.report.spans import Spans
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.image_folder import Folder
 from meshrun.runner.storage.formats.registry import Sink, commit, open_sink, open_source
 from meshrun.runner.world.world import World

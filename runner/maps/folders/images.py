@@ -25,13 +25,13 @@ from meshrun.runner.maps.split_probe import check_split
 from meshrun.runner.maps.streamed.chunk_agreement import known_results, limits
 from meshrun.runner.maps.streamed.dispatch import draw, process_chunks, report, threads_of
 from meshrun.runner.maps.streamed.resume import Fingerprint, check_inputs, find_unfinished, start_or_resume
-from meshrun.runner.options.spelling import option
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import memory_use
 from meshrun.runner.plan.task import Task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.spans import Spans
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.file_errors import write_error
 from meshrun.runner.storage.formats.image_folder import Folder, Image
 from meshrun.runner.storage.formats.registry import Source, decoded_bytes

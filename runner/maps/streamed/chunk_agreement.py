@@ -12,7 +12,6 @@ import numpy as np
 from meshrun.runner.compiler.result_type import result_types
 from meshrun.runner.errors import UserError
 from meshrun.runner.maps.streamed.halving import does_not_fit
-from meshrun.runner.options.spelling import option
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import (
     Facts,
@@ -29,6 +28,7 @@ from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.plan.window import Window
 from meshrun.runner.region import Array, Region, Shape
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, first_serial, open_sink
 from meshrun.runner.storage.paths import KEPT, split
 from meshrun.runner.system.host_memory import host_memory

@@ -17,13 +17,13 @@ from meshrun.runner.errors import MeshrunError, RunError
 from meshrun.runner.maps.streamed.endpoints import Engine
 from meshrun.runner.maps.streamed.loop import stream
 from meshrun.runner.maps.streamed.work_stealing import ChunkQueue
-from meshrun.runner.options.spelling import option
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.report.bottleneck import Bottleneck, Summary, Table, combine, summary
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.spans import STAGES, Span, Spans
 from meshrun.runner.report.stream_progress import BETWEEN, OnStreamProgress, recent_rates
 from meshrun.runner.report.timeline import Lane, write_timeline
+from meshrun.runner.spelling import option
 from meshrun.runner.world.world import World
 
 MOST_THREADS = 16

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from meshrun.runner.device.api import Backend, Shortage
 from meshrun.runner.errors import RunError
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 
 T = TypeVar("T")
 

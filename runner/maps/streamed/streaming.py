@@ -21,13 +21,13 @@ from meshrun.runner.maps.streamed.endpoints import Endpoints, Engine
 from meshrun.runner.maps.streamed.gpu_engine import DeviceEngine
 from meshrun.runner.maps.streamed.redo import Redo
 from meshrun.runner.maps.streamed.resume import check_inputs, find_unfinished, start_or_resume
-from meshrun.runner.options.spelling import option
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.task import Task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.spans import Spans
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, create, open_sink, read_back
 from meshrun.runner.storage.journal import Journal, Syncer
 from meshrun.runner.storage.paths import KEPT, suffix

@@ -27,13 +27,13 @@ from meshrun.runner.errors import MeshrunError, RunError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import find, names
 from meshrun.runner.options.choices import BOUNDARIES, Boundary, DeviceChoice
-from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.report.table import table
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.declare import map_blocks, reduce_blocks
 from meshrun.runner.run.execute import Options, execute
 from meshrun.runner.run.installation.mutations import MUTATIONS, Mutation
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.system.launcher import BY_HAND, Started
 from meshrun.runner.world.binding import visible_gpus

@@ -7,8 +7,8 @@ from typing import Any
 
 from meshrun.runner.forecast import table as plan_table
 from meshrun.runner.job.signature import run_name
-from meshrun.runner.options.spelling import python_caller
 from meshrun.runner.report.summary import render, result_text
+from meshrun.runner.spelling import python_caller
 
 
 class ShownRecord(dict[str, Any]):

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from meshrun.runner.compiler.captured import captured
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.run.finish import Finished
 from meshrun.runner.run.prepare import RunContext
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Source
 
 if TYPE_CHECKING:

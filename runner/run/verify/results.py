@@ -30,13 +30,13 @@ from meshrun.runner.maps.in_memory import OnProgress, no_progress
 from meshrun.runner.maps.reduce import Tiles, reduce_array, to_host
 from meshrun.runner.maps.streamed.dispatch import threads_of
 from meshrun.runner.maps.streamed.redo import Redo
-from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import HostArray, Region, Shape, overlap
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.verify.compare import differs, unlike
 from meshrun.runner.run.verify.tiles import sources
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Sink, Source, first_serial, read_back, reopen
 from meshrun.runner.world.world import World, single_rank_world
 

@@ -23,11 +23,11 @@ from meshrun.runner.arrays.inputs import Inputs
 from meshrun.runner.arrays.store import Store, store_of
 from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import SaveInterval
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.report.phases import Phases
+from meshrun.runner.spelling import option
 from meshrun.runner.steps.loop import NEVER, next_multiple
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.checkpoint_folder import CheckpointFolder, Colors, SavedState

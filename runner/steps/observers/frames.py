@@ -22,12 +22,12 @@ from meshrun.runner.arrays.store import gather
 from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS
 from meshrun.runner.device.api import Mark
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.halo import Slices
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, HostArray, Region, Shape
 from meshrun.runner.report.colors import indices, palette, value_range
+from meshrun.runner.spelling import option
 from meshrun.runner.steps.loop import next_multiple
 from meshrun.runner.steps.observers.additions import FrameContent
 from meshrun.runner.steps.stepper import Stepper

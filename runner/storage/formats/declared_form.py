@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 
 NUMBERS = "biufc"  # kinds of dtype: booleans, integers, floats, complex
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.form import Form
-from meshrun.runner.options.spelling import joined, option
 from meshrun.runner.region import Shape
+from meshrun.runner.spelling import joined, option
 from meshrun.runner.storage.formats.declared_form import NUMBERS, parse_dtype
 from meshrun.runner.storage.formats.flat import FlatSink, FlatSource
 

@@ -31,8 +31,8 @@ from meshrun.runner.files import (
     remove_path,
 )
 from meshrun.runner.options.form import NO_FORM, Form
-from meshrun.runner.options.spelling import option
 from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.file_errors import write_error
 from meshrun.runner.storage.formats.containers import check_alone, check_array
 from meshrun.runner.storage.formats.declared_form import parse_dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 from meshrun.runner.system.launcher import Started
 from meshrun.runner.world.preflight import consistency, host_checks
 from meshrun.runner.world.preflight.problem import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from meshrun.runner.options.spelling import command_option
+from meshrun.runner.spelling import command_option
 from meshrun.runner.world.preflight.problem import (
     Problem,
     by_host,

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshrun.runner.errors import tell
-from meshrun.runner.options.spelling import command_option
 from meshrun.runner.recorder.snapshot import RankSnapshot, from_json, to_json
+from meshrun.runner.spelling import command_option
 from meshrun.runner.world.helper_process import rank_has_ended, read_setting, write_message
 from meshrun.runner.world.run_status import RunLines, run_at
 from meshrun.runner.world.stuck import gpu_states, nccl_ras

@@ -13,7 +13,7 @@ import pytest
 
 import meshrun
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.spelling import option
+from meshrun.runner.spelling import option
 
 CALLS: list[int] = []  # no variable around a function that counts: those make it another job
 

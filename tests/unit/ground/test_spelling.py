@@ -6,8 +6,8 @@ import doctest
 
 import pytest
 
-from meshrun.runner.options import spelling
-from meshrun.runner.options.spelling import command_option, option, python_caller, renamed, run_command
+from meshrun.runner import spelling
+from meshrun.runner.spelling import command_option, option, python_caller, renamed, run_command
 
 
 def test_the_examples() -> None:
