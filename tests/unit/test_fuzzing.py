@@ -470,7 +470,7 @@ TARGETS = [
         (ValueError,),
     ),
     Target("traffic matrix", b"0 16\n32 0\n".strip, matrix, ".txt"),
-    *texts("size", lazily("meshrun.runner.options.stream_options", "parse_size"), "1.5G", "64M"),
+    *texts("size", lazily("meshrun.runner.options.values", "parse_size"), "1.5G", "64M"),
     *texts(
         "nccl size",
         lazily("meshrun.jobs.measure.sizes", "parse_nccl_tests_size"),

@@ -233,7 +233,7 @@ def test_a_result_in_another_byte_order_is_written_in_the_machines(
         ({"grid": "1x1x2"}, "more axes than the array"),
         ({"grid": "two"}, "does not parse"),
         ({"boundary": "edge"}, "unknown boundary"),
-        ({"verify": "some"}, "unknown --verify"),
+        ({"verify": "some"}, "unknown verify"),
         ({"parameters": {"speed": 1}}, "no such parameter"),
     ],
 )

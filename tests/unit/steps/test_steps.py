@@ -155,12 +155,12 @@ def test_a_filled_result_steps_too(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found[0], expected[0])
 
 
-def test_k_is_lowered_where_blocks_are_too_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_k_is_lowered_where_blocks_are_too_small(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = meshrun.map_blocks(halo=2)(lambda block: block[2:-2, 2:-2])
     _, record = stepped(tmp_path, job, [np.zeros((13, 9))], 3, ranks=3, steps_per_exchange=5)
     assert record["steps"]["steps_per_exchange"] == 2
     assert "--steps-per-exchange 5 is lowered to 2" in record["warnings"][0]
-    assert "--steps-per-exchange 5 is lowered to 2" in capsys.readouterr().err
+    assert "--steps-per-exchange 5 is lowered to 2" in caplog.text
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)

@@ -196,7 +196,7 @@ def test_an_axis_may_be_numpys_integer_and_an_array_a_list() -> None:
 
 def test_one_axis_is_not_split() -> None:
     def case(world: World) -> None:
-        with pytest.raises(UserError, match=r"cannot be split into 2 parts: got shape \(8,\), .* Try: -n 1"):
+        with pytest.raises(UserError, match=r"cannot be split into 2 parts: got shape \(8,\).* Try: ranks=1"):
             meshrun.fft(np.zeros(4), world)
 
     on_ranks(2, case)
