@@ -33,6 +33,7 @@ from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit, launch_ar
 from meshrun.runner.compiler.cuda.steps import choice as step_choice
 from meshrun.runner.compiler.cuda.steps.kernel import build
 from meshrun.runner.compiler.cuda.steps.layout import NotFusable
+from meshrun.runner.compiler.operations import compiler_options
 from meshrun.runner.compiler.trace.graph import Operand, Program, merge_components
 from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.device.cuda import CudaBackend, kernel_of_text
@@ -78,21 +79,21 @@ CASES = {
 }
 
 
-def passes(program: Program, fuse_math: str) -> list[PassKernel]:
+def passes(program: Program) -> list[PassKernel]:
     """Return kernels of one step: the chosen one, the same in other blocks, and others that are unrolled."""
-    chosen = emit(program, math=fuse_math)
+    chosen = emit(program)
     cells = [(1, 1), (1, 2), (2, 2), (1, 4)] if program.axes == 2 else [(1, 1), (1, 2), (1, 4), (2, 1)]
     tiles = [((1,) * program.axes + one)[-program.axes :] for one in cells]
     return [
         chosen,
-        *(emit(program, threads=one, math=fuse_math) for one in BLOCKS if one != chosen.threads),
-        *(emit(program, tile=tile, threads=BLOCKS[0], math=fuse_math) for tile in tiles),
+        *(emit(program, threads=one) for one in BLOCKS if one != chosen.threads),
+        *(emit(program, tile=tile, threads=BLOCKS[0]) for tile in tiles),
     ]
 
 
-def compile_pass(kernel: PassKernel) -> None:
+def compile_pass(kernel: PassKernel, fuse_math: str) -> None:
     """Compile a kernel into the user's cache of files."""
-    kernel_of_text(kernel.source, kernel.name, kernel.options)
+    kernel_of_text(kernel.source, kernel.name, compiler_options(fuse_math))
 
 
 def copied(nbytes: int) -> float:
@@ -135,8 +136,8 @@ def measured(
     padded = [np.pad(one, 1, "wrap") for one in host]
     widths = ((1, 1),) * len(size)
     merged, _ = merge_components(program)
-    kernels_of_one = passes(merged, fuse_math)
-    list(pool.map(compile_pass, kernels_of_one))
+    kernels_of_one = passes(merged)
+    list(pool.map(partial(compile_pass, fuse_math=fuse_math), kernels_of_one))
     layout = BlockLayout(box, size, (False,) * len(size), widths, "wrap")
     layout.aligned = LINE
     blocks = [layout.empty(cupy, one.dtype) for one in padded]
@@ -144,7 +145,7 @@ def measured(
         block[...] = cupy.asarray(one)
     outs = [layout.empty(cupy, np.dtype(case.storage))[layout.core] for _ in feeds]
     for one_pass in kernels_of_one:
-        function = kernel_of_text(one_pass.source, one_pass.name, one_pass.options)
+        function = kernel_of_text(one_pass.source, one_pass.name, compiler_options(fuse_math))
         call = launch_arguments(one_pass, blocks, outs, widths)
         time = seconds(partial(function, call.grid, call.block, call.arguments), ROUNDS)
         row(

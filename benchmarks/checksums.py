@@ -26,7 +26,7 @@ import numpy as np
 from heat_ranks import parse, start_ranks, take_steps, write
 from side_by_side import in_turn
 
-from meshrun.runner.comm.checksum.checked import Checksum
+from meshrun.runner.options.choices import Checksum
 from meshrun.runner.world.world import open_world, with_checksums
 
 CHOICES: tuple[Checksum, ...] = get_args(Checksum)

@@ -76,6 +76,6 @@ def product(world: Any, precision: str, a: Any, b: Any) -> Work:
 
     def work() -> None:
         stream = world.xp.cuda.get_current_stream()
-        gemm(precision, *sizes, a.data.ptr, b.data.ptr, out.data.ptr, stream, sums=sums)
+        gemm(precision, sizes, (a.data.ptr, b.data.ptr, out.data.ptr), stream, sums=sums)
 
     return work

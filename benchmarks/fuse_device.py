@@ -82,13 +82,13 @@ class Measured:
 
     def action(self, kernel: PassKernel) -> tuple[Callable[[], None], Any]:
         """Return what launches the kernel, and the compiled kernel."""
-        compiled = kernel_of_text(kernel.source, kernel.name, kernel.options)
+        compiled = kernel_of_text(kernel.source, kernel.name, ())
         call = launch_arguments(kernel, self.blocks, self.outs, self.widths)
         return (lambda: launch(compiled, call)), compiled
 
     def check(self, kernel: PassKernel) -> None:
         """Compare small arrays of odd pitches, and a corner of the large ones, with NumPy."""
-        compiled = kernel_of_text(kernel.source, kernel.name, kernel.options)
+        compiled = kernel_of_text(kernel.source, kernel.name, ())
         small = tuple(map(max, (5, 37, 531)[-self.program.axes :], kernel.tile))
         for odd in (0, 1):
             blocks, outs = cases(self.program, small, odd, cupy)

@@ -34,9 +34,9 @@ from meshrun.runner.compiler.trace.graph import Operand, Program
 from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.device.cuda import kernel_of_text
 from meshrun.runner.device.nvrtc import local_bytes_of, registers_of
-from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.options.choices import BOUNDARIES
+from meshrun.runner.options.form import parse_shape
 from meshrun.runner.report.record import write_json
-from meshrun.runner.storage.input_forms import parse_shape
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}

@@ -24,6 +24,7 @@ import numpy as np
 import solvers
 
 from meshrun.runner.arrays.distributed_array import empty_array
+from meshrun.runner.options.form import parse_shape
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.record import write_json
@@ -31,7 +32,6 @@ from meshrun.runner.run.prepare import fused
 from meshrun.runner.run.record.record_builder import places, versions
 from meshrun.runner.steps.loop import take_steps
 from meshrun.runner.steps.stepper import Stepper
-from meshrun.runner.storage.input_forms import parse_shape
 from meshrun.runner.world.world import World, open_world
 
 OVERLAPS = {"auto": None, "on": True, "off": False}

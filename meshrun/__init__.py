@@ -15,7 +15,8 @@
                                        any error; a mistake in what was asked for; a failure; a wrong result
     __version__                        of the installed package, such as "1.2.0"
 
-Each name is loaded when it is first used, so that `import meshrun` costs nothing.
+Each name is loaded when it is first used, so that `import meshrun` costs nothing. Warnings are logged by the
+logger "meshrun" of the standard library's logging.
 """
 
 from __future__ import annotations
@@ -79,19 +80,21 @@ _MODULE_OF = {
 __all__ = list(_MODULE_OF)
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
+if not TYPE_CHECKING:  # with it, type checkers would accept any name
 
-        return version("meshrun")
-    if name not in _MODULE_OF:
-        from difflib import get_close_matches
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from importlib.metadata import version
 
-        close = get_close_matches(name, _MODULE_OF, 1)
-        meant = f"; did you mean {close[0]}?" if close else ""
-        raise AttributeError(f"module 'meshrun' has no attribute {name!r}{meant}", name=name)
-    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+            return version("meshrun")
+        if name not in _MODULE_OF:
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, _MODULE_OF, 1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            raise AttributeError(f"module 'meshrun' has no attribute {name!r}{meant}", name=name)
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__, "__version__"])
+    return sorted([*__all__, "__version__"])

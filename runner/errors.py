@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from meshrun.runner.spelling import option
+
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 MET_BY_ALL = "meshrun_sentence"  # the attribute of an error of others that every rank raises
 # Raised by the __str__ of an error of others.
@@ -168,7 +170,7 @@ def describe(failure: BaseException) -> str:
         return str(met)
     if isinstance(failure, MemoryError):
         return f"out of memory: {str(failure) or 'an allocation failed'}. Try: more ranks, or a smaller array"
-    return f"{_in_words(failure)}. Try: --debug for the traceback"
+    return f"{_in_words(failure)}. Try: {option('debug', True)} for the traceback"
 
 
 def _in_words(failure: BaseException) -> str:
@@ -179,13 +181,6 @@ def _in_words(failure: BaseException) -> str:
     except UNPRINTABLE:
         words = ""
     return f"{type(failure).__name__}{': ' + words if words else ''}{f' ({place})' if place else ''}"
-
-
-def is_of_the_runner(failure: BaseException) -> bool:
-    """Whether the runner raised an error, rather than a job: of an option, it means the run's."""
-    frames = [frame for frame, _ in traceback.walk_tb(failure.__traceback__)]
-    rooms = f"{Path(__file__).parent}{os.sep}"
-    return not frames or frames[-1].f_code.co_filename.startswith(rooms)
 
 
 def _place(failure: BaseException) -> str:
@@ -226,7 +221,7 @@ class Importing:
     ) -> None:
         if failure is None or isinstance(failure, (MeshrunError, KeyboardInterrupt)):
             return
-        what, hint = f"{self.what} cannot be imported", "--debug for the traceback"
+        what, hint = f"{self.what} cannot be imported", f"{option('debug', True)} for the traceback"
         if isinstance(failure, SyntaxError):
             file = _shown(failure.filename) if failure.filename and failure.lineno else self.what
             place = f"{file}, line {failure.lineno}" if failure.lineno else file

@@ -24,23 +24,24 @@ from meshrun.jobs.airflow.step import Collision, Damping, step_job
 from meshrun.jobs.airflow.tunnel import Cavity, Sides, Tunnel
 from meshrun.jobs.airflow.units import Flow
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.step_options import COLORS, NamedRule, StepOptions
+from meshrun.runner.options.choices import COLORS
+from meshrun.runner.options.step_options import NamedRule, StepOptions
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.services.simulation import Simulate
+from meshrun.runner.spelling import joined, option, run_command
 from meshrun.runner.steps.observers.additions import Additions
 from meshrun.runner.storage.formats.registry import check_place
 from meshrun.runner.world.world import World
 
 LATTICE = {2: "D2Q9", 3: "D3Q19"}  # by number of axes
-CROSSINGS = 4  # of the domain by the flow, where --steps is not given
+CROSSINGS = 4  # of the domain by the flow, where `steps` is not given
 LONGEST = 10  # times as many, for a flow that is to become steady
-FRAMES = 100  # where --every is not given
+FRAMES = 100  # where `every` is not given
 # Of forces, while the flow passes the length of a body, and at least while it goes as far as the body is
 # high: a thin one sheds eddies of that size, each in about five times as long.
 SAMPLES, FEWEST_SAMPLES = 16, 4
 MOST_ISOLINES = 100
-SMALLER = "a smaller --size"  # what makes the fields smaller, in hints
 ANCHOR = 0.02  # rate at which the density at the outflow relaxes to 1
 
 
@@ -100,10 +101,11 @@ def airflow(
     fields_every: steps between two snapshots of the fields. Default: only the last step is written.
     """
     world.collective_call(lambda: _check_files(argument, simulate.film, forces, fields))
+    smaller = f"a smaller {option('size')}"  # hint for fields that do not fit the memory
     if size is not None:  # looking at the cells of a domain that no memory holds takes hours
         shape = world.collective_call(lambda: shapes.parse_size(size))
         populations = world.collective_call(lambda: _lattice(lattice, shape)).size
-        simulate.check_memory(math.prod(shape) * populations * np.dtype(storage).itemsize, SMALLER)
+        simulate.check_memory(math.prod(shape) * populations * np.dtype(storage).itemsize, smaller)
     body = world.collective_call(lambda: _body(argument, shapes.Placement(size, place, length, up), sides))
     chosen = world.collective_call(lambda: _lattice(lattice, body.shape))
     flow = world.collective_call(lambda: _flow(reynolds, body, speed, collision))
@@ -114,7 +116,7 @@ def airflow(
     damping: Damping = "factors" if world.backend.device.kind == "cuda" else "results"
     step = step_job(chosen, tunnel.kinds, collision, storage, inlet == "parabolic", damping)
     if not simulate.filmed:
-        drawn = {"--draw": draw != "speed", "--isolines": isolines != 0, "--slice": slice is not None}
+        drawn = {"draw": draw != "speed", "isolines": isolines != 0, "slice": slice is not None}
         world.collective_call(lambda: _check_no_film(drawn, simulate.options, argument))
     options = _options(simulate.options, tunnel, filmed=simulate.filmed)
     assert options.steps is not None
@@ -146,7 +148,7 @@ def airflow(
         [] if fields is None else [fields],
         observers,
         rule,
-        SMALLER,
+        smaller,
     )
     description = {
         "shape": _identity(argument), "size": list(body.shape), "length": length, "place": place, "up": up,
@@ -186,10 +188,10 @@ def airflow(
 def _check_files(shape: str, film: Path | None, forces: Path | None, fields: Path | None) -> None:
     """Refuse forces and fields that would replace the shape or the film. film: None in a plan."""
     others = {"OUTPUT": film, "SHAPE": Path(shape)}
-    for option, path in (("--forces", forces), ("--fields", fields)):
+    for written, path in ((option("forces"), forces), (option("fields"), fields)):
         for name, other in others.items():
             if path is not None and other is not None and path.resolve() == other.resolve():
-                raise UserError(f"{option} and {name} name the same file", got=path, expected="two files")
+                raise UserError(f"{written} and {name} name the same file", got=path, expected="two files")
 
 
 def _body(word: str, placement: shapes.Placement, sides: Sides) -> Body:
@@ -205,7 +207,9 @@ def _lattice(name: str, shape: Shape) -> Lattice:
             f"{name} is a lattice of {chosen.axes} axes",
             got=f"a domain of {shapes.size_text(shape)} cells",
             expected=LATTICE[axes],
-            hint="--size WIDTHxHEIGHTxDEPTH" if axes == 2 else "leave --lattice out",
+            hint=option("size", metavar="WIDTHxHEIGHTxDEPTH")
+            if axes == 2
+            else f"leave {option('lattice')} out",
         )
     return chosen
 
@@ -218,26 +222,28 @@ def _flow(reynolds: float, body: Body, speed: float, collision: Collision) -> Fl
 
 def _check_cavity(sides: str, inlet: str) -> None:
     """Refuse options of a tunnel."""
-    for option, value, usual in (("--sides", sides, "slip"), ("--inlet", inlet, "uniform")):
+    for name, value, usual in (("sides", sides, "slip"), ("inlet", inlet, "uniform")):
         if value != usual:
             raise UserError(
-                f"{option} does not apply: a cavity is closed", got=value, hint=f"leave {option} out"
+                f"{option(name)} does not apply: a cavity is closed",
+                got=value,
+                hint=f"leave {option(name)} out",
             )
 
 
 def _check_no_film(given: dict[str, bool], options: StepOptions, shape: str) -> None:
     """Refuse options of a film where there is none. given: whether such an option of the job is."""
     given = given | {
-        "--every": options.every is not None,
-        "--frame-range": options.frame_range is not None,
-        "--frame-colors": options.frame_colors != COLORS[0],
+        "every": options.every is not None,
+        "frame_range": options.frame_range is not None,
+        "frame_colors": options.frame_colors != COLORS[0],
     }
     name = next((name for name, is_given in given.items() if is_given), None)
     if name is not None:
         raise UserError(
-            f"{name} does not apply: there is no film",
+            f"{option(name)} does not apply: there is no film",
             expected="FILM after SHAPE",
-            hint=f"meshrun run airflow {shape} film.webp {name} ...",
+            hint=run_command(f"airflow {shape} film.webp {option(name)} ..."),
         )
 
 
@@ -263,17 +269,17 @@ def _samples(tunnel: Tunnel, surface: str, every: int | None, options: StepOptio
     """Return what samples the forces; None if there is no body."""
     body = tunnel.body
     if every is not None and every < 1:
-        raise UserError("--forces-every is no number of steps", got=every, expected="1 or more")
+        raise UserError(f"{option('forces_every')} is no number of steps", got=every, expected="1 or more")
     exact = type(body) not in (Body, CellBody)
     if surface == "interpolated" and not exact:
         raise UserError(
-            "--surface interpolated needs an exact surface",
+            f"{option('surface', 'interpolated')} needs an exact surface",
             got=body.name,
             expected="cylinder, sphere, an airfoil, an .stl file or a picture with smooth edges",
         )
     if type(body) is Body:
         if every is not None:
-            raise UserError("--forces-every does not apply: there is no body", got=every)
+            raise UserError(f"{option('forces_every')} does not apply: there is no body", got=every)
         return None
     interpolated = surface == "interpolated" or (surface == "auto" and exact)
     passing = min(body.length / SAMPLES, body.box.shape[-2] / FEWEST_SAMPLES)
@@ -283,11 +289,11 @@ def _samples(tunnel: Tunnel, surface: str, every: int | None, options: StepOptio
 
 def _check_forces(path: Path, samples: ForceSamples | None) -> None:
     if samples is None:
-        raise UserError("--forces: there is no body", got="none", expected="a shape")
+        raise UserError(f"{option('forces')}: there is no body", got="none", expected="a shape")
     if samples.every >= samples.last:
         raise UserError(
-            f"--forces: no sample before the last step, {samples.last:,}",
-            got=f"--forces-every {samples.every}",
+            f"{option('forces')}: no sample before the last step, {samples.last:,}",
+            got=option("forces_every", samples.every),
             expected=f"at most {samples.last - 1}" if samples.last > 1 else "more steps",
         )
     suffixes = (".csv", ".png", ".svg", ".html")
@@ -299,13 +305,15 @@ def _check_forces(path: Path, samples: ForceSamples | None) -> None:
 def _check_isolines(number: int, quantity: str) -> None:
     """Raise UserError for an impossible number of lines, and for a quantity that no line would show."""
     if not 0 <= number <= MOST_ISOLINES:
-        raise UserError("--isolines is no number of lines", got=number, expected=f"0 to {MOST_ISOLINES}")
+        raise UserError(
+            f"{option('isolines')} is no number of lines", got=number, expected=f"0 to {MOST_ISOLINES}"
+        )
     if not number and quantity != "drawn":
         raise UserError(
-            "--isolines-of does not apply: no lines are drawn",
-            got=f"--isolines-of {quantity}",
-            expected="--isolines N too",
-            hint=f"--isolines 12 --isolines-of {quantity}",
+            f"{option('isolines_of')} does not apply: no lines are drawn",
+            got=option("isolines_of", quantity),
+            expected=f"{option('isolines', metavar='N')} too",
+            hint=joined(option("isolines", 12), option("isolines_of", quantity)),
         )
 
 
@@ -319,9 +327,15 @@ def _plane(text: str | None, body: Body) -> tuple[int, int] | None:
     except ValueError:
         fraction = math.nan
     if axis not in ("z", "y", "x") or not equals or not 0 <= fraction <= 1:
-        raise UserError("--slice is no plane", got=repr(text), expected="x=F, y=F or z=F, with F from 0 to 1")
+        raise UserError(
+            f"{option('slice')} is no plane", got=repr(text), expected="x=F, y=F or z=F, with F from 0 to 1"
+        )
     if len(body.shape) != 3:
-        raise UserError("--slice does not apply: the flow has two axes", got=text, hint="--size WxHxDEPTH")
+        raise UserError(
+            f"{option('slice')} does not apply: the flow has two axes",
+            got=text,
+            hint=option("size", metavar="WxHxDEPTH"),
+        )
     across = "zyx".index(axis)
     length = body.shape[across]
     return across, min(int(fraction * length), length - 1)
@@ -337,10 +351,12 @@ def _snapshots(
     """Return what writes the fields, whose file is checked."""
     if path is None:
         raise UserError(
-            "--fields-every does not apply without a file", got=every, hint="--fields FILE.vtkhdf"
+            f"{option('fields_every')} does not apply without a file",
+            got=every,
+            hint=option("fields", metavar="FILE.vtkhdf"),
         )
     if every is not None and every < 1:
-        raise UserError("--fields-every is no number of steps", got=every, expected="1 or more")
+        raise UserError(f"{option('fields_every')} is no number of steps", got=every, expected="1 or more")
     steps = options.steps or 0
     check_fields(path, body.shape, content.fields, count_snapshots(0, every, steps))
     return Snapshots(content, path, every, steps)
@@ -366,7 +382,7 @@ def _results(world: World, samples: ForceSamples, file: Path | None, steady: boo
     if sound is not None:
         world.warn(
             f"the lift contains sound that stands between the sides, at a frequency of {sound:.4g}: "
-            "--sides slip absorbs it"
+            f"{option('sides', 'slip')} absorbs it"
         )
     if samples.pressure is None:
         return dict(result)

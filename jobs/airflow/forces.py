@@ -23,6 +23,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.files import write_file
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.record import Record
+from meshrun.runner.spelling import option
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -326,7 +327,7 @@ def _check_sound(frequency: float, uncertainty: float, sounds: Sequence[float]) 
                 "the lift has the frequency of sound in the domain",
                 got=f"{frequency:.4g}, and sound from side to side has {one:.4g}",
                 expected="a frequency of vortices",
-                hint="--sides slip, which absorbs sound, or another height of the domain",
+                hint=f"{option('sides', 'slip')}, which absorbs sound, or another height of the domain",
             )
 
 

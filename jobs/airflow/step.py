@@ -53,7 +53,7 @@ def step_job(
     storage: Any = np.float32,
     profile: bool = False,
     damping: Damping = "results",
-) -> DeclaredJob:
+) -> DeclaredJob[Any]:
     """Return the job of one time step.
 
     Its inputs are f0, f1, ... (one for each population, of dtype `storage`), `cells` (uint8, a `Cell`
@@ -75,7 +75,7 @@ def step_job(
     count = lattice.size
 
     def airflow(*blocks: Any, xp: ModuleType, **parameters: float) -> tuple[Any, ...]:
-        """Take one time step of a flow. One that bursts is found by --check-finite, which names the cell."""
+        """Take one time step of a flow. One that bursts is found by check_finite, which names the cell."""
         with np.errstate(over="ignore", invalid="ignore"):
             return step(blocks[:count], blocks[count], blocks[count + 1] if profile else None, parameters, xp)
 

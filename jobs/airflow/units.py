@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from meshrun.jobs.airflow.step import SOUND, Collision
 from meshrun.runner.errors import UserError
+from meshrun.runner.spelling import option
 
 MAGIC = 3 / 16  # walls of a Poiseuille flow are then exactly half way, at every viscosity
 MOST_MACH = 0.2  # the error of compressibility is about its square
@@ -100,6 +101,7 @@ class Flow:
                 "the flow has eddies much smaller than a cell and would burst",
                 got=f"omega {self.omega:.5f}, a Reynolds number of {self.cell_reynolds:.3g} for each cell",
                 expected=f"omega up to {1 / (least + 0.5):.5f}, a Reynolds number of {most:g} for each cell",
-                hint=f"--collision les, a length of {cells} cells or more, or a Reynolds number of "
+                hint=f"{option('collision', 'les')}, a length of {cells} cells or more, or a Reynolds "
+                "number of "
                 f"{most * self.length:.4g} or less",
             )

@@ -19,6 +19,7 @@ from meshrun.jobs.filters import dtypes
 from meshrun.jobs.filters.weights import EXACT, Weights, read
 from meshrun.runner.compiler.cuda.fill import fill, is_on_device
 from meshrun.runner.errors import UserError
+from meshrun.runner.spelling import option
 
 THREADS, COLUMNS = 128, 4  # as in convolve.cu
 MOST_TAPS = 225  # of a kernel that is made for its taps; one of more takes long to compile
@@ -173,7 +174,7 @@ def convolve(
             "a kernel of so many axes runs on CPUs only",
             got=f"{axes} axes",
             expected="3 at most",
-            hint="--device cpu",
+            hint=option("device", "cpu"),
         )
     if len(weights.taps) <= MOST_TAPS:
         fill(_filter, [block], [out], tuple(weights.widths), weights=weights)

@@ -50,7 +50,7 @@ def largest(dtype: np.dtype[Any]) -> int:
 
 
 def result(dtype: np.dtype[Any], choice: str) -> np.dtype[Any]:
-    """The result's dtype for a `--dtype` choice. The same as bool is uint8, which holds counts."""
+    """The result's dtype for a choice of `dtype`. The same as bool is uint8, which holds counts."""
     if choice == "same":
         return np.dtype(np.uint8) if dtype.kind == "b" else dtype
     return np.dtype(choice)
@@ -142,7 +142,7 @@ def floating(source: np.dtype[Any], result: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def unit_roundoff(block: Array, choice: str) -> float:
-    """Largest relative error of one operation in `floating`, from the data's float64 copy and `--dtype`.
+    """Largest relative error of one operation in `floating`, from the data's float64 copy and `dtype`.
 
     Data that float32 cannot hold were integers of 4 or 8 bytes or float64. Other data may have been of any
     type: float32's error bounds those of both.

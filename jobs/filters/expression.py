@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.spelling import option
 
 Value = TypeVar("Value")
 
@@ -164,5 +165,5 @@ def _refuse(text: str, got: object, expected: str) -> UserError:
         f"the expression {text!r} cannot be used",
         got=got,
         expected=expected,
-        hint='--expression "sqrt(x) + 1"',
+        hint=option("expression", "sqrt(x) + 1"),
     )

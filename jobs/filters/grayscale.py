@@ -12,6 +12,7 @@ import meshrun
 from meshrun.jobs.filters import dtypes
 from meshrun.runner.compiler.cuda.fill import fill, is_on_device
 from meshrun.runner.errors import UserError
+from meshrun.runner.spelling import option
 
 ACCUMULATOR = {
     "bool": "uint32",
@@ -44,7 +45,7 @@ def parse(weights: str) -> tuple[int, int, int]:
             "the weights of red, green and blue are not as they should be",
             got=repr(weights),
             expected="three numbers, none negative, not all 0",
-            hint='--weights "0.2126 0.7152 0.0722"',
+            hint=option("weights", "0.2126 0.7152 0.0722"),
         )
     parts = [round(number / total * UNIT) for number in numbers]
     parts[parts.index(max(parts))] += UNIT - sum(parts)

@@ -9,6 +9,7 @@ import numpy as np
 
 import meshrun
 from meshrun.runner.errors import UserError
+from meshrun.runner.spelling import option
 
 
 def _check(shape: tuple[int, ...], dtype: np.dtype[Any], /, *, dt: float = 0.1, largest: float = 1.0) -> None:
@@ -21,14 +22,15 @@ def _check(shape: tuple[int, ...], dtype: np.dtype[Any], /, *, dt: float = 0.1, 
         )
     for name, value in (("dt", dt), ("largest", largest)):
         if not (np.isfinite(value) and value > 0):
-            raise UserError(f"--{name} is a positive number", got=f"{value:g}")
+            raise UserError(f"{option(name)} is a positive number", got=f"{value:g}")
     most = 1 / (2 * axes * largest)
     if dt > most:
+        rounded = float(f"{most:.3g}")
         raise UserError(
             "the time step is too long: differences between cells would grow",
-            got=f"--dt {dt:g}",
+            got=option("dt", dt),
             expected=f"{most:.6g} or less, with a diffusivity of up to {largest:g} along {axes} axes",
-            hint=f"--dt {most:.3g}" if float(f"{most:.3g}") <= most else f"--dt {0.99 * most:.3g}",
+            hint=option("dt", rounded if rounded <= most else float(f"{0.99 * most:.3g}")),
         )
 
 
@@ -41,9 +43,9 @@ def heat(
     What flows between two cells is their difference times the harmonic mean of their diffusivities: a steady
     flow through layers of several materials is then exact (S. V. Patankar, Numerical Heat Transfer and
     Fluid Flow, 1980, section 4.2). Explicit, of first order in time and second in space. Nothing passes the
-    edges; with --boundary wrap, opposite ones are joined, and with mirror or constant, heat passes them (the
-    constant is also the diffusivity there). Lengths are in cells. A cell whose diffusivity is negative, or
-    above `largest`, becomes NaN, which --check-finite finds. The result has the field's dtype.
+    edges; with the boundary wrap, opposite ones are joined, and with mirror or constant, heat passes them
+    (the constant is also the diffusivity there). Lengths are in cells. A cell whose diffusivity is negative,
+    or above `largest`, becomes NaN, which check_finite finds. The result has the field's dtype.
 
     dt: time of a step; stable up to 1 / (2 * axes * largest).
     largest: diffusivity of any cell, at most, in cells^2 per unit of time.

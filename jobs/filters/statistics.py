@@ -15,6 +15,7 @@ from meshrun.jobs import kernels
 from meshrun.jobs.filters import dtypes
 from meshrun.jobs.filters.moments import BLOCKS, Moments, combine, of_tile
 from meshrun.runner.errors import UserError
+from meshrun.runner.spelling import option
 
 MOST_BINS = 65536
 THREADS = 256
@@ -130,7 +131,7 @@ def _check_bins(bins: int, low: float | None, high: float | None) -> None:
         )
     for name, edge in (("low", low), ("high", high)):
         if edge is not None and not math.isfinite(edge):
-            raise UserError(f"--{name} is no finite number", got=edge, everywhere=True)
+            raise UserError(f"{option(name)} is no finite number", got=edge, everywhere=True)
     if low is not None and high is not None:
         _check_range(low, high)
 
@@ -158,7 +159,7 @@ def _check_range(low: float, high: float) -> None:
             "the histogram's range is empty, or too wide or narrow for float64",
             got=f"{low:g} to {high:g}",
             expected="low below high",
-            hint="--low and --high",
+            hint=f"{option('low')} and {option('high')}",
             everywhere=True,
         )
 

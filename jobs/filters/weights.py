@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.spelling import option
 
 EXACT = 2**53  # float64 holds every whole number up to here
 
@@ -98,5 +99,5 @@ def _unusable(kernel: str, why: str) -> UserError:
         f"the kernel {kernel!r} cannot be used",
         why=why,
         expected="numbers in rows, or a .npy file of real numbers",
-        hint='--kernel "1 2 1; 2 4 2; 1 2 1"',
+        hint=option("kernel", "1 2 1; 2 4 2; 1 2 1"),
     )

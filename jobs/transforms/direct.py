@@ -27,6 +27,7 @@ from meshrun.jobs.transforms.transpose import WORD, as_matrix
 from meshrun.runner.comm.peer_memory import Unreachable
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import Array, Shape
+from meshrun.runner.spelling import option
 from meshrun.runner.world.binding import open_peers
 from meshrun.runner.world.world import World, clashes
 
@@ -100,7 +101,7 @@ def find_peers(world: World) -> PeerArrays | str:
     if len(world.hosts) > 1:
         return f"the ranks are on {len(world.hosts)} hosts"
     if world.checksums is not None:
-        return "--checksum, which checks messages"
+        return f"{option('checksum')}, which checks messages"
     if clashes(world.ranks):
         return "ranks share a GPU"
     return open_peers(world.control, [rank.device for rank in world.ranks])

@@ -30,6 +30,7 @@ from meshrun.runner.forecast.place import Place
 from meshrun.runner.plan.task import ArrayType
 from meshrun.runner.region import Shape
 from meshrun.runner.report.units import bytes_text
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.world import World
@@ -106,10 +107,10 @@ def fft(
     axes: axes to transform: 0,2 or -1. Default: all.
     inverse: transform back.
     real: leave out the half of the last axis that follows from the other half, as numpy.fft.rfftn; with
-        --inverse, take such an array to real numbers, as numpy.fft.irfftn.
+        `inverse`, take such an array to real numbers, as numpy.fft.irfftn.
     norm: what is divided by the number of cells: the inverse (backward), the other direction (forward), or
         both by its root (ortho).
-    length: cells of the result along the last axis, of --inverse --real. Default: 2 * (m - 1) of m.
+    length: cells of the result along the last axis, of `inverse` with `real`. Default: 2 * (m - 1) of m.
     decomposition: split the array along one axis (slab), two (pencil), or as a model of time has it.
     keep_order: write the result's axes in their order; otherwise the axis along which it is split in the end
         comes first, which saves writing in short pieces.
@@ -209,5 +210,7 @@ def _check_memory(
         f"the transform does not fit the memory of {ranks} rank(s)",
         got=f"{bytes_text(memory)} a rank",
         expected=f"{bytes_text(needed)}: {copies} blocks of {plan.largest_block:,} cells",
-        hint=f"-n {enough}, each with as much memory" if enough else "more memory for each rank",
+        hint=f"{option('ranks', enough)}, each with as much memory"
+        if enough
+        else "more memory for each rank",
     )

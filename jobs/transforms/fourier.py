@@ -20,6 +20,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.run.array_call import host_array
+from meshrun.runner.spelling import joined, option, python_caller
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.world import World
 
@@ -112,6 +113,7 @@ def irfft(
     return _transform(x, world, axes, True, "inverse", norm, length, split, keep_order)
 
 
+@python_caller()
 def _transform(
     x: Array,
     world: World | None,
@@ -330,20 +332,22 @@ def checked_axes(shape: Shape, axes: Sequence[int] | int | None, real: Real, len
     chosen = tuple(axis % len(shape) for axis in given)
     if not chosen or len(set(chosen)) < len(chosen):
         got = ", ".join(map(str, given)) or "none"
-        raise UserError("the axes to transform must be given, each once", got=got, hint="--axes 0,1")
+        raise UserError("the axes to transform must be given, each once", got=got, hint=option("axes", "0,1"))
     empty = [axis for axis in chosen if shape[axis] == 0]
     if empty:
         raise UserError(f"axis {empty[0]} has no cells to transform", got=f"shape {shape}")
     if length is not None and real != "inverse":
         raise UserError(
-            "a length applies to inverse real transforms only", got=length, hint="--inverse --real"
+            "a length applies to inverse real transforms only",
+            got=length,
+            hint=joined(option("inverse", True), option("real", True)),
         )
     if real == "inverse" and half_length(shape, chosen, real, length) < 1:
         raise UserError(
             "the inverse real transform would have no cells",
             got=f"{shape[chosen[-1]]} along axis {chosen[-1]}" if length is None else f"a length of {length}",
             expected="a length of 1 or more",
-            hint="--length 1" if length is None else None,
+            hint=option("length", 1) if length is None else None,
         )
     return chosen
 
@@ -383,7 +387,9 @@ def working_type(dtype: np.dtype[Any], real: Real) -> np.dtype[Any]:
         )
     if real == "forward" and wide.kind == "c":
         raise UserError(
-            "a real transform takes real numbers", got=dtype, hint="leave --real out, or add --inverse"
+            "a real transform takes real numbers",
+            got=dtype,
+            hint=f"leave {option('real')} out, or add {option('inverse', True)}",
         )
     return wide if real == "forward" or wide.kind == "c" else COMPLEX[wide.itemsize]
 

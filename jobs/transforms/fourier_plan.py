@@ -26,6 +26,7 @@ from meshrun.jobs.transforms.fourier import Local, Norm, carry_out, check_norm
 from meshrun.jobs.transforms.plan import Redistribution, Transform, TransformPlan
 from meshrun.runner.errors import UserError
 from meshrun.runner.region import Array, Shape
+from meshrun.runner.spelling import python_caller
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class FourierPlan:
     To be closed, by `close` or a `with` statement, on every rank.
     """
 
+    @python_caller()
     def __init__(
         self,
         world: World,

@@ -17,6 +17,7 @@ from typing import Literal
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import Partition, bounds, factorizations
 from meshrun.runner.region import Region, Shape
+from meshrun.runner.spelling import option
 
 Decomposition = Literal["auto", "slab", "pencil"]
 Real = Literal["", "forward", "inverse"]
@@ -303,7 +304,7 @@ def plan_transform(
             expected="three axes or more, and ranks that are no prime number"
             if decomposition == "pencil"
             else "another axis, along which to split it while this one is transformed",
-            hint="--decomposition auto" if decomposition == "pencil" else "-n 1",
+            hint=option("decomposition", "auto") if decomposition == "pencil" else option("ranks", 1),
             everywhere=True,
         )
     best = min(found, key=lambda plan: (plan.cost, len(plan.grid), plan.splits))
@@ -312,7 +313,7 @@ def plan_transform(
             f"more ranks than {'planes' if best.name == 'slab' else 'pencils'}",
             got=f"{ranks} ranks for an array of shape {shape}",
             expected=f"at most {best.busy}",
-            hint=f"-n {best.busy}, or --decomposition auto",
+            hint=f"{option('ranks', best.busy)}, or {option('decomposition', 'auto')}",
             everywhere=True,
         )
     return best

@@ -22,6 +22,7 @@ from meshrun.jobs.transforms.plan import Real
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.world.world import World
 
@@ -175,10 +176,10 @@ def _check_finite(source: Source, output: Source, norm_in: float, norm_out: floa
     """Raise an error if sums over all cells cannot be compared."""
     if not math.isfinite(norm_in):
         raise UserError(
-            "--verify cannot check this transform: it compares sums over all cells of the input",
+            f"{option('verify')} cannot check this transform: it compares sums over all cells of the input",
             got=f"cells of {source.path} that are not finite",
             expected="numbers",
-            hint="run without --verify",
+            hint=f"run without {option('verify')}",
             everywhere=True,
         )
     if not math.isfinite(norm_out):
@@ -186,7 +187,7 @@ def _check_finite(source: Source, output: Source, norm_in: float, norm_out: floa
             "verification failed: cells of the transform are not finite",
             got=f"an overflow in {output.dtype}",
             expected="finite cells, of an input whose cells are",
-            hint="a double-precision input, or --norm forward",
+            hint=f"a double-precision input, or {option('norm', 'forward')}",
             everywhere=True,
         )
 

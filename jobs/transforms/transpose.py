@@ -15,6 +15,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.run.array_call import host_array
+from meshrun.runner.spelling import option, python_caller
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.world import World
 
@@ -22,6 +23,7 @@ EDGE = 128  # cells of a tile's edge on a CPU: two tiles fit the cache
 WORD = {2: "uint16", 4: "uint32", 8: "uint64"}  # bytes of an element, for kernels that only move it
 
 
+@python_caller()
 def transpose(
     x: Array,
     world: World | None = None,
@@ -90,7 +92,7 @@ def checked_permutation(shape: Shape, axes: Sequence[int] | None) -> Shape:
             "the axes are no permutation",
             got=", ".join(map(str, given)) or "none",
             expected=f"each of {numbers} once: the array has shape {shape}",
-            hint=f"--axes {','.join(map(str, reversed(range(len(shape)))))}",
+            hint=option("axes", ",".join(map(str, reversed(range(len(shape)))))),
         )
     return order
 

@@ -29,6 +29,7 @@ from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import ArrayType
 from meshrun.runner.region import Region, Shape
 from meshrun.runner.report.units import bytes_text
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Sink, Source
 from meshrun.runner.world.world import World
 
@@ -153,10 +154,10 @@ def _direct(world: World, shape: Shape, dtype: np.dtype[Any], order: Shape) -> D
     found = open_direct(world, shape, dtype, order)
     if isinstance(found, str):
         raise UserError(
-            "--exchange direct is not possible here",
+            f"{option('exchange', 'direct')} is not possible here",
             got=found,
             expected="GPUs of one host, and a permutation that turns the axes, such as 1,0",
-            hint="--exchange auto",
+            hint=option("exchange", "auto"),
             everywhere=True,
         )
     return found

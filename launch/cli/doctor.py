@@ -12,7 +12,7 @@ from meshrun.launch.cli.params import DEVICES, TRACEBACK
 from meshrun.launch.settings import read_settings
 
 if TYPE_CHECKING:
-    from meshrun.runner.world.binding import DeviceChoice
+    from meshrun.runner.options.choices import DeviceChoice
 
 
 @click.command()

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshrun.launch.cli.params import SIZE, ParsedText, debug_option, device_option
+from meshrun.launch.cli.params import ParsedText
 
 if TYPE_CHECKING:
     from meshrun.runner.job.declaration import Job
     from meshrun.runner.job.signature import Parameter
+    from meshrun.runner.options.table import OptionRow
 
 RUN = "--run-"  # before the name of a run's option of which a job has a parameter
 OWN = "of_job_"  # before a parameter's name among the values of a command: an option may have that name too
-REPLACES = (
-    "An existing OUTPUT is replaced when the new one is complete; one that is also an input, only with "
-    "--overwrite-input."
-)
-VERIFY = CHECKSUM = ("off", "sample", "full")
-FORM = ("shape", "dtype", "order")
+VERIFY = ("off", "sample", "full")
 
 
 class Jobs(click.Group):
@@ -47,20 +43,24 @@ class Jobs(click.Group):
 def job_command(name: str) -> click.Command:
     """The command `meshrun run NAME`. Raises UserError if there is no such job or it cannot be loaded."""
     from meshrun.runner.job.discover import find
+    from meshrun.runner.job.signature import option_names
+    from meshrun.runner.options.run_options import run_rows
+    from meshrun.runner.spelling import renamed
 
     job = find(name)
     own = [job_option(parameter) for parameter in job.parameters]
-    ours = runner_options({parameter.name for parameter in job.parameters}, steps=job.takes_steps)
+    table = run_rows(steps=job.takes_steps)
+    names, taken = option_names(job.parameters, table, in_command=True), {p.name for p in job.parameters}
+    with renamed(names):
+        ours, help_text = [click_option(row, names, taken) for row in table], _help_text(job)
     several = takes_several(job)
 
+    @renamed(names)
     def run(files: tuple[str, ...] = (), **values: Any) -> int:
         from meshrun.runner.forecast.machine import rates_file
-        from meshrun.runner.options.step_options import StepOptions
-        from meshrun.runner.options.stream_options import StreamOptions
+        from meshrun.runner.options.run_options import run_options
         from meshrun.runner.run.entry import main
         from meshrun.runner.run.files import file_names, wrong_number
-        from meshrun.runner.run.options import Options
-        from meshrun.runner.storage.input_forms import form_of
 
         inputs, outputs = list(files[: len(job.arrays)]), list(files[len(job.arrays) :])
         if several and len(files) != len(file_names(job)):
@@ -70,22 +70,13 @@ def job_command(name: str) -> click.Command:
             output = values.pop("output")
             outputs = [] if output is None else [output]
         parameters = {parameter.name: values.pop(OWN + parameter.name) for parameter in job.parameters}
-        values["form"] = form_of(*(values.pop(f"input_{name}") for name in FORM))
-        values["rates"] = rates_file()
-        values["stream"] = StreamOptions(
-            **{name: values.pop(name) for name in StreamOptions.__dataclass_fields__}
-        )
-        if job.takes_steps:
-            values["steps"] = StepOptions(
-                **{name: values.pop(name) for name in StepOptions.__dataclass_fields__}
-            )
         cli_context = click.get_current_context().obj
         return main(
             job,
             inputs,
             outputs,
             parameters,
-            Options(**values),
+            run_options(values, rates_file()),
             started=cli_context.started,
             columns=cli_context.columns,
         )
@@ -93,8 +84,8 @@ def job_command(name: str) -> click.Command:
     return JobCommand(
         name,
         callback=run,
-        params=[*files_of(job), *own, *with_free_names(ours, own)],
-        help=_help_text(job),
+        params=[*files_of(job), *own, *ours],
+        help=help_text,
         short_help=job.summary,
         own=len(own),
         input_hint=job.option_hint,
@@ -123,51 +114,40 @@ def files_of(job: Job) -> list[click.Argument]:
 class JobsShown(Jobs):
     """Every job as a command that shows something of it without running it, for inputs or their shape.
 
-    about: what is shown, after the job's summary. options: besides the job's own and the input's. show:
+    about: what is shown, after the job's summary. table: the rows of its options, besides the input's. show:
     called with the job, the inputs, the job's parameters and the values of the options.
     """
 
     about: str
-    options: Callable[[Job], list[click.Option]]
+    table: Callable[[Job], list[OptionRow]]
     show: Callable[..., None]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """The command for a job. Raises UserError if there is no such job or it cannot be loaded."""
         from meshrun.runner.job.discover import find
+        from meshrun.runner.job.signature import option_names
+        from meshrun.runner.options.plan_options import shown_inputs
+        from meshrun.runner.options.run_options import Options
+        from meshrun.runner.options.table import rows
+        from meshrun.runner.spelling import renamed
 
         job = find(cmd_name)
         own = [job_option(parameter) for parameter in job.parameters]
-        taken = {parameter.name for parameter in job.parameters}
-        several = "; RxC,RxC for two" if len(job.arrays) > 1 else ""
-        shape_help = f"Shape of a raw INPUT, or instead of INPUT{several}."
-        ours = [
-            input_option("shape", taken, metavar="RxC", help=shape_help),
-            input_option("dtype", taken, metavar="NAME", help="Dtype for --shape, such as float32."),
-            order_option(taken),
-            *self.options(job),
-            debug_option(),
-        ]
+        table = [*shown_inputs(len(job.arrays) > 1), *self.table(job), rows(Options)["debug"]]
+        names, taken = option_names(job.parameters, table, in_command=True), {p.name for p in job.parameters}
+        with renamed(names):
+            ours = [click_option(row, names, taken) for row in table]
         takes = " ".join(name.upper() for name in job.arrays) if len(job.arrays) > 1 else "INPUT"
 
+        @renamed(names)
         def run(inputs: tuple[str, ...], debug: bool, **values: Any) -> None:
-            from meshrun.runner.errors import MeshrunError
-            from meshrun.runner.run.options import as_options
-
             parameters = {parameter.name: values.pop(OWN + parameter.name) for parameter in job.parameters}
-            try:
-                self.show(job, inputs, parameters, **values)
-            except MeshrunError as failure:
-                as_options(failure, _renamed(ours))
-                raise
+            self.show(job, inputs, parameters, **values)
 
         return JobCommand(
             cmd_name,
             callback=run,
-            params=[
-                click.Argument(["inputs"], nargs=-1, metavar=f"[{takes}]"),
-                *own,
-                *with_free_names(ours, own),
-            ],
+            params=[click.Argument(["inputs"], nargs=-1, metavar=f"[{takes}]"), *own, *ours],
             help=f"{job.summary}\n\n{self.about.format(cmd_name)}",
             short_help=job.summary,
             own=len(own),
@@ -225,38 +205,42 @@ class JobCommand(click.Command):
                     formatter.write_dl(section)
 
 
-def with_free_names(ours: list[click.Option], own: list[click.Option]) -> list[click.Option]:
-    """Rename the flags of the runner's options that are flags of the job's: --depth becomes --run-depth."""
-    from meshrun.runner.job.signature import run_name
+def click_option(row: OptionRow, names: Mapping[str, str], taken: Container[str] = ()) -> click.Option:
+    """The option of a row. names: of options that are called otherwise. taken: short names to leave out."""
+    from meshrun.runner.options.values import (
+        ChoiceValue,
+        CountValue,
+        FlagValue,
+        NumberValue,
+        ParsedValue,
+        SizeValue,
+    )
 
-    taken = {_name_of(flag) for option in own for flag in (*option.opts, *option.secondary_opts)}
-    for option in ours:
-        clash = {_name_of(flag) for flag in (*option.opts, *option.secondary_opts)} & taken
-        if clash and option.secondary_opts:  # --overlap/--no-overlap
-            flag = _flag(run_name(f"run_{option.name}", taken))
-            option.opts, option.secondary_opts = [flag], [f"--no-{flag[2:]}"]
-        elif clash:
-            option.opts = [_flag(run_name(_name_of(flag), taken)) for flag in option.opts]
-    if renamed := _renamed(ours):
-        from meshrun.runner.run.options import rename_options
-
-        for option in ours:
-            option.help = option.help and rename_options(option.help, renamed)
-    return ours
-
-
-def _renamed(ours: list[click.Option]) -> dict[str, str]:
-    """Return the options that do not have their usual name: that name, and theirs."""
-    names = {str(option.name): _name_of(option.opts[0]) for option in ours}
-    return {name: new for name, new in names.items() if new != name}
+    flags = [_flag(names.get(name, name)) for name in row.names if name == row.name or name not in taken]
+    default = f"  [default: {row.default_text}]" if row.default_text else ""
+    details: dict[str, Any] = {"help": row.help_text + default, "metavar": row.metavar}
+    if not row.required:  # for click, None is a default too
+        details["default"] = row.default
+    match row.values:
+        case ChoiceValue() as choice:
+            details["type"] = click.Choice(choice.words)
+            if choice.flags:  # the option without a value
+                details |= {"is_flag": False, "flag_value": choice.words[True]}
+        case FlagValue() if row.is_two_sided:
+            flags = [f"{flags[0]}/--no-{flags[0][2:]}"]
+        case FlagValue():
+            details["is_flag"] = True
+        case CountValue(most):
+            details["type"] = click.IntRange(1, most)
+        case NumberValue(positive):
+            details["type"] = click.FloatRange(min=0, min_open=True) if positive else float
+        case SizeValue() | ParsedValue():
+            details["type"] = ParsedText(row.metavar or "", row.values.read)
+    return click.Option([*flags, row.name], required=row.required, **details)
 
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _name_of(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")
 
 
 def _usual(word: str, flags: Container[str]) -> str:
@@ -292,202 +276,18 @@ def _click_type(declared: Any) -> Any:
     return str if declared is object else declared
 
 
-def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Option]:
-    """The options that every job has, as in `runner.run.options`. taken: the job's own names.
-
-    steps: those of jobs that take steps, too. If the job has its own --dtype, only --input-dtype remains.
-    """
-    return [
-        device_option(),
-        click.Option(
-            ["--json"], metavar="FILE", help="Write the run's record to FILE; - is standard output."
-        ),
-        click.Option(
-            ["--verify"],
-            type=click.Choice(VERIFY),
-            is_flag=False,
-            flag_value="sample",
-            default="off",
-            metavar="[sample|full]",
-            help="Check some (sample) or all (full) blocks of the result against the job's reference.",
-        ),
-        click.Option(
-            ["--checksum"],
-            type=click.Choice(CHECKSUM),
-            default="off",
-            help="Check arrays that cross ranks by checksums: 1 message in 64 (sample), or all (full)."
-            "  [default: off]",
-        ),
-        *grid_options(),
-        click.Option(["--overlap/--no-overlap"], default=None, help="Compute while data is in transfer."),
-        click.Option(["--oversubscribe"], is_flag=True, help="Let ranks share a GPU."),
-        click.Option(["--overwrite-input"], is_flag=True, help="Let an output replace an input."),
-        input_option(
-            "shape",
-            taken,
-            metavar="RxC",
-            help="Shape of an input without a header, such as .raw; RxC,RxC for two.",
-        ),
-        input_option("dtype", taken, metavar="NAME", help="Dtype of such an input: float32."),
-        order_option(taken),
-        *((fuse_option(), fuse_math_option(), *step_options()) if steps else ()),
-        *stream_options(),
-        debug_option(),
-    ]
-
-
-def grid_options() -> list[click.Option]:
-    """How a job's array is split, and its boundary."""
-    from meshrun.runner.plan.halo import BOUNDARIES
-
-    return [
-        click.Option(["--grid"], metavar="RxC", help="Split the array into this grid, a number per axis."),
-        click.Option(["--boundary"], type=click.Choice(BOUNDARIES), help="Values beyond the array's edges."),
-        click.Option(["--cval"], type=float, help="The constant of --boundary constant."),
-    ]
-
-
-def order_option(taken: Container[str]) -> click.Option:
-    """The order of a raw input."""
-    text = "Order of such an input; F: the first index varies fastest."
-    return input_option("order", taken, type=click.Choice(("C", "F")), help=text)
-
-
-def input_option(name: str, taken: Container[str], **details: Any) -> click.Option:
-    """--input-NAME, and --NAME if the job has no such parameter."""
-    short = [] if name in taken else [f"--{name}"]
-    return click.Option([f"--input-{name}", *short, f"input_{name}"], **details)
-
-
-def fuse_option() -> click.Option:
-    """Whether a job's function becomes one kernel."""
-    from meshrun.runner.job.declaration import FUSE
-
-    return click.Option(
-        ["--fuse"],
-        type=click.Choice(FUSE),
-        help="Compute the function as one kernel: where it can be traced, or fail.  [default: auto]",
-    )
-
-
-def fuse_math_option() -> click.Option:
-    """How that kernel rounds."""
-    from meshrun.runner.job.declaration import FUSE_MATH
-
-    return click.Option(
-        ["--fuse-math"],
-        type=click.Choice(FUSE_MATH),
-        default=FUSE_MATH[0],
-        help="fast: that kernel may contract a*b+c, which changes the last bits.  [default: strict]",
-    )
-
-
-def step_options() -> list[click.Option]:
-    """The fields of `runner.options.step_options.StepOptions`."""
-    from meshrun.runner.options.step_options import (
-        COLORS,
-        HALOS,
-        STEPS_MOST,
-        parse_interval,
-        parse_range,
-        parse_until,
-    )
-
-    count = click.IntRange(1, STEPS_MOST)
-    return [
-        steps_option("Take N steps: each result is the next step's input."),
-        click.Option(
-            ["--steps-per-exchange"], type=count, metavar="K",
-            help="Exchange halos K times as wide, every K steps.  [default: as one kernel takes, or 1]",
-        ),
-        click.Option(
-            ["--halo"], type=click.Choice(HALOS), default=HALOS[0],
-            help="How GPUs exchange halos: by messages, or by storing into each other's memory.  "
-            f"[default: {HALOS[0]}]",
-        ),
-        copies_option(),
-        click.Option(
-            ["--until"], type=ParsedText("TOLERANCE", parse_until),
-            metavar="TOLERANCE[:FIELD,...]|steady[:TOLERANCE]",
-            help="Stop when no cell, of the fields named or of any, changes by more than this in a step, "
-            "checked every 10 or --every steps; or when a flow is steady.",
-        ),
-        click.Option(
-            ["--check-finite"], type=count, metavar="N",
-            help="Fail if a value is not finite, checked every N steps.",
-        ),
-        click.Option(
-            ["--every"], type=count, metavar="N", help="Steps between two frames, or checks of --until."
-        ),
-        click.Option(
-            ["--frames"], metavar="DIR|FILE",
-            help="Write frames: a folder of PNGs, .gif, .webp, .png or .mp4; or all cells to .npy or .zarr.",
-        ),
-        click.Option(["--frame-field"], metavar="NAME", help="Input that frames show.  [default: the first]"),
-        click.Option(
-            ["--frame-range"], type=ParsedText("LOW:HIGH", parse_range), metavar="LOW:HIGH",
-            help="Values of the first and the last colour.  [default: the first frame's]",
-        ),
-        click.Option(
-            ["--frame-colors"], type=click.Choice(COLORS), default=COLORS[0],
-            help=f"Colour map.  [default: {COLORS[0]}]",
-        ),
-        click.Option(
-            ["--checkpoint"], type=ParsedText("EVERY", parse_interval), metavar="EVERY",
-            help="Save the state every N steps, or every 30s, 5min or 1h; continue with --resume.",
-        ),
-    ]  # fmt: skip
-
-
-def stream_options() -> list[click.Option]:
-    """The fields of `runner.options.stream_options.StreamOptions`."""
-    return [
-        click.Option(["--chunk-bytes"], type=SIZE, help="Process the array in chunks of this size."),
-        click.Option(["--host-memory"], type=SIZE, help="Host memory for the chunks of each rank."),
-        click.Option(["--device-memory"], type=SIZE, help="GPU memory for the chunks of each rank."),
-        depth_option(),
-        click.Option(["--resume"], is_flag=True, help="Continue an unfinished run of the same job."),
-        click.Option(["--static"], is_flag=True, help="Do not move chunks from slower ranks to faster ones."),
-        click.Option(["--timeline"], metavar="FILE", help="Write a timeline: .html, or .json for Perfetto."),
-    ]
-
-
-def steps_option(text: str) -> click.Option:
-    """Return the option --steps. text: its help."""
-    from meshrun.runner.options.step_options import STEPS_MOST
-
-    return click.Option(["--steps"], type=click.IntRange(1, STEPS_MOST), metavar="N", help=text)
-
-
-def copies_option() -> click.Option:
-    """Return the option of the copies of a run's fields that steps change."""
-    from meshrun.runner.options.step_options import COPIES
-
-    return click.Option(
-        ["--copies"], type=click.Choice(COPIES), default=COPIES[0],
-        help="Copies of the fields in memory: two, or one, which takes half the bytes.  "
-        "[default: two where they fit]",
-    )  # fmt: skip
-
-
-def depth_option() -> click.Option:
-    """The option --depth; None if not given."""
-    from meshrun.runner.options.stream_options import DEPTH, DEPTH_MOST
-
-    return click.Option(
-        ["--depth"],
-        type=click.IntRange(1, DEPTH_MOST),
-        metavar="N",
-        help=f"Chunks in flight.  [default: {DEPTH}]",
-    )
-
-
 def _help_text(job: Job) -> str:
     """The job's docstring without its parameters, which are options; click must not rewrap its lines."""
     from meshrun.runner.run.files import writes_files
+    from meshrun.runner.spelling import option
 
     text = inspect.getdoc(job.function) or ""
     for parameter in job.parameters:
         text = re.sub(rf"^ *{parameter.name}: .+(\n {{2,}}.+)*\n?", "", text, flags=re.MULTILINE)
     parts = [f"\b\n{part}" for part in text.split("\n\n") if part.strip()]
-    return "\n\n".join([*parts, *([REPLACES] if writes_files(job) or job.whole_rows else [])])
+    if writes_files(job) or job.whole_rows:
+        parts.append(
+            "An existing OUTPUT is replaced when the new one is complete; one that is also an input, only "
+            f"with {option('overwrite_input', True)}."
+        )
+    return "\n\n".join(parts)

@@ -6,42 +6,30 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshrun.launch.cli.job_command import JobsShown, fuse_math_option, grid_options
+from meshrun.launch.cli.job_command import JobsShown
 
 if TYPE_CHECKING:
     from meshrun.runner.job.declaration import Job
+    from meshrun.runner.options.table import OptionRow
 
 
-def show(
-    job: Job,
-    inputs: tuple[str, ...],
-    parameters: dict[str, Any],
-    *,
-    input_shape: str | None,
-    input_dtype: str | None,
-    input_order: str | None,
-    boundary: str | None,
-    cval: float | None,
-    fuse_math: str,
-    steps: int | None,
-    cpu: bool,
-) -> None:
-    """Print a job's kernel to stdout, and what is to be known of it to stderr."""
+def show(job: Job, inputs: tuple[str, ...], parameters: dict[str, Any], **options: Any) -> None:
+    """Print a job's kernel to stdout, and what is to be known of it to stderr. options: of the command."""
     from meshrun.runner.compiler.inferred_halo import with_inferred_halo
     from meshrun.runner.errors import UserError
     from meshrun.runner.forecast.plan import describe_inputs, open_inputs
+    from meshrun.runner.options.form import form_of
     from meshrun.runner.plan.task import plan_task
     from meshrun.runner.run.kernel_report import kernel_report
-    from meshrun.runner.storage.input_forms import form_of
 
     if job.kind != "map":
         raise UserError(f"job {job.name} has no kernel", expected="a job made by map_blocks")
-    form = form_of(input_shape, input_dtype, input_order)
+    form = form_of(*(options[f"input_{part}"] for part in ("shape", "dtype", "order")))
     arrays, _, _ = describe_inputs(job, open_inputs(job, inputs, form), form)
     given = job.complete(parameters)
     job = with_inferred_halo(job, arrays, given)
-    task = plan_task(job, given, arrays, 1, boundary=boundary, cval=cval)
-    report = kernel_report(task, fuse_math, steps, cpu=cpu)
+    task = plan_task(job, given, arrays, 1, boundary=options["boundary"], cval=options["cval"])
+    report = kernel_report(task, options["fuse_math"], options["steps"], cpu=options["cpu"])
     click.echo(report.source)
     for name, value in report.facts:
         click.echo(f"{name:<12} {value}", err=True)
@@ -54,13 +42,10 @@ class Kernels(JobsShown):
     show = staticmethod(show)
 
     @staticmethod
-    def options(_: Job) -> list[click.Option]:
-        return [
-            *(option for option in grid_options() if option.name != "grid"),
-            fuse_math_option(),
-            click.Option(["--steps"], type=click.IntRange(1, 16), metavar="K", help="Of K time steps."),
-            click.Option(["--cpu"], is_flag=True, help="The C++ for a CPU instead of CUDA."),
-        ]
+    def table(_: Job) -> list[OptionRow]:
+        from meshrun.runner.options.plan_options import kernel_rows
+
+        return kernel_rows()
 
 
 @click.group(

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import click
 
-from meshrun.launch.cli.params import SHAPE, build_spec, cluster_options, parsed_option
+from meshrun.launch.cli.params import SHAPE, TargetOptions, build_spec, cluster_options, parsed_option
 from meshrun.launch.cli.plugins import conclude
 from meshrun.launch.kubernetes.pods import CleanPods, Implementation, Pods, Toleration, memory_bytes
 
@@ -70,7 +70,10 @@ def size(text: str) -> str:
 @click.command()
 @SHAPE
 @click.option("--image", required=True, help="Container image with meshrun; the Containerfile builds one.")
-@click.option("--name", help="Name of the job.  [default: meshrun- and random digits]")
+@click.option(
+    "--name", default=lambda: f"meshrun-{secrets.token_hex(3)}",
+    help="Name of the job.  [default: meshrun- and random digits]",
+)  # fmt: skip
 @click.option("-N", "--namespace", help="Namespace of the job.  [default: kubectl's current one]")
 @click.option("--queue", metavar="NAME", help="Local queue of Kueue.")
 @click.option(
@@ -127,19 +130,13 @@ def size(text: str) -> str:
 @click.option("--root", is_flag=True, help="Run as root, the user of the image.")
 @cluster_options
 def kubernetes(
-    wanted: tuple[int | None, int] | None,
-    name: str | None,
+    target: TargetOptions,
     gpu_resource: str,
     no_gpus: bool,
     rdma: Sequence[tuple[str, int]],
     volume: Sequence[tuple[str, str]],
     node_selector: Sequence[tuple[str, str]],
-    network: str | None,
-    settings: Sequence[str],
-    host_timeout: float,
-    show: bool,
-    debug: bool,
-    words: tuple[str, ...],
+    toleration: tuple[Toleration, ...],
     **more: Any,
 ) -> int:
     """Start ranks in pods: an MPIJob (kubeflow.org/v2beta1), or a plain Job on one node.
@@ -148,25 +145,22 @@ def kubernetes(
     meshrun launch kubernetes -j 2x8 --image registry/meshrun:1 -- bench all_reduce -b 8 -e 8G -f 2
     meshrun launch kubernetes -j 8 --image registry/meshrun:1 --print -- selftest
     """
-    from meshrun.launch.kubernetes import job as target
+    from meshrun.launch.kubernetes import job
 
     if more["memory"] and memory_bytes(more["memory"]) <= memory_bytes(more["shm"]):
         raise click.UsageError(
             f"--shm {more['shm']} leaves nothing of --memory {more['memory']}: /dev/shm counts as memory"
         )
-    spec = build_spec(
-        words, wanted, [], settings=settings, files_here=False, network=network, host_timeout=host_timeout
-    )
+    spec = build_spec(target, files_here=False)
     pods = Pods(
-        name=name or f"meshrun-{secrets.token_hex(3)}",
         gpu_resource=None if no_gpus else gpu_resource,
         rdma=dict(rdma),
         volumes=dict(volume),
         node_selector=dict(node_selector),
-        tolerations=more.pop("toleration"),
+        tolerations=toleration,
         **more,
     )
-    if show:
-        click.echo(target.preview(spec, pods), nl=False)
+    if target.show:
+        click.echo(job.preview(spec, pods), nl=False)
         return 0
-    return target.start(spec, pods, debug=debug, conclude=partial(conclude, spec.words))
+    return job.start(spec, pods, debug=target.debug, conclude=partial(conclude, spec.words))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,9 @@ from meshrun.launch.cli.params import (
     TIMEOUT,
     WORDS,
     Seconds,
+    TargetOptions,
     build_spec,
+    gathered,
     known_hosts,
     restarts,
 )
@@ -30,6 +32,7 @@ from meshrun.launch.cli.plugins import conclude
 from meshrun.launch.cli.slurm import slurm
 from meshrun.launch.mpi import ssh_hosts
 from meshrun.launch.settings import TARGETS, defaults, read_settings
+from meshrun.launch.supervise.supervisor import Supervision
 
 
 class Targets(click.Group):
@@ -89,38 +92,28 @@ launch.add_command(kubernetes)
 @PRINT
 @DEBUG
 @WORDS
-def local(
-    wanted: tuple[int | None, int] | None,
-    settings: Sequence[str],
-    start_timeout: float,
-    on_failure: str,
-    max_restarts: int,
-    show: bool,
-    debug: bool,
-    words: tuple[str, ...],
-) -> int:
+@gathered(TargetOptions)
+def local(target: TargetOptions, start_timeout: float, on_failure: str, max_restarts: int) -> int:
     """Start ranks on this machine, as `meshrun -n` does."""
     from meshrun.launch.mpi import local as here
 
-    spec = build_spec(words, wanted or (1, 1), [], settings=settings)
+    spec = build_spec(replace(target, wanted=target.wanted or (1, 1)))
     if spec.hosts > 1:
         raise click.UsageError(
             f"{spec.hosts} hosts requested, but this is one; use for example launch mpirun"
         )
-    if show:
+    if target.show:
         click.echo(here.preview(spec))
         return 0
     os.environ.update(spec.settings)
-    return here.start(
-        spec.ranks,
-        spec.words,
+    supervision = Supervision(
         terminal_columns(),
-        debug=debug,
-        conclude=partial(conclude, spec.words),
-        restarts=restarts(on_failure, max_restarts, spec.words),
-        start_timeout=start_timeout,
-        stall_timeout=spec.stall_timeout,
+        target.debug,
+        partial(conclude, spec.words),
+        restarts(on_failure, max_restarts, spec.words),
+        start_timeout,
     )
+    return here.start(spec.ranks, spec.words, supervision, stall_timeout=spec.stall_timeout)
 
 
 @launch.command()
@@ -147,45 +140,32 @@ def local(
 @PRINT
 @DEBUG
 @WORDS
+@gathered(TargetOptions)
 def mpirun(
-    wanted: tuple[int | None, int] | None,
+    target: TargetOptions,
     hosts: str | None,
     hostfile: Path | None,
-    network: str | None,
-    settings: Sequence[str],
-    host_timeout: float,
     ssh_timeout: float,
     start_timeout: float,
     on_failure: str,
     max_restarts: int,
-    show: bool,
-    debug: bool,
-    words: tuple[str, ...],
 ) -> int:
     """Start ranks on hosts reached by ssh, by the MPI launcher installed here."""
-    from meshrun.launch.mpi import mpirun as target
+    from meshrun.launch.mpi import mpirun as over_ssh
 
-    spec = build_spec(
-        words,
-        wanted,
-        known_hosts(hosts, hostfile),
-        settings=settings,
-        network=network,
-        host_timeout=host_timeout,
-    )
+    spec = build_spec(target, known_hosts(hosts, hostfile))
     if not spec.names:
         raise click.UsageError(
             "no hosts given; use --hosts a,b or --hostfile FILE, or launch local for this machine"
         )
-    if show:
-        click.echo(target.preview(spec))
+    if target.show:
+        click.echo(over_ssh.preview(spec))
         return 0
-    return target.start(
-        spec,
+    supervision = Supervision(
         terminal_columns(),
-        timeout=ssh_timeout,
-        debug=debug,
-        conclude=partial(conclude, spec.words),
-        restarts=restarts(on_failure, max_restarts, spec.words),
-        start_timeout=start_timeout,
+        target.debug,
+        partial(conclude, spec.words),
+        restarts(on_failure, max_restarts, spec.words),
+        start_timeout,
     )
+    return over_ssh.start(spec, supervision, timeout=ssh_timeout)

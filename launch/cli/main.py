@@ -12,6 +12,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from meshrun.launch import help as help_pages
 from meshrun.launch.cli.cli_context import CliContext, terminal_columns
 from meshrun.launch.cli.errors import report_error, single_line, usage_message
 from meshrun.launch.cli.job_command import Jobs
-from meshrun.launch.cli.params import MAX_RESTARTS, ON_FAILURE, STALL, START, restarts
+from meshrun.launch.cli.params import MAX_RESTARTS, ON_FAILURE, STALL, START, gathered, restarts
 from meshrun.launch.cli.plugins import (
     ARGUMENTS,
     Commands,
@@ -52,6 +53,18 @@ def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> N
         ctx.exit()
 
 
+@dataclass(frozen=True)
+class Parent:
+    """What the process that starts ranks passes on to them, in hidden options."""
+
+    run_dir: str | None
+    host_timeout: float
+    expect: tuple[int, int] | None
+    expect_network: str | None
+    columns: int | None
+    colour: bool
+
+
 @click.group(
     cls=Commands, context_settings={"help_option_names": HELP[::-1]}, subcommand_metavar="COMMAND ..."
 )
@@ -77,19 +90,15 @@ def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> N
     help="Show the version and exit.",
 )
 @click.pass_context
+@gathered(Parent)
 def command(
     ctx: click.Context,
+    parent: Parent,
     ranks: int | None,
     on_failure: str,
     max_restarts: int,
     start_timeout: float,
-    run_dir: str | None,
-    host_timeout: float,
     stall_timeout: float | None,
-    expect: tuple[int, int] | None,
-    expect_network: str | None,
-    columns: int | None,
-    colour: bool,
 ) -> None:
     """Run array work over many GPUs and nodes, and prove that the result is right.
 
@@ -104,37 +113,35 @@ def command(
     if ranks is not None and not {*words} & {*HELP}:
         if ranks > 1 and (single := without_ranks(words)):
             raise click.UsageError(f"`meshrun {single}` starts no ranks; remove -n")
-        if ranks > 1 and run_dir is None and not _is_rank(launched):
+        if ranks > 1 and parent.run_dir is None and not _is_rank(launched):
             from meshrun.launch.mpi.local import start
+            from meshrun.launch.supervise.supervisor import Supervision
 
             if has_result(words):  # which is printed once, before ranks are started in vain
                 check_words(command, words)
-            status = start(
-                ranks,
-                words,
+            supervision = Supervision(
                 terminal_columns(),
                 debug=not DEBUG.isdisjoint(words),
                 conclude=partial(conclude, words),
                 restarts=restarts(on_failure, max_restarts, words),
                 start_timeout=start_timeout,
-                stall_timeout=stall_timeout,
             )
-            ctx.exit(status)
+            ctx.exit(start(ranks, words, supervision, stall_timeout=stall_timeout))
         if launched is not None and launched.size is not None:
             check_expected(ranks, launched.size, launched)
     if on_failure == "resume" and not {*words} & {*HELP}:
         if words[0] == "launch":
             raise click.UsageError("--on-failure goes after launch mpirun or launch local")
         raise click.UsageError("--on-failure resume: this command starts no ranks; add -n N, 2 or more")
-    if run_dir is not None and launched is not None:
+    if parent.run_dir is not None and launched is not None:
         from meshrun.runner.world.run_status import run_at
 
-        run_at(run_dir).begin(launched.rank, os.uname().nodename, os.getpid())
-    planned: tuple[int | None, int | None] = expect or (None, None)
+        run_at(parent.run_dir).begin(launched.rank, os.uname().nodename, os.getpid())
+    planned: tuple[int | None, int | None] = parent.expect or (None, None)
     ctx.obj = CliContext(
-        Started(ranks, run_dir, host_timeout, *planned, expect_network, stall_timeout),
-        columns if launched else terminal_columns(),
-        colour if launched else takes_colour(),
+        Started(ranks, parent.run_dir, parent.host_timeout, *planned, parent.expect_network, stall_timeout),
+        parent.columns if launched else terminal_columns(),
+        parent.colour if launched else takes_colour(),
         words,
     )
 
@@ -184,21 +191,24 @@ def jobs() -> None:
 @click.pass_obj
 def call(cli_context: CliContext, folder: Path) -> int:
     """Run a call, `job.run(..., ranks=N)`, that a Python program has left in FOLDER."""
+    from meshrun.runner.job.signature import renamed_options
     from meshrun.runner.run.entry import main
     from meshrun.runner.run.python_call import keep_error, keep_record, read_call
+    from meshrun.runner.spelling import python_caller
 
     wanted = read_call(folder)
-    return main(
-        wanted.job,
-        wanted.inputs,
-        wanted.outputs,
-        wanted.parameters,
-        wanted.options,
-        started=cli_context.started,
-        columns=cli_context.columns,
-        on_error=partial(keep_error, folder),
-        on_record=partial(keep_record, folder),
-    )
+    with python_caller(renamed_options(wanted.job.parameters)):
+        return main(
+            wanted.job,
+            wanted.inputs,
+            wanted.outputs,
+            wanted.parameters,
+            wanted.options,
+            started=cli_context.started,
+            columns=cli_context.columns,
+            on_error=partial(keep_error, folder),
+            on_record=partial(keep_record, folder),
+        )
 
 
 command.add_command(selftest)

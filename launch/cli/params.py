@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from meshrun.launch.spec import (
 
 Value = TypeVar("Value")
 Command = TypeVar("Command", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
 class ParsedText(click.ParamType[Value]):
@@ -68,17 +70,8 @@ class Seconds(Number):
         super().__init__("number of seconds", least, 86400.0)
 
 
-def _parse_size(text: str) -> int:
-    from meshrun.runner.options.stream_options import parse_size
-
-    return parse_size(text)
-
-
-SIZE = ParsedText("SIZE", _parse_size)  # bytes, such as 64M or 1.5G
-
 DEVICES = ("auto", "cpu", "cuda")
-TRACEBACK_HELP = "Show the traceback of an error."
-TRACEBACK = click.option("--debug", is_flag=True, help=TRACEBACK_HELP)
+TRACEBACK = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 
 SHAPE = click.option(
     "-j",
@@ -124,8 +117,38 @@ DEBUG = click.option("--debug", is_flag=True, help="Also show the launcher's own
 WORDS = click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
 
 
-def cluster_options(command: Command) -> Command:
+@dataclass(frozen=True)
+class TargetOptions:
+    """What is typed for every target: the options above of the same names, and the command to start."""
+
+    words: tuple[str, ...]
+    wanted: tuple[int | None, int] | None
+    settings: Sequence[str]
+    show: bool
+    debug: bool
+    network: str | None = None
+    host_timeout: float = HOST_TIMEOUT
+
+
+def gathered(kind: type) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Pass those options of a command that are fields of the dataclass `kind` as one, before the others."""
+    names = {field.name for field in fields(kind)}
+
+    def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
+        @functools.wraps(command)
+        def call(*context: click.Context, **options: Any) -> Result:
+            values = kind(**{name: value for name, value in options.items() if name in names})
+            others = {name: value for name, value in options.items() if name not in names}
+            return command(*context, values, **others)
+
+        return call
+
+    return decorate
+
+
+def cluster_options(command: Callable[..., int]) -> Callable[..., int]:
     """Add the options of a target that knows its hosts: the last ones before the command to start."""
+    command = gathered(TargetOptions)(command)
     for option in (WORDS, DEBUG, PRINT, TIMEOUT, SETTING, NETWORK):
         command = option(command)
     return command
@@ -136,20 +159,6 @@ def parsed_option(
 ) -> Callable[[Command], Command]:
     """An option whose text `function` parses. form: what to type, such as K=V."""
     return click.option(flag, type=ParsedText(form, function), **{"metavar": form, **details})
-
-
-def device_option() -> click.Option:
-    return click.Option(
-        ["--device"],
-        type=click.Choice(DEVICES),
-        default="auto",
-        show_default=True,
-        help="Device that computes blocks.",
-    )
-
-
-def debug_option() -> click.Option:
-    return click.Option(["--debug"], is_flag=True, help=TRACEBACK_HELP)
 
 
 def restarts(on_failure: str, most: int, words: Sequence[str]) -> int:
@@ -173,22 +182,25 @@ def known_hosts(hosts: str | None, hostfile: Path | None) -> list[HostSlots]:
 
 
 def build_spec(
-    words: tuple[str, ...],
-    wanted: tuple[int | None, int] | None,
-    known: Sequence[HostSlots],
-    *,
-    settings: Sequence[str],
-    files_here: bool = True,
-    **more: Any,
+    target: TargetOptions, known: Sequence[HostSlots] = (), *, files_here: bool = True
 ) -> LaunchSpec:
-    """The launch specification. Raises UsageError if `words` is not a command that ranks run.
+    """The launch specification. Raises UsageError if the words are not a command that ranks run.
 
-    files_here: a job's file is on this machine; otherwise it may exist only in the image.
+    known: hosts that the user named. files_here: a job's file is on this machine; otherwise it may exist only
+    in the image.
     """
+    words = target.words
     if files_here or words[0] != "run":
         check_words(click.get_current_context().find_root().command, words)
     try:
-        spec = make_spec(words, wanted, known, settings=dict(map(parse_setting, settings)), **more)
+        spec = make_spec(
+            words,
+            target.wanted,
+            known,
+            settings=dict(map(parse_setting, target.settings)),
+            network=target.network,
+            host_timeout=target.host_timeout,
+        )
     except ValueError as reason:
         raise click.UsageError(str(reason)) from reason
     context = click.get_current_context().obj

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshrun.launch.cli.job_command import JobsShown, copies_option, depth_option, grid_options, steps_option
-from meshrun.launch.cli.params import SIZE, TRACEBACK
+from meshrun.launch.cli.job_command import JobsShown
+from meshrun.launch.cli.params import TRACEBACK
 
 if TYPE_CHECKING:
     from meshrun.runner.job.declaration import Job
-
-
-RATE = click.FloatRange(min=0, min_open=True)
+    from meshrun.runner.options.table import OptionRow
 
 
 def forecast(
@@ -79,47 +77,10 @@ class Plans(JobsShown):
     show = staticmethod(forecast)
 
     @staticmethod
-    def options(job: Job) -> list[click.Option]:
-        from meshrun.runner.options.plan_options import RANKS_MOST
+    def table(job: Job) -> list[OptionRow]:
+        from meshrun.runner.options.plan_options import plan_rows
 
-        return [
-            click.Option(
-                ["--ranks"], type=click.IntRange(1, RANKS_MOST), required=True, metavar="N",
-                help="Number of ranks.",
-            ),
-            click.Option(
-                ["--hosts"], type=click.IntRange(min=1), metavar="H",
-                help="Number of hosts.  [default: as few as have enough GPUs]",
-            ),
-            click.Option(
-                ["--gpu"], metavar="NAME",
-                help="h200, a100, l40s, ...; cpu for none.  [default: as calibrated, else h200]",
-            ),
-            *grid_options(),
-            depth_option(),
-            click.Option(
-                ["--chunk-bytes"], type=SIZE, help="Size of a chunk's input.  [default: as in a run]"
-            ),
-            click.Option(
-                ["--host-memory"], type=SIZE,
-                help="Host memory for each rank.  [default: a quarter of the host's, shared by its ranks]",
-            ),
-            click.Option(
-                ["--device-memory"], type=SIZE,
-                help="GPU memory for each rank.  [default: 80 % of its GPU's]",
-            ),
-            *((steps_option("Take N time steps."), copies_option()) if job.takes_steps else ()),
-            click.Option(
-                ["--exchange-rate"], type=RATE, metavar="GB/S",
-                help="Rate at which a rank sends to the others of its host, all to all.  "
-                "[default: nominal]",
-            ),
-            click.Option(
-                ["--network-rate"], type=RATE, metavar="GB/S",
-                help="Rate at which a rank sends to other hosts.  [default: nominal]",
-            ),
-            click.Option(["--json"], metavar="FILE", help="Write the plan to FILE; - is standard output."),
-        ]  # fmt: skip
+        return plan_rows(steps=job.takes_steps)
 
 
 @click.group(

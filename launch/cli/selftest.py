@@ -10,7 +10,7 @@ from meshrun.launch.cli.cli_context import CliContext
 from meshrun.launch.cli.params import DEVICES, TRACEBACK
 
 if TYPE_CHECKING:
-    from meshrun.runner.world.binding import DeviceChoice
+    from meshrun.runner.options.choices import DeviceChoice
 
 
 @click.command()
@@ -41,6 +41,7 @@ def check_installation(device: DeviceChoice, debug: bool) -> int:
     """Test one rank without MPI, then several ranks under the launcher; returns 0 or 1."""
     from meshrun.launch.mpi import launcher as mpi_launcher
     from meshrun.launch.mpi import local
+    from meshrun.launch.supervise.supervisor import Supervision
     from meshrun.runner.errors import UserError
     from meshrun.runner.files import working_directory
     from meshrun.runner.run.installation.selftest import launcher_ranks
@@ -58,7 +59,7 @@ def check_installation(device: DeviceChoice, debug: bool) -> int:
         return _conclude(parts, f"; one rank only: {reason}")
     ranks = launcher_ranks(device)
     words = ["selftest", "--device", device, *(["--debug"] if debug else [])]
-    parts[f"{ranks} ranks under {launcher}"] = local.start(ranks, words, debug=debug) == 0
+    parts[f"{ranks} ranks under {launcher}"] = local.start(ranks, words, Supervision(debug=debug)) == 0
     return _conclude(parts, ".")
 
 

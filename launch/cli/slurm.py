@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import click
 
-from meshrun.launch.cli.params import SHAPE, build_spec, cluster_options, parsed_option
+from meshrun.launch.cli.params import SHAPE, TargetOptions, build_spec, cluster_options, parsed_option
 from meshrun.launch.cli.plugins import conclude
 from meshrun.launch.slurm.batch_script import CPUS_PER_RANK, INDEX, PER_TASK, JobRequest, script, srun
 
@@ -71,16 +71,10 @@ def indices(text: str) -> str:
 @click.option("--output", metavar="FILE", help="Output file of the job.  [default: meshrun-%j.out]")
 @cluster_options
 def slurm(
-    wanted: tuple[int | None, int] | None,
+    target: TargetOptions,
     bind_gpus: Literal["node", "task"],
     mpi: str,
     srun_args: str,
-    network: str | None,
-    settings: Sequence[str],
-    host_timeout: float,
-    show: bool,
-    debug: bool,
-    words: tuple[str, ...],
     **options: Any,
 ) -> int:
     """Start ranks with Slurm: as a batch job, or as a step of the current allocation."""
@@ -90,9 +84,9 @@ def slurm(
     from meshrun.runner.files import working_directory
 
     # Check the command with a number in place of an array task's index.
+    words = target.words
     known = tuple(word.replace(INDEX, "0") for word in words) if options["array"] else words
-    spec = build_spec(known, wanted, [], settings=settings, network=network, host_timeout=host_timeout)
-    spec = replace(spec, words=words)
+    spec = replace(build_spec(replace(target, words=known)), words=words)
     inside = "SLURM_JOB_ID" in os.environ
     given = next((name for name in NEW_JOB_ONLY if options[name]), None)
     if inside and given:
@@ -102,11 +96,11 @@ def slurm(
         )
     if not inside and options["output"] is None:
         options["output"] = os.environ.get("SBATCH_OUTPUT")
-    if not show:
+    if not target.show:
         program("srun" if inside else "sbatch")
     if options["cpus_per_task"] is None:
         options["cpus_per_task"] = cores(os.environ, spec.per_host) if inside else CPUS_PER_RANK
-    mpi, reason = _mpi(mpi, spec.ranks, options["container"], show)
+    mpi, reason = _mpi(mpi, spec.ranks, options["container"], target.show)
     try:
         job = JobRequest(mpi, working_directory(), bind_gpus=bind_gpus, srun_args=split(srun_args), **options)
         text = shlex.join(srun(spec, job)) + "\n" if inside else script(spec, job)
@@ -115,13 +109,13 @@ def slurm(
     tell(f"mpi: {mpi}, {reason}")
     if job.gpus and bind_gpus == "task":
         tell(PER_TASK)
-    if show:
+    if target.show:
         click.echo(text, nl=False)
         return 0
     if inside:
         tell(f"inside job {os.environ['SLURM_JOB_ID']}: starting a step with srun")
-        return slurm_job.start_inside(spec, job, debug=debug, conclude=partial(conclude, spec.words))
-    return slurm_job.start(spec, job, debug=debug, conclude=partial(conclude, spec.words))
+        return slurm_job.start_inside(spec, job, debug=target.debug, conclude=partial(conclude, spec.words))
+    return slurm_job.start(spec, job, debug=target.debug, conclude=partial(conclude, spec.words))
 
 
 def split(text: str) -> tuple[str, ...]:

@@ -11,12 +11,11 @@ from meshrun.launch.mpi import launcher as mpi_launcher
 from meshrun.launch.mpi import library as mpi_library
 from meshrun.launch.mpi.environment import shell_command
 from meshrun.launch.mpi.rank_command import PROGRAM, run_options
-from meshrun.launch.spec import START_TIMEOUT, LaunchSpec
+from meshrun.launch.spec import LaunchSpec
 from meshrun.launch.supervise.cleanup import RUN_MARK
 from meshrun.launch.supervise.clock import Clocks, halt_timeout
-from meshrun.launch.supervise.judge import Conclude, no_answer
 from meshrun.launch.supervise.restarts import with_restarts
-from meshrun.launch.supervise.supervisor import supervise
+from meshrun.launch.supervise.supervisor import USUAL, Supervision, supervise
 
 RANK_BYTES = 16 << 20  # least private memory of a rank with Python, NumPy and MPI
 
@@ -24,21 +23,15 @@ RANK_BYTES = 16 << 20  # least private memory of a rank with Python, NumPy and M
 def start(
     ranks: int,
     words: Sequence[str],
-    columns: int | None = None,
+    supervision: Supervision = USUAL,
     *,
     program: Sequence[str] = PROGRAM,
-    debug: bool = False,
-    conclude: Conclude = no_answer,
-    restarts: int = 0,
-    start_timeout: float = START_TIMEOUT,
     stall_timeout: float | None = None,
 ) -> int:
     """Run `program` with `words` as `ranks` ranks on this machine; returns the exit status (see `judge`).
 
     The program also gets `--run-dir DIR -n RANKS`, and `--tty COLUMNS` if it may draw a progress bar.
-    debug: also show the launcher's own messages. conclude: as for `judge`. restarts: how often to start again
-    with a rank less after one was lost, for a command `run`. start_timeout: as for `Clocks`. stall_timeout:
-    as in `Started`.
+    stall_timeout: as in `Started`.
 
     Raises UserError without a launcher, or if it belongs to another MPI than mpi4py loads. The status is
     128 + signal if interrupted.
@@ -47,6 +40,8 @@ def start(
     if not launcher.bundled:  # otherwise both are in one environment; the query takes a tenth of a second
         mpi_library.check(launcher, {"here": mpi_library.loaded()})
     check_capacity(ranks)
+
+    columns, halt = supervision.columns, halt_timeout(stall_timeout)
 
     def run(spec: LaunchSpec, restartable: bool) -> int:
         def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
@@ -57,15 +52,13 @@ def start(
 
         return supervise(
             prepare,
-            columns,
-            debug=debug,
+            supervision,
             mpich=launcher.vendor == "MPICH",
-            conclude=conclude,
             restart=spec if restartable else None,
-            clocks=partial(Clocks, ranks=spec.ranks, start=start_timeout, halt=halt_timeout(stall_timeout)),
+            clocks=partial(Clocks, ranks=spec.ranks, start=supervision.start_timeout, halt=halt),
         )
 
-    return with_restarts(run, LaunchSpec(tuple(words), 1, ranks), restarts)
+    return with_restarts(run, LaunchSpec(tuple(words), 1, ranks), supervision.restarts)
 
 
 def check_capacity(ranks: int) -> None:

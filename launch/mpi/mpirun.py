@@ -16,12 +16,11 @@ from meshrun.launch.mpi import ssh_hosts
 from meshrun.launch.mpi.environment import environment, forwarded, own_interfaces, shell_command
 from meshrun.launch.mpi.launcher import Launcher
 from meshrun.launch.mpi.rank_command import PROGRAM, run_options, spec_options
-from meshrun.launch.spec import START_TIMEOUT, LaunchSpec
+from meshrun.launch.spec import LaunchSpec
 from meshrun.launch.supervise.cleanup import RUN_MARK
 from meshrun.launch.supervise.clock import Clocks, halt_timeout
-from meshrun.launch.supervise.judge import Conclude, no_answer
 from meshrun.launch.supervise.restarts import with_restarts
-from meshrun.launch.supervise.supervisor import supervise
+from meshrun.launch.supervise.supervisor import USUAL, Supervision, supervise
 
 CLEANUP = str(Path(__file__).parents[1] / "supervise" / "cleanup.py")
 
@@ -45,18 +44,11 @@ def launcher_command(spec: LaunchSpec, launcher: Launcher, variables: Mapping[st
 
 def start(
     spec: LaunchSpec,
-    columns: int | None = None,
+    supervision: Supervision = USUAL,
     *,
     timeout: float = ssh_hosts.TIMEOUT,
-    debug: bool = False,
-    conclude: Conclude = no_answer,
-    restarts: int = 0,
-    start_timeout: float = START_TIMEOUT,
 ) -> int:
     """Run the spec on its hosts, which must answer within `timeout` seconds; returns the run's exit status.
-
-    restarts: how often to start again on the hosts that are left after one, or a rank of one, was lost, for a
-    command `run`. start_timeout: as for `Clocks`.
 
     Raises UserError without a launcher, if a host does not answer, or if two names are of one host.
     """
@@ -64,7 +56,7 @@ def start(
 
     launcher = mpi_launcher.find()
     if launcher.whole_lines:  # raw output might cut the ranks' status lines
-        columns = None
+        supervision = replace(supervision, columns=None)
     found = ssh_hosts.probe_hosts(spec, sys.executable, timeout)
     ssh_hosts.check_names(found, launcher.vendor)
     mpi_library.check(launcher, {answer.host: answer.mpi for answer in found})
@@ -80,7 +72,7 @@ def start(
         def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
             base = launcher.clean_environment(os.environ, sockets)
             variables = {**environment(spec, launcher, base), RUN_MARK: str(run)}
-            ours = [*run_options(f"@{token}", columns), *spec_options(spec)]
+            ours = [*run_options(f"@{token}", supervision.columns), *spec_options(spec)]
             start = launcher_command(spec, launcher, {**forwarded(variables), **spec.settings})
             return [*start, *PROGRAM, *ours, *spec.words], variables
 
@@ -93,17 +85,15 @@ def start(
         halt = halt_timeout(spec.stall_timeout)
         return supervise(
             prepare,
-            columns,
+            supervision,
             token=token,
-            debug=debug,
             mpich=launcher.vendor == "MPICH",
             clean_up_hosts=clean_up,
-            conclude=conclude,
             restart=spec if restartable else None,
-            clocks=partial(Clocks, ranks=spec.ranks, start=start_timeout, halt=halt),
+            clocks=partial(Clocks, ranks=spec.ranks, start=supervision.start_timeout, halt=halt),
         )
 
-    return with_restarts(run, spec, restarts)
+    return with_restarts(run, spec, supervision.restarts)
 
 
 def preview(spec: LaunchSpec) -> str:

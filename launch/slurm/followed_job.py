@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from meshrun.launch.slurm import queries
@@ -15,6 +15,7 @@ from meshrun.launch.supervise.status_lines import StatusLines
 from meshrun.launch.supervise.supervisor import CLAIMED, TAIL, pass_on
 
 if TYPE_CHECKING:
+    from meshrun.launch.slurm.batch_script import JobRequest
     from meshrun.runner.world.run_status import RunDirectory
 
 LATE = 10.0  # seconds for a shared file system to show what another host has written
@@ -33,34 +34,40 @@ class AttemptStatusLines(StatusLines):
 
     def _receive(self, line: bytes) -> None:
         if line.split(b" ")[2:3] == [b"attempt"]:
-            self._run.remove_leftovers()
-            for note in self._run.path.iterdir():
+            self.run.remove_leftovers()
+            for note in self.run.path.iterdir():
                 note.unlink()
         else:
             super()._receive(line)
 
 
 @dataclass
-class FollowedJob:
-    """A job, or one task of an array, and its observed state.
+class _Times:
+    """Of the monotonic clock, in seconds: when the job began, when it ended, when a failure was reported."""
 
-    shown: forward its output. token: of the run. requeue: Slurm may restart it.
-    """
-
-    run: RunDirectory
-    status_lines: AttemptStatusLines
-    state: JobState
-    output: OutputFile
-    shown: bool
-    token: str
-    requeue: bool = False
-    nodes: str = ""  # all nodes that it had: Slurm forgets failed ones
-    output_tail: bytes = b""
     begun: float = float("inf")
     ended: float = float("inf")
     failed: float = float("inf")
+
+
+@dataclass
+class FollowedJob:
+    """A job, or one task of an array, and its observed state. token: of the run."""
+
+    status_lines: AttemptStatusLines
+    state: JobState
+    output: OutputFile
+    request: JobRequest
+    token: str
+    nodes: str = ""  # all nodes that it had: Slurm forgets failed ones
+    output_tail: bytes = b""
+    times: _Times = field(default_factory=_Times)
     cancelled: bool = False
     closed: bool = False
+
+    @property
+    def run(self) -> RunDirectory:
+        return self.status_lines.run
 
     def update(self, state: JobState) -> bool:
         """Store a new state from Slurm; returns whether it differs."""
@@ -69,8 +76,8 @@ class FollowedJob:
         if len(state.nodes) > len(self.nodes):
             self.nodes = state.nodes
         if state.state == "RUNNING":
-            self.begun = min(self.begun, time.monotonic())
-        self.ended = min(self.ended, time.monotonic()) if state.over else float("inf")
+            self.times.begun = min(self.times.begun, time.monotonic())
+        self.times.ended = min(self.times.ended, time.monotonic()) if state.over else float("inf")
         return changed
 
     def read_output(self) -> None:
@@ -80,7 +87,7 @@ class FollowedJob:
                 self._pass_on(self.status_lines.feed(chunk))
         self._read_lost_note()
         if self.run.failure() is not None:
-            self.failed = min(self.failed, time.monotonic())
+            self.times.failed = min(self.times.failed, time.monotonic())
         if self.done:
             self._pass_on(self.status_lines.finish())
             self.closed = True
@@ -89,7 +96,7 @@ class FollowedJob:
         """Read the note in which ranks report the loss of the host that writes the output."""
         from meshrun.runner.world.run_status import read_lost_note
 
-        if self.state.state not in ("", "PENDING") and not self.requeue:
+        if self.state.state not in ("", "PENDING") and not self.request.requeue:
             sentence = read_lost_note(self.state.id, self.token)
             if sentence is not None:
                 self.run.claim_failure({"exit_code": 1, "sentence": sentence, "rank": None})
@@ -97,12 +104,12 @@ class FollowedJob:
     @property
     def hangs(self) -> bool:
         """Whether the job still runs although it has reported a failure: a dead host delays its end."""
-        return not self.state.over and time.monotonic() > self.failed + CLAIMED
+        return not self.state.over and time.monotonic() > self.times.failed + CLAIMED
 
     @property
     def missing(self) -> bool:
         """Whether the output is overdue."""
-        return not self.output.found and time.monotonic() > self.begun + LATE
+        return not self.output.found and time.monotonic() > self.times.begun + LATE
 
     @property
     def reported(self) -> bool:
@@ -112,10 +119,10 @@ class FollowedJob:
     @property
     def done(self) -> bool:
         """Whether the job is over and its output complete."""
-        if self.cancelled and time.monotonic() > self.failed + 2 * CLAIMED:
+        if self.cancelled and time.monotonic() > self.times.failed + 2 * CLAIMED:
             return True
         late = LATE if self.nodes and (self.state.succeeded or not self.output.found) else AT_ONCE
-        return self.state.over and (self.reported or time.monotonic() > self.ended + late)
+        return self.state.over and (self.reported or time.monotonic() > self.times.ended + late)
 
     def failure(self) -> str | None:
         """Why the job failed, according to Slurm and srun; None if it did not."""
@@ -146,5 +153,5 @@ class FollowedJob:
 
     def _pass_on(self, text: bytes) -> None:
         self.output_tail = (self.output_tail + text)[-TAIL:]
-        if self.shown:
+        if not self.request.array:
             pass_on(1, text)

@@ -28,7 +28,7 @@ from meshrun.launch.spec import LaunchSpec
 from meshrun.launch.supervise.cleanup import RUN_MARK
 from meshrun.launch.supervise.judge import Conclude, Outcome, judge, no_answer
 from meshrun.launch.supervise.query import query
-from meshrun.launch.supervise.supervisor import signal_handlers, supervise
+from meshrun.launch.supervise.supervisor import Supervision, signal_handlers, supervise
 
 READ_INTERVAL = 0.2  # seconds between two reads of the output
 # Seconds between two queries to Slurm: a tenth of the time since the last change, within these limits.
@@ -39,50 +39,60 @@ FOLLOWED = (
     "SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_NO_REQUEUE", "SBATCH_OPEN_MODE", "SBATCH_OUTPUT",
     "SBATCH_REQUEUE", "SBATCH_WAIT",
 )  # fmt: skip
+NO_ANSWER, NO_OUTPUT = "no answer", "no output"  # what is told once
 PENDING = 5.0  # seconds after which a reason to wait that does not pass by itself is explained
 
 
 @dataclass
+class _Times:
+    """Of the monotonic clock, in seconds: of scancel, of the last query, of the last change of a state."""
+
+    cancelled: float = float("inf")
+    queried: float = 0.0
+    changed: float = 0.0
+
+
+@dataclass
 class SubmittedJob:
-    """A submitted job. folder: for the status of its runs. runs: one for the job, or one for each task of an
-    array, by name."""
+    """A submitted job. folder: for the status of its runs. signals: that this process was sent. runs: one for
+    the job, or one for each task of an array, by name."""
 
     id: str
     token: str
     request: JobRequest
     folder: Path
-    interrupted: signal.Signals | None = None
+    signals: list[signal.Signals] = field(default_factory=list)
     runs: dict[str, FollowedJob] = field(default_factory=dict)
     waiting: JobState | None = None  # tasks of an array that have not started
-    _cancelled: float = float("inf")
-    _again: bool = False
-    _queried: float = 0.0
-    _changed: float = 0.0
-    _silent: bool = False
-    _missed: bool = False
+    _times: _Times = field(default_factory=_Times)
     _waits: dict[str, tuple[str, float]] = field(default_factory=dict)  # reason and since when, by job
-    _explained: set[str] = field(default_factory=set)  # reasons
+    _told: set[str] = field(default_factory=set)  # NO_ANSWER, NO_OUTPUT, and reasons that were explained
+
+    @property
+    def interrupted(self) -> signal.Signals | None:
+        """The first signal."""
+        return self.signals[0] if self.signals else None
 
     def signalled(self, number: int, _: object) -> None:
-        self._again = self.interrupted is not None
-        self.interrupted = self.interrupted or signal.Signals(number)
+        self.signals.append(signal.Signals(number))
 
     def follow(self) -> bool:
         """Wait for the end of the job; False if an interruption ended the wait first."""
-        self._changed = time.monotonic()
+        times = self._times
+        times.changed = time.monotonic()
         while not self._over():
             now = time.monotonic()
-            if self.interrupted == signal.SIGHUP or self._again or now > self._cancelled + TIMEOUT:
+            if self.interrupted == signal.SIGHUP or self.signals[1:] or now > times.cancelled + TIMEOUT:
                 return False
-            if self.interrupted and self._cancelled == float("inf"):
-                self._cancelled = self._changed = now
+            if self.interrupted and times.cancelled == float("inf"):
+                times.cancelled = times.changed = now
                 query([program("scancel"), self.id])
             if any(run.reported for run in self.runs.values() if not run.state.over):
-                self._changed = max(self._changed, now - QUERY_INTERVAL)
-            interval = min(max(QUERY_INTERVAL, (now - self._changed) / 10), MAX_QUERY_INTERVAL)
-            if now > self._queried + interval:
+                times.changed = max(times.changed, now - QUERY_INTERVAL)
+            interval = min(max(QUERY_INTERVAL, (now - times.changed) / 10), MAX_QUERY_INTERVAL)
+            if now > times.queried + interval:
                 self._query()
-                self._queried = time.monotonic()
+                times.queried = time.monotonic()
             self._read_output()
             time.sleep(READ_INTERVAL)
         return True
@@ -97,9 +107,9 @@ class SubmittedJob:
                 query([program("scancel"), run.state.id])
                 run.cancelled = True
         missing = next((run.output for run in unfinished if run.missing), None)
-        if missing and not self._missed:
+        if missing and NO_OUTPUT not in self._told:
             tell(f"warning: {missing} has no output of this job: is it on a file system shared by all hosts?")
-            self._missed = True
+            self._told.add(NO_OUTPUT)
 
     def _over(self) -> bool:
         waits = self.waiting is not None and not self.waiting.over
@@ -110,11 +120,11 @@ class SubmittedJob:
 
         found = queries.query_job(self.id)
         if isinstance(found, str):
-            if not self._silent:
+            if NO_ANSWER not in self._told:
                 tell(f"warning: Slurm does not answer; retrying: {found}")
-            self._silent = True
+            self._told.add(NO_ANSWER)
             return
-        self._silent = False
+        self._told.discard(NO_ANSWER)
         known = {state.id for state in found}
         forgotten = [one.state for name, one in self.runs.items() if name not in known and not one.state.over]
         found += [replace(state, state=GONE) for state in forgotten]
@@ -134,7 +144,7 @@ class SubmittedJob:
             self.runs[state.id] = self._followed(state)
         changed = self.runs[state.id].update(state)
         if first or changed:
-            self._changed = time.monotonic()
+            self._times.changed = time.monotonic()
         if (first or changed) and state.state == "RUNNING":
             because = "" if state.reason == "None" else f", {state.reason}"
             tell(f"job {state.id}: RUNNING on {state.nodes}{because}")
@@ -153,8 +163,8 @@ class SubmittedJob:
         if reason != before:
             self._waits[name] = reason, now
             tell(f"job {state.id}: waiting: {reason}")
-        elif now > since + PENDING and reason not in (*NORMAL, *self._explained):
-            self._explained.add(reason)
+        elif now > since + PENDING and reason not in (*NORMAL, *self._told):
+            self._told.add(reason)
             hint = remedy(reason, f"scontrol show job {self.id}")
             tell(f"job {state.id} does not start, because of {reason}. Try: {hint}; Ctrl-C cancels the job")
 
@@ -167,13 +177,11 @@ class SubmittedJob:
         values = values_of(state, values_before(os.environ))
         appends = batch_script.open_mode(request) == "append"
         return FollowedJob(
-            run,
             AttemptStatusLines(run, self.token),
             JobState(state.id, ""),
             OutputFile(absolute(request.output_file, request.folder), values, mark, appends),
-            shown=not request.array,
-            token=self.token,
-            requeue=request.requeue,
+            request,
+            self.token,
         )
 
     def verdict(self, debug: bool, conclude: Conclude = no_answer) -> int:
@@ -197,7 +205,7 @@ class SubmittedJob:
                 elif one.run.failure() is not None and one.state.state not in ("FAILED", "COMPLETED"):
                     tell(failure)  # in addition to a rank's report: a failed host, a limit
                 one.run.claim_failure({"exit_code": 1, "sentence": failure, "rank": None})
-            tail = one.output_tail.decode(errors="replace") if one.shown else ""
+            tail = one.output_tail.decode(errors="replace") if not one.request.array else ""
             outcome = Outcome(0 if failure is None else 1, None, "", tail)
             statuses.append(judge(one.run, outcome, debug, conclude=conclude))
             if self.request.array:
@@ -255,7 +263,7 @@ def start_inside(spec: LaunchSpec, job: JobRequest, *, debug: bool, conclude: Co
         return [program("srun"), *words[1:]], here
 
     try:
-        return supervise(prepare, token=token, debug=debug, explain=task_end, conclude=conclude)
+        return supervise(prepare, Supervision(debug=debug, conclude=conclude), token=token, explain=task_end)
     finally:
         _remove_notes(slurm_job() or "")
 

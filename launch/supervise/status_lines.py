@@ -14,7 +14,7 @@ class StatusLines:
     def __init__(self, run: RunDirectory, token: str) -> None:
         from meshrun.runner.world.run_status import LINE
 
-        self._run = run
+        self.run = run
         self._mark = f"{LINE} {token} ".encode()
         self._pending = b""  # an unfinished status line, or the beginning of one
 
@@ -41,7 +41,7 @@ class StatusLines:
 
     def _receive(self, line: bytes) -> None:
         try:
-            self._run.read_line(line.decode())
+            self.run.read_line(line.decode())
         except ValueError:  # truncated by a launcher that ended; without it the run counts as failed
             return
 

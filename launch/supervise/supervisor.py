@@ -13,9 +13,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshrun.launch.spec import START_TIMEOUT, LaunchSpec
 from meshrun.launch.supervise import shared_memory
 from meshrun.launch.supervise.cleanup import RUN_MARK, end_strays, remove_topologies
 from meshrun.launch.supervise.judge import Conclude, Explain, Outcome, find_loss, judge, no_answer
@@ -23,7 +25,6 @@ from meshrun.launch.supervise.launcher_output import OutputFilter
 from meshrun.launch.supervise.status_lines import StatusLines
 
 if TYPE_CHECKING:
-    from meshrun.launch.spec import LaunchSpec
     from meshrun.launch.supervise.clock import Clocks
     from meshrun.runner.world.run_status import RunDirectory
 
@@ -51,28 +52,44 @@ class LossError(Exception):
         self.left, self.resumable, self.keeps_files = left, resumable, resumable or keeps_files
 
 
+@dataclass(frozen=True)
+class Supervision:
+    """How a run is watched and concluded.
+
+    columns: the width of a progress bar that ranks may draw; None for no bar. debug: show the launcher's own
+    messages. conclude: as for `judge`. restarts: how often to start again with what is left after a rank or a
+    host was lost, for a command `run`. start_timeout: as for `Clocks`.
+    """
+
+    columns: int | None = None
+    debug: bool = False
+    conclude: Conclude = no_answer
+    restarts: int = 0
+    start_timeout: float = START_TIMEOUT
+
+
+USUAL = Supervision()
+
+
 def supervise(
     prepare: Callable[[Path, Path], tuple[list[str], dict[str, str]]],
-    columns: int | None = None,
+    supervision: Supervision = USUAL,
     *,
     token: str | None = None,
-    debug: bool = False,
     mpich: bool = False,
     clean_up_hosts: Callable[[Path, Path, float], list[str]] | None = None,
     explain: Explain | None = None,
-    conclude: Conclude = no_answer,
     restart: LaunchSpec | None = None,
     clocks: Callable[[RunDirectory], Clocks] | None = None,
 ) -> int:
     """Run a launcher to its end, judge the run and clean up after it; returns the run's exit status.
 
     prepare: returns the launcher's command and environment, given the run's directory and a private folder
-    with a short path. columns: the width of a progress bar that ranks may draw. token: of the status lines of
-    ranks that cannot write to the run's directory. mpich: the launcher is MPICH's; no other one leaves
-    descriptions of this host. clean_up_hosts: cleans up on other hosts, given the same two and the seconds
-    since the start, and returns those that do not answer. explain, conclude: as for `judge`. restart: what is
-    run, to raise LossError with what is left of it after a loss, instead of judging the run; None to judge it
-    in any case. clocks: makes the clocks of the run.
+    with a short path. token: of the status lines of ranks that cannot write to the run's directory. mpich:
+    the launcher is MPICH's; no other one leaves descriptions of this host. clean_up_hosts: cleans up on other
+    hosts, given the same two and the seconds since the start, and returns those that do not answer. explain:
+    as for `judge`. restart: what is run, to raise LossError with what is left of it after a loss, instead of
+    judging the run; None to judge it in any case. clocks: makes the clocks of the run.
     """
     from meshrun.runner.files import working_directory, write_file
     from meshrun.runner.world.run_status import RunDirectory, RunLines
@@ -92,14 +109,14 @@ def supervise(
         write_file(run.path / "also", str(sockets))  # to be removed with it if this process is killed
         command, environment = prepare(run.path, sockets)
         outcome = watch_launcher(command, environment, token, clocks(run) if clocks else None)
-        if columns is not None and outcome.status:
+        if supervision.columns is not None and outcome.status:
             sys.stderr.write(AFTER_PROGRESS_BAR)
         lost = clean_up_hosts(run.path, sockets, time.monotonic() - begun) if clean_up_hosts else []
         loss = find_loss(run, outcome, lost) if restart else None
         if restart and loss and (left := restart.without(lost, loss.rank)):
             run.remove_leftovers()
             raise LossError(loss.sentence, left, bool(run.recovery_hint()), run.keeps_files())
-        status = judge(run, outcome, debug, lost, explain, conclude)
+        status = judge(run, outcome, supervision.debug, lost, explain, supervision.conclude)
         succeeded = status == outcome.status == 0
         return status
     finally:

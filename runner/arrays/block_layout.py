@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -66,12 +67,12 @@ class BlockLayout:
         if read is not None and read != widths:
             self.filled = BlockLayout(region, whole, cut, read, boundary, cval)
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         lengths = zip(self.widths, self.region.shape, strict=True)
         return tuple(low + n + high for (low, high), n in lengths)
 
-    @property
+    @cached_property
     def part(self) -> Slices:
         return self.filled.inside(self)
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.storage.formats.registry import Form, Source, decode, open_source
+from meshrun.runner.options.form import Form
+from meshrun.runner.spelling import option
+from meshrun.runner.storage.formats.registry import Source, decode, open_source
 from meshrun.runner.system.host_memory import host_memory
 
 
@@ -25,7 +27,7 @@ def open_decoded(
 def check_decoded(sources: Sequence[Source], limit: int | None, memory: int | None = None) -> None:
     """Raise UserError, before they are decoded, for pictures that together need more memory than there is.
 
-    limit: bytes of --host-memory; None if it is not given: all of the host's. memory: bytes of the host, 0 if
+    limit: bytes of host_memory; None if it is not given: all of the host's. memory: bytes of the host, 0 if
     they are not known; None: of this one, or the limit of its container or job.
     """
     pictures = [source for source in sources if source.decoded_bytes]
@@ -34,7 +36,7 @@ def check_decoded(sources: Sequence[Source], limit: int | None, memory: int | No
     if limit is not None and needed > limit:
         need = "needs, which is" if len(names) == 1 else "need, which are"
         raise UserError(
-            f"--host-memory is less than {' and '.join(names)} {need} decoded as a whole",
+            f"{option('host_memory')} is less than {' and '.join(names)} {need} decoded as a whole",
             got=f"{limit:,} bytes",
             expected=f"at least {needed:,}",
         )

@@ -12,8 +12,9 @@ from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.device.api import Backend
+from meshrun.runner.options.choices import Boundary
 from meshrun.runner.plan.grid import Parts, parts_of, split_over
-from meshrun.runner.plan.halo import Boundary, check_boundary, check_widths, normalize
+from meshrun.runner.plan.halo import check_boundary, check_widths, normalize
 from meshrun.runner.region import Array, HostArray, Region
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.storage.formats.registry import Source

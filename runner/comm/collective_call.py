@@ -27,7 +27,7 @@ UNPICKLABLE = (
 class RemoteError:
     """An error on one rank, as it is sent to the others.
 
-    sentence: the message, with the rank, of an error that is not a MeshrunError. trace: for --debug; pickling
+    sentence: the message, with the rank, of an error that is not a MeshrunError. trace: for debug; pickling
     an exception drops its traceback.
     """
 

@@ -22,6 +22,7 @@ from meshrun.runner.comm.collective_call import gather_calls
 from meshrun.runner.comm.collectives.api import NcclTuning
 from meshrun.runner.errors import RunError, UserError, first_line
 from meshrun.runner.processes import mapped_files
+from meshrun.runner.spelling import option
 from meshrun.runner.system.launcher import variables
 
 OLDEST = 21900  # the first with ncclMemAlloc and ncclCommRegister
@@ -41,7 +42,8 @@ class NcclFailure(RunError):
 def load() -> Any:
     """nccl4py's low-level bindings. Raises UserError if they or a recent libnccl are missing."""
     major = cupy.cuda.runtime.runtimeGetVersion() // 1000
-    hint = f"pip install 'meshrun[cuda{major}]' (installs nccl4py and nvidia-nccl-cu{major}), or --device cpu"
+    hint = f"pip install 'meshrun[cuda{major}]' (installs nccl4py and nvidia-nccl-cu{major})"
+    hint += f", or {option('device', 'cpu')}"
     try:
         from nccl.bindings import nccl
     except ImportError as reason:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.errors import RunError, first_line
+from meshrun.runner.spelling import option
 
 SERVING, INTERVAL = 1e-3, 50e-3  # seconds spent serving other hosts' ranks, and least time between
 
@@ -36,7 +37,8 @@ class MpiCounters:
             raise RunError(
                 "MPI has no one-sided communication between these ranks",
                 why=first_line(reason),
-                hint="Open MPI 5, or --static; Open MPI 4 over TCP needs MPI4PY_RC_THREAD_LEVEL=serialized",
+                hint=f"Open MPI 5, or {option('static', True)}; "
+                "Open MPI 4 over TCP needs MPI4PY_RC_THREAD_LEVEL=serialized",
                 everywhere=True,
             ) from reason
         # One epoch for the window's lifetime, with shared locks: no rank ever takes an exclusive one.

@@ -98,7 +98,7 @@ class DeviceKernel:
     cval: float = 0.0
     choice: Choice | None = None
     row: int = 0
-    takes_rows: ClassVar[bool] = True
+    takes_rows = True
     _passes: dict[tuple[Shape, bool, bool], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
         default_factory=dict
     )
@@ -165,20 +165,16 @@ class DeviceKernel:
             raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
         key = lengths, apart, wide
         if key not in self._passes:
-            kernel = single_pass.emit(
-                self._merged, lengths=lengths, apart=apart, wide=wide, ends=self._ends, math=self.arithmetic
-            )
-            launch = self._compiled(kernel.source, kernel.name, kernel.options)
+            kernel = single_pass.emit(self._merged, lengths=lengths, apart=apart, wide=wide, ends=self._ends)
+            launch = self._compiled(kernel.source, kernel.name)
             self._passes[key] = kernel, launch
         return self._passes[key]
 
-    def _compiled(
-        self, source: str, name: str, options: tuple[str, ...], shared: int = 0
-    ) -> Callable[..., None]:
+    def _compiled(self, source: str, name: str, shared: int = 0) -> Callable[..., None]:
         from meshrun.runner.device.cuda import kernel_of_text
 
         try:
-            return kernel_of_text(source, name, options, shared)
+            return kernel_of_text(source, name, compiler_options(self.arithmetic), shared)
         except NotCompiled as reason:
             reason.line = line_of(self.program, source, reason.at)
             raise
@@ -291,8 +287,7 @@ class DeviceKernel:
 
         def built(tuning: Tuning) -> tuple[StepKernel, Callable[..., None], int]:
             kernel = self.step_text(steps, tuning, sends=sends)
-            options = compiler_options(self.arithmetic)
-            launch = self._compiled(kernel.source, kernel.name, options, kernel.shared)
+            launch = self._compiled(kernel.source, kernel.name, kernel.shared)
             return kernel, launch, registers_of(launch)
 
         key = steps, vectors, sends

@@ -16,6 +16,7 @@ from meshrun.runner.compiler.traced import grid_axes, output_types, reads_of, tr
 from meshrun.runner.device.api import Device
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task
+from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
 
 WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps: NumPy takes seconds for them on one CPU rank
@@ -181,7 +182,8 @@ def not_compiled(task: Task, why: str, line: int) -> UserError:
     return UserError(
         f"job {task.job.name}: the kernel made of its function does not compile",
         got=f"{_place(task, line)}{why}",
-        hint="--fuse off, which calls the function as it is; `meshrun kernel` prints the kernel",
+        hint=f"{option('fuse', 'off')}, which calls the function as it is; "
+        "`meshrun kernel` prints the kernel",
         everywhere=True,
     )
 

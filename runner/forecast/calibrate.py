@@ -31,6 +31,7 @@ from meshrun.runner.plan.task import plan_task
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.report.bottleneck import wall_time
 from meshrun.runner.report.spans import Spans
+from meshrun.runner.spelling import command_option
 from meshrun.runner.storage.file_errors import write_error
 from meshrun.runner.storage.formats.registry import Sink, Source, check_place, commit, open_sink, open_source
 from meshrun.runner.system.host_memory import free_host_memory, host_memory
@@ -123,7 +124,7 @@ def _room(folder: Path, size: int) -> int:
             f"no room for a test file in {folder}",
             got=f"{free:,} bytes free on disk, {memory:,} of memory",
             expected=f"{4 * PIECE:,} of each",
-            hint="--at FOLDER",
+            hint=command_option("at", metavar="FOLDER"),
         )
     return pieces * PIECE
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.report.record import write_json
+from meshrun.runner.spelling import command_option
 from meshrun.runner.system.launcher import environment
 
 SCHEMA = 1
@@ -186,7 +187,7 @@ def load(path: Path) -> Machine | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as reason:
         detail = f"no {reason}" if isinstance(reason, KeyError) else reason
         raise UserError(
-            f"{path} holds no measured rates", got=detail, hint="meshrun plan --calibrate"
+            f"{path} holds no measured rates", got=detail, hint=f"meshrun plan {command_option('calibrate')}"
         ) from reason
 
 

@@ -129,7 +129,7 @@ def forecast(
     """Return the forecast of `task` on identical machines.
 
     task: cut into a block for each rank, its results known. hosts: all with the same number of ranks, but the
-    last may have fewer. grid: --grid as given; it also cuts chunks. keep_whole: do not stream the run to
+    last may have fewer. grid: the option as given; it also cuts chunks. keep_whole: do not stream the run to
     overlap copies with kernels.
 
     Raises UserError if the run is streamed and not even a chunk of one row fits.

@@ -20,14 +20,14 @@ from meshrun.runner.forecast.place import Place, place_of
 from meshrun.runner.forecast.steps import plan_map_steps, plan_steps
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks
+from meshrun.runner.options.form import Form, form_of, forms_of_inputs
 from meshrun.runner.options.plan_options import PlanOptions
-from meshrun.runner.options.spelling import option
 from meshrun.runner.plan.chunking import PLAIN, Files, check_limit, not_streamed
 from meshrun.runner.plan.task import ArrayType, Task, plan_task
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.units import counted
-from meshrun.runner.storage.formats.registry import Form, Source, open_source
-from meshrun.runner.storage.input_forms import form_of, forms_of_inputs
+from meshrun.runner.spelling import command_option, option
+from meshrun.runner.storage.formats.registry import Source, open_source
 from meshrun.runner.storage.paths import named
 from meshrun.runner.system.host_memory import host_memory
 
@@ -66,7 +66,10 @@ def plan_record(job: Job, inputs: Sequence[str], parameters: dict[str, Any], opt
             f"{place.machine.name} GPUs; use {option('gpu', 'cpu')} for hosts without GPUs"
         )
     if not place.machine.measured:
-        notes.append("rates are nominal: run meshrun plan --calibrate on the machine to measure them")
+        notes.append(
+            f"rates are nominal: run meshrun plan {command_option('calibrate')} on the machine to "
+            "measure them"
+        )
     found["notes"] = notes
     return found
 
@@ -131,15 +134,15 @@ def _place(options: PlanOptions, sources: Sequence[Source] = ()) -> Place:
     """Return where the run is to take place. sources: the opened inputs.
 
     Raises UserError for more memory than the machine has, which without measurements is known only of its
-    GPU, and for pictures that do not fit it or --host-memory when they are decoded.
+    GPU, and for pictures that do not fit it or host_memory when they are decoded.
     """
     cluster, stream = options.cluster, options.stream
     here = nominal_cpu(len(os.sched_getaffinity(0)), host_memory())
     machine = choose(cluster.gpu, load(rates_file()), here)
     gigabyte = 1 if machine.measured else 2**30 / 10**9  # a data sheet's GB may be either
     host, device = machine.memory if machine.measured else 0, int(gigabyte * machine.device_memory)
-    check_limit("--host-memory", stream.host_memory, host, machine.name)
-    check_limit("--device-memory", stream.device_memory, device, machine.name)
+    check_limit("host_memory", stream.host_memory, host, machine.name)
+    check_limit("device_memory", stream.device_memory, device, machine.name)
     check_decoded(sources, stream.host_memory, host)
     ranks, hosts = cluster.ranks, cluster.hosts
     if hosts is not None and hosts > ranks:
@@ -187,13 +190,17 @@ def describe_inputs(
 def _described(form: Form | None) -> ArrayType:
     """Return the shape and dtype of an array that options describe instead of a file."""
     if form is None or form.shape is None:
-        raise UserError("no array to plan for", got="neither INPUT nor --shape", expected="one of them")
+        raise UserError(
+            "no array to plan for", got=f"neither INPUT nor {option('shape')}", expected="one of them"
+        )
     if form.dtype is None:
-        raise UserError("--shape needs an element type", hint="--input-dtype float32")
+        raise UserError(f"{option('shape')} needs an element type", hint=option("input_dtype", "float32"))
     try:
         return form.shape, np.dtype(form.dtype)
     except (TypeError, ValueError) as reason:
-        raise UserError("unknown --input-dtype", got=form.dtype, expected="uint8, float32, ...") from reason
+        raise UserError(
+            f"unknown {option('input_dtype')}", got=form.dtype, expected="uint8, float32, ..."
+        ) from reason
 
 
 def _settled(task: Task) -> Task:
@@ -203,5 +210,5 @@ def _settled(task: Task) -> Task:
         raise UserError(
             f"job {task.job.name} fails when called on zeros to find its result type",
             why=describe(reason).partition(". Try: ")[0],
-            hint="declare out= in its decorator; --debug shows the traceback",
+            hint="declare out= in its decorator",
         ) from reason

@@ -21,13 +21,15 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.place import Place
 from meshrun.runner.forecast.record import plan_envelope
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.options.plan_options import RANKS_MOST, PlanOptions
+from meshrun.runner.options.plan_options import PlanOptions
+from meshrun.runner.options.run_options import RANKS_MOST
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.grid import parse_grid
 from meshrun.runner.plan.steps import fields_memory, halo_bytes, kept_memory, step_memory
 from meshrun.runner.plan.task import Task, check_feeds, plan_task
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.units import counted
+from meshrun.runner.spelling import option
 from meshrun.runner.steps.observers.additions import Additions
 from meshrun.runner.steps.step_counts import choose_steps
 from meshrun.runner.storage.formats.registry import Source
@@ -113,7 +115,9 @@ def plan_steps(
     else:  # ranks of one host share its memory
         enough = -(-least(1) // (limit * place.ranks_of_host)) if limit else None
     if needed > limit:
-        hint = _more(enough, gpu=gpu) + (", or --copies one" if copies == "two" and one <= limit else "")
+        hint = _more(enough, gpu=gpu) + (
+            f", or {option('copies', 'one')}" if copies == "two" and one <= limit else ""
+        )
         shown = "x".join(map(str, reversed(task.shape)))
         raise _too_large(f"{shown} cells", place, needed, hint)
     memory = {
@@ -154,7 +158,7 @@ def plan_map_steps(
     if needed > limit:
         hint = _more(enough, gpu=gpu)
         if not once and _memory(task)[0] <= limit:
-            hint += ", or --copies one"
+            hint += f", or {option('copies', 'one')}"
         what = f"fields of {'x'.join(map(str, task.shape))}"
         raise _too_large(what, place, needed, hint, "" if once else ", and steps in chunks have no plan")
     memory = {

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshrun.runner.report.table import table
 from meshrun.runner.report.units import bytes_text, counted, percent_text, rate_text, seconds_text
+from meshrun.runner.spelling import option
 
 
 def render(record: Mapping[str, Any]) -> str:
@@ -103,7 +104,11 @@ def _render_steps(record: Mapping[str, Any]) -> str:
     rows = [
         ("memory of a rank", bytes_text(record["memory"]), f"{share} of what it may use; {least}"),
         ("bytes of a cell", f"{record['bytes_per_cell']:.1f}", f"with halos, {copies} of what steps change"),
-        (f"in {other}", bytes_text(record["memory_by_copies"][word]), f"of a rank: --copies {word}"),
+        (
+            f"in {other}",
+            bytes_text(record["memory_by_copies"][word]),
+            f"of a rank: {option('copies', word)}",
+        ),
         ("steps", f"{record['steps']:,}", f"{several} in a kernel" if several > 1 else "one by one"),
     ]
     if record["operations"] is not None:

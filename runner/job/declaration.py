@@ -12,8 +12,6 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.signature import Kind, Parameter
 
 Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
-FUSE = ("auto", "require", "off")  # whether a function becomes one kernel
-FUSE_MATH = ("strict", "fast")
 Trials = Sequence[tuple[tuple[int, ...], str, dict[str, Any]]]  # (shape, dtype, parameters)
 
 
@@ -55,11 +53,6 @@ class Job:
     fuse: str = "auto"
     split_dependent: bool = False
     whole: bool = False
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        from meshrun.runner.job.pickling import reduced_job  # help needs none of it
-
-        return reduced_job(self)
 
     @property
     def takes_steps(self) -> bool:

@@ -9,12 +9,17 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.run_options import RANKS, run_rows
+from meshrun.runner.spelling import command_option
+
+if typing.TYPE_CHECKING:
+    from meshrun.runner.options.table import OptionRow
 
 Kind = Literal["map", "reduce", "job"]
 # Services: parameters that the runner passes to functions that have them, by kind of job.
@@ -27,7 +32,6 @@ OFFERS: dict[Kind, frozenset[str]] = {
 }
 HELP = "help"  # the one name of an option that a job's parameter cannot have
 SERVICES = frozenset().union(*OFFERS.values())
-FORM = ("shape", "dtype", "order")  # --input-shape, ...; also --shape, ... if the job has no such parameter
 
 
 def _number(value: Any) -> float:
@@ -43,7 +47,7 @@ def _integer(value: Any) -> int:
 
 
 def _flag(value: Any) -> bool:
-    import numpy as np  # not for --help
+    import numpy as np  # not for the help
 
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError
@@ -115,6 +119,31 @@ def run_name(name: str, own: Collection[str]) -> str:
     return run_name(f"run_{name}", own) if name in own else name
 
 
+def option_names(
+    parameters: Sequence[Parameter], table: Iterable[OptionRow], *, in_command: bool
+) -> dict[str, str]:
+    """Return the options that are called otherwise for a job with these parameters: usual name, other name.
+
+    A parameter keeps its name. in_command: a parameter that is True or False has no_NAME there, too, and so
+    have options.
+    """
+    taken = {parameter.name for parameter in parameters}
+    if in_command:
+        taken |= {f"no_{parameter.name}" for parameter in parameters if parameter.type is bool}
+    names = {}
+    for row in table:
+        clash = in_command and row.is_two_sided and f"no_{row.name}" in taken
+        names[row.name] = run_name(f"run_{row.name}" if clash else row.name, taken)
+        if row.short in taken:
+            names[row.short] = names[row.name]
+    return {name: new for name, new in names.items() if new != name}
+
+
+def renamed_options(parameters: Sequence[Parameter]) -> dict[str, str]:
+    """Return the options of a run that are called otherwise in Python for a job, by their usual names."""
+    return option_names(parameters, [*run_rows(), RANKS], in_command=False)
+
+
 def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
     """Sort a function's parameters by role; raises UserError for parameters that cannot have any.
 
@@ -144,8 +173,8 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
             )
         if parameter.name == HELP:
             raise UserError(
-                f"job {function.__name__}: a parameter cannot be called {HELP}, because --{HELP} shows the "
-                "job's options",
+                f"job {function.__name__}: a parameter cannot be called {HELP}, because "
+                f"{command_option(HELP)} shows the job's options",
                 hint="another name",
             )
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
@@ -161,7 +190,7 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
     if twice := [one.name for one in options if one.type is bool and f"no_{one.name}" in names]:
         raise UserError(
             f"job {function.__name__}: parameters {twice[0]} and no_{twice[0]} would both be the option "
-            f"--no-{twice[0].replace('_', '-')}",
+            f"{command_option(twice[0], False)}",
             hint="another name for one of them",
         )
     arrays = tuple(p.name for p in parameters[:first])

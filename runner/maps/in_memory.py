@@ -33,6 +33,7 @@ from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region
 from meshrun.runner.report.phases import Phases
+from meshrun.runner.spelling import option
 from meshrun.runner.world.world import World
 
 SLAB = 2 << 20  # bytes of input per call on a CPU: about one core's L2 cache
@@ -224,7 +225,8 @@ class Pipeline:
                     f"a block and what {self.task.job.name} allocates for it do not fit the device memory of "
                     f"rank {rank.number}, {rank.host}, {rank.device}",
                     got=str(shortage),
-                    hint="more ranks, or files such as .npy without --overlap, which are streamed in chunks",
+                    hint=f"more ranks, or files such as .npy without {option('overlap')}, which are "
+                    "streamed in chunks",
                     everywhere=True,
                 )
 

@@ -115,7 +115,7 @@ def _computed(
         blocks = sample.blocks(region, backend.xp)
         results = task.call(blocks, here, result_buffers(task, region.shape, backend))
         backend.synchronize()
-        return tuple(np.asarray(to_host(result)) for result in results)
+        return tuple(np.asarray(result if backend.xp is np else to_host(result)) for result in results)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # a user's function may raise anything

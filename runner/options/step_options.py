@@ -7,17 +7,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal, get_args
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.choices import COLORS, Colors, Copies, HaloChoice
+from meshrun.runner.options.table import first_given, row
+from meshrun.runner.options.values import ChoiceValue, CountValue, ParsedValue, PathValue, TextValue
+from meshrun.runner.spelling import option
 
 STEPS_MOST = 10**12
 EVERY = 10  # steps between two checks of --until, unless --every says otherwise
-HaloChoice = Literal["auto", "nccl", "direct"]
-HALOS: tuple[str, ...] = get_args(HaloChoice)
-Copies = Literal["auto", "one", "two"]
-COPIES: tuple[str, ...] = get_args(Copies)
-COLORS = ("viridis", "inferno", "coolwarm", "gray")
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class FieldChange:
         for name in self.fields:
             if name not in changing:
                 raise UserError(
-                    f"--until names {name!r}, which no step changes",
+                    f"{option('until')} names {name!r}, which no step changes",
                     expected=f"some of {', '.join(changing)}",
                     hint=next(iter(get_close_matches(name, changing, 1)), None),
                 )
@@ -52,68 +50,6 @@ class NamedRule:
 
     name: str
     tolerance: float | None = None
-
-
-@dataclass(frozen=True)
-class StepOptions:
-    """Options of a run that takes steps; None or False: not given.
-
-    steps_per_exchange: steps between two halo exchanges; None: as many as one kernel takes. halo: how GPUs
-    exchange them. copies: of the fields in memory; auto: one, if two do not fit and they cannot pass through
-    in chunks. until: largest change of any field at which the run stops, or FieldChange or NamedRule.
-    check_finite: steps between two checks for values that are not finite. every: steps between two frames,
-    and between two checks of `until`. frames: file or folder for the frames; frame_field: the input that they
-    show; frame_range: values of the first and the last colour; frame_colors: name of the colour map.
-    checkpoint: interval between checkpoints.
-    """
-
-    steps: int | None = None
-    steps_per_exchange: int | None = None
-    halo: HaloChoice = "auto"
-    copies: Copies = "auto"
-    until: float | FieldChange | NamedRule | None = None
-    check_finite: int | None = None
-    every: int | None = None
-    frames: str | None = None
-    frame_field: str | None = None
-    frame_range: tuple[float, float] | None = None
-    frame_colors: str = COLORS[0]
-    checkpoint: SaveInterval | None = None
-
-    @property
-    def named(self) -> str | None:
-        """Name of the first given option that applies only to runs that take steps; None: none."""
-        given = {
-            "--steps": self.steps is not None,
-            "--steps-per-exchange": self.steps_per_exchange is not None,
-            "--halo": self.halo != "auto",
-            "--copies": self.copies != "auto",
-            "--until": self.until is not None,
-            "--check-finite": self.check_finite is not None,
-            "--every": self.every is not None,
-            "--frames": self.frames is not None,
-            "--frame-field": self.frame_field is not None,
-            "--frame-range": self.frame_range is not None,
-            "--frame-colors": self.frame_colors != COLORS[0],
-            "--checkpoint": self.checkpoint is not None,
-        }
-        return next((name for name, is_given in given.items() if is_given), None)
-
-    def check(self) -> None:
-        """Raise UserError for options that need others."""
-        if self.steps is None and self.named is not None:
-            raise UserError(f"{self.named} applies only to runs that take steps", hint="--steps N")
-        if self.frames is not None and self.every is None:
-            raise UserError("--frames needs the number of steps between two frames", hint="--every N")
-        for name, given in (
-            ("--frame-field", self.frame_field is not None),
-            ("--frame-range", self.frame_range is not None),
-            ("--frame-colors", self.frame_colors != COLORS[0]),
-        ):
-            if given and self.frames is None:
-                raise UserError(f"{name} applies only to frames", hint="--frames FILE")
-        if self.every is not None and self.frames is None and self.until is None:
-            raise UserError("--every is the interval of --frames and --until", hint="--frames FILE")
 
 
 LONGEST = 1e15  # of an interval, in any unit
@@ -172,3 +108,91 @@ def parse_range(text: str) -> tuple[float, float]:
     if not colon or not values[0] < values[1] or abs(values[0]) == float("inf") == values[1]:
         raise UserError(f"{text!r} is not a range", expected="two numbers such as 0:1 or -2.5:2.5")
     return values
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Options of a run that takes steps."""
+
+    steps: int | None = row(
+        CountValue(STEPS_MOST), "Take N steps: each result is the next step's input.", metavar="N"
+    )
+    steps_per_exchange: int | None = row(
+        CountValue(STEPS_MOST),
+        "Exchange halos K times as wide, every K steps.",
+        metavar="K",
+        default_text="as one kernel takes, or 1",
+    )
+    halo: HaloChoice = row(
+        ChoiceValue(HaloChoice),
+        "How GPUs exchange halos: by messages, or by storing into each other's memory.",
+        default="auto",
+        default_text="auto",
+    )
+    copies: Copies = row(
+        ChoiceValue(Copies),
+        "Copies of the fields in memory: two, or one, which takes half the bytes.",
+        default="auto",
+        default_text="two where they fit",
+    )
+    until: float | FieldChange | NamedRule | None = row(
+        ParsedValue(
+            parse_until,
+            float | str | tuple[float, str | Sequence[str]],
+            '1e-6, "1e-6:u,v" or (1e-6, ("u", "v")), "steady" or "steady:1e-6"',
+        ),
+        "Stop when no cell, of the fields named or of any, changes by more than this in a step, checked "
+        f"every {EVERY} or {{every}} steps; or when a flow is steady.",
+        metavar="TOLERANCE[:FIELD,...]|steady[:TOLERANCE]",
+    )
+    check_finite: int | None = row(
+        CountValue(STEPS_MOST), "Fail if a value is not finite, checked every N steps.", metavar="N"
+    )
+    every: int | None = row(
+        CountValue(STEPS_MOST), "Steps between two frames, or checks of {until}.", metavar="N"
+    )
+    frames: str | None = row(
+        PathValue(),
+        "Write frames: a folder of PNGs, .gif, .webp, .png or .mp4; or all cells to .npy or .zarr.",
+        metavar="DIR|FILE",
+    )
+    frame_field: str | None = row(
+        TextValue(), "Input that frames show.", metavar="NAME", default_text="the first"
+    )
+    frame_range: tuple[float, float] | None = row(
+        ParsedValue(parse_range, str | tuple[float, float], '"0:1" or (0, 1)'),
+        "Values of the first and the last colour.",
+        metavar="LOW:HIGH",
+        default_text="the first frame's",
+    )
+    frame_colors: Colors = row(ChoiceValue(Colors), "Colour map.", default=COLORS[0], default_text=COLORS[0])
+    checkpoint: SaveInterval | None = row(
+        ParsedValue(parse_interval, int | str),
+        "Save the state every N steps, or every 30s, 5min or 1h; continue with {resume:True}.",
+        metavar="EVERY",
+    )
+
+    @property
+    def named(self) -> str | None:
+        """The first given option that applies only to runs that take steps, as `option` spells it."""
+        return first_given(self)
+
+    def check(self) -> None:
+        """Raise UserError for options that need others."""
+        if self.steps is None and self.named is not None:
+            raise UserError(
+                f"{self.named} applies only to runs that take steps", hint=option("steps", metavar="N")
+            )
+        if self.frames is not None and self.every is None:
+            raise UserError(
+                f"{option('frames')} needs the number of steps between two frames",
+                hint=option("every", metavar="N"),
+            )
+        of_frames = first_given(self, ("frame_field", "frame_range", "frame_colors"))
+        if of_frames is not None and self.frames is None:
+            raise UserError(f"{of_frames} applies only to frames", hint=option("frames", metavar="FILE"))
+        if self.every is not None and self.frames is None and self.until is None:
+            raise UserError(
+                f"{option('every')} is the interval of {option('frames')} and {option('until')}",
+                hint=option("frames", metavar="FILE"),
+            )

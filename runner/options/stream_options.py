@@ -1,35 +1,29 @@
-"""Options of streamed runs, and the parser of sizes."""
+"""Options of streamed runs."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-from meshrun.runner.errors import UserError
+from meshrun.runner.options.table import first_given, row
+from meshrun.runner.options.values import CountValue, FlagValue, PathValue, SizeValue
 
 DEPTH = 3
 DEPTH_MOST = 1024  # chunks in flight: each has a thread and buffers of its own
-DIGITS_MOST = 40  # that the value of a size depends on
-LENGTH_DIGITS = 19  # of an int64
-SIZE_MOST = (1 << 63) - 1  # bytes: the largest file offset
 
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """Options of a streamed run; None: chosen by the planner.
+    """Options of a streamed run; None: chosen by the planner."""
 
-    chunk_bytes: bytes of a chunk's input including its halo. host_memory, device_memory: bytes per rank.
-    depth: chunks in flight. resume: continue an unfinished run. static: disable work stealing. timeline:
-    file to draw the run in.
-    """
-
-    chunk_bytes: int | None = None
-    host_memory: int | None = None
-    device_memory: int | None = None
-    depth: int | None = None
-    resume: bool = False
-    static: bool = False
-    timeline: str | None = None
+    chunk_bytes: int | None = row(SizeValue(), "Process the array in chunks of this size.", metavar="SIZE")
+    host_memory: int | None = row(SizeValue(), "Host memory for the chunks of each rank.", metavar="SIZE")
+    device_memory: int | None = row(SizeValue(), "GPU memory for the chunks of each rank.", metavar="SIZE")
+    depth: int | None = row(
+        CountValue(DEPTH_MOST, texts=True), "Chunks in flight.", metavar="N", default_text=str(DEPTH)
+    )
+    resume: bool = row(FlagValue(), "Continue an unfinished run of the same job.", default=False)
+    static: bool = row(FlagValue(), "Do not move chunks from slower ranks to faster ones.", default=False)
+    timeline: str | None = row(PathValue(), "Write a timeline: .html, or .json for Perfetto.", metavar="FILE")
 
     @property
     def under_way(self) -> int:
@@ -38,41 +32,5 @@ class StreamOptions:
 
     @property
     def named(self) -> str | None:
-        """Name of the first given option that applies only to streamed runs; None if there is none."""
-        given = {
-            "--chunk-bytes": self.chunk_bytes is not None,
-            "--host-memory": self.host_memory is not None,
-            "--device-memory": self.device_memory is not None,
-            "--depth": self.depth is not None,
-            "--resume": self.resume,
-            "--static": self.static,
-            "--timeline": self.timeline is not None,
-        }
-        return next((name for name, here in given.items() if here), None)
-
-
-def is_length(word: str) -> bool:
-    """Return whether a word is the digits of a length; Python refuses to convert thousands of them."""
-    return word.isascii() and word.isdecimal() and len(word) <= LENGTH_DIGITS
-
-
-def parse_size(text: str) -> int:
-    """Parse a size such as 64M or 1.5G into bytes (K, M, G, T: powers of 1024); raises UserError."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if found is None:
-        raise UserError(f"{text!r} is not a size", expected="a number of bytes such as 64M or 1.5G")
-    whole, unit = found[1], 1024 ** " KMGT".index(found[2].upper() or " ")
-    if len(whole) > DIGITS_MOST:  # more than Python or a float converts
-        whole = whole.partition(".")[0].lstrip("0")[:DIGITS_MOST] or "0"
-    return check_size(int(whole) * unit if whole.isdecimal() else int(float(whole) * unit), text)
-
-
-def check_size(size: int, text: object) -> int:
-    """Return `size` if a file or memory can have it, else raise UserError. text: the size as given."""
-    if size < 1:
-        raise UserError(f"{text!r} is not a size", expected="a number of bytes such as 64M or 1.5G")
-    if size > SIZE_MOST:
-        raise UserError(
-            f"{text!r} is more than any file or memory has", expected=f"at most {SIZE_MOST} bytes"
-        )
-    return size
+        """The first given option that applies only to streamed runs, as `option` spells it."""
+        return first_given(self)

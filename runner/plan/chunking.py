@@ -18,6 +18,7 @@ from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.grid import grid_size
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Region, Shape
+from meshrun.runner.spelling import option
 
 HOST_SHARE = 4  # the ranks of a host together may use 1 / HOST_SHARE of its memory
 DEVICE_SHARE = 0.8  # of a device's free memory; the rest is for the function's own arrays
@@ -122,18 +123,18 @@ def memory_limits(
     return MemoryUse(on_host, options.device_memory or int(DEVICE_SHARE * device / sharing))
 
 
-def check_limit(option: str, limit: int | None, total: int, place: str) -> None:
+def check_limit(name: str, limit: int | None, total: int, place: str) -> None:
     """Raise UserError if an option allows more bytes than `place` has. total: its bytes; 0 if unknown."""
     if limit is not None and 0 < total < limit:
         raise UserError(
-            f"{option} is more than {place} has", got=f"{limit:,} bytes", expected=f"at most {total:,}"
+            f"{option(name)} is more than {place} has", got=f"{limit:,} bytes", expected=f"at most {total:,}"
         )
 
 
-def not_streamed(option: str, path: Path | str) -> UserError:
+def not_streamed(spelled: str, path: Path | str) -> UserError:
     """Build the error for an option of streamed runs with a file that one rank reads or writes for all."""
     return UserError(
-        f"{option} applies only to streamed runs",
+        f"{spelled} applies only to streamed runs",
         got=f"{path}, which one rank reads or writes whole",
         expected="files such as .npy, .zarr or .h5",
         everywhere=True,
@@ -141,14 +142,14 @@ def not_streamed(option: str, path: Path | str) -> UserError:
 
 
 def has_own_grid(grid: str | None, ranks: int) -> bool:
-    """Return whether --grid has a number of blocks other than `ranks`, which only streamed runs allow."""
+    """Return whether the grid has a number of blocks other than `ranks`, which only streamed runs allow."""
     return grid is not None and grid_size(grid) not in (None, ranks)
 
 
 def streamed_grid(grid: str | None, ranks: int) -> tuple[str, int]:
     """Return the grid that a streamed run partitions the array by before chunking, and its number of blocks.
 
-    Without --grid the array is one block.
+    Without a grid the array is one block.
     """
     text = "1" if grid is None else grid
     return text, grid_size(text) or ranks
@@ -197,7 +198,7 @@ def plan_chunks(task: Task, facts: Facts, options: StreamOptions, kept_rows: int
             "the chunks of the unfinished run do not fit this run's memory",
             got=f"{rows} rows that fit",
             expected=f"{kept_rows} rows, {options.under_way} chunks under way",
-            hint="--depth 1, or memory as in the first run",
+            hint=f"{option('depth', 1)}, or memory as in the first run",
             everywhere=True,
         )
     return Chunks(task.partition, max(rows, 1))
@@ -242,7 +243,7 @@ def _wanted_rows(task: Task, block: Region, facts: Facts, options: StreamOptions
                 if facts.files.sink_chunks:
                     least = f"the {align} rows of a chunk of the output"
             raise UserError(
-                f"--chunk-bytes is less than {least} with the halo",
+                f"{option('chunk_bytes')} is less than {least} with the halo",
                 got=f"{options.chunk_bytes:,} bytes",
                 expected=f"at least {(align + low + high) * row:,}",
                 everywhere=True,
@@ -270,15 +271,15 @@ class Budget:
     depth: int
 
     def check_chunk(self, size: int) -> None:
-        """Raise UserError if --chunk-bytes exceeds what all chunks of a rank may take."""
+        """Raise UserError if chunk_bytes exceeds what all chunks of a rank may take."""
         for name in ("host", "device"):
             limit = getattr(self.limits, name)
             if 0 < limit < size:
                 raise UserError(
-                    f"--chunk-bytes is more than a rank's chunks may take of the {name} memory",
+                    f"{option('chunk_bytes')} is more than a rank's chunks may take of the {name} memory",
                     got=f"{size:,} bytes",
                     expected=f"at most {limit:,}",
-                    hint=f"--{name}-memory, if there is more",
+                    hint=f"{option(f'{name}_memory')}, if there is more",
                     everywhere=True,
                 )
 
@@ -299,8 +300,8 @@ class Budget:
                     f"a chunk of {rows} with its halo does not fit the {name} memory",
                     got=f"{self.depth} chunks of {first:,} bytes",
                     expected=f"at most {getattr(self.limits, name):,} bytes",
-                    hint=f"--{name}-memory, --depth 1"
-                    + (", or --grid, which cuts rows too" if align == 1 else ""),
+                    hint=f"{option(f'{name}_memory')}, {option('depth', 1)}"
+                    + (f", or {option('grid')}, which cuts rows too" if align == 1 else ""),
                     everywhere=True,
                 )
             if second > first:

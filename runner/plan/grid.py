@@ -16,8 +16,9 @@ from functools import cached_property
 from typing import Protocol, SupportsIndex
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.stream_options import is_length
+from meshrun.runner.options.form import is_length
 from meshrun.runner.region import Region, Shape
+from meshrun.runner.spelling import option
 
 BLOCKS_MOST = 1 << 20  # blocks of a grid of chunks: every rank lists them all
 
@@ -154,7 +155,7 @@ def split_over(shape: Shape, split: int | Sequence[int], ranks: int) -> Partitio
 
 
 def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:
-    """Parse --grid ("4", "2x3", "0x0") for an array of `shape` on `ranks` ranks.
+    """Parse the option grid ("4", "2x3", "0x0") for an array of `shape` on `ranks` ranks.
 
     One number per leading axis; a 0 is replaced by a choice, as in MPI_Dims_create, that minimises the
     surface between blocks. Further axes stay whole.
@@ -165,15 +166,15 @@ def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:
     words = text.lower().split("x")
     if not all(map(is_length, words)):
         raise UserError(
-            "--grid does not parse",
+            f"{option('grid')} does not parse",
             got=repr(text),
             expected="numbers joined by x, one per axis, 0 for 'choose'",
-            hint="--grid 4, --grid 2x2 or --grid 0x0",
+            hint=f"{option('grid', 4)}, {option('grid', '2x2')} or {option('grid', '0x0')}",
         )
     wanted = [int(word) for word in words]
     if len(wanted) > len(shape):
         raise UserError(
-            "--grid names more axes than the array has",
+            f"{option('grid')} names more axes than the array has",
             got=f"{text} ({len(wanted)} axes)",
             expected=f"at most {len(shape)}: the array is {'x'.join(map(str, shape))}",
         )
@@ -181,10 +182,10 @@ def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:
     free = [axis for axis, n in enumerate(wanted) if n == 0]
     if ranks % fixed or (not free and fixed != ranks):
         raise UserError(
-            "--grid does not use every rank exactly once",
+            f"{option('grid')} does not use every rank exactly once",
             got=f"{text} on {ranks} rank(s)",
             expected=f"blocks that multiply to {ranks}",
-            hint=f"--grid {'x'.join('0' for _ in wanted)}",
+            hint=option("grid", "x".join("0" for _ in wanted)),
         )
     choices = []
     for factors in factorizations(ranks // fixed, len(free)):
@@ -196,7 +197,7 @@ def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:
 
 
 def grid_size(text: str) -> int | None:
-    """Return the number of blocks of a --grid without zeros; None for other texts."""
+    """Return the number of blocks of a grid without zeros; None for other texts."""
     words = text.lower().split("x")
     if not all(is_length(word) and int(word) for word in words):
         return None
@@ -204,11 +205,11 @@ def grid_size(text: str) -> int | None:
 
 
 def check_blocks(text: str) -> None:
-    """Raise UserError if a --grid of chunks, which is independent of the ranks, has too many blocks."""
+    """Raise UserError if a grid of chunks, which is independent of the ranks, has too many blocks."""
     blocks = grid_size(text) or 0
     if blocks > BLOCKS_MOST:
         raise UserError(
-            "--grid cuts the array into too many blocks",
+            f"{option('grid')} cuts the array into too many blocks",
             got=f"{text} ({blocks:,} blocks)",
             expected=f"at most {BLOCKS_MOST:,}",
         )

@@ -21,14 +21,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from operator import index
-from typing import Any, Literal, get_args
+from typing import Any
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.region import Shape
 
-Boundary = Literal["reflect", "mirror", "nearest", "constant", "wrap"]
-BOUNDARIES: tuple[str, ...] = get_args(Boundary)
 Widths = tuple[tuple[int, int], ...]
 Slices = tuple[slice, ...]
 

@@ -15,10 +15,12 @@ import numpy as np
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.plan.grid import Partition, parse_grid
-from meshrun.runner.plan.halo import Widths, check_boundary, check_widths, normalize
+from meshrun.runner.plan.halo import Widths, check_widths, normalize
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.report.units import counted
+from meshrun.runner.spelling import option
 
 WIDEST_HINT = 16  # cells of a halo that a result may lack
 NUMBERS = "biufc"  # kinds of dtypes
@@ -438,12 +440,13 @@ def plan_task(
     if job.check is not None:
         job.check(shape, dtype, **parameters)
     chosen = boundary or job.boundary
-    check_boundary(chosen)
+    if chosen not in BOUNDARIES:
+        raise UserError("unknown boundary", got=chosen, expected=", ".join(BOUNDARIES))
     if cval is not None and chosen != "constant":
         raise UserError(
-            "--cval does not apply: it is the constant of --boundary constant",
-            got=f"--cval {cval:g} and the boundary {chosen}",
-            hint="--boundary constant",
+            f"{option('cval')} does not apply: it is the constant of {option('boundary', 'constant')}",
+            got=f"{option('cval', cval)} and the boundary {chosen}",
+            hint=option("boundary", "constant"),
         )
     common = min(len(one) for one, _ in inputs)
     widths = normalize(job.halo_for(parameters), common)
@@ -544,7 +547,8 @@ def _check_units(task: Task) -> None:
 def _changes_a_cut_axis(task: Task, result: Shape) -> UserError:
     always = _always_cut(task)
     axes = f"lengths along the first {always} axes" if always > 1 else "length along the first axis"
-    hint = f"a result with the input's {axes}, which every --grid cuts, or a fixed multiple or part of it"
+    hint = f"a result with the input's {axes}, which every {option('grid')} cuts, or a fixed "
+    hint += "multiple or part of it"
     if result[:always] == task.shape[:always]:
         hint = _uncut(always)
     return UserError(
@@ -557,12 +561,12 @@ def _changes_a_cut_axis(task: Task, result: Shape) -> UserError:
 
 
 def _always_cut(task: Task) -> int:
-    """Return the number of leading axes that every --grid cuts: axis 0, and up to the last with a halo."""
+    """Return the number of leading axes that every grid cuts: axis 0, and up to the last with a halo."""
     return max((axis + 1 for axis, width in enumerate(task.widths) if width != (0, 0)), default=1)
 
 
 def _uncut(always: int) -> str:
-    return f"--grid {'x'.join('0' * always)}, which cuts no other axis"
+    return f"{option('grid', 'x'.join('0' * always))}, which cuts no other axis"
 
 
 def _check_constant(cval: float, dtype: np.dtype[Any]) -> None:
@@ -570,7 +574,7 @@ def _check_constant(cval: float, dtype: np.dtype[Any]) -> None:
         limits = np.iinfo(dtype)
         if not (float(cval).is_integer() and limits.min <= cval <= limits.max):
             raise UserError(
-                "--cval does not fit the input's dtype",
+                f"{option('cval')} does not fit the input's dtype",
                 got=cval,
                 expected=f"a whole number from {limits.min} to {limits.max} ({dtype})",
             )
@@ -579,7 +583,7 @@ def _check_constant(cval: float, dtype: np.dtype[Any]) -> None:
             stored = dtype.type(cval)
         if not np.isfinite(stored):
             raise UserError(
-                "--cval does not fit the input's dtype",
+                f"{option('cval')} does not fit the input's dtype",
                 got=cval,
                 expected=f"a magnitude of {np.finfo(dtype).max} or less ({dtype}), or inf",
             )
@@ -602,12 +606,16 @@ def check_feeds(task: Task) -> None:
                     "lengths along the axes along which arrays are cut",
                     got="x".join(map(str, shape)),
                     expected=f"{'x'.join(map(str, task.shape[: task.leading]))} first",
-                    hint="one pass, no --steps",
+                    hint=f"one pass, no {option('steps')}",
                 )
             continue
         field = fields[name]
         if (shape, dtype) != (field.shape, field.dtype):
-            hint = f"return result.astype({field.dtype})" if shape == field.shape else "one pass, no --steps"
+            hint = (
+                f"return result.astype({field.dtype})"
+                if shape == field.shape
+                else f"one pass, no {option('steps')}"
+            )
             raise UserError(
                 f"job {job.name} cannot take steps: its {_what(job.output_names, output)} cannot become its "
                 f"input {name}",

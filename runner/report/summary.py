@@ -18,6 +18,7 @@ from meshrun.runner.report.units import (
     rate_text,
     seconds_text,
 )
+from meshrun.runner.spelling import option
 
 COLUMNS = ("phase", "slowest rank", "fastest rank", "bytes", "GB/s a rank", "of limit")
 
@@ -121,7 +122,7 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
             f"  {counted(steps['steps_per_kernel'], 'step')} in each kernel, between one read and one write"
         )
     if steps.get("copies") == 1:
-        notes.append("  fields in memory once (--copies one)")
+        notes.append(f"  fields in memory once ({option('copies', 'one')})")
     if steps["passes"]:
         each = counted(steps["steps_per_exchange"], "step")
         several = "es" if steps["passes"] > 1 else ""
@@ -158,7 +159,7 @@ def _until_notes(until: Record) -> list[str]:
         if change is None:
             return [
                 f"  not known whether a step changes {names} by at most {tolerance}: none was checked "
-                "(--every N)"
+                f"({option('every', metavar='N')})"
             ]
         verdict = "reached" if until["reached"] else "not reached"
         return [f"  largest change {change:.3g} in a step, of {names}: {tolerance} {verdict}"]

@@ -74,7 +74,7 @@ class BarRow:
 
 
 def check_timeline(path: Path) -> None:
-    """Raise UserError for a `--timeline` of an unknown format, before any work is done."""
+    """Raise UserError for a `timeline` of an unknown format, before any work is done."""
     if path.suffix.lower() not in SUFFIXES:
         raise UserError(
             f"unknown timeline format: {path}",

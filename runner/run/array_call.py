@@ -20,13 +20,15 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.in_memory import Pipeline
 from meshrun.runner.maps.split_probe import check_split
+from meshrun.runner.options.run_options import Options
+from meshrun.runner.options.values import whole_number
 from meshrun.runner.plan.task import Task, check_feeds, masked_cells, plan_task
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.units import counted
-from meshrun.runner.run.options import Options, whole_number
 from meshrun.runner.run.prepare import RunContext, fused
 from meshrun.runner.run.services.job_run import call, usable_memory
+from meshrun.runner.spelling import python_caller
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import MemorySource
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -98,7 +100,7 @@ def _iterated(
 ) -> Iterator[Any]:
     """Yield results after every `every` steps. In between, the device's current stream is the caller's."""
     on_device = any(hasattr(array, "__cuda_array_interface__") for array in arrays)
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, python_caller():
         if on_device:
             from meshrun.runner.device.cuda import borrowed, on_own_stream
 
@@ -107,7 +109,7 @@ def _iterated(
             backend, arrays = CpuBackend(), [host_array(array) for array in arrays]
         stepper = _stepper(single_rank_world(backend), job, arrays, job.complete(parameters), steps)
     while stepper.done < steps:
-        with on_own_stream(backend) if on_device else contextlib.nullcontext():
+        with on_own_stream(backend) if on_device else contextlib.nullcontext(), python_caller():
             stepper.advance(min(every - stepper.done % every, steps - stepper.done))
             stepper.settle()
             found = tuple(stepper.result(number).copy() for number in range(len(job.output_names)))

@@ -12,9 +12,7 @@ from meshrun.runner.report.progress import ProgressBar
 from meshrun.runner.report.record import STDOUT, plain, stdout_for
 from meshrun.runner.report.stream_progress import StreamProgress
 from meshrun.runner.report.summary import render, show_result
-from meshrun.runner.run.declare import renamed_options
 from meshrun.runner.run.execute import Options, RunProgress, execute
-from meshrun.runner.run.options import as_options, rename_options
 from meshrun.runner.system.launcher import BY_HAND, Started
 from meshrun.runner.world.failure import FailureHandler
 from meshrun.runner.world.rank_process import run_as_rank
@@ -43,10 +41,6 @@ def main(
         try:
             return run(world, handler)
         except BaseException as failure:
-            renamed = renamed_options(job)
-            as_options(failure, renamed)
-            if hint := handler.transaction.recovery_hint:
-                handler.transaction.set_recovery_hint(rename_options(hint, renamed))
             if on_error is not None:
                 on_error(failure)
             raise

@@ -8,13 +8,15 @@ from typing import Any
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.choices import VERIFY
+from meshrun.runner.options.run_options import Options
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.files import Files, as_list
 from meshrun.runner.run.finish import finish
 from meshrun.runner.run.map_run import run_map
-from meshrun.runner.run.options import VERIFY, Options
 from meshrun.runner.run.prepare import RunContext, RunProgress, open_files
 from meshrun.runner.run.services.job_run import run_job
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.failure import FailureHandler, Guard
 from meshrun.runner.world.world import World, open_world, with_checksums
@@ -70,7 +72,9 @@ def execute(
     """
     begin, started = time.perf_counter(), datetime.now(timezone.utc)
     if options.verify not in VERIFY:
-        raise UserError("unknown --verify", got=options.verify, expected=", ".join(VERIFY), everywhere=True)
+        raise UserError(
+            f"unknown {option('verify')}", got=options.verify, expected=", ".join(VERIFY), everywhere=True
+        )
     world = with_checksums(world, options.checksum)
     world.phases = world.new_phases()
     # Rank 0 opens the files for all.
@@ -80,10 +84,16 @@ def execute(
     run.sources, run.inputs = files.sources, files.inputs
     # Agree on the rest, compute, verify and commit.
     if files.folder is not None:
-        from meshrun.runner.run.image_run import run_folder
+        from meshrun.runner.run.image_run import FolderRun
 
-        done = run_folder(run, files.folder)
+        done = FolderRun(run, files.folder).write()
+    elif job.kind != "map":
+        done = run_job(run)
+    elif options.steps.steps is None:
+        done = run_map(run)
     else:
-        done = run_map(run) if job.kind == "map" else run_job(run)
+        from meshrun.runner.run.step_run import run_steps
+
+        done = run_steps(run)
     transaction.release()
     return finish(run, done, begin, started)

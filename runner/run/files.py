@@ -12,10 +12,11 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.files import remove_path
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import names as installed
+from meshrun.runner.job.signature import renamed_options
+from meshrun.runner.options.run_options import Options
 from meshrun.runner.report.record import STDOUT
 from meshrun.runner.report.units import counted
-from meshrun.runner.run.declare import renamed_options
-from meshrun.runner.run.options import Options
+from meshrun.runner.spelling import option, run_command
 from meshrun.runner.storage.formats.containers import prefixes
 from meshrun.runner.storage.formats.image_folder import Folder, check_output_folder, open_folder
 from meshrun.runner.storage.formats.registry import (
@@ -61,7 +62,7 @@ def name_files(
             raise UserError(
                 f"job {job.name} writes a file: OUTPUT is missing",
                 expected="OUTPUT after INPUT",
-                hint=f"meshrun run {job.name} {inputs[0]} OUTPUT" if job.name in installed() else None,
+                hint=run_command(f"{job.name} {inputs[0]} OUTPUT") if job.name in installed() else None,
             )
         raise wrong_number(job, [*inputs, *outputs])
     several = sum(map(len, wanted)) > 2
@@ -108,9 +109,9 @@ def check_files(
     for target in targets:
         _check_target(job, target, folder)
     more: tuple[tuple[str, str | None], ...] = (
-        ("--json", options.json),
-        ("--timeline", options.stream.timeline),
-        ("--frames", options.steps.frames),
+        ("json", options.json),
+        ("timeline", options.stream.timeline),
+        ("frames", options.steps.frames),
     )
     of_job = {name: file for name, (file, _) in _path_parameters(job, parameters).items()}
     read = ("INPUT", *of_job)
@@ -118,12 +119,12 @@ def check_files(
         *(("INPUT", path) for path in inputs),
         *of_job.items(),
         *(("OUTPUT", path) for path in targets),
-        *((name, path) for name, path in more if path is not None),
+        *((option(name), path) for name, path in more if path is not None),
     ]
     if options.json not in (None, STDOUT):
         check_place(Path(options.json), "record")
     for (one, first), (other, second) in combinations(given, 2):
-        if one in of_job and other in ("OUTPUT", "--frames") and job.kind != "job":
+        if one in of_job and other in ("OUTPUT", option("frames")) and job.kind != "job":
             _check_outside(one, Path(first), split(named(other, second))[0])
         # An input may be read twice, and an old file is replaced only when the new one is complete.
         if one in read and other in (*read, "OUTPUT"):
@@ -162,14 +163,10 @@ def check_no_overwrite(
 
 def _path_parameters(job: Job, parameters: dict[str, Any]) -> dict[str, tuple[Path, str | None]]:
     """Return the files that a job's own parameters name, by their option."""
-    renamed = renamed_options(job)
-    return {
-        f"parameter {one.name}" if one.name in renamed else f"--{one.name.replace('_', '-')}": split(
-            Path(parameters[one.name])
-        )
-        for one in job.parameters
-        if one.type is Path and parameters[one.name] is not None
-    }
+    given = [one.name for one in job.parameters if one.type is Path and parameters[one.name] is not None]
+    renamed = renamed_options(job.parameters) if given else ()
+    names = [f"parameter {name}" if name in renamed else option(name) for name in given]
+    return {name: split(Path(parameters[own])) for name, own in zip(names, given, strict=True)}
 
 
 def _check_target(job: Job, target: Path, folder: Folder | None) -> None:

@@ -117,7 +117,7 @@ def compared_with_plan(
 
 
 def finish(run: RunContext, done: Finished, begin: float, started: datetime) -> Record:
-    """Return the record of a run, and write it to the file of --json. Collective.
+    """Return the record of a run, and write it to the file of `json`. Collective.
 
     begin, started: when the run began, on the `perf_counter` clock and as a date.
     """
@@ -171,7 +171,7 @@ def _file_records(names: Sequence[str], paths: Sequence[Path], types: Sequence[R
 
 
 def checksum_record(world: World, choice: str) -> Record | None:
-    """Return what all ranks have checked of what crossed them; None without --checksum. Collective."""
+    """Return what all ranks have checked of what crossed them; None without `checksum`. Collective."""
     if world.checksums is None:
         return None
     counts = world.control.allgather((world.checksums.messages, world.checksums.nbytes))

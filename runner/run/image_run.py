@@ -20,17 +20,12 @@ from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.region import Region, Shape
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.finish import Computation, Finished
-from meshrun.runner.run.options import must_fuse
-from meshrun.runner.run.prepare import RunContext, fused, join
+from meshrun.runner.run.prepare import RunContext, fused, join, must_fuse
 from meshrun.runner.run.verify.results import REFERENCE, RERUN, compare, failure, gather_proof, leave_cache
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.file_errors import listing
 from meshrun.runner.storage.formats.image_folder import LOSSY, Folder
 from meshrun.runner.storage.formats.registry import Source, open_source
-
-
-def run_folder(run: RunContext, folder: Folder) -> Finished:
-    """Run a job over a folder of images. Collective."""
-    return FolderRun(run, folder).write()
 
 
 @dataclass
@@ -102,11 +97,11 @@ class FolderRun:
                 expected="a job made by map_blocks with one input and one output, or a file",
             )
         given = {
-            "--grid": options.grid,
-            "--overlap": options.overlap,
-            "--input-shape, --input-dtype and --input-order": options.form,
-            "--chunk-bytes": options.stream.chunk_bytes,
-            "--device-memory": options.stream.device_memory,
+            option("grid"): options.grid,
+            option("overlap"): options.overlap,
+            f"{option('input_shape')}, {option('input_dtype')} and {option('input_order')}": options.form,
+            option("chunk_bytes"): options.stream.chunk_bytes,
+            option("device_memory"): options.stream.device_memory,
         }
         named = next((name for name, value in given.items() if value is not None), options.steps.named)
         if named is not None:
@@ -119,7 +114,8 @@ class FolderRun:
         lossy = next((one.name for one in self.folder.images if Path(one.name).suffix.lower() in LOSSY), None)
         if options.verify != "off" and lossy is not None:
             raise UserError(
-                f"--verify reads the output back, and {Path(lossy).suffix} does not store it exactly",
+                f"{option('verify')} reads the output back, and {Path(lossy).suffix} does not store it "
+                "exactly",
                 got=self.folder.path / lossy,
                 hint="images that end in .png or .npy: each output is named after its image",
             )

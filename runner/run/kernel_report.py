@@ -18,6 +18,7 @@ from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.report.units import counted
+from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
 
 # Operations that a GPU computes while its memory moves a byte: 7 of float32 on an H200 (33.5 T operations
@@ -47,7 +48,7 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
         return KernelReport(host_source.source([program]), facts)
     options = compiler_options(arithmetic)
     if steps is None:
-        kernel = single_pass.emit(merge_components(program)[0], math=arithmetic)
+        kernel = single_pass.emit(merge_components(program)[0])
         tile = " x ".join(map(str, kernel.tile))
         facts += [
             ("a thread", f"{tile} cells, {kernel.description.load_instructions:.3g} loads for each"),
@@ -61,7 +62,9 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
         stepping = fused.step_text(steps)
     except NotFusable as reason:
         raise UserError(
-            f"job {task.job.name}: {steps} steps cannot be one kernel", why=reason, hint="fewer --steps"
+            f"job {task.job.name}: {steps} steps cannot be one kernel",
+            why=reason,
+            hint=f"fewer {option('steps')}",
         ) from reason
     facts += [
         (

@@ -27,6 +27,7 @@ from meshrun.runner.run.prepare import (
     planned,
     prepare,
 )
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Sink, first_serial
 
 if TYPE_CHECKING:
@@ -46,11 +47,7 @@ class MapStart:
 
 
 def run_map(run: RunContext) -> Finished:
-    """Run a map job. Collective."""
-    if run.options.steps.steps is not None:
-        from meshrun.runner.run.step_run import run_steps
-
-        return run_steps(run)
+    """Run one pass of a map job. Collective."""
     prepared = prepare(run)
     start = run.world.on_root(lambda: _start(run, prepared))
     if start.streamed is not None:
@@ -102,7 +99,7 @@ def _in_chunks(run: RunContext, prepared: Prepared, results: tuple[ArrayType, ..
     """Run streamed. results: shapes and dtypes of the task's."""
     world, options = run.world, run.options
     if options.overlap is not None:
-        raise UserError("--overlap does not apply: streamed runs always overlap", everywhere=True)
+        raise UserError(f"{option('overlap')} does not apply: streamed runs always overlap", everywhere=True)
     task = replace(prepared.task, results=results)
     grid, count = streamed_grid(options.grid, world.size)
     own_grid = has_own_grid(options.grid, world.size)

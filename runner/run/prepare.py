@@ -20,16 +20,16 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.maps.streamed.chunk_agreement import limits
-from meshrun.runner.options.spelling import option
+from meshrun.runner.options.form import forms_of_inputs
+from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.step_options import FieldChange, NamedRule
 from meshrun.runner.plan.chunking import MemoryUse, has_own_grid, is_too_large
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.run.files import check_files, check_no_overwrite, name_files
-from meshrun.runner.run.options import Options
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.image_folder import Folder
 from meshrun.runner.storage.formats.registry import Sink, Source, create, open_sink
-from meshrun.runner.storage.input_forms import forms_of_inputs
 from meshrun.runner.storage.journal import Journal
 from meshrun.runner.storage.paths import CONTAINERS, KEPT, partial_path, split, suffix
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -233,10 +233,10 @@ def planned(run: RunContext, blocks: int, grid: str | None) -> Task:
 
 
 def check_steps(run: RunContext, additions: Additions | None) -> None:
-    """Raise UserError for --timeline, and for --until with a field or a rule that the job does not have."""
+    """Raise UserError for a timeline, and for `until` with a field or a rule that the job does not have."""
     timeline, until = run.options.stream.timeline, run.options.steps.until
     if timeline is not None:
-        raise UserError("--timeline does not apply to time steps", got=timeline)
+        raise UserError(f"{option('timeline')} does not apply to time steps", got=timeline)
     if isinstance(until, FieldChange):
         until.check(changing_inputs(run.job))
     if isinstance(until, NamedRule) and named_rule(run, additions) is None:
@@ -248,7 +248,7 @@ def check_steps(run: RunContext, additions: Additions | None) -> None:
 
 
 def named_rule(run: RunContext, additions: Additions | None) -> StoppingRule | None:
-    """Return the solver's rule by which the steps stop; None unless --until names it."""
+    """Return the solver's rule by which the steps stop; None unless `until` names it."""
     named = isinstance(run.options.steps.until, NamedRule)
     return additions.until if additions is not None and named else None
 
@@ -266,7 +266,7 @@ def make_outputs(run: RunContext, sinks: list[Sink], before: Sequence[Sink] = ()
     for target, sink in zip(run.targets[len(before) :], sinks, strict=False):
         if run.options.verify != "off" and not sink.lossless:
             raise UserError(
-                f"--verify reads the output back, and {target.suffix} does not store it exactly",
+                f"{option('verify')} reads the output back, and {target.suffix} does not store it exactly",
                 hint="an output that ends in .png or .npy",
             )
     run.transaction.track_partial(*(sink.partial for sink in (*before, *sinks)))
@@ -285,3 +285,8 @@ def check_nothing_unfinished(run: RunContext) -> None:
     journal = Journal(split(run.targets[0])[0])
     if journal.kept() is not None:
         raise journal.unfinished(*(partial_path(target, KEPT) for target in run.targets))
+
+
+def must_fuse(job: Job, options: Options) -> bool:
+    """Return whether a function that does not become one kernel is an error."""
+    return (options.fuse or job.fuse) == "require"

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import sysconfig
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -34,13 +33,16 @@ from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import MeshrunError, RunError, UserError, describe
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.pickling import dumps
+from meshrun.runner.options.run_options import Options
+from meshrun.runner.options.values import whole_number
 from meshrun.runner.plan.task import check_numbers
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.array_call import host_array
-from meshrun.runner.run.options import Options, whole_number
+from meshrun.runner.spelling import option
 from meshrun.runner.system.host_memory import memory_folder
 from meshrun.runner.system.launcher import check_connected, detect_launcher
+from meshrun.runner.world.log import LOGGER
 from meshrun.runner.world.world import World, open_world, single_rank_world
 
 PROGRAM = (sys.executable, str(Path(__file__).parents[2] / "__main__.py"))
@@ -56,6 +58,7 @@ UNPICKLABLE = (
     OSError,
     ImportError,
 )
+WARNING = "meshrun: warning: "
 CALL, PATH, RECORD, ERROR = "call.pickle", "path.json", "record.json", "error.pickle"
 Arguments = Sequence[Any]  # paths, or arrays
 
@@ -82,7 +85,7 @@ def check_ranks(ranks: Any) -> int | None:
     number = whole_number(ranks)
     if number is None or number < 1:
         raise UserError(
-            "Invalid value for '--ranks'", got=repr(ranks), expected="a number of ranks, 1 or more"
+            f"Invalid value for {option('ranks')!r}", got=repr(ranks), expected="a number of ranks, 1 or more"
         )
     detected = detect_launcher()
     check_connected(detected)
@@ -244,7 +247,7 @@ def _check_apart(job: Job, inputs: Arguments, outputs: Arguments) -> None:
             raise UserError(
                 f"job {job.name}: the array for the result {result} shares memory with the input {name}, "
                 "which the run would replace",
-                hint="another array, or --overwrite-input",
+                hint=f"another array, or {option('overwrite_input', True)}",
             )
 
 
@@ -357,10 +360,11 @@ def _pickled(call: PythonCall) -> bytes:
         reason = failure
     else:
         if module is not None:
-            warnings.warn(
-                f"meshrun: the ranks import {module.__name__}, with the values that it has then: "
-                f"those that it has now cannot be sent to them ({alone})",
-                stacklevel=1,
+            LOGGER.warning(
+                "the ranks import %s, with the values that it has then: those that it has now cannot be sent "
+                "to them (%s)",
+                module.__name__,
+                alone,
             )
         return found
     raise UserError(
@@ -379,10 +383,13 @@ def _is_installed(module: ModuleType) -> bool:
 
 
 def _forward(stream: Any, lines: list[str]) -> None:
-    """Keep the ranks' lines and write them to stderr, to the end, as ranks wait for their reader."""
+    """Keep the ranks' lines, log their warnings and write other lines to stderr, to the end: ranks wait for
+    their reader."""
     for line in stream:
         lines.append(line.rstrip("\n"))
-        if not line.startswith("meshrun: ") or line.startswith("meshrun: warning: "):  # an error is raised
+        if line.startswith(WARNING):
+            LOGGER.warning("%s", line.removeprefix(WARNING).rstrip("\n"))
+        elif not line.startswith("meshrun: "):  # an error is raised
             with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stream
                 sys.stderr.write(line)
 

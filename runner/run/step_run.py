@@ -23,16 +23,17 @@ from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.run.finish import Computation, Finished, commit, computation_of
 from meshrun.runner.run.map_run import create_outputs
-from meshrun.runner.run.options import must_fuse
 from meshrun.runner.run.prepare import (
     Prepared,
     RunContext,
     changing_inputs,
     check_nothing_unfinished,
+    must_fuse,
     named_rule,
     planned,
     prepare,
 )
+from meshrun.runner.spelling import option
 from meshrun.runner.steps.loop import CheckFinite, StepObserver, Until, take_steps
 from meshrun.runner.steps.observers.additions import Additions, StoppingRule
 from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state
@@ -81,7 +82,7 @@ def _copies(run: RunContext, task: Task, memory: Sequence[MemoryUse], additions:
         several = options.steps.steps_per_exchange or 1
         if additions.before_step is not None and several > 1:
             raise UserError(
-                "--steps-per-exchange does not apply: cells are set before each step", got=several
+                f"{option('steps_per_exchange')} does not apply: cells are set before each step", got=several
             )
         if stream.named is not None:
             raise UserError(f"{stream.named} does not apply: the fields stay in memory")
@@ -89,7 +90,7 @@ def _copies(run: RunContext, task: Task, memory: Sequence[MemoryUse], additions:
         kept = 0 if rule is None else rule.bytes_kept(region)
         return _one_or_two(run, task, memory, kept, additions.smaller)
     if options.steps.copies == "one" and stream.named is None:
-        return _one_or_two(run, task, memory, 0, "--copies auto, for steps in chunks")
+        return _one_or_two(run, task, memory, 0, f"{option('copies', 'auto')}, for steps in chunks")
     return 0 if _in_chunks(run, task, memory, stream) else 2
 
 
@@ -101,11 +102,12 @@ def _in_chunks(run: RunContext, task: Task, memory: Sequence[MemoryUse], stream:
         return False
     steps = run.options.steps
     refused = {
-        f"--frames {steps.frames}": steps.frames is not None and Path(steps.frames).suffix.lower() in ARRAYS,
-        "--grid": run.options.grid is not None,
-        "--overlap": run.options.overlap is not None,
-        "--halo": steps.halo != "auto",
-        "--copies": steps.copies != "auto",
+        option("frames", steps.frames): steps.frames is not None
+        and Path(steps.frames).suffix.lower() in ARRAYS,
+        option("grid"): run.options.grid is not None,
+        option("overlap"): run.options.overlap is not None,
+        option("halo"): steps.halo != "auto",
+        option("copies"): steps.copies != "auto",
     }
     named = next((name for name, given in refused.items() if given), None)
     if named is not None:
@@ -143,7 +145,7 @@ def _one_or_two(run: RunContext, task: Task, memory: Sequence[MemoryUse], kept: 
         return 2
     needed = two if asked == "two" else min(one, two)
     if needed > least:
-        copies = ", or --copies one" if asked == "two" and one <= least else ""
+        copies = f", or {option('copies', 'one')}" if asked == "two" and one <= least else ""
         raise _too_large(run.world, needed, least, size + copies)
     return 1 if asked == "one" or one <= least else 2
 
@@ -270,7 +272,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
     )
     if stepper.lowered:
         asked, taken = steps.steps_per_exchange, stepper.steps_per_exchange
-        run.world.warn(f"--steps-per-exchange {asked} is lowered to {taken}: {stepper.lowered}")
+        run.world.warn(f"{option('steps_per_exchange', asked)} is lowered to {taken}: {stepper.lowered}")
     sources = _sources(task, run.sources, state.fields if state else {})
     stepper.start(load_arrays(world, sources, stepper.plans, world.phases, stepper))
     world.control.barrier()  # another rank may still be reading

@@ -34,13 +34,13 @@ from meshrun.runner.plan.steps import Piece, band_rows, edge_copies, read_widths
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region
 from meshrun.runner.report.phases import Phases
-from meshrun.runner.steps.fused_steps import Rows, axes_of
 from meshrun.runner.steps.step_counts import choose_steps
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
     from meshrun.runner.comm.peer_arrays import DeviceTables
 
+Rows = tuple[int, int]  # first and last + 1
 SLAB_BYTES = 4 << 20  # of which a checksum is taken at once
 
 
@@ -140,8 +140,30 @@ class StepBlocks(Generic[Block]):
         return slice(along.start + rows[0], along.start + rows[1]), *others
 
     def axes(self, rows: Rows, valid: int) -> list[Axis]:
-        """Return what lies beside rows along each axis. valid: steps for which the halo suffices."""
-        return axes_of(self, rows, valid)
+        """Return what lies beside some rows along each of the array's axes.
+
+        rows: first and last + 1, counted from the first own row; all own rows unless axis 0 is cut. valid:
+        steps for which the rows' halo is wide enough. Only cells along cut axes are beside them.
+        """
+        layout, task = self.layouts[0], self.task
+        wraps, found = task.boundary == "wrap", []
+        for axis, (length, is_cut, width) in enumerate(
+            zip(task.shape, self.cut, layout.widths, strict=False)
+        ):
+            start, stop = layout.region.start[axis], layout.region.stop[axis]
+            before, after = width if is_cut else (0, 0)
+            if axis == 0 and is_cut:
+                (low, high), own = task.widths[0], stop - start
+                before, after = min(before, valid * low), min(after, valid * high)
+            if not wraps:
+                before, after = min(before, start), min(after, length - stop)
+            if axis == 0 and is_cut:
+                before, after = before + rows[0], after + own - rows[1]
+                start, stop = start + rows[0], start + rows[1]
+                if wraps and stop - start == length:  # a kernel takes them for the whole array
+                    before = after = 0
+            found.append(Axis(stop - start, start, length, before, after))
+        return found
 
     def sending(self) -> Sending | None:
         """Return how a kernel of several steps exchanges the spare blocks' halos; None if it does not."""

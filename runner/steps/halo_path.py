@@ -14,8 +14,9 @@ from meshrun.runner.arrays.halo.direct import DirectHalos
 from meshrun.runner.arrays.halo.packed import PackedHalos
 from meshrun.runner.comm.peer_memory import Unreachable
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.step_options import HaloChoice
+from meshrun.runner.options.choices import HaloChoice
 from meshrun.runner.region import Array
+from meshrun.runner.spelling import option
 from meshrun.runner.world.binding import open_peers
 from meshrun.runner.world.world import World, clashes
 
@@ -31,11 +32,11 @@ def find_peers(world: World, choice: HaloChoice, ndim: int) -> PeerArrays | str:
     choice: auto, nccl or direct. ndim: most axes of a field. The same on every rank. Collective.
     """
     if choice == "nccl":
-        return "--halo nccl"
+        return option("halo", "nccl")
     if world.here.device.kind != "cuda":
         return "the ranks compute on CPUs"
     if world.checksums is not None:
-        return "--checksum, which checks messages"
+        return f"{option('checksum')}, which checks messages"
     if ndim >= halo_boxes.AXES:
         return f"an array has more than {halo_boxes.AXES - 1} axes"
     if len(world.hosts) > 1:
@@ -86,11 +87,11 @@ def open_halos(
 
 
 def refuse(reason: str) -> UserError:
-    """Return the error of a run for which --halo direct is not possible."""
+    """Return the error of a run for which a direct halo is not possible."""
     return UserError(
-        "--halo direct is not possible here",
+        f"{option('halo', 'direct')} is not possible here",
         why=reason,
         expected="GPUs of one host that reach each other's memory",
-        hint="--halo auto",
+        hint=option("halo", "auto"),
         everywhere=True,
     )

@@ -13,6 +13,7 @@ import numpy as np
 from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import RunError
 from meshrun.runner.region import Array, Shape
+from meshrun.runner.spelling import option
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.world.world import World
 
@@ -182,6 +183,6 @@ def check_finite(world: World, found: NotFinite | None, done: int) -> None:
             raise RunError(
                 f"{name} is not finite {when}: cell {cell}, on [{rank}]",
                 got=value,
-                expected="finite values (--check-finite)",
+                expected=f"finite values ({option('check_finite')})",
                 everywhere=True,
             )

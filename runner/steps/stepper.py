@@ -38,7 +38,7 @@ from meshrun.runner.compiler.cuda.steps.layout import Sending
 from meshrun.runner.compiler.decide import not_compiled
 from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.maps.in_memory import no_progress
-from meshrun.runner.options.step_options import HaloChoice
+from meshrun.runner.options.choices import HaloChoice
 from meshrun.runner.plan.steps import LINE, read_widths, rows_apart, wide_widths
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region, Shape

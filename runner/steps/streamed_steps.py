@@ -25,6 +25,7 @@ from meshrun.runner.maps.streamed.dispatch import process_chunks, report, thread
 from meshrun.runner.maps.streamed.endpoints import Endpoints
 from meshrun.runner.maps.streamed.gpu_engine import DeviceEngine, halving_of
 from meshrun.runner.maps.streamed.halving import Halving
+from meshrun.runner.options.form import Form
 from meshrun.runner.options.step_options import EVERY
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunks import Chunks
@@ -34,18 +35,19 @@ from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.spans import Spans
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
+from meshrun.runner.spelling import option
 from meshrun.runner.steps.chunk_steps import ChunkSteps
 from meshrun.runner.steps.fused_steps import passes
 from meshrun.runner.steps.loop import Until, check_finite, next_multiple
 from meshrun.runner.steps.observers.checkpoints import Checkpoints
 from meshrun.runner.steps.observers.frames import Frames
 from meshrun.runner.storage.file_errors import check_room
-from meshrun.runner.storage.formats.registry import Form, Sink, Source, open_sink, read_back
+from meshrun.runner.storage.formats.registry import Sink, Source, open_sink, read_back
 from meshrun.runner.storage.paths import partial_path
 from meshrun.runner.system.host_memory import memory_folder
 from meshrun.runner.world.world import World
 
-STEPS = 32  # of a pass, unless --steps-per-exchange names them
+STEPS = 32  # of a pass, unless steps_per_exchange is given
 STRETCHES = 1000  # of which the longest is sought: later ones are like them
 
 
@@ -241,7 +243,7 @@ class StreamedSteps:
             steps -= max(steps // 4, 1)
         if 1 < possible != steps:
             reason = f"the halo of {wanted} steps is wider than a chunk"
-            self.warn(f"--steps-per-exchange {wanted} is lowered to {steps}: {reason}")
+            self.warn(f"{option('steps_per_exchange', wanted)} is lowered to {steps}: {reason}")
         return wide, chunks
 
     def _chunks(self, wide: Task, steps: int) -> Chunks | None:

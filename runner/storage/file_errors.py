@@ -12,6 +12,7 @@ import numpy as np
 
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.region import Region
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.paths import is_kept
 
 LISTED = 8  # names in a message
@@ -61,7 +62,9 @@ def write_error(
         f"cannot write {path}",
         why=f"{detail}, {free:,} bytes free there",
         expected=expected,
-        hint="make room, then the same command with --resume" if goes_on else "an output on another disk",
+        hint=f"make room, then the same command with {option('resume', True)}"
+        if goes_on
+        else "an output on another disk",
     )
 
 

@@ -30,6 +30,7 @@ from typing import Any
 
 from meshrun.runner import files
 from meshrun.runner.errors import MeshrunError, RunError, UserError
+from meshrun.runner.spelling import option
 
 IDENTITY, TEMPORARY = "identity.json", ".partial"  # TEMPORARY: suffix of an identity that is being written
 LOG, FAILED = ".log", ".failed"  # a log, and one whose writer could not sync
@@ -123,7 +124,7 @@ class Journal:
 
     def unfinished(self, *partials: Path) -> UserError:
         """Build the error for a run that is started while there is an unfinished one."""
-        hint = f"the same command with --resume, or {self.discard(*partials)}"
+        hint = f"the same command with {option('resume', True)}, or {self.discard(*partials)}"
         return UserError(f"an earlier run of {self.output} is unfinished", hint=hint)
 
     def discard(self, *others: Path) -> str:
@@ -308,5 +309,9 @@ def _told(verb: str, path: Path) -> Iterator[None]:
         yield
     except OSError as reason:
         full = reason.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "make room, then the command with --resume: finished chunks are kept" if full else None
+        hint = (
+            f"make room, then the command with {option('resume', True)}: finished chunks are kept"
+            if full
+            else None
+        )
         raise RunError(f"cannot {verb} {path}", why=reason.strerror or reason, hint=hint) from reason

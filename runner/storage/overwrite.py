@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import FOLDERS, array_at, is_same_array
 from meshrun.runner.storage.paths import suffix
 
@@ -40,7 +41,7 @@ def check_overwrites(
                 same = "contains" if _inside(_folder(*place), _folder(file, name)) else same
                 raise UserError(
                     f"OUTPUT {target} {same} {what} {shown}, which the run would replace",
-                    hint="another name for OUTPUT, or --overwrite-input",
+                    hint=f"another name for OUTPUT, or {option('overwrite_input', True)}",
                 )
 
 

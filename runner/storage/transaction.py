@@ -76,7 +76,7 @@ class OutputTransaction:
             self.observer.note_recovery_hint(hint or "")
 
     def keep_files(self) -> None:
-        """Report that files stay if the run fails, such as frames: started again, it takes --resume."""
+        """Report that files stay if the run fails, such as frames: started again, it is resumed."""
         if self.observer is not None:
             self.observer.note_kept()
 

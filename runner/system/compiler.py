@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshrun.runner.errors import RunError
+from meshrun.runner.spelling import option
 from meshrun.runner.system.launcher import environment
 from meshrun.runner.system.sysfs import text
 
@@ -26,7 +27,7 @@ class NotCompiled(RunError):
     """
 
     def __init__(self, reason: str, at: int = 0) -> None:
-        super().__init__(reason, hint="--fuse off, which calls the function as it is")
+        super().__init__(reason, hint=f"{option('fuse', 'off')}, which calls the function as it is")
         self.reason, self.at, self.line = reason, at, 0
 
 

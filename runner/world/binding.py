@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from meshrun.runner.comm.api import Arrays, Control
 from meshrun.runner.comm.checksum.checked import CheckedControl
@@ -14,12 +14,11 @@ from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line
+from meshrun.runner.options.choices import DEVICES
+from meshrun.runner.spelling import command_option, option
 
 if TYPE_CHECKING:
     from meshrun.runner.comm.peer_arrays import PeerArrays
-
-DeviceChoice = Literal["auto", "cpu", "cuda"]
-DEVICES: tuple[str, ...] = get_args(DeviceChoice)
 
 
 def visible_gpus(choice: str) -> int:
@@ -38,8 +37,9 @@ def visible_gpus(choice: str) -> int:
     visible = cuda.count()
     if choice == "cuda" and not visible:
         raise UserError(
-            "--device cuda, but CUDA finds no GPU",
-            hint="nvidia-smi (driver, CUDA_VISIBLE_DEVICES, the container's GPU option), or --device cpu",
+            f"{option('device', 'cuda')}, but CUDA finds no GPU",
+            hint="nvidia-smi (driver, CUDA_VISIBLE_DEVICES, the container's GPU option), or "
+            f"{option('device', 'cpu')}",
         )
     return visible
 
@@ -48,7 +48,9 @@ def _without_cupy(reason: ImportError, required: bool) -> int:
     hint = "pip install 'meshrun[cuda12]' for a CUDA 12 driver, 'meshrun[cuda13]' for CUDA 13"
     words = first_line(reason)
     if required:
-        raise UserError("--device cuda, but CuPy cannot be imported", why=words, hint=hint) from reason
+        raise UserError(
+            f"{option('device', 'cuda')}, but CuPy cannot be imported", why=words, hint=hint
+        ) from reason
     if os.path.exists("/dev/nvidia0"):
         print(
             f"meshrun: there is a GPU, but CuPy cannot be imported ({words}): using the CPU. {hint}",
@@ -69,7 +71,7 @@ def bind_device(
     if mine == 0:
         raise UserError(
             f"this rank sees no GPU, rank {visible.index(max(visible))} does",
-            hint="CUDA_VISIBLE_DEVICES and nvidia-smi on this host, or --device cpu for all",
+            hint=f"CUDA_VISIBLE_DEVICES and nvidia-smi on this host, or {option('device', 'cpu')} for all",
         )
     if control.size > 1 and not oversubscribe:
         from meshrun.runner.comm import nccl
@@ -85,7 +87,7 @@ def choose_gpu(visible: int, local: int, local_size: int, oversubscribe: bool) -
     """The device index for local rank `local` of `local_size`, which sees `visible` GPUs.
 
     If it sees all GPUs: its local rank. If it sees one: device 0, which the launcher has bound
-    (--gpus-per-task). Any other number is a UserError, because it is probably a mistake.
+    (srun's --gpus-per-task). Any other number is a UserError, because it is probably a mistake.
     """
     if visible == 1 or visible >= local_size:
         return 0 if visible == 1 else local
@@ -95,7 +97,7 @@ def choose_gpu(visible: int, local: int, local_size: int, oversubscribe: bool) -
         "more ranks than GPUs on this host",
         got=f"{local_size} ranks, {visible} GPUs visible",
         expected="a GPU for each rank",
-        hint=f"-n {visible}, or --oversubscribe to share",
+        hint=f"{option('ranks', visible)}, or {option('oversubscribe', True)} to share",
     )
 
 
@@ -141,20 +143,22 @@ def open_collectives(
     """
     if isinstance(group, CheckedControl):
         raise UserError(
-            "--checksum does not check collectives on raw memory",
+            f"{option('checksum')} does not check collectives on raw memory",
             got="World.collectives",
             hint="World.all_reduce and the other methods of World, which are checked",
             everywhere=True,
         )
     if transport == "mpi" and isinstance(group, ThreadComm):
         raise UserError(
-            "--transport mpi: this process runs without MPI", hint="meshrun -n 2", everywhere=True
+            f"{command_option('transport', 'mpi')}: this process runs without MPI",
+            hint="meshrun -n 2",
+            everywhere=True,
         )
     if transport == "nccl" and backend.device.kind != "cuda":
         raise UserError(
-            "--transport nccl: NCCL carries device memory only",
+            f"{command_option('transport', 'nccl')}: NCCL carries device memory only",
             got="a rank that measures host memory",
-            hint="--transport mpi, or --device cuda",
+            hint=f"{command_option('transport', 'mpi')}, or {option('device', 'cuda')}",
             everywhere=True,
         )
     if transport == "mpi" and backend.device.kind == "cuda":

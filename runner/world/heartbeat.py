@@ -13,6 +13,7 @@ from typing import Any
 
 from meshrun.runner import files
 from meshrun.runner.errors import RunError
+from meshrun.runner.spelling import command_option
 from meshrun.runner.system.launcher import slurm_job
 from meshrun.runner.world import helper_process
 from meshrun.runner.world.run_status import lost_note, signed_note
@@ -119,5 +120,6 @@ def lost_hosts_error(ranks: Sequence[Rank], lost: Sequence[int], seconds: float)
         names.append(f"{ranks[number].host} ({ranks_text(there)})")
     return RunError(
         f"host {', '.join(names)} silent for {seconds:g} s",
-        hint="check the host's power, network and load; raise --host-timeout if hosts may pause for longer",
+        hint=f"check the host's power, network and load; raise {command_option('host_timeout')} "
+        "if hosts may pause for longer",
     )

@@ -16,7 +16,7 @@ from meshrun.runner.system import nvml
 def start(device: str) -> threading.Thread | None:
     """Start preloading in a thread that need not be joined; None for device "cpu", which loads nothing.
 
-    device: the choice of `--device`.
+    device: the choice of the option `device`.
     """
     if device == "cpu":
         return None

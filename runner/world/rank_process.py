@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Callable
@@ -9,12 +10,13 @@ from typing import Any
 
 from meshrun.runner.errors import MeshrunError, RunError, is_met_by_all, tell
 from meshrun.runner.files import working_directory
+from meshrun.runner.options.choices import DeviceChoice
 from meshrun.runner.system import launcher
 from meshrun.runner.system.launcher import BY_HAND, Started
 from meshrun.runner.world import preload
-from meshrun.runner.world.binding import DeviceChoice
 from meshrun.runner.world.failure import GRACE, FailureHandler, Guard
 from meshrun.runner.world.heartbeat import Heartbeat
+from meshrun.runner.world.log import warnings_told
 from meshrun.runner.world.preflight.inspection import preflight
 from meshrun.runner.world.run_status import RunLines, run_at
 from meshrun.runner.world.stuck import monitor
@@ -24,6 +26,7 @@ from meshrun.runner.world.world import Check, World, open_world
 Record = dict[str, Any]
 
 
+@warnings_told()
 def run_as_rank(
     body: Callable[[World, FailureHandler], Record],
     handler: FailureHandler,
@@ -92,7 +95,8 @@ def join_world(
     rank = detected.rank if detected else 0
     try:
         working_directory()
-        world = open_world(
+        # The caller is a command, not a program, so options in errors of `open_world` are flags.
+        world: World = inspect.unwrap(open_world)(
             device, oversubscribe=oversubscribe, expected_ranks=started.ranks, check=check, record=command
         )
     except BaseException as failure:

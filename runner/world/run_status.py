@@ -53,7 +53,7 @@ class RunStatus(Protocol):
         """Set the text to print after a failure, such as how to resume the run; "": nothing."""
 
     def note_kept(self) -> None:
-        """Note that files stay if the run fails, such as frames: without --resume they are another run's."""
+        """Note that files stay if the run fails, such as frames: unless resumed, they are another run's."""
 
     def note_exit_status(self, status: int) -> None:
         """Set the exit status, instead of 1, of a run whose ranks end without reporting a failure."""
@@ -123,7 +123,7 @@ def _note_proof(job: str, sentence: str, token: str) -> str:
 
 
 def run_at(place: str) -> RunStatus:
-    """The status of the run that `--run-dir` names: a directory, or "@TOKEN" for lines on stderr."""
+    """The status of the run at `run_dir`: a directory, or "@TOKEN" for lines on stderr."""
     return RunLines(place[1:]) if place.startswith("@") else RunDirectory(Path(place))
 
 
@@ -203,7 +203,7 @@ class RunDirectory:
         files.write_file(self.path / "kept", "")
 
     def keeps_files(self) -> bool:
-        """Whether files stay if the run fails, so that it takes --resume if it is started again."""
+        """Whether files stay if the run fails, so that it is resumed if it is started again."""
         return (self.path / "kept").exists()
 
     def note_exit_status(self, status: int) -> None:

@@ -11,21 +11,22 @@ from types import TracebackType
 from typing import Literal, TypeVar
 
 from meshrun.runner.comm.api import Control
-from meshrun.runner.comm.checksum.checked import SHARE, CheckedControl, Checksum, Checksums
+from meshrun.runner.comm.checksum.checked import SHARE, CheckedControl, Checksums
 from meshrun.runner.comm.checksum.sums import sums_of
 from meshrun.runner.comm.collective_call import collective_call, gather_calls, on_root
 from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
 from meshrun.runner.comm.recorded import Trail
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
-from meshrun.runner.errors import UserError, first_line, is_met_by_all, tell
+from meshrun.runner.errors import UserError, first_line, is_met_by_all
+from meshrun.runner.options.choices import Checksum, DeviceChoice
 from meshrun.runner.processes import boot_id
 from meshrun.runner.recorder.process import remove_stale
 from meshrun.runner.recorder.ring import NoRecorder, Recorder, file_of
 from meshrun.runner.report.phases import Phases
+from meshrun.runner.spelling import option, python_caller
 from meshrun.runner.system import launcher
 from meshrun.runner.world.binding import (
-    DeviceChoice,
     bind_device,
     open_arrays,
     open_collectives,
@@ -33,6 +34,7 @@ from meshrun.runner.world.binding import (
 )
 from meshrun.runner.world.failure import FailureHandler, Guard, OwnRank
 from meshrun.runner.world.group import Group
+from meshrun.runner.world.log import LOGGER
 from meshrun.runner.world.process_grid import Grid, open_grid, process_grid
 from meshrun.runner.world.run_status import remove_stale_claims
 from meshrun.runner.world.stuck import nccl_ras
@@ -131,10 +133,11 @@ class World(Group):
         return max((os.cpu_count() or 1) // len(self.beside), 1)
 
     def warn(self, sentence: str) -> None:
-        """Add a warning to the record, and print it once. To be called on every rank."""
+        """Add a warning to the record, and log it on rank 0, which a command prints. To be called on every
+        rank."""
         self.warnings.append(sentence)
         if self.rank == 0:
-            tell(f"warning: {sentence}")
+            LOGGER.warning("%s", sentence)
 
     def grid(self, *shape: int) -> Grid:
         """Return a Cartesian grid of all ranks, with a group of ranks along each of its axes. Collective.
@@ -184,6 +187,7 @@ class World(Group):
         return open_collectives(group, self.backend, cta_policy, peers, stream, tuning, transport)
 
 
+@python_caller()
 def open_world(
     device: DeviceChoice = "auto",
     *,
@@ -383,7 +387,7 @@ def clash_error(pairs: Sequence[tuple[Rank, Rank]]) -> UserError:
         f"({one.device.uuid}, bus {one.device.bus_id})",
         expected="a GPU for each rank",
         hint="one rank per GPU with all of them visible (srun --gpus-per-node, no CUDA_VISIBLE_DEVICES), "
-        "or --oversubscribe to share",
+        f"or {option('oversubscribe', True)} to share",
         everywhere=True,
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import meshrun
-from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.options.choices import BOUNDARIES
 
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}
 CVAL = 3

@@ -196,7 +196,9 @@ def _fields(node: ast.ClassDef) -> set[str]:
     names = {
         line.target.id
         for line in node.body
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+        if isinstance(line, ast.AnnAssign)
+        and isinstance(line.target, ast.Name)
+        and "ClassVar" not in ast.unparse(line.annotation)
     }
     for method in node.body:
         if isinstance(method, Function) and method.name == "__init__":
@@ -255,7 +257,7 @@ def pops(source: Source) -> Iterator[tuple[int, str]]:
 
 def option_texts(source: Source) -> Iterator[tuple[int, str]]:
     """Texts of runner/, outside the room of options, that spell an option of the command line."""
-    if not source.is_one_of("runner/*") or source.is_one_of("runner/options/*"):
+    if not source.is_one_of("runner/*") or source.is_one_of("runner/spelling.py", "runner/options/*"):
         return
     docs = {
         id(node.body[0].value)

@@ -15,9 +15,9 @@ import meshrun
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.maps.streamed.cpu_engine import HostEngine
 from meshrun.runner.maps.streamed.gpu_engine import DeviceEngine
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.grid import Partition, grid_size, parse_grid
-from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.world import open_world
 

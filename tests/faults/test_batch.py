@@ -23,7 +23,7 @@ import itertools, os, signal, time
 from pathlib import Path
 
 import meshrun
-from meshrun.runner.maps.folders import image_engine
+from meshrun.runner.maps.folders import engine as image_engine
 from meshrun.runner.storage.journal import Journal, Log
 from meshrun.runner.storage.formats.flat import FlatSink
 from meshrun.runner.maps.folders.images import StreamedFolder

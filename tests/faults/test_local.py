@@ -26,6 +26,7 @@ from processes import DEADLOCK, alive, launcher_problem, nightly, own_lines, wai
 from meshrun.launch.mpi import launcher as mpi_launcher
 from meshrun.launch.mpi import local
 from meshrun.launch.mpi.rank_command import PROGRAM
+from meshrun.launch.supervise.supervisor import Supervision
 
 ROOT = Path(local.__file__).parents[2]
 
@@ -90,7 +91,7 @@ def start(
     def run(body: str, ranks: int = 2, *, debug: bool = False) -> int:
         monkeypatch.setattr("tempfile.tempdir", str(temporary))
         program = rank_program(body)
-        status = local.start(ranks, ["case", str(tmp_path)], program=program, debug=debug)
+        status = local.start(ranks, ["case", str(tmp_path)], Supervision(debug=debug), program=program)
         wait_for(lambda: not any(map(alive, pids(tmp_path))))  # a killed process takes a moment to be gone
         assert list(temporary.iterdir()) == []
         assert [path for path in segments(tmp_path) if path.exists()] == []

@@ -120,9 +120,10 @@ class Site(Place):
         starter = (
             f"import sys; sys.path.append({str(Path(local.__file__).parents[2])!r}); "
             "from functools import partial; from meshrun.launch.cli.plugins import conclude; "
+            "from meshrun.launch.supervise.supervisor import Supervision; "
             f"from meshrun.launch.mpi.local import start; words = {['validate', *words]!r}; "
             f"program = (sys.executable, {str(script)!r}); "
-            "sys.exit(start(3, words, program=program, conclude=partial(conclude, words)))"
+            "sys.exit(start(3, words, Supervision(conclude=partial(conclude, words)), program=program))"
         )
         return self._begin([sys.executable, "-c", starter])
 

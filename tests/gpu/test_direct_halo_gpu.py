@@ -21,8 +21,8 @@ from meshrun.runner.arrays.halo import direct
 from meshrun.runner.arrays.halo.direct import DirectHalos
 from meshrun.runner.compiler.cuda.steps.layout import Neighbour, Sending
 from meshrun.runner.errors import RunError
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.step_options import StepOptions
-from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.system.launcher import detect_launcher
 from meshrun.runner.world.world import World, open_world

@@ -26,7 +26,7 @@ cupy = pytest.importorskip("cupy", reason="needs CuPy")
 def launch(kernel: PassKernel, blocks: list[Any], outs: list[Any], widths: Any) -> None:
     from meshrun.runner.device.cuda import kernel_of_text
 
-    compiled = kernel_of_text(kernel.source, kernel.name, kernel.options)
+    compiled = kernel_of_text(kernel.source, kernel.name, ())
     call = launch_arguments(kernel, blocks, outs, widths)
     compiled(call.grid, call.block, call.arguments)
 

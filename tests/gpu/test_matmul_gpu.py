@@ -112,7 +112,7 @@ def test_gemm(name: str, shape: ProductShape) -> None:
     left, right = on_gpu(a), on_gpu(b)
     out = cupy.full((shape[0], shape[1]), 2 ** (8 * a.itemsize) - 1, f"u{a.itemsize}")
     stream = cupy.cuda.get_current_stream()
-    blas.gemm(name, *shape, left.data.ptr, right.data.ptr, out.data.ptr, stream)
+    blas.gemm(name, shape, (left.data.ptr, right.data.ptr, out.data.ptr), stream)
     assert excess(out.get().view(precision.dtype), a, b, precision) <= 1
 
 
@@ -123,7 +123,8 @@ def test_gemm_uses_tf32_only_where_it_is_asked_to() -> None:
     for name in ("float32", "tf32", "float32"):
         out = cupy.zeros(shape[:2], np.float32)
         left, right = cupy.asarray(a), cupy.asarray(b)
-        blas.gemm(name, *shape, left.data.ptr, right.data.ptr, out.data.ptr, cupy.cuda.get_current_stream())
+        addresses = (left.data.ptr, right.data.ptr, out.data.ptr)
+        blas.gemm(name, shape, addresses, cupy.cuda.get_current_stream())
         found.append(excess(out.get(), a, b, PRECISIONS["float32"]))
     assert found[0] <= 1
     assert found[1] > 1

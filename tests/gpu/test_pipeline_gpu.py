@@ -11,8 +11,8 @@ from scipy import ndimage
 
 import meshrun
 from meshrun.runner.job.discover import find
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.stream_options import StreamOptions
-from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.run.execute import Options, run
 
 KERNEL = np.arange(1.0, 21.0).reshape(4, 5)

@@ -10,7 +10,7 @@ import pytest
 from scipy import ndimage
 
 import meshrun
-from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.world import World
 

@@ -10,9 +10,9 @@ import pytest
 
 import meshrun
 from meshrun.runner.job.discover import find
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.step_options import SaveInterval, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
-from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.run.execute import Options, run
 
 PAD: dict[str, Any] = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}

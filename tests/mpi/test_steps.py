@@ -17,9 +17,9 @@ import pytest
 import meshrun
 from meshrun.runner.errors import RunError
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.step_options import SaveInterval, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
-from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.world import World
 

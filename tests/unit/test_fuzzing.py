@@ -71,7 +71,7 @@ def texts(
 
 def raw(path: Path) -> object:
     """Open a file without a header, as an array of 6 x 8 float32."""
-    from meshrun.runner.storage.formats.registry import Form
+    from meshrun.runner.options.form import Form
 
     return whole(path, Form((6, 8), "float32"))
 
@@ -470,7 +470,7 @@ TARGETS = [
         (ValueError,),
     ),
     Target("traffic matrix", b"0 16\n32 0\n".strip, matrix, ".txt"),
-    *texts("size", lazily("meshrun.runner.options.stream_options", "parse_size"), "1.5G", "64M"),
+    *texts("size", lazily("meshrun.runner.options.values", "parse_size"), "1.5G", "64M"),
     *texts(
         "nccl size",
         lazily("meshrun.jobs.measure.sizes", "parse_nccl_tests_size"),
@@ -482,7 +482,7 @@ TARGETS = [
     *texts("shape", lazily("meshrun.launch.spec", "parse_shape"), "2x8", errors=(ValueError,)),
     *texts(
         "input shape",
-        lazily("meshrun.runner.storage.input_forms", "parse_shape"),
+        lazily("meshrun.runner.options.form", "parse_shape"),
         "512x256",
         errors=(MeshrunError, ValueError),
     ),

@@ -16,7 +16,7 @@ import numpy as np
 from meshrun.jobs.airflow.cells import Cell
 from meshrun.jobs.airflow.lattice import Lattice
 from meshrun.jobs.airflow.moments import momentum_along, pressure
-from meshrun.runner.options.step_options import COLORS as COLOR_MAPS
+from meshrun.runner.options.choices import COLORS as COLOR_MAPS
 from meshrun.runner.plan.halo import Slices
 from meshrun.runner.region import Array, HostArray, Shape
 from meshrun.runner.report.colors import indices, palette

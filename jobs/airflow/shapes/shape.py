@@ -24,6 +24,7 @@ from meshrun.jobs.airflow.shapes.surface import Surface, frontal_area
 from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.errors import UserError
 from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats import registry
 from meshrun.runner.storage.formats.image import Appearance
 from meshrun.runner.storage.formats.image_folder import open_folder
@@ -80,17 +81,23 @@ def read(word: str, placement: Placement | None = None) -> Body:
     name, colon, rest = word.partition(":")
     kind = suffix(split(Path(word))[0])
     if placement.up != "z" and kind != ".stl":
-        raise UserError("--up does not apply", got=f"--up {placement.up} of {word}", expected="an STL file")
+        raise UserError(
+            f"{option('up')} does not apply",
+            got=f"{option('up', placement.up)} of {word}",
+            expected="an STL file",
+        )
     if word == "none":
-        _fixed("what is not there", placement, "leave --place out")
+        _fixed("what is not there", placement, f"leave {option('place')} out")
         shape = _domain(placement, FLAT)
         length = placement.length or float(shape[-2])
         return Body("none", shape, length, length * math.prod(shape[:-2]))
     if word == "cavity":
-        _fixed("a cavity", placement, "leave --place out")
+        _fixed("a cavity", placement, f"leave {option('place')} out")
         shape = _domain(placement, SQUARE)
         if placement.length is not None:
-            raise UserError("--length does not apply to a cavity", got=placement.length, hint="--size")
+            raise UserError(
+                f"{option('length')} does not apply to a cavity", got=placement.length, hint=option("size")
+            )
         return Body("cavity", shape, float(shape[-1] - 2), 1.0)
     if word in ("cylinder", "sphere"):
         return _round(word, placement)
@@ -134,7 +141,7 @@ def check(body: Body, walls: Collection[str] = ()) -> Body:
             f"{body.name} has no solid cell",
             got=f"a length of {body.length:g} cells in {size_text(body.shape)}",
             expected="a body of some cells within the domain",
-            hint="--length and --place, or a larger --size",
+            hint=f"{option('length')} and {option('place')}, or a larger {option('size')}",
         )
     touched = [
         names[end]
@@ -142,7 +149,7 @@ def check(body: Body, walls: Collection[str] = ()) -> Body:
         for end, touches in enumerate((first == 0, last == length))
         if touches
     ]
-    hint = "a margin around the body: a larger picture or --size, another --place"
+    hint = f"a margin around the body: a larger picture or {option('size')}, another {option('place')}"
     if "left" in touched:
         raise UserError(
             f"{body.name} blocks the inlet",
@@ -168,7 +175,7 @@ def check(body: Body, walls: Collection[str] = ()) -> Body:
 
 
 def size_text(shape: Shape) -> str:
-    """Return the size of a domain as --size writes it: WIDTHxHEIGHT or WIDTHxHEIGHTxDEPTH."""
+    """Return the size of a domain as the option size has it: WIDTHxHEIGHT or WIDTHxHEIGHTxDEPTH."""
     return "x".join(str(n) for n in (shape[-1], shape[-2], *shape[:-2]))
 
 
@@ -177,7 +184,7 @@ def _domain(placement: Placement, usual: Shape) -> Shape:
 
 
 def parse_size(text: str) -> Shape:
-    """Return the shape of the domain that --size writes; UserError if it is none."""
+    """Return the shape of the domain of the option size; UserError if it is none."""
     found = SIZE_WORD.fullmatch(text.strip())
     numbers = [int(n) for n in found.groups() if n] if found else []
     if not numbers or min(numbers) < SHORTEST:
@@ -190,7 +197,7 @@ def parse_size(text: str) -> Shape:
             "the domain has more cells than any machine holds",
             got=f"{math.prod(numbers):,} cells",
             expected=f"at most {MOST_CELLS:,}",
-            hint="a smaller --size",
+            hint=f"a smaller {option('size')}",
         )
     return (*numbers[2:], numbers[1], numbers[0])
 
@@ -271,7 +278,7 @@ def _is_picture(path: Path) -> bool:
 
 def _fixed(what: str, placement: Placement, hint: str = "draw the body where it shall be") -> None:
     if placement.place is not None:
-        raise UserError(f"--place does not move {what}", got=placement.place, hint=hint)
+        raise UserError(f"{option('place')} does not move {what}", got=placement.place, hint=hint)
 
 
 def _picture(path: Path, placement: Placement) -> CellBody:
@@ -321,7 +328,7 @@ def _resized(path: Path, light: HostArray, shape: Shape) -> HostArray:
             f"the size has other proportions than {path}",
             got=size_text(shape),
             expected=f"{size_text(light.shape)}, or such as {size_text(fitting)}",
-            hint=f"--size {size_text(fitting)}",
+            hint=option("size", size_text(fitting)),
         )
     picture = Image.fromarray(light).resize((shape[1], shape[0]), Image.Resampling.BOX)
     return np.asarray(picture)
@@ -391,7 +398,7 @@ def _same_size(path: Path, shape: Shape, placement: Placement) -> None:
             f"{path} has another size",
             got=size_text(shape),
             expected=size_text(wanted),
-            hint="leave out --size",
+            hint=f"leave out {option('size')}",
         )
 
 

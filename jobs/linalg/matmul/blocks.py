@@ -18,11 +18,13 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import Array
 from meshrun.runner.run.array_call import host_array
+from meshrun.runner.spelling import python_caller
 from meshrun.runner.world.world import World, single_rank_world
 
 Word = Literal["auto", "float64", "float32", "tf32", "float16", "bfloat16"]
 
 
+@python_caller()
 def matmul(a: Any, b: Any, *, world: World | None = None, precision: Word = "auto") -> Array:
     """Multiply matrices in memory, as numpy.matmul does; return this rank's rows of the product. Collective.
 
@@ -31,7 +33,7 @@ def matmul(a: Any, b: Any, *, world: World | None = None, precision: Word = "aut
     Rows of B go round while products are computed. A vector `a` of one axis is whole on every rank, and so is
     its product. world: as `meshrun.open_world` returns it; None: this process alone.
 
-    The result has NumPy's dtype; see the option --precision of `meshrun run matmul` for `precision`. Raises
+    The result has NumPy's dtype; see the option `precision` of `meshrun run matmul` for `precision`. Raises
     UserError, on every rank, for shapes or dtypes that do not multiply.
     """
     if world is None:

@@ -27,6 +27,7 @@ from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import HostArray, Region
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.world import World
@@ -70,15 +71,15 @@ def check_product(
             f"verification failed: row {first.row}{where} of the product is wrong",
             got=f"a difference of {first.difference:.6g}" if first.element is None else "an overflow",
             expected=f"at most {first.tolerance:.6g}",
-            hint="meshrun selftest; run again with --device cpu to compare",
+            hint=f"meshrun selftest; run again with {option('device', 'cpu')} to compare",
             everywhere=True,
         )
     if sum(world.control.allgather(check.judged)) == 0 < check.rows or check.kept == 0 < check.columns:
         raise UserError(
-            "--verify cannot check this product: no row or no column of it is of numbers only",
+            f"{option('verify')} cannot check this product: no row or no column of it is of numbers only",
             got=f"factors {inputs[0].path} and {inputs[1].path} with values that are not finite",
             expected="numbers",
-            hint="run without --verify",
+            hint=f"run without {option('verify')}",
             everywhere=True,
         )
     compared = sum(seen for _, seen in found)

@@ -27,6 +27,7 @@ from meshrun.runner.plan.task import ArrayType
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.units import bytes_text
+from meshrun.runner.spelling import run_command
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.world.world import World
 
@@ -65,7 +66,7 @@ def shapes_of(left: Shape, right: Shape) -> Shapes:
             "the shapes do not multiply",
             got=got,
             expected=f"as many rows of B as A has columns, {length}",
-            hint="meshrun run transpose, if one factor is stored transposed" if inner in left else None,
+            hint=run_command("transpose, if one factor is stored transposed") if inner in left else None,
         )
     return Shapes(rows, length, columns, None if len(left) == 2 else 0, None if len(right) == 2 else 1)
 

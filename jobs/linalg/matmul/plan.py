@@ -25,6 +25,7 @@ from meshrun.runner.arrays.load import stages
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import bounds, factorizations
 from meshrun.runner.report.units import bytes_text, counted
+from meshrun.runner.spelling import option
 
 WIDE = 512  # columns of a piece of B from which a product runs at its full rate
 # Slabs of B's columns that are gathered. Nothing is multiplied before the first one is there, and a message
@@ -285,7 +286,7 @@ def choose(
     if not wanted:
         raise UserError(
             f"the product does not fit the memory of {counted(ranks, 'rank')}"
-            + ("" if algorithm == "auto" else f" by --algorithm {algorithm}"),
+            + ("" if algorithm == "auto" else f" by {option('algorithm', algorithm)}"),
             got=f"{bytes_text(_least(problem, ranks, algorithm, unit))} of arrays on a rank",
             expected=f"at most {bytes_text(room)}",
             hint=_remedy(problem, ranks, room, algorithm, unit),
@@ -309,9 +310,11 @@ def _least(problem: MatmulProblem, ranks: int, algorithm: str, unit: tuple[int, 
 def _remedy(problem: MatmulProblem, ranks: int, room: int, algorithm: str, unit: tuple[int, int]) -> str:
     """Return how many ranks would do, or another way."""
     if algorithm == "summa" and ring(problem, ranks, room, unit):
-        return "--algorithm ring, which passes pieces through"
+        return f"{option('algorithm', 'ring')}, which passes pieces through"
     enough = enough_ranks(problem, room, algorithm, unit, ranks)
-    return f"{enough} ranks" if enough else "more memory: --host-memory or --device-memory"
+    return (
+        f"{enough} ranks" if enough else f"more memory: {option('host_memory')} or {option('device_memory')}"
+    )
 
 
 def enough_ranks(

@@ -1,4 +1,4 @@
-"""How factors, sums and results are rounded: chosen from the dtypes of A and B and the option --precision."""
+"""How factors, sums and results are rounded: chosen from the dtypes of A and B and the option `precision`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.region import HostArray
+from meshrun.runner.spelling import option
 
 WORDS = ("auto", "float64", "float32", "tf32", "float16", "bfloat16")
 FACTORS = {"float64": "float64", "float32": "float32", "tf32": "float32", "float16": "float16"}
@@ -86,20 +87,20 @@ def choose(left: np.dtype[Any], right: np.dtype[Any], word: str, *, gpu: bool) -
         raise UserError("matmul multiplies numbers", got=given, hint="convert one factor to int8 or float32")
     if gpu and result.itemsize > (16 if result.kind == "c" else 8):
         raise UserError("GPUs have no such floating-point numbers", got=given, expected="at most float64",
-                        hint="--device cpu")  # fmt: skip
+                        hint=option("device", "cpu"))  # fmt: skip
     if result.kind != "f" and word != "auto":
         raise UserError(
-            f"--precision {word} applies to real floating-point factors",
+            f"{option('precision', word)} applies to real floating-point factors",
             got=given,
-            hint="leave --precision out",
+            hint=f"leave {option('precision')} out",
         )
     if result.kind != "f" or (word == "auto" and result.name not in UNITS):
         return Precision(result.name, result, result, result)
     if word == "tf32" and not gpu:
         raise UserError(
-            "--precision tf32 is a mode of GPUs",
+            f"{option('precision', 'tf32')} is a mode of GPUs",
             got="CPU ranks",
-            hint="--precision float32, or --device cuda",
+            hint=f"{option('precision', 'float32')}, or {option('device', 'cuda')}",
         )
     name = result.name if word == "auto" else word
     rounds = name == "tf32" or max(map(_digits, (left, right))) > -math.log2(UNITS[name])

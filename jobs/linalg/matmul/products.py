@@ -123,14 +123,14 @@ class CudaProducts:
 
             gemm(
                 self.precision.name,
-                part.shape[0], columns, length,
-                part.data.ptr, b.data.ptr, target.data.ptr,
+                (part.shape[0], columns, length),
+                (part.data.ptr, b.data.ptr, target.data.ptr),
                 self.backend.xp.cuda.get_current_stream(),
                 add=add,
                 sums=self.precision.sums.name,
                 lda=_pitch(a),
                 ldc=_pitch(out),
-            )  # fmt: skip
+            )
 
     def rounded(self, sums: Array) -> Array:
         return sums.astype(self.precision.result, copy=False)

@@ -75,7 +75,7 @@ def product(buffers: ProbeBuffers, what: SingleRankOp, nbytes: int) -> Workload:
 
         addresses = out.address, out.address + second, into.address
         stream = world.backend.stream
-        queue = partial(gemm, dtype.name, side, side, side, *addresses, stream, sums="float32")
+        queue = partial(gemm, dtype.name, (side, side, side), addresses, stream, sums="float32")
 
     signed, positive = ([1, 2, 3, 4, 5, 6, 7], 7) if what == "tensor" else ([1, 2], 3)
 

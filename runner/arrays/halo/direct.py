@@ -72,6 +72,7 @@ from meshrun.runner.arrays.halo.boxes import FieldHalos, HaloBox
 from meshrun.runner.compiler.cuda.steps.layout import Neighbour, Sending
 from meshrun.runner.errors import RunError
 from meshrun.runner.region import Array
+from meshrun.runner.spelling import option
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class DirectHalos:
             raise RunError(
                 f"rank {self._world.rank} waited in vain for the halo of its neighbour, rank {peer}",
                 got=f"no halo from [{self._world.ranks[peer]}]",
-                hint="the log of that rank; --halo nccl exchanges halos by messages",
+                hint=f"the log of that rank; {option('halo', 'nccl')} exchanges halos by messages",
             )
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from meshrun.runner.comm.checksum.sums import HostSums, Sums
 from meshrun.runner.errors import RunError
 from meshrun.runner.region import Array, HostArray
 
-Checksum = Literal["off", "sample", "full"]
 SHARE = {"sample": 64, "full": 1}  # one of so many messages is checked
 HINT = "another GPU or host in place of these; `meshrun validate` tests the links between them"
 

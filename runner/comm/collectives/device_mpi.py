@@ -19,6 +19,7 @@ from meshrun.runner.comm.collectives.mpi import NATIVE, MpiCollectives
 from meshrun.runner.comm.mpi import device_memory_support
 from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.spelling import command_option
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 PROOFS = (64, 1 << 22)  # bytes: libraries send short and long messages in different ways
@@ -56,7 +57,7 @@ class DeviceMpiCollectives(MpiCollectives):
                 "MPI does not reduce this in device memory",
                 got=f"-d {call.datatype.name} -o {call.reduction}",
                 expected="a type of 4 or 8 bytes, and sum, prod, max or min",
-                hint="--transport nccl",
+                hint=command_option("transport", "nccl"),
                 everywhere=True,
             )
         steps: list[Function] = getattr(self, f"_{call.operation}")(call)
@@ -77,7 +78,7 @@ class DeviceMpiCollectives(MpiCollectives):
                 raise RunError(
                     "this MPI says that it takes device memory, and a message arrived wrong",
                     got=f"{self.control.library}: {nbytes} bytes at rank {rank} of the group",
-                    hint="--transport nccl",
+                    hint=command_option("transport", "nccl"),
                     everywhere=True,
                 )
 
@@ -108,6 +109,6 @@ def require_support(control: Control) -> None:
                 got=f"{said}, on rank {rank} of the group",
                 expected="a CUDA-aware MPI",
                 hint=f"{wanted}, with mpi4py built for it (pip install --no-binary mpi4py mpi4py); or "
-                "--transport nccl",
+                f"{command_option('transport', 'nccl')}",
                 everywhere=True,
             )

@@ -16,6 +16,7 @@ from meshrun.runner.comm.collectives.api import Buffer, Call, Datatype, Function
 from meshrun.runner.device.api import POISON
 from meshrun.runner.errors import UserError
 from meshrun.runner.region import Array
+from meshrun.runner.spelling import option
 
 COMBINE = {
     "sum": np.add,
@@ -170,7 +171,7 @@ class HostMemory:
         raise UserError(
             "host memory cannot be registered: registration needs NCCL and GPUs",
             got=f"-R {how}",
-            hint="without -R, or with --device cuda",
+            hint=f"without -R, or with {option('device', 'cuda')}",
             everywhere=True,
         )
 
@@ -190,7 +191,7 @@ class HostMemory:
     def captured(self, calls: Sequence[Function]) -> Function:
         raise UserError(
             "calls in host memory cannot be captured: graphs need a GPU",
-            hint="without -G, or with --device cuda",
+            hint=f"without -G, or with {option('device', 'cuda')}",
             everywhere=True,
         )
 

@@ -59,7 +59,7 @@ class EventMark:
         self.record: Function = functools.partial(self.event.record, stream)
 
 
-class NcclCollectives:
+class NcclCollectives(NcclCalls):
     """One rank of a group, over its own NCCL communicator.
 
     control: the group's communicator. stream: a CuPy stream; all work is issued to it. cta_policy, peers,
@@ -77,19 +77,14 @@ class NcclCollectives:
         peers: int | None = None,
         tuning: NcclTuning | None = None,
     ) -> None:
-        self.control, self.rank, self.size = control, control.rank, control.size
-        self.library = nccl.version_number()
+        self.control = control
         self.label = nccl.common_version(control) + ("" if BUILT else ", called from Python")
         self.stream = stream
         unique_id = control.broadcast(nccl.new_unique_id() if control.rank == 0 else None)
         self.comm = nccl.Communicator(
             control.size, control.rank, unique_id, cta_policy=cta_policy, peers=peers, tuning=tuning
         )
-        self._nccl, self._handle = self.comm.nccl, self.comm.handle
-        self._refused = self._nccl.NCCLError
-        self._calls = NcclCalls(self.comm, stream.ptr)
-        self.bind, self.message = self._calls.bind, self._calls.message
-        self.grouped, self.packed = self._calls.grouped, self._calls.packed
+        super().__init__(self.comm, stream.ptr)
         self._buffers: list[NcclBuffer] = []
         self._registered: list[Callable[[], object]] = []
 
@@ -133,7 +128,7 @@ class NcclCollectives:
         try:
             for call in calls:
                 call()
-        except self._refused as reason:
+        except self._nccl.NCCLError as reason:
             self.comm.block_if_aborted()
             raise nccl.failure("starting an operation", reason) from reason
         except cupy.cuda.runtime.CUDARuntimeError as reason:
@@ -183,7 +178,7 @@ class NcclCollectives:
     def close(self) -> None:
         self.stream.synchronize()
         with nccl.failures("closing"):
-            self._calls.close()
+            super().close()
             for undo in self._registered:
                 undo()
         self.comm.close()

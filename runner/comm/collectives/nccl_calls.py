@@ -41,12 +41,12 @@ class NcclCalls:
 
     def __init__(self, comm: nccl.Communicator, stream: int) -> None:
         self.rank, self.size = comm.rank, comm.size
-        self.version = nccl.version_number()
+        self.library = nccl.version_number()
         self._nccl, self._handle, self._stream = comm.nccl, comm.handle, stream
         self._premultipliers: dict[str, int] = {}
 
     def bind(self, call: Call) -> Function:
-        if call.datatype.name.startswith("f8") and self.version < FLOAT8:
+        if call.datatype.name.startswith("f8") and self.library < FLOAT8:
             raise UserError(
                 "this NCCL has no 8-bit floats", got=f"{call.datatype.name} with NCCL {nccl.version()}",
                 expected="NCCL 2.24 or later", everywhere=True,
@@ -79,7 +79,7 @@ class NcclCalls:
         return self._whole("all_gather", call)
 
     def _alltoall(self, call: Call) -> Function:
-        if self.version >= NATIVE_ALLTOALL:
+        if self.library >= NATIVE_ALLTOALL:
             return self._whole("allto_all", call)
         sends = self._blocks("send", call.send.address, call, range(self.size))
         receives = self._blocks("recv", call.recv.address, call, range(self.size))
@@ -101,7 +101,7 @@ class NcclCalls:
     def _gather(self, call: Call) -> Function:
         if not call.count:
             return _nothing
-        if self.version >= NATIVE_ALLTOALL:
+        if self.library >= NATIVE_ALLTOALL:
             return self._whole("gather", call, call.root)
         send = self._message("send", call.send.address, call.count, call.datatype, call.root)
         sources = range(self.size) if self.rank == call.root else ()
@@ -110,7 +110,7 @@ class NcclCalls:
     def _scatter(self, call: Call) -> Function:
         if not call.count:
             return _nothing
-        if self.version >= NATIVE_ALLTOALL:
+        if self.library >= NATIVE_ALLTOALL:
             return self._whole("scatter", call, call.root)
         recv = self._message("recv", call.recv.address, call.count, call.datatype, call.root)
         targets = range(self.size) if self.rank == call.root else ()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshrun.runner.compiler.trace.graph import Extents, Operand
 from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS, trace
 from meshrun.runner.region import Array
+from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def fill(
     try:
         kernel(blocks, outs)
     except NotCompiled as failure:
-        failure.hint = "--device cpu"  # --fuse does not apply
+        failure.hint = option("device", "cpu")  # the option fuse does not apply
         raise
 
 

@@ -16,7 +16,7 @@ from itertools import product
 import numpy as np
 
 from meshrun.runner.compiler.cuda.steps.layout import LANES
-from meshrun.runner.compiler.operations import HEADER, KERNELS, compiler_options, ctype
+from meshrun.runner.compiler.operations import HEADER, KERNELS, ctype
 from meshrun.runner.compiler.passes.branches import branches_of
 from meshrun.runner.compiler.passes.strips import WORD, PlacedStrip, Strips, find_places
 from meshrun.runner.compiler.trace.graph import Extents, Offset, Operand, Program, in_order
@@ -64,17 +64,16 @@ class Description:
 class PassKernel:
     """A kernel's text and the shape of its tiles and blocks.
 
-    source: for NVRTC; includes only <cuda_fp16.h>. options: for the compiler. tile: cells that a thread
-    computes, per grid axis. march, sweep: whether it does so in a loop along the first axis, or along the
-    last one. threads: of a block, along the last grid axis and the one before. apart: whether operands of the
-    same dtype may have different pitches. wide: whether an operand may have more than `MOST_NARROW` elements.
-    corners: for each input, the row that its pointer is of, relative to that of the first own cell. It is the
-    first one that a thread reads, on each axis before the last.
+    source: for NVRTC; includes only <cuda_fp16.h>. tile: cells that a thread computes, per grid axis. march,
+    sweep: whether it does so in a loop along the first axis, or along the last one. threads: of a block,
+    along the last grid axis and the one before. apart: whether operands of the same dtype may have different
+    pitches. wide: whether an operand may have more than `MOST_NARROW` elements. corners: for each input, the
+    row that its pointer is of, relative to that of the first own cell. It is the first one that a thread
+    reads, on each axis before the last.
     """
 
+    name = "single_pass"
     source: str = field(repr=False)
-    name: str
-    options: tuple[str, ...]
     program: Program = field(repr=False)
     tile: Shape
     march: bool
@@ -285,7 +284,6 @@ def emit(
     apart: bool = False,
     wide: bool = False,
     ends: str = "",
-    math: str = "strict",
 ) -> PassKernel:
     """Write the kernel of a program.
 
@@ -298,7 +296,7 @@ def emit(
     otherwise computes one for all. wide: whether an operand may have more than `MOST_NARROW` elements; places
     in it are computed in 64 bits then, which takes several instructions an address. ends: the boundary, if
     the last axis is whole and the cells beyond its ends are not in memory, of the inputs that `finds_ends`
-    names. math: "strict" rounds as NumPy does; "fast" lets the compiler contract a * b + c to one operation.
+    names.
     """
     if march is None:
         march = tile is None and marches(program)
@@ -332,11 +330,7 @@ def emit(
         ("// @body@", "\n    ".join(body.lines)),
     ):
         text = text.replace(mark, instead)
-    options = compiler_options(math)
-    return PassKernel(
-        text, "single_pass", options, program, tile, march, sweep, threads, apart, wide, body.corners,
-        body.description,
-    )  # fmt: skip
+    return PassKernel(text, program, tile, march, sweep, threads, apart, wide, body.corners, body.description)
 
 
 def finds_ends(program: Program, boundary: str, row: int) -> list[int]:

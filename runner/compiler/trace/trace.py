@@ -112,10 +112,9 @@ class _Recorder:
         self,
         function: Callable[..., Any],
         lengths: Shape,
-        near: int,
         widths: Sequence[tuple[int, int]],
     ) -> None:
-        self._near, self.widths = near, widths
+        self._near, self.widths = _near(widths), widths
         self.graph, self.lengths, self._file = Graph(), lengths, _file_of(function)
         self._code = getattr(inspect.unwrap(function), "__code__", None)
         self.stages: dict[tuple[int, int], None] = {}
@@ -916,13 +915,19 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
-def _lengths(widths: Sequence[tuple[int, int]], near: int) -> tuple[Shape, Shape]:
+def _near(widths: Sequence[tuple[int, int]]) -> int:
+    """Return the cells by which the length of an array along a grid axis may differ from the own cells."""
+    return NEAR + max((low + high for low, high in widths), default=0)
+
+
+def _lengths(widths: Sequence[tuple[int, int]]) -> tuple[Shape, Shape]:
     """Return the own cells along each grid axis for two traces.
 
     The lengths of a trace are so far apart that each identifies its axis, halo included. They are odd in one
     trace and even in the other. They are small, because a function may create arrays of this size, but over
     few axes those of the second trace are as large as those of real blocks.
     """
+    near = _near(widths)
     apart, axes = 2 * near + 1, range(len(widths))
     least = MOST_COMPONENTS + near + 1
     large = {1: 2000, 2: 2000, 3: 150}.get(len(axes), 0)
@@ -947,10 +952,9 @@ def trace(
     that the function takes, of `out`, `xp` and `here`. names: of its results. declared: dtype and trailing
     axes of each result, for a function that fills `out`.
     """
-    near = NEAR + max((low + high for low, high in widths), default=0)
     programs = [
-        _trace_once(function, inputs, widths, parameters, services, names, declared, lengths, near)
-        for lengths in _lengths(widths, near)
+        _trace_once(function, inputs, widths, parameters, services, names, declared, lengths)
+        for lengths in _lengths(widths)
     ]
     if programs[0].text() != programs[1].text():
         reason = NotTraceable(
@@ -980,11 +984,10 @@ def _trace_once(
     names: Sequence[str],
     declared: Sequence[Operand] | None,
     lengths: Shape,
-    near: int,
 ) -> Program:
     if "here" in services:
         raise NotTraceable("takes `here`: what it computes depends on the place of the block")
-    recorder = _Recorder(function, lengths, near, widths)
+    recorder = _Recorder(function, lengths, widths)
     axes = len(lengths)
     padded = tuple(n + low + high for n, (low, high) in zip(lengths, widths, strict=True))
     blocks = [_block(recorder, number, one, padded) for number, one in enumerate(inputs)]

@@ -44,12 +44,8 @@ def geam(
 
 def gemm(
     precision: str,
-    m: int,
-    n: int,
-    k: int,
-    a: int,
-    b: int,
-    c: int,
+    shape: tuple[int, int, int],
+    addresses: tuple[int, int, int],
     stream: Stream,
     *,
     add: bool = False,
@@ -57,12 +53,14 @@ def gemm(
     lda: int | None = None,
     ldc: int | None = None,
 ) -> None:
-    """Queue c = a b on the current GPU: (m, k) at address `a` times (k, n) at `b`, rows without gaps.
+    """Queue c = a b on the current GPU: (m, k) times (k, n), rows without gaps.
 
-    precision: a real or complex dtype, "tf32" for float32 with inputs rounded to 10 bits of mantissa,
-    "float16" or "bfloat16" with sums in float32. add: add a b to c. sums: dtype of c; None: that of the
-    factors. lda, ldc: elements from one row of a, and of c, to the next; None: k, and n.
+    shape: m, n, k. addresses: of a, b, c. precision: a real or complex dtype, "tf32" for float32 with inputs
+    rounded to 10 bits of mantissa, "float16" or "bfloat16" with sums in float32. add: add a b to c. sums:
+    dtype of c; None: that of the factors. lda, ldc: elements from one row of a, and of c, to the next; None:
+    k, and n.
     """
+    (m, n, k), (a, b, c) = shape, addresses
     kind, compute = PRECISIONS[precision]
     result = kind if sums is None else PRECISIONS[sums][0]
     scalar = np.dtype("float32" if compute != cublas.CUBLAS_COMPUTE_64F else "float64")

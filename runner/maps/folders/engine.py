@@ -29,6 +29,7 @@ from meshrun.runner.plan.task import Task
 from meshrun.runner.plan.window import Window
 from meshrun.runner.region import Array, HostArray, Region, Shape
 from meshrun.runner.report.spans import Spans
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.image_folder import Folder
 from meshrun.runner.storage.formats.registry import Sink, commit, open_sink, open_source
 from meshrun.runner.world.world import World
@@ -98,7 +99,11 @@ class ImageEngine:
 
     def _read(self, slot: ImageSlot) -> None:
         image, path = self._endpoints.folder.images[slot.number], self._path(slot)
-        with naming(path, "repair it or remove it from the folder, then run the same command with --resume"):
+        with naming(
+            path,
+            "repair it or remove it from the folder, then run the same command with "
+            f"{option('resume', True)}",
+        ):
             source = open_source(path)
             self._check_room(source.decoded_bytes)
             task = slot.task = self._endpoints.plan_task(source.shape, source.dtype)
@@ -113,7 +118,10 @@ class ImageEngine:
                 slot.block.fill(task.cval)
             found = path.stat()
             if (found.st_size, found.st_mtime_ns) != (image.size, image.changed):
-                raise RunError(f"{path} has changed since the run began", hint="the command with --resume")
+                raise RunError(
+                    f"{path} has changed since the run began",
+                    hint=f"the command with {option('resume', True)}",
+                )
 
     def _check_room(self, needed: int) -> None:
         """Refuse an image that takes more memory than the largest one that was planned for."""
@@ -123,7 +131,7 @@ class ImageEngine:
                 "the decoded image needs more memory than there is for each image under way",
                 got=f"{needed:,} bytes",
                 expected=f"at most {room:,}",
-                hint="a larger --host-memory, or a smaller --depth",
+                hint=f"a larger {option('host_memory')}, or a smaller {option('depth')}",
             )
 
     def _result(self, number: int, task: Task, block: HostArray) -> HostArray:

@@ -31,6 +31,7 @@ from meshrun.runner.plan.task import Task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.spans import Spans
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.file_errors import write_error
 from meshrun.runner.storage.formats.image_folder import Folder, Image
 from meshrun.runner.storage.formats.registry import Source, decoded_bytes
@@ -84,7 +85,7 @@ class StreamedFolder:
         if finished:
             warn_of_unknown(world, task.job.name, self.inputs)
         self.transaction.set_recovery_hint(
-            "finished images are kept; continue with the same command and --resume"
+            f"finished images are kept; continue with the same command and {option('resume', True)}"
         )
         todo = [number for number in range(len(images)) if number not in finished]
         endpoints = ImageEndpoints(
@@ -174,7 +175,7 @@ class StreamedFolder:
         return max(found, key=lambda one: max(one[1], one[0].size if not one[1] else 0))
 
     def _depth(self, task: Task) -> int:
-        """Return the number of images in flight on this rank: one per thread plus `--depth` waiting ones, or
+        """Return the number of images in flight on this rank: one per thread plus `depth` waiting ones, or
         fewer if so many of the largest image do not fit in memory."""
         takes = memory_use(task, task.partition[0], asynchronous=self.world.backend.asynchronous).host
         takes += self._decoded
@@ -182,7 +183,7 @@ class StreamedFolder:
         room = host // takes if takes else 1
         if room == 0 and self.options.host_memory is not None:
             raise UserError(
-                "--host-memory is less than the largest image needs",
+                f"{option('host_memory')} is less than the largest image needs",
                 got=f"{self.options.host_memory:,} bytes",
                 expected=f"at least {takes:,}",
                 everywhere=True,

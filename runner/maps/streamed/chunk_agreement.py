@@ -28,6 +28,7 @@ from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.plan.window import Window
 from meshrun.runner.region import Array, Region, Shape
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, first_serial, open_sink
 from meshrun.runner.storage.paths import KEPT, split
 from meshrun.runner.system.host_memory import host_memory
@@ -92,9 +93,9 @@ def limits(world: World, options: StreamOptions) -> MemoryUse:
     here, gpu = world.here, world.backend.asynchronous
     beside = world.beside
     host = host_memory()
-    check_limit("--host-memory", options.host_memory, host, "this host")
+    check_limit("host_memory", options.host_memory, host, "this host")
     if gpu:
-        check_limit("--device-memory", options.device_memory, here.device.memory, "this GPU")
+        check_limit("device_memory", options.device_memory, here.device.memory, "this GPU")
     return memory_limits(
         options,
         host=host,
@@ -121,8 +122,8 @@ def chunks_of(
     if chunked and math.prod(task.partition.grid) > 1:
         raise UserError(
             f"{chunked[0].path} has a chunked format, which is written in whole rows",
-            got=f"--grid {'x'.join(map(str, task.partition.grid))}",
-            hint="no --grid",
+            got=option("grid", "x".join(map(str, task.partition.grid))),
+            hint=f"no {option('grid')}",
             everywhere=True,
         )
     everyone = world.control.allgather(world.collective_call(lambda: limits(world, options)))

@@ -23,6 +23,7 @@ from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.spans import STAGES, Span, Spans
 from meshrun.runner.report.stream_progress import BETWEEN, OnStreamProgress, recent_rates
 from meshrun.runner.report.timeline import Lane, write_timeline
+from meshrun.runner.spelling import option
 from meshrun.runner.world.world import World
 
 MOST_THREADS = 16
@@ -164,7 +165,7 @@ def draw(world: World, spans: Spans, timeline: str | None, about: dict[str, Any]
         except MeshrunError as reason:
             what = f"{about['output']} is complete, but {reason.what}"
             raise RunError(
-                what, why=reason.why, got=reason.got, hint="--timeline on another disk"
+                what, why=reason.why, got=reason.got, hint=f"{option('timeline')} on another disk"
             ) from reason
 
     world.on_root(write)

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from meshrun.runner.device.api import Backend, Shortage
 from meshrun.runner.errors import RunError
+from meshrun.runner.spelling import option
 
 T = TypeVar("T")
 
@@ -76,7 +77,8 @@ def does_not_fit(what: str, shortage: Shortage) -> RunError:
     return RunError(
         f"{what} and what the function allocates for it do not fit the device memory",
         got=str(shortage),
-        hint="--depth 1, a smaller --device-memory, which leaves more to the function, or --grid",
+        hint=f"{option('depth', 1)}, a smaller {option('device_memory')}, which leaves more to the "
+        f"function, or {option('grid')}",
     )
 
 
@@ -85,7 +87,7 @@ def chunk_does_not_fit(shortage: Shortage) -> RunError:
     return RunError(
         "the buffers of one chunk do not fit the device memory",
         got=str(shortage),
-        hint="a smaller --chunk-bytes, or a GPU that no other process uses",
+        hint=f"a smaller {option('chunk_bytes')}, or a GPU that no other process uses",
     )
 
 

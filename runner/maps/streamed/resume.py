@@ -24,7 +24,7 @@ Fingerprint = dict[str, Any]
 def find_unfinished(journal: Journal, options: StreamOptions, *partials: Path) -> Fingerprint | None:
     """Return the fingerprint of an unfinished run, None if there is none that finished a chunk. On rank 0.
 
-    Raises UserError if there is one and --resume was not given. The result stays valid, because this run
+    Raises UserError if there is one and the run is not resumed. The result stays valid, because this run
     holds the output's lock.
     """
     if options.timeline is not None:

@@ -27,6 +27,7 @@ from meshrun.runner.plan.task import Task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.spans import Spans
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, create, open_sink, read_back
 from meshrun.runner.storage.journal import Journal, Syncer
 from meshrun.runner.storage.paths import KEPT, suffix
@@ -74,7 +75,7 @@ class StreamedRun:
         if finished:
             warn_of_unknown(world, self.task.job.name, self.inputs)
         self.transaction.set_recovery_hint(
-            "finished chunks are kept; continue with the same command and --resume"
+            f"finished chunks are kept; continue with the same command and {option('resume', True)}"
         )
         todo = [number for number in range(len(chunks)) if number not in finished]
         endpoints = Endpoints(world, self.task, chunks, self.sources, self.sinks, self._spans)

@@ -11,10 +11,10 @@ from typing import Any
 from meshrun.runner.comm.api import Control
 from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import printable, show
+from meshrun.runner.options.choices import DeviceChoice
 from meshrun.runner.report.record import STDOUT, envelope, stdout_for, write_json
 from meshrun.runner.storage.formats.registry import check_place
 from meshrun.runner.system.launcher import Started
-from meshrun.runner.world.binding import DeviceChoice
 from meshrun.runner.world.failure import FailureHandler
 from meshrun.runner.world.preflight.inspection import find_problems, gather_surveys, raise_failures
 from meshrun.runner.world.preflight.problem import Problem

@@ -1,8 +1,8 @@
 """`meshrun selftest`: check that this installation computes correct results on this machine.
 
 Every check is a run with full verification: small arrays with awkward shapes from files, cut along one and
-two axes, with every boundary, time steps, and the installed jobs on their own inputs. `--mutate` tests
-verification itself: each deliberate bug in the runner must be detected.
+two axes, with every boundary, time steps, and the installed jobs on their own inputs. The option `mutate`
+tests verification itself: each deliberate bug in the runner must be detected.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import MeshrunError, RunError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import find, names
+from meshrun.runner.options.choices import BOUNDARIES, Boundary, DeviceChoice
 from meshrun.runner.options.step_options import StepOptions
-from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.report.table import table
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.declare import map_blocks, reduce_blocks
 from meshrun.runner.run.execute import Options, execute
 from meshrun.runner.run.installation.mutations import MUTATIONS, Mutation
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.system.launcher import BY_HAND, Started
-from meshrun.runner.world.binding import DeviceChoice, visible_gpus
+from meshrun.runner.world.binding import visible_gpus
 from meshrun.runner.world.failure import FailureHandler, Guard
 from meshrun.runner.world.rank_process import join_world
 from meshrun.runner.world.run_status import run_at
@@ -276,7 +277,7 @@ def _folder(world: World) -> Iterator[Path]:
 
 def mutation_table() -> int:
     """Apply every mutation and print whether verification detected it; return the exit status."""
-    print(f"each broken runner, on {SIMULATED} simulated ranks, with --verify full:\n")
+    print(f"each broken runner, on {SIMULATED} simulated ranks, with {option('verify', 'full')}:\n")
     missed = 0
     lines = table(("", ""), [(one.name, one.what) for one in MUTATIONS], left=(0, 1), indent=0)
     for mutation, line in zip(MUTATIONS, lines, strict=True):
@@ -295,7 +296,8 @@ def mutation_table() -> int:
 def caught(mutation: Mutation) -> str | None:
     """Return verification's message for a run with `mutation`; None if it detected nothing."""
     with tempfile.TemporaryDirectory(prefix="meshrun-") as folder, mutation.broken():
-        for boundary, grid in (("reflect", "4x1"), ("mirror", "2x2"), ("wrap", "4x1")):
+        cuts: tuple[tuple[Boundary, str], ...] = (("reflect", "4x1"), ("mirror", "2x2"), ("wrap", "4x1"))
+        for boundary, grid in cuts:
             full = Options(device="cpu", verify="full")
             cut = Options(device="cpu", verify="full", boundary=boundary, grid=grid)
             steps = replace(cut, steps=StepOptions(5, steps_per_exchange=2 if grid == "2x2" else 1))

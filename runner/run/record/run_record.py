@@ -6,7 +6,9 @@ import html
 from typing import Any
 
 from meshrun.runner.forecast import table as plan_table
+from meshrun.runner.job.signature import run_name
 from meshrun.runner.report.summary import render, result_text
+from meshrun.runner.spelling import python_caller
 
 
 class ShownRecord(dict[str, Any]):
@@ -20,11 +22,15 @@ class RunRecord(ShownRecord):
     """The record of docs/record.md. Its `str` is the summary, which notebooks show."""
 
     def __str__(self) -> str:
-        return render(self) + (result_text(self["result"]) if self["output"] is None else "")
+        own = self["parameters"]
+        with python_caller({name: run_name(name, own) for name in own}):
+            return render(self) + (result_text(self["result"]) if self["output"] is None else "")
 
 
 class PlanRecord(ShownRecord):
     """The record of a forecast. Its `str` is the table of `meshrun plan`, which notebooks show."""
 
     def __str__(self) -> str:
-        return plan_table.render(self)
+        own = self["parameters"]
+        with python_caller({name: run_name(name, own) for name in own}):
+            return plan_table.render(self)

@@ -1,4 +1,4 @@
-"""What the runner does for a job of kind "job" that names it as a parameter: `simulation` takes time steps of
-a map job, `created_output` creates an output that all ranks write. Others use `simulation.Simulate` and
-`created_output.CreateOutput`.
+"""Jobs whose result is not an array that is partitioned like its input: `job_run` calls them, `simulation`
+takes time steps of a map job for one, `created_output` creates outputs that all ranks write. Others use
+`simulation.Simulate` and `created_output.CreateOutput`.
 """

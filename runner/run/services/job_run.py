@@ -18,6 +18,7 @@ from meshrun.runner.run.finish import Computation, Finished
 from meshrun.runner.run.prepare import RunContext, join
 from meshrun.runner.run.services.created_output import CreateOutput
 from meshrun.runner.run.services.simulation import Simulate
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import open_sink
 from meshrun.runner.storage.paths import job_paths, split
 
@@ -72,14 +73,15 @@ def check_options(run: RunContext) -> None:
     job, options = run.job, run.options
     if options.form is not None and not job.opens_input:
         raise UserError(
-            f"--input-shape, --input-dtype and --input-order do not apply to job {job.name}",
+            f"{option('input_shape')}, {option('input_dtype')} and {option('input_order')} do not apply "
+            f"to job {job.name}",
             expected="a job whose INPUT is an array",
             everywhere=True,
         )
-    of_blocks: dict[str, object] = {"--boundary": options.boundary, "--cval": options.cval}
+    of_blocks: dict[str, object] = {"boundary": options.boundary, "cval": options.cval}
     if not job.takes_steps:
-        of_blocks |= {"--grid": options.grid, "--overlap": options.overlap}
-    given = [name for name, value in of_blocks.items() if value is not None]
+        of_blocks |= {"grid": options.grid, "overlap": options.overlap}
+    given = [option(name) for name, value in of_blocks.items() if value is not None]
     stream = replace(options.stream, resume=False) if job.takes_steps else options.stream
     if "memory" in job.services:
         stream = replace(stream, host_memory=None, device_memory=None)
@@ -91,8 +93,9 @@ def check_options(run: RunContext) -> None:
     checked = job.reference is not None or job.verify is not None
     if options.verify != "off" and job.kind == "job" and not checked:
         raise UserError(
-            f"--verify: job {job.name} has no reference to compare with",
-            hint="without --verify; a job of your own takes reference= or verify= in its decorator",
+            f"{option('verify')}: job {job.name} has no reference to compare with",
+            hint=f"without {option('verify')}; a job of your own takes reference= or verify= in its "
+            "decorator",
             everywhere=True,
         )
 

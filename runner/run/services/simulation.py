@@ -19,6 +19,7 @@ from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.run.finish import Finished
 from meshrun.runner.run.prepare import RunContext
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Source
 
 if TYPE_CHECKING:
@@ -78,13 +79,14 @@ class Simulate:
         run = self.run
         if options.frames is not None:
             raise UserError(
-                f"--frames does not apply to job {run.job.name}: its OUTPUT is the film",
+                f"{option('frames')} does not apply to job {run.job.name}: its OUTPUT is the film",
                 got=options.frames,
                 everywhere=True,
             )
         options = replace(options, frames=None if self.film is None else str(self.film))
         if options.steps is None:
-            raise UserError(f"job {run.job.name} takes time steps", hint="--steps N", everywhere=True)
+            hint = option("steps", metavar="N")
+            raise UserError(f"job {run.job.name} takes time steps", hint=hint, everywhere=True)
         inner = replace(
             run,
             job=step,

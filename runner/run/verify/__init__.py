@@ -1,4 +1,4 @@
-"""`--verify`: recompute results by another method and compare them with what is on disk.
+"""The option `verify`: recompute results by another method and compare them with what is on disk.
 
 `results` verifies a map job or a reduction, `steps` a run that took time steps, one tile of cells at a time
 as in `tiles`, and `compare` holds the rules of equality. It knows neither distributed arrays nor time steps,

@@ -1,4 +1,4 @@
-"""`--verify`: recompute the result by another method and compare it with what is on disk.
+"""The option `verify`: recompute the result by another method and compare it with what is on disk.
 
 Nothing of the run is trusted: the input comes from its file, the result is read back from the file being
 written, and cells beyond an edge are found by this module's own formulas (not `halo`'s). The expected values
@@ -36,6 +36,7 @@ from meshrun.runner.region import HostArray, Region, Shape, overlap
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.verify.compare import differs, unlike
 from meshrun.runner.run.verify.tiles import sources
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Sink, Source, first_serial, read_back, reopen
 from meshrun.runner.world.world import World, single_rank_world
 
@@ -397,7 +398,7 @@ def verify_result(
                 RERUN,
             )
         else:
-            raise UserError(f"--verify: job {job.name} has no reference to compare with")
+            raise UserError(f"{option('verify')}: job {job.name} has no reference to compare with")
         absolute: dict[str, float] = {}
         if job.reference and isinstance(expected, tuple):
             expected, absolute = expected
@@ -429,7 +430,7 @@ def mismatch_error(world: World, task: Task, mismatch: Mismatch, redo: Redo | No
         by += f", computed by [{world.ranks[task.partition.rank(place)]}],"
     error = failure(mismatch, by)
     if task.job.split_dependent:
-        error.hint = "no --verify: it computes other blocks, and the job says split_dependent=True"
+        error.hint = f"no {option('verify')}: it computes other blocks, and the job says split_dependent=True"
     return error
 
 

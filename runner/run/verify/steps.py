@@ -1,4 +1,4 @@
-"""`--verify` of a run that took steps: take them again, in a plain loop, and compare with what is on disk.
+"""`verify` of a run that took steps: take them again, in a plain loop, and compare with what is on disk.
 
 Nothing of the run is trusted: inputs come from their files, results are read back, what lies beyond an edge
 is looked up by the formulas of `runner.run.verify.tiles`, and every step calls the job's own function in

@@ -49,7 +49,7 @@ class FrameContent(Protocol):
     def margin(self) -> int: ...
 
     def palette(self, colors: str) -> bytes:
-        """Return 256 colours of 3 bytes each. colors: name of the colour map, as for `--frame-colors`."""
+        """Return 256 colours of 3 bytes each. colors: name of the colour map, as for `frame_colors`."""
 
     def view(self, shape: Shape, most: int) -> Slices:
         """Return the cells that a picture shows, `margin` from the edges: at most `most` rows and columns.
@@ -75,7 +75,7 @@ class FrameContent(Protocol):
 
 
 class StoppingRule(StepObserver, Protocol):
-    """Stops the steps when something has nearly stopped changing, by a rule that `--until` names.
+    """Stops the steps by a criterion of the solver's own, which `until` names.
 
     What is compared is kept on the device between two comparisons, and in checkpoints.
 
@@ -116,7 +116,7 @@ class Additions:
     before_step: given the stepper, returns what to call before each step with the padded block of each input,
     on every rank; None: nothing. With it, steps are taken one by one. files: that the observers write, under
     `partial_path` until they are complete. kept: observers whose states are part of checkpoints. until: what
-    stops the steps if `--until` names a rule; None: no rule. smaller: what to type for smaller fields, in the
+    stops the steps if `until` names a rule; None: no rule. smaller: what to type for smaller fields, in the
     hint of those that do not fit the memory.
     """
 

@@ -27,6 +27,7 @@ from meshrun.runner.options.step_options import SaveInterval
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.report.phases import Phases
+from meshrun.runner.spelling import option
 from meshrun.runner.steps.loop import NEVER, next_multiple
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.checkpoint_folder import CheckpointFolder, Colors, SavedState
@@ -35,7 +36,6 @@ from meshrun.runner.storage.paths import split
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import World
 
-HINT = "checkpoints are kept; continue with the same command and --resume"
 LOOKS = 8  # how often ranks check the clock within an interval of seconds
 
 
@@ -215,13 +215,15 @@ class Checkpoints:
     def set_hint(self) -> None:
         """Set the hint of a failure: how to continue from the checkpoint."""
         if self.transaction.recovery_hint is None:
-            self.transaction.set_recovery_hint(HINT)
+            self.transaction.set_recovery_hint(
+                f"checkpoints are kept; continue with the same command and {option('resume', True)}"
+            )
 
 
 def find_state(checkpoints: Checkpoints, *, resume: bool) -> SavedState | None:
     """Return the state to continue from, and restore observers; None to start at the beginning. Collective.
 
-    Raises UserError if there are checkpoints and --resume is not given, if another program left them, or if
+    Raises UserError if there are checkpoints and the run is not resumed, if another program left them, or if
     they are not before the last step.
     """
     folder = checkpoints.folder
@@ -235,13 +237,13 @@ def find_state(checkpoints: Checkpoints, *, resume: bool) -> SavedState | None:
         if not resume:
             raise UserError(
                 f"an earlier run of {folder.output} left checkpoints, the last after step {state.step:,}",
-                hint=f"the same command with --resume, or {folder.discard}",
+                hint=f"the same command with {option('resume', True)}, or {folder.discard}",
             )
         folder.check(state, checkpoints.fingerprint())
         if state.step >= checkpoints.steps:
             raise UserError(
                 f"the checkpoint of {folder.output} is not before the last step",
-                got=f"--steps {checkpoints.steps}",
+                got=option("steps", checkpoints.steps),
                 expected=f"at least {state.step + 1}: the checkpoint is of step {state.step}",
             )
         return state

@@ -27,6 +27,7 @@ from meshrun.runner.plan.halo import Slices
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, HostArray, Region, Shape
 from meshrun.runner.report.colors import indices, palette, value_range
+from meshrun.runner.spelling import option
 from meshrun.runner.steps.loop import next_multiple
 from meshrun.runner.steps.observers.additions import FrameContent
 from meshrun.runner.steps.stepper import Stepper
@@ -466,16 +467,16 @@ def open_frames(
         again = range(0, (options.steps or 0) + 1, every) if resume else range(0)
         check_frames(path, resume=first > 0, again=again, arrays=content is None)
         if content is not None and (options.frame_field or path.suffix.lower() in ARRAYS):
-            name = f"--frame-field {options.frame_field}" if options.frame_field else path
+            name = option("frame_field", options.frame_field) if options.frame_field else path
             raise UserError(f"frames show the {content.name}, as pictures", got=name)
         chosen = options.frame_field or fed[0]
         if chosen not in names:
-            raise UserError("--frame-field names no input", got=chosen, expected=", ".join(names))
+            raise UserError(f"{option('frame_field')} names no input", got=chosen, expected=", ".join(names))
         frames = Frames(world, task, options, names.index(chosen), first, None, content)
         if 0 in frames.shape and path.suffix.lower() not in ARRAYS:
-            raise UserError(f"frames show {chosen}, which has no cells", hint="leave --frames out")
+            raise UserError(f"frames show {chosen}, which has no cells", hint=f"leave {option('frames')} out")
         parent = path.parent if path.parent.is_dir() else Path()
-        hint = "a larger --every, or another disk"
+        hint = f"a larger {option('every')}, or another disk"
         check_room(parent, frames.bytes, f"{frames.count:,} frames", path, hint)
         return frames
 

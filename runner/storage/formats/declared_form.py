@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.spelling import option
 
 NUMBERS = "biufc"  # kinds of dtype: booleans, integers, floats, complex
 
@@ -16,7 +17,9 @@ def parse_dtype(text: str) -> np.dtype[Any]:
     try:
         dtype = np.dtype(text)
     except (TypeError, ValueError, SyntaxError) as reason:
-        raise UserError("--input-dtype is not a dtype", got=repr(text), hint="float32, or >f4") from reason
+        raise UserError(
+            f"{option('input_dtype')} is not a dtype", got=repr(text), hint="float32, or >f4"
+        ) from reason
     if dtype.kind not in NUMBERS:
-        raise UserError("--input-dtype is not numeric", got=repr(text), expected="a numeric dtype")
+        raise UserError(f"{option('input_dtype')} is not numeric", got=repr(text), expected="a numeric dtype")
     return dtype

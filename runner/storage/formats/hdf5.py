@@ -23,12 +23,13 @@ import h5py
 import numpy as np
 
 from meshrun.runner.errors import RunError, UserError, first_line
+from meshrun.runner.options.form import Form
 from meshrun.runner.region import HostArray, Region, Shape, chunk_region, overlap, overlapping_chunks
 from meshrun.runner.storage.file_errors import check_part, listing, not_shared
 from meshrun.runner.storage.formats.containers import copy_file, only_array, prefixes
 from meshrun.runner.storage.formats.declared_form import NUMBERS
 from meshrun.runner.storage.formats.flat import FlatSink, FlatSource, create_file
-from meshrun.runner.storage.formats.registry import Form, Source
+from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.storage.formats.sliced_array import Unmapped
 
 NAME = "data"  # of the dataset that is written, if no name is given

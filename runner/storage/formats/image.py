@@ -25,9 +25,10 @@ from PIL.PngImagePlugin import PngImageFile
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.files import open_file, open_new
+from meshrun.runner.options.form import Form
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.storage.file_errors import write_error
-from meshrun.runner.storage.formats.registry import Form, Source
+from meshrun.runner.storage.formats.registry import Source
 
 UNREAD = (  # what Pillow raises for a broken file
     OSError,

@@ -14,10 +14,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.form import Form
 from meshrun.runner.region import Shape
 from meshrun.runner.storage.formats.declared_form import NUMBERS
 from meshrun.runner.storage.formats.flat import FlatSink, FlatSource
-from meshrun.runner.storage.formats.registry import Form
 
 # A header is a Python literal, and CPython's parser can fail if several threads use it: SystemError, "AST
 # constructor recursion depth mismatch".

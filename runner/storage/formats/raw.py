@@ -9,23 +9,24 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.form import Form
 from meshrun.runner.region import Shape
+from meshrun.runner.spelling import joined, option
 from meshrun.runner.storage.formats.declared_form import NUMBERS, parse_dtype
 from meshrun.runner.storage.formats.flat import FlatSink, FlatSource
-from meshrun.runner.storage.formats.registry import Form
 
 
 def open_source(path: Path, name: str | None, form: Form) -> FlatSource:
     if form.shape is None or form.dtype is None:
-        given = (("--input-shape", form.shape), ("--input-dtype", form.dtype))
+        given = ((option("input_shape"), form.shape), (option("input_dtype"), form.dtype))
         raise UserError(
             f"{path} has no header: the shape and dtype of its {path.stat().st_size:,} bytes are unknown",
-            got=" and ".join(f"no {option}" for option, value in given if value is None),
-            hint="--input-shape 1000x1000 --input-dtype float32",
+            got=" and ".join(f"no {name}" for name, value in given if value is None),
+            hint=joined(option("input_shape", "1000x1000"), option("input_dtype", "float32")),
         )
     order = form.order or "C"
     if order not in ("C", "F"):
-        raise UserError("unknown --input-order", got=order, expected="C or F")
+        raise UserError(f"unknown {option('input_order')}", got=order, expected="C or F")
     dtype = parse_dtype(form.dtype)
     needed, size = math.prod(form.shape) * dtype.itemsize, path.stat().st_size
     if size != needed or min(form.shape, default=0) < 0:

@@ -30,7 +30,9 @@ from meshrun.runner.files import (
     no_folder,
     remove_path,
 )
+from meshrun.runner.options.form import NO_FORM, Form
 from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.spelling import option
 from meshrun.runner.storage.file_errors import write_error
 from meshrun.runner.storage.formats.containers import check_alone, check_array
 from meshrun.runner.storage.formats.declared_form import parse_dtype
@@ -49,19 +51,6 @@ FOLDERS = (".zarr",)
 EXTRAS = {"zarr": "zarr", "h5py": "hdf5"}  # package: meshrun's extra that installs it
 PICTURES = ("image", "tiff")  # formats whose files are told apart by their first bytes
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how such a file begins
-
-
-@dataclass(frozen=True)
-class Form:
-    """Description of a file's array by --input-shape, --input-dtype and --input-order.
-
-    Raw files require it; for other files it must agree with the file. order: "C", or "F" for a file in which
-    the first index varies fastest; None: not given, the same as "C".
-    """
-
-    shape: Shape | None = None
-    dtype: str | None = None
-    order: str | None = None
 
 
 class Source(Protocol):
@@ -118,9 +107,13 @@ class Sink(Protocol):
     partial: Path
     shape: Shape
     dtype: np.dtype[Any]
-    parallel: bool
-    lossless: bool
     threads: int
+
+    @property
+    def parallel(self) -> bool: ...
+
+    @property
+    def lossless(self) -> bool: ...
 
     @property
     def name(self) -> str | None: ...
@@ -153,7 +146,7 @@ class MemorySource:
     parallel: bool = True
     decoded_bytes: ClassVar[int] = 0
     name: str | None = None
-    form: Form = Form()
+    form: Form = NO_FORM
     chunks: Shape | None = None
 
     @property
@@ -194,7 +187,7 @@ class ComputedSource:
     parallel: bool = True
     decoded_bytes: ClassVar[int] = 0
     name: str | None = None
-    form: Form = Form()
+    form: Form = NO_FORM
     chunks: Shape | None = None
 
     @property
@@ -226,7 +219,7 @@ def open_source(path: Path, form: Form | None = None) -> Source:
     container of several arrays if the path does not name one. What follows the header may be broken, which
     raises an error when it is read.
     """
-    return _open(*split(path), form or Form())
+    return _open(*split(path), form or NO_FORM)
 
 
 def decode(source: Source) -> Source:
@@ -287,10 +280,10 @@ def _agree(source: Source, form: Form) -> None:
     for what, expected, got in compared:
         if expected != got:
             raise UserError(
-                f"{source.path} has another {what} than --input-{what}",
+                f"{source.path} has another {what} than {option(f'input_{what}')}",
                 got=f"{what} {got} in the file",
                 expected=expected,
-                hint=f"leave --input-{what} out: the file has a header",
+                hint=f"leave {option(f'input_{what}')} out: the file has a header",
             )
 
 

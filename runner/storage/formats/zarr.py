@@ -26,11 +26,11 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 from meshrun.runner.errors import RunError, UserError, first_line
+from meshrun.runner.options.form import Form
 from meshrun.runner.region import HostArray, Region, Shape, chunk_region, overlapping_chunks
 from meshrun.runner.storage.file_errors import check_part, listing, not_shared, write_error
 from meshrun.runner.storage.formats.containers import link_folder, only_array, prefixes
 from meshrun.runner.storage.formats.declared_form import NUMBERS
-from meshrun.runner.storage.formats.registry import Form
 from meshrun.runner.storage.formats.sliced_array import Unmapped
 from meshrun.runner.storage.paths import NODES
 
@@ -217,8 +217,8 @@ class ZarrSink:
     shape: Shape
     dtype: np.dtype[Any]
     chunks: Shape
-    parallel: bool = True
-    lossless: bool = True
+    parallel: ClassVar[bool] = True
+    lossless: ClassVar[bool] = True
     threads: int = 1
     dimensions: tuple[str, ...] | None = None
     _written: SimpleQueue[Path] = field(default_factory=SimpleQueue, init=False, repr=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from meshrun.runner.spelling import option
 from meshrun.runner.system.launcher import Started
 from meshrun.runner.world.preflight import consistency, host_checks
 from meshrun.runner.world.preflight.problem import (
@@ -124,7 +125,7 @@ def _gpus(surveys: Sequence[Survey]) -> Iterator[Problem]:
             "some ranks have no GPU, others have one",
             got=f"none on {describe_ranks(without)}",
             expected="a GPU for each rank",
-            hint="nvidia-smi and CUDA_VISIBLE_DEVICES on those hosts, or --device cpu for all",
+            hint=f"nvidia-smi and CUDA_VISIBLE_DEVICES on those hosts, or {option('device', 'cpu')} for all",
             ranks=rank_numbers(without),
         )
     crowded, doubled = [], []
@@ -144,7 +145,8 @@ def _gpus(surveys: Sequence[Survey]) -> Iterator[Problem]:
             "more ranks than GPUs on a host",
             got=describe_groups(counts),
             expected="a GPU for each rank",
-            hint="fewer ranks per host (-n, slots, --ntasks-per-node), or --oversubscribe to share GPUs",
+            hint="fewer ranks per host (-n, slots, --ntasks-per-node), or "
+            f"{option('oversubscribe', True)} to share GPUs",
             ranks=rank_numbers(survey for host, _ in crowded for survey in host),
         )
     if doubled:
@@ -154,7 +156,7 @@ def _gpus(surveys: Sequence[Survey]) -> Iterator[Problem]:
             got=describe_groups(shared),
             expected="a GPU for each rank",
             hint="all GPUs visible to every rank (srun --gpus-per-node, no CUDA_VISIBLE_DEVICES), or "
-            "--oversubscribe to share",
+            f"{option('oversubscribe', True)} to share",
             ranks=rank_numbers(doubled),
         )
 

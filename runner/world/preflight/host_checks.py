@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from meshrun.runner.spelling import command_option
 from meshrun.runner.world.preflight.problem import (
     Problem,
     by_host,
@@ -49,8 +50,8 @@ def network(surveys: Sequence[Survey], name: str | None) -> Iterator[Problem]:
             f"hosts cannot be reached on the chosen network, {name}",
             got="; ".join(f"{fault} on {describe_hosts(on)}" for fault, on in group_by_value(faults).items()),
             expected=f"{name} up and with an address on every host",
-            hint="ip -br address on that host; pass --network an interface of all hosts, or omit it to use "
-            "the route between them",
+            hint=f"ip -br address on that host; pass {command_option('network')} an interface of all "
+            "hosts, or omit it to use the route between them",
             ranks=rank_numbers(survey for survey in surveys if survey.host_id in bad),
         )
     same = {address: on for address, on in group_by_value(addresses).items() if len(on) > 1}
@@ -60,7 +61,7 @@ def network(surveys: Sequence[Survey], name: str | None) -> Iterator[Problem]:
             f"hosts have the same address on the chosen network, {name}",
             got="; ".join(f"{address} on {describe_hosts(on)}" for address, on in same.items()),
             expected="a unique address for each host",
-            hint="another --network: bridges such as docker0 have one address everywhere",
+            hint=f"another {command_option('network')}: bridges such as docker0 have one address everywhere",
             ranks=rank_numbers(survey for survey in surveys if survey.host_id in bad),
         )
 

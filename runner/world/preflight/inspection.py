@@ -34,9 +34,8 @@ def gather_surveys(control: Control, ranks: Sequence[Rank], backend: Backend) ->
     """Every rank's survey, on every rank; an error of one rank is raised on all. Collective."""
     here = ranks[control.rank]
     runtime = backend.xp.cuda.runtime.runtimeGetVersion() if backend.device.kind == "cuda" else 0
-    place = (here.number, here.host, here.host_id, here.local, here.device)
     return gather_calls(
-        control, lambda: survey(*place, control.library, cuda_runtime=runtime), f"[{here}]", names_rank=True
+        control, lambda: survey(here, control.library, cuda_runtime=runtime), f"[{here}]", names_rank=True
     )
 
 

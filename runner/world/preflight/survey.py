@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from meshrun.runner.device.api import Device
 from meshrun.runner.errors import UserError
 from meshrun.runner.report.versions import installed_version
 from meshrun.runner.system import launcher, sysfs
 from meshrun.runner.system.gpu import GpuFacts, read_gpu
 from meshrun.runner.system.network import Interface, Port, interfaces, kernel_interfaces, ports
+from meshrun.runner.world.world import Rank
 
 __all__ = ["GpuFacts", "Interface", "Port", "Survey", "survey"]
 
@@ -66,11 +66,7 @@ class Survey:
 
 
 def survey(
-    rank: int,
-    host: str,
-    host_id: str,
-    local_rank: int,
-    device: Device | None = None,
+    here: Rank,
     mpi: str = "",
     *,
     cuda_runtime: int = 0,
@@ -81,22 +77,22 @@ def survey(
 ) -> Survey:
     """This process's facts; unknown ones are None, 0 or empty, never guessed.
 
-    device: None or a CPU without a GPU. mpi: name and version. cuda_runtime: CUDA's version number
+    mpi: name and version. cuda_runtime: CUDA's version number
     (12090 is 12.9). environment: by default this process's variables. root: sysfs.
 
     Raises UserError if two copies of libnccl are loaded.
     """
     environment = launcher.environment() if environment is None else environment
-    gpu = device if device is not None and device.kind == "cuda" else None
+    gpu = here.device if here.device.kind == "cuda" else None
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     online = _online(root)
     total, free = _room(shm)
     return Survey(
-        rank=rank,
-        host=host,
-        host_id=host_id,
-        local_rank=local_rank,
-        pid=os.getpid(),
+        rank=here.number,
+        host=here.host,
+        host_id=here.host_id,
+        local_rank=here.local,
+        pid=here.pid,
         gpu=read_gpu(gpu.name, gpu.uuid, gpu.bus_id, gpu.index, cuda_runtime, root, online[-1] + 1)
         if gpu
         else None,
@@ -108,8 +104,8 @@ def survey(
         cpus=cpus,
         one_core=on_one_core(cpus, online, root),
         numa=numa_nodes(cpus, root),
-        interfaces=interfaces(kernel_interfaces(proc), root, speeds=local_rank == 0),
-        ports=ports(root) if local_rank == 0 else (),
+        interfaces=interfaces(kernel_interfaces(proc), root, speeds=here.local == 0),
+        ports=ports(root) if here.local == 0 else (),
         memlock=_memlock(proc),
         shm_total=total,
         shm_free=free,

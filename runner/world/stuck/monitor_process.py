@@ -18,6 +18,7 @@ from typing import Any
 
 from meshrun.runner.errors import tell
 from meshrun.runner.recorder.snapshot import RankSnapshot, from_json, to_json
+from meshrun.runner.spelling import command_option
 from meshrun.runner.world.helper_process import rank_has_ended, read_setting, write_message
 from meshrun.runner.world.run_status import RunLines, run_at
 from meshrun.runner.world.stuck import gpu_states, nccl_ras
@@ -121,7 +122,10 @@ def report(
     lines = [f"  {line}" for line in (*others, *told)]
     if not setting["chosen"] and all(computes(known.get(rank)) for rank in explanation.culprits):
         tell(f"no progress for {setting['seconds']:g} s: {first}")
-        for line in (*lines, "  the run goes on; --stall-timeout SECONDS would end it"):
+        for line in (
+            *lines,
+            f"  the run goes on; {command_option('stall_timeout', metavar='SECONDS')} would end it",
+        ):
             tell(line)
         return False
     rank = explanation.culprits[0] if explanation.culprits else 0
@@ -131,7 +135,10 @@ def report(
     with contextlib.suppress(OSError):  # a full disk must not keep it secret
         claimed = place.claim_failure({"exit_code": 1, "sentence": sentence, "rank": rank})
     if claimed:
-        lines.append(f"  no rank has entered an operation for {setting['seconds']:g} s (--stall-timeout)")
+        lines.append(
+            f"  no rank has entered an operation for {setting['seconds']:g} s "
+            f"({command_option('stall_timeout')})"
+        )
         for line in (sentence, *lines):
             tell(line)
         if isinstance(place, RunLines):

@@ -58,10 +58,10 @@ def test_a_cavity_of_three_axes_is_closed_but_for_its_top() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sides": "periodic"}, "--sides does not apply: a cavity is closed"),
-        ({"inlet": "parabolic"}, "--inlet does not apply"),
-        ({"length": 9.0}, "--length does not apply to a cavity"),
-        ({"place": "0.5,0.5"}, "--place does not move a cavity"),
+        ({"sides": "periodic"}, "sides does not apply: a cavity is closed"),
+        ({"inlet": "parabolic"}, "inlet does not apply"),
+        ({"length": 9.0}, "length does not apply to a cavity"),
+        ({"place": "0.5,0.5"}, "place does not move a cavity"),
         ({"forces": Path("f.csv")}, "there is no body"),
     ],
 )

@@ -226,7 +226,7 @@ def test_a_file_in_the_working_folder_is_left_for_a_resumed_run(
 def test_a_series_that_cannot_go_on_begins_at_the_checkpoint_and_says_so(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: Any,
+    caplog: pytest.LogCaptureFixture,
     change: dict[str, Any],
     first: int,
     words: str,
@@ -243,7 +243,7 @@ def test_a_series_that_cannot_go_on_begins_at_the_checkpoint_and_says_so(
     result = blow(tmp_path, name, **{**options, **change}, resume=True)
     assert result["first_snapshot"] == first
     assert contents(tmp_path / name)["steps"][0] == first
-    assert re.search(rf"begin at step 30: ({words})", capfd.readouterr().err)
+    assert re.search(rf"begin at step 30: ({words})", caplog.text)
 
 
 def test_a_snapshot_is_written_while_further_steps_run(

@@ -16,8 +16,8 @@ from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange
 from meshrun.runner.arrays.load import load_arrays
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.plan.grid import Partition
-from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.region import Region
 from meshrun.runner.storage.formats.registry import MemorySource
 from meshrun.runner.world.world import World, open_world

@@ -21,10 +21,11 @@ from queued_device import QueuedBackend
 
 from meshrun.runner.comm import mpi
 from meshrun.runner.comm.checksum import sums
-from meshrun.runner.comm.checksum.checked import CheckedControl, Checksum, Checksums, Damaged
+from meshrun.runner.comm.checksum.checked import CheckedControl, Checksums, Damaged
 from meshrun.runner.comm.checksum.sums import DeviceSums, HostSums
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
 from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.options.choices import Checksum
 from meshrun.runner.world.world import World, open_world, with_checksums
 
 DTYPES = ("u1", "i2", "f2", "f4", ">i4", "f8", "c8", "c16", "?")

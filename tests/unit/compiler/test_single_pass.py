@@ -457,9 +457,7 @@ def test_more_rows_than_a_launch_takes_are_parts(
     """Of arrays whose pitches may differ."""
     program, widths, rows = example("gray_scott", "float32"), ((1, 1), (1, 1)), []
 
-    def compiled(
-        kernel: DeviceKernel, source: str, name: str, options: tuple[str, ...]
-    ) -> Callable[..., None]:
+    def compiled(kernel: DeviceKernel, source: str, name: str) -> Callable[..., None]:
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
         (run,) = launchers(folder, [SimpleNamespace(source=source, name=name)])
 

@@ -31,7 +31,8 @@ from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, StepKern
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program
 from meshrun.runner.compiler.trace.trace import trace
-from meshrun.runner.plan.halo import BOUNDARIES, source_index
+from meshrun.runner.options.choices import BOUNDARIES
+from meshrun.runner.plan.halo import source_index
 
 pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")
 

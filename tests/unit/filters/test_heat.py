@@ -108,7 +108,7 @@ def test_the_longest_step_is_stable_and_a_longer_one_is_refused(axes: int) -> No
     assert abs(heat.iterate(*arrays, steps=99, dt=most, largest=2.0)).max() <= 1
     with pytest.raises(UserError, match="too long") as refused:
         heat.iterate(*arrays, steps=1, dt=1.01 * most, largest=2.0)
-    hint = float(str(refused.value).rpartition("--dt ")[2])
+    hint = float(str(refused.value).rpartition("dt=")[2])
     assert 0.98 * most < hint <= most
     heat.iterate(*arrays, steps=1, dt=hint, largest=2.0)
 

@@ -15,8 +15,8 @@ from scipy import ndimage
 import meshrun
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import MeshrunError, RunError, UserError
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.stream_options import StreamOptions
-from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.world import open_world
 
@@ -233,7 +233,7 @@ def test_a_result_in_another_byte_order_is_written_in_the_machines(
         ({"grid": "1x1x2"}, "more axes than the array"),
         ({"grid": "two"}, "does not parse"),
         ({"boundary": "edge"}, "unknown boundary"),
-        ({"verify": "some"}, "unknown --verify"),
+        ({"verify": "some"}, "unknown verify"),
         ({"parameters": {"speed": 1}}, "no such parameter"),
     ],
 )

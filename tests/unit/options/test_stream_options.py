@@ -12,12 +12,11 @@ import pytest
 from PIL import Image
 from typed import typed
 
-from meshrun.launch.cli.job_command import stream_options
 from meshrun.launch.cli.main import main
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.form import Form
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.run.execute import Options
-from meshrun.runner.storage.formats.registry import Form
 from meshrun.runner.system import launcher
 
 JOB = '''
@@ -107,16 +106,6 @@ def test_every_option_of_a_stream_reaches_it(ran: Ran, words: list[str], name: s
     _, options = ran(*words)
     assert options.stream == StreamOptions(**{name: value})
     assert options.stream.named == words[0]
-
-
-def test_the_command_has_an_option_for_each_field() -> None:
-    assert {option.name for option in stream_options()} == set(StreamOptions.__dataclass_fields__)
-
-
-def test_the_help_tells_how_many_chunks_are_under_way_unless_said() -> None:
-    (depth,) = (option for option in stream_options() if option.name == "depth")
-    assert str(depth.help).endswith("[default: 3]")
-    assert StreamOptions().under_way == 3
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.plan.grid import Partition, bounds
 from meshrun.runner.plan.halo import (
-    BOUNDARIES,
     Widths,
     check_widths,
     normalize,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.plan.window import Window
 from meshrun.runner.region import Region
 

@@ -11,8 +11,10 @@ import made_survey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.world.preflight.rank_table import LINES, WIDTH, render, rows
 from meshrun.runner.world.preflight.survey import GpuFacts, Interface, Port, Survey, survey
+from meshrun.runner.world.world import single_rank_world
 
 GIB = 1 << 30
 
@@ -238,7 +240,7 @@ def test_rows_are_plain_values() -> None:
 
 
 def test_this_machine() -> None:
-    here = survey(0, "n1", "n1/boot", 0)
+    here = survey(single_rank_world(CpuBackend()).here)
     assert "GPU         none" in render([here]).splitlines()
     json.dumps(rows([here]))
 

@@ -10,9 +10,10 @@ import pytest
 from damaging_comm import DamagingComm
 
 import meshrun
-from meshrun.runner.comm.checksum.checked import Checksum, Damaged
+from meshrun.runner.comm.checksum.checked import Damaged
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
 from meshrun.runner.errors import RunError
+from meshrun.runner.options.choices import Checksum
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.report.summary import render
 from meshrun.runner.run.execute import Options, run

@@ -125,7 +125,7 @@ def test_any_of_several_inputs() -> None:
 
 
 def test_a_file_that_a_parameter_names_is_an_input() -> None:
-    with pytest.raises(UserError, match=r"OUTPUT b.npy is --table b.npy, which the run would replace"):
+    with pytest.raises(UserError, match=r"OUTPUT b.npy is table b.npy, which the run would replace"):
         saves.run("a.npy", "b.npy", table="./b.npy")
     saves.run("a.npy", "b.npy", table=Path("b.npy"), overwrite_input=True)
     assert np.load("b.npy").shape == (3,)

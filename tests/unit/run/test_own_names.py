@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 
 import meshrun
-from meshrun.launch.cli.job_command import OWN, job_command, runner_options
+from meshrun.launch.cli.job_command import OWN, job_command
 from meshrun.launch.cli.main import main
-from meshrun.launch.cli.plan import Plans
 from meshrun.runner.errors import UserError
-from meshrun.runner.run.declare import DeclaredJob, run_keywords
+from meshrun.runner.job.discover import find
+from meshrun.runner.options.plan_options import plan_rows
+from meshrun.runner.options.run_options import RANKS, run_rows
+from meshrun.runner.run.declare import DeclaredJob
 
-OPTIONS = sorted(run_keywords())
+OPTIONS = [row.name for row in run_rows()]
 
 
-def job_with(**parameters: Any) -> DeclaredJob:
+def job_with(**parameters: Any) -> DeclaredJob[Any]:
     """Return a job that adds the values of its parameters, which are numbers, to the cells."""
     names = ", ".join(f"{name}: {type(value).__name__} = {value!r}" for name, value in parameters.items())
     scope: dict[str, Any] = {}
@@ -43,7 +45,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", [*OPTIONS, RANKS.name])
 def test_a_parameter_may_have_the_name_of_any_option(name: str) -> None:
     job = job_with(**{name: 3})
     record = job.run("in.npy", "out.npy", **{name: 5})
@@ -54,9 +56,8 @@ def test_a_parameter_may_have_the_name_of_any_option(name: str) -> None:
         job.run("in.npy", "out.npy", **{f"run_{name}": object()})
 
 
-@pytest.mark.parametrize("option", runner_options(steps=True), ids=lambda option: str(option.name))
-def test_help_shows_both(option: click.Option, capsys: pytest.CaptureFixture[str]) -> None:
-    name = str(option.name)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_help_shows_both(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     flag = name.replace("_", "-")
     Path("other.py").write_text(
         f"import meshrun\n@meshrun.map_blocks\ndef f(a, *, {name}: float = 3.0): return a\n"
@@ -129,14 +130,21 @@ def test_a_plan_takes_both(capsys: pytest.CaptureFixture[str]) -> None:
         job_with(ranks=1).plan("in.npy", ranks=3)
     with pytest.raises(UserError, match="Invalid value for 'run_depth'"):
         job_with(depth=1).plan("in.npy", ranks=2, run_depth=0)
-    for option in Plans.options(job_with(x=1)):
+    Path("hosted.py").write_text(
+        "import meshrun\n@meshrun.map_blocks\ndef f(a, *, hosts: int = 3, gpu: str = ''): return a\n"
+    )
+    assert main(["plan", "hosted.py", "in.npy", "--ranks", "2", "--run-hosts", "3"]) == 2
+    assert "--run-hosts is more than --ranks" in capsys.readouterr().err
+    assert main(["plan", "hosted.py", "in.npy", "--ranks", "2"]) == 0
+    assert "use --run-gpu cpu for hosts without GPUs" in capsys.readouterr().out
+    for option in plan_rows():
         # A file of its own for each: Python takes one of the same size and second for the same.
         file = Path(f"{option.name}_of_job.py")
         file.write_text(
             f"import meshrun\n@meshrun.map_blocks\ndef f(a, *, {option.name}: float = 3.0): return a\n"
         )
         assert main(["plan", f"{file}:f", "--help"]) == 0
-        assert f"--run-{str(option.name).replace('_', '-')}" in capsys.readouterr().out
+        assert f"--run-{option.name.replace('_', '-')}" in capsys.readouterr().out
 
 
 def test_steps_on_arrays_take_both() -> None:
@@ -170,6 +178,16 @@ def test_an_error_of_the_job_is_about_its_own_parameter(capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "meshrun: --depth is too small. Try: --depth 5\n"
     assert main(["plan", "checked.py", "in.npy", "--ranks", "2"]) == 2
     assert capsys.readouterr().err == "meshrun: --depth is too small. Try: --depth 5\n"
+    job = find("checked.py")
+    for call in (
+        lambda: job.run("in.npy", "out.npy", device="cpu"),
+        lambda: job.run("in.npy", "out.npy", device="cpu", ranks=2),
+        lambda: job.plan("in.npy", ranks=2),
+        lambda: job(np.zeros(3)),
+    ):
+        with pytest.raises(UserError) as refused:
+            call()
+        assert str(refused.value) == "--depth is too small. Try: --depth 5"
 
 
 def test_errors_of_a_program_name_the_keyword() -> None:
@@ -177,8 +195,39 @@ def test_errors_of_a_program_name_the_keyword() -> None:
         job_with(grid=1).run("in.npy", "out.npy", run_grid="2x2")
     with pytest.raises(UserError, match=r"every.* Try: run_frames"):
         job_with(frames=1).run("in.npy", "out.npy", steps=2, every=1)
+    with pytest.raises(UserError, match="no array to plan for: got neither INPUT nor run_input_shape"):
+        job_with(input_shape=1).plan(ranks=2)
     with pytest.raises(UserError, match="Try: depth"):
         job_with(gain=1).run("in.npy", "out.npy", dept=2)
+
+
+def test_help_names_other_options_as_the_command_has_them(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("named.py").write_text(
+        "import meshrun\n@meshrun.map_blocks\n"
+        "def f(a, *, until: int = 1, every: int = 1, boundary: int = 1, resume: int = 1, shape: int = 1,\n"
+        "      overwrite_input: int = 1): return a\n"
+    )
+    assert main(["run", "named.py", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for text in (
+        "or checks of --run-until.",
+        "checked every 10 or --run-every steps",
+        "The constant of --run-boundary constant.",
+        "continue with --run-resume.",
+        "only with --run-overwrite-input.",
+    ):
+        assert text in said
+    assert main(["plan", "named.py", "--help"]) == 0
+    assert "Dtype for --input-shape, such as float32." in " ".join(capsys.readouterr().out.split())
+    assert main(["plan", "named.py", "--ranks", "2", "--input-shape", "2"]) == 2
+    assert "meshrun: --input-shape needs an element type" in capsys.readouterr().err
+
+
+def test_a_summary_names_the_keyword(capsys: pytest.CaptureFixture[str]) -> None:
+    record = job_with(every=1).run("in.npy", "out.npy", steps=2, until=0.0)
+    assert "none was checked (run_every=N)" in str(record)
+    assert main(["run", "laplacian", "in.npy", "out.npy", "--steps", "2", "--until", "0"]) == 0
+    assert "none was checked (--every N)" in capsys.readouterr().err
 
 
 def test_a_reference_may_name_a_parameter_that_is_called_input_dtype() -> None:

@@ -91,7 +91,7 @@ for job, more in ((wave, {"grid": "5"}), (broken, {})):
     first, second = done.stdout.splitlines()
     assert first == (
         "UserError grid does not use every rank exactly once: got 5 on 2 rank(s), expected blocks that "
-        "multiply to 2. Try: grid=0"
+        "multiply to 2. Try: grid='0'"
     )
     assert second.startswith("RunError ValueError: as it happens (<string>:")
     assert "as it happens" not in done.stderr, "what is raised is not printed too"

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import click
 import numpy as np
 import pytest
 
 import meshrun
-from meshrun.launch.cli.job_command import runner_options
 from meshrun.runner.errors import UserError
-from meshrun.runner.run.declare import DeclaredJob
+from meshrun.runner.spelling import option
 
-# Options of `meshrun run` that a program does not have, and why.
-NOT_FROM_PYTHON: dict[str, str] = {}
 CALLS: list[int] = []  # no variable around a function that counts: those make it another job
-NOT_OF_RUN = {"ranks"}  # of `meshrun` itself, as -n
 
 
 @meshrun.map_blocks
@@ -31,6 +27,11 @@ def double(block: Any, *, out: Any, gain: float = 2.0) -> None:
 def cast(block: Any, *, dtype: str = "int16", shape: int = 0) -> Any:
     """With parameters that have the short names of a file's options."""
     return block.astype(dtype)
+
+
+@meshrun.map_blocks(halo=1, boundary="nearest")
+def mean(block: Any) -> Any:
+    return (block[:-2, 1:-1] + block[2:, 1:-1]) / 2
 
 
 @meshrun.reduce_blocks(combine=lambda a, b: a + b)
@@ -45,43 +46,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.save("in.npy", np.arange(6000, dtype=np.int32).reshape(1000, 6))
     np.arange(60, dtype=">i2").tofile("in.raw")
     return tmp_path
-
-
-def keywords() -> dict[str, inspect.Parameter]:
-    return {
-        name: parameter
-        for name, parameter in inspect.signature(DeclaredJob.run).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
-
-
-def test_every_option_of_the_command_is_a_keyword_and_every_keyword_an_option() -> None:
-    options = {str(option.name) for option in runner_options(steps=True)}
-    assert {*keywords()} - NOT_OF_RUN == options - {*NOT_FROM_PYTHON}
-    assert {*NOT_FROM_PYTHON} <= options
-
-
-def test_the_short_names_of_options_are_taken_too() -> None:
-    """Those that a job's own parameter may have: --dtype beside --input-dtype."""
-    short = {
-        word.removeprefix("--").replace("-", "_")
-        for option in runner_options(steps=True)
-        for word in [*option.opts, *option.secondary_opts]
-    }
-    assert short - {*keywords()} == {"shape", "dtype", "order", "no_overlap"}  # overlap=False
-
-
-@pytest.mark.parametrize("option", runner_options(steps=True), ids=lambda option: str(option.name))
-def test_what_is_not_said_is_the_same_in_both(option: click.Option) -> None:
-    unsaid = click.Command("run", params=[option]).make_context("run", []).params[str(option.name)]
-    assert keywords()[str(option.name)].default == unsaid
-
-
-def test_every_keyword_has_a_type_and_is_documented() -> None:
-    documented = inspect.getdoc(DeclaredJob.run) or ""
-    for name, parameter in keywords().items():
-        assert parameter.annotation is not inspect.Parameter.empty
-        assert name in documented
 
 
 @pytest.mark.parametrize(
@@ -210,6 +174,36 @@ def test_a_mistake_is_said_in_a_programs_words(place: Path, said: dict[str, Any]
     assert sentence in str(refused.value)
     assert "--" not in str(refused.value)
     assert sorted(place.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: meshrun.open_world("cuda"), "device='cuda', but CuPy cannot be imported"),
+        (
+            lambda: meshrun.matmul(np.eye(2), np.eye(2), precision="tf32"),
+            "precision='tf32' is a mode of GPUs",
+        ),
+        (lambda: meshrun.transpose(np.eye(2), axes=(0, 0)), "Try: axes='1,0'"),
+        (lambda: meshrun.irfft(np.ones(1)), "Try: length=1"),
+    ],
+)
+def test_a_public_function_names_keywords(
+    call: Callable[[], Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)  # not installed, also where there is a GPU
+    with pytest.raises(UserError) as refused:
+        call()
+    assert words in str(refused.value)
+    assert "--" not in str(refused.value)
+    assert option("device") == "--device"
+
+
+def test_warnings_of_a_program_name_the_keyword(caplog: pytest.LogCaptureFixture) -> None:
+    np.save("small.npy", np.zeros((2, 6)))
+    record = mean.run("small.npy", "out.npy", device="cpu", ranks=2, steps=4, steps_per_exchange=3)
+    assert "steps_per_exchange=3 is lowered to 1" in record["warnings"][0]
+    assert "steps_per_exchange=3 is lowered to 1" in caplog.text
 
 
 @meshrun.map_blocks

@@ -18,7 +18,8 @@ import meshrun
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.options.step_options import COLORS, SaveInterval, StepOptions
+from meshrun.runner.options.choices import COLORS
+from meshrun.runner.options.step_options import SaveInterval, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.report.colors import NOT_A_NUMBER, indices, palette, value_range

@@ -25,10 +25,10 @@ import meshrun
 from meshrun.runner.arrays.block_layout import BlockLayout
 from meshrun.runner.compiler import decide as fusing
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.step_options import SaveInterval
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import DEVICE_SHARE
-from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.plan.steps import read_widths, wide_widths
 from meshrun.runner.region import Region
 from meshrun.runner.steps import halo_path

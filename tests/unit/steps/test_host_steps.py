@@ -10,8 +10,8 @@ import pytest
 from step_runs import plain_loop, stepped
 
 import meshrun
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.stream_options import StreamOptions
-from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.system.compiler import find_compiler
 
 

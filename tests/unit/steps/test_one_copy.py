@@ -13,9 +13,9 @@ from step_runs import plain_loop, stepped, weighted, weighted_job
 
 import meshrun
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import MemoryUse
-from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.plan.steps import band_rows, rows_apart, step_memory
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.run import prepare

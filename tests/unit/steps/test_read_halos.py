@@ -25,9 +25,10 @@ from meshrun.runner.arrays.block_layout import BlockLayout
 from meshrun.runner.arrays.halo import exchange
 from meshrun.runner.compiler import decide as fusing
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.step_options import SaveInterval
 from meshrun.runner.plan import steps
-from meshrun.runner.plan.halo import BOUNDARIES, Widths
+from meshrun.runner.plan.halo import Widths
 from meshrun.runner.plan.steps import read_widths, wide_widths
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.steps import halo_path

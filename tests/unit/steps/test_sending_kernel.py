@@ -24,7 +24,7 @@ from meshrun.runner.arrays.halo import direct
 from meshrun.runner.compiler.cuda.steps.choice import Choice
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
 from meshrun.runner.errors import RunError
-from meshrun.runner.plan.halo import BOUNDARIES
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.steps import halo_path, stepper
 
 pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")

@@ -22,13 +22,12 @@ from meshrun.runner import files
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.step_options import SaveInterval, StepOptions, parse_until
 from meshrun.runner.options.stream_options import StreamOptions
-from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.report.summary import render
 from meshrun.runner.run import step_run
 from meshrun.runner.run.execute import Options, execute, run
-from meshrun.runner.run.options import read_options
 from meshrun.runner.run.verify import steps as verify_steps
 from meshrun.runner.run.verify import team as verify_team
 from meshrun.runner.steps.loop import largest_change
@@ -156,12 +155,12 @@ def test_a_filled_result_steps_too(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found[0], expected[0])
 
 
-def test_k_is_lowered_where_blocks_are_too_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_k_is_lowered_where_blocks_are_too_small(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = meshrun.map_blocks(halo=2)(lambda block: block[2:-2, 2:-2])
     _, record = stepped(tmp_path, job, [np.zeros((13, 9))], 3, ranks=3, steps_per_exchange=5)
     assert record["steps"]["steps_per_exchange"] == 2
     assert "--steps-per-exchange 5 is lowered to 2" in record["warnings"][0]
-    assert "--steps-per-exchange 5 is lowered to 2" in capsys.readouterr().err
+    assert "--steps-per-exchange 5 is lowered to 2" in caplog.text
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
@@ -809,7 +808,7 @@ def test_so_is_one_that_changes_it_where_a_cell_has_some_value(
         ({"steps": 2, "frame_colors": "hot", "every": 1, "frames": "x.gif"}, "'hot' is not one of"),
         (
             {"steps": 2, "depth": 2, "frames": "x.npy", "every": 1},
-            "frames x.npy does not apply to steps in chunks",
+            "frames='x.npy' does not apply to steps in chunks",
         ),
         ({"steps": 2, "timeline": "x.html"}, "timeline does not apply to time steps: got x.html"),
         ({"steps": 2, "timeline": "x.html", "copies": "one"}, "timeline does not apply to time steps"),
@@ -828,17 +827,6 @@ def test_options_that_do_not_fit_are_refused_before_the_first_step(
         relax.run("in.npy", "out.npy", device="cpu", **keywords)
     assert said in str(failure.value)
     assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
-
-
-def test_options_are_read_from_keywords() -> None:
-    given = dict.fromkeys((*Options.__dataclass_fields__, "input_shape", "input_dtype", "input_order"), None)
-    del given["form"], given["stream"], given["steps"], given["rates"]
-    streams = dict.fromkeys(("chunk_bytes", "host_memory", "device_memory", "depth", "timeline"), None)
-    steps = {**dict.fromkeys(StepOptions.__dataclass_fields__, None), "steps": 5, "checkpoint": "2min"}
-    found = read_options(
-        {**given, **streams, "device": "cpu", "verify": "off", "resume": True, "static": False, **steps}
-    )
-    assert found.steps == StepOptions(5, checkpoint=interval("120s"))
 
 
 # ---- steps in chunks

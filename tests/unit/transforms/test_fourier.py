@@ -172,7 +172,7 @@ def test_a_wrong_transform_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPat
         (lambda: meshrun.fft(np.zeros((3, 0))), r"axis 1 has no cells to transform"),
         (
             lambda: meshrun.irfft(np.zeros((3, 1))),
-            "would have no cells: got 1 along axis 1.* Try: --length 1",
+            "would have no cells: got 1 along axis 1.* Try: length=1",
         ),
         (lambda: meshrun.irfft(np.zeros((3, 4)), length=-2), "would have no cells: got a length of -2"),
         (lambda: meshrun.fft(np.zeros(3), norm="both"), "unknown norm: got both, expected backward, ortho"),
@@ -196,7 +196,7 @@ def test_an_axis_may_be_numpys_integer_and_an_array_a_list() -> None:
 
 def test_one_axis_is_not_split() -> None:
     def case(world: World) -> None:
-        with pytest.raises(UserError, match=r"cannot be split into 2 parts: got shape \(8,\), .* Try: -n 1"):
+        with pytest.raises(UserError, match=r"cannot be split into 2 parts: got shape \(8,\).* Try: ranks=1"):
             meshrun.fft(np.zeros(4), world)
 
     on_ranks(2, case)

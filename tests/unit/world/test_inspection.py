@@ -47,8 +47,8 @@ def facts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
     """Have ranks find what is sound, but for these changes."""
 
     def found(change: Change) -> None:
-        def look(rank: int, *_: object, **__: object) -> Survey:
-            return replace(survey(rank), **change(survey(rank)))
+        def look(here: Rank, *_: object, **__: object) -> Survey:
+            return replace(survey(here.number), **change(survey(here.number)))
 
         monkeypatch.setattr(inspection, "survey", look)
 
@@ -149,10 +149,10 @@ def test_warnings_are_returned_on_every_rank(facts: Callable[[Change], None]) ->
 def test_one_rank_that_cannot_look_fails_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as one that has loaded two copies of NCCL; the others must not wait for its facts."""
 
-    def look(rank: int, *_: object, **__: object) -> Survey:
-        if rank == 2:
+    def look(here: Rank, *_: object, **__: object) -> Survey:
+        if here.number == 2:
             raise UserError("two copies of libnccl are loaded", hint="pip uninstall one")
-        return survey(rank)
+        return survey(here.number)
 
     monkeypatch.setattr(inspection, "survey", look)
     raised = checked()
@@ -195,7 +195,7 @@ def test_every_rank_gets_the_facts_of_all_in_order() -> None:
     assert [one.rank for one in everyone[0]] == [0, 1, 2, 3]
     assert [(one.host, one.local_rank) for one in everyone[0]] == [("n0", 0), ("n0", 1), ("n1", 0), ("n1", 1)]
     here = everyone[0][0]
-    assert (here.pid, here.cpus) == (os.getpid(), tuple(sorted(os.sched_getaffinity(0))))
+    assert (here.pid, here.cpus) == (100, tuple(sorted(os.sched_getaffinity(0))))
     assert here.gpu is None
 
 

@@ -7,6 +7,7 @@ import resource
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -30,8 +31,11 @@ from meshrun.runner.world.preflight.survey import (
     settings,
     survey,
 )
+from meshrun.runner.world.world import Rank
 
 GPU = Device("cuda", "NVIDIA H200", 1, UUID, "0000:1A:00.0")
+CPU = Device("cpu", "some CPU")
+HERE = Rank(0, "n1", "n1/boot", 0, os.getpid(), CPU)
 NOWHERE = Path("/nonexistent")
 
 
@@ -44,7 +48,7 @@ def write(path: Path, text: str) -> None:
 
 
 def test_this_machine() -> None:
-    found = survey(3, "n1", "n1/boot", 0, None, "Some MPI 1.0")
+    found = survey(Rank(3, "n1", "n1/boot", 0, os.getpid(), CPU), "Some MPI 1.0")
     assert (found.rank, found.host, found.host_id, found.local_rank) == (3, "n1", "n1/boot", 0)
     assert found.mpi == "Some MPI 1.0"
     assert found.pid == os.getpid()
@@ -60,17 +64,17 @@ def test_this_machine() -> None:
 
 
 def test_a_cpu_is_no_gpu() -> None:
-    assert survey(0, "n1", "n1/boot", 0, Device("cpu", "some CPU")).gpu is None
+    assert survey(HERE).gpu is None
 
 
 def test_the_environment_given_is_the_one_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    assert survey(0, "n1", "n1/boot", 0).settings["NCCL_DEBUG"] == "INFO"
-    assert survey(0, "n1", "n1/boot", 0).visible == "7"
-    bare = survey(0, "n1", "n1/boot", 0, environment={})
+    assert survey(HERE).settings["NCCL_DEBUG"] == "INFO"
+    assert survey(HERE).visible == "7"
+    bare = survey(HERE, environment={})
     assert (bare.settings, bare.visible) == ({}, None)
-    assert survey(0, "n1", "n1/boot", 0, environment={"CUDA_VISIBLE_DEVICES": ""}).visible == ""
+    assert survey(HERE, environment={"CUDA_VISIBLE_DEVICES": ""}).visible == ""
 
 
 def test_values_that_look_secret_are_hidden() -> None:
@@ -89,7 +93,7 @@ def test_only_the_first_rank_of_a_host_asks_for_what_is_the_hosts(tmp_path: Path
     for number, name in socket.if_nameindex():
         write(tmp_path / "class/net" / name / "speed", "1000")
         write(tmp_path / "class/net" / name / "ifindex", str(number))
-    first, second = (survey(0, "n1", "n1/b", local, root=tmp_path) for local in (0, 1))
+    first, second = (survey(replace(HERE, local=local), root=tmp_path) for local in (0, 1))
     assert [one.mbit for one in first.interfaces] == [1000] * len(first.interfaces)
     assert [one.mbit for one in second.interfaces] == [None] * len(first.interfaces)
     assert [one.name for one in second.interfaces] == [one.name for one in first.interfaces]
@@ -97,7 +101,7 @@ def test_only_the_first_rank_of_a_host_asks_for_what_is_the_hosts(tmp_path: Path
 
 
 def test_where_nothing_can_be_read(tmp_path: Path) -> None:
-    found = survey(0, "n1", "n1/b", 0, root=NOWHERE, proc=NOWHERE, shm=NOWHERE)
+    found = survey(HERE, root=NOWHERE, proc=NOWHERE, shm=NOWHERE)
     assert (found.numa, found.ports, found.shm_total, found.shm_free) == ((), (), 0, 0)
     assert found.cpus
 
@@ -105,10 +109,13 @@ def test_where_nothing_can_be_read(tmp_path: Path) -> None:
 def test_a_process_bound_to_one_core() -> None:
     """In a process of its own, where the machine has more than one."""
     code = (
-        "import os; from meshrun.runner.world.preflight.survey import survey\n"
-        "before = survey(0, 'h', 'h/1', 0).one_core\n"
+        "import os; from meshrun.runner.device.cpu import CpuBackend\n"
+        "from meshrun.runner.world.preflight.survey import survey\n"
+        "from meshrun.runner.world.world import single_rank_world\n"
+        "here = single_rank_world(CpuBackend()).here\n"
+        "before = survey(here).one_core\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "after = survey(0, 'h', 'h/1', 0)\n"
+        "after = survey(here)\n"
         "print(before, after.one_core, len(after.cpus))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -193,10 +200,10 @@ def test_the_limit_on_locked_memory(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, hard))
-        assert survey(0, "n1", "n1/b", 0, proc=tmp_path).memlock == 65536
+        assert survey(HERE, proc=tmp_path).memlock == 65536
         write(tmp_path / "self/status", "CapEff:\t0000000000004000")
         write(tmp_path / "self/uid_map", "0 0 4294967295")
-        assert survey(0, "n1", "n1/b", 0, proc=tmp_path).memlock is None
+        assert survey(HERE, proc=tmp_path).memlock is None
     finally:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
 
@@ -409,7 +416,7 @@ def test_a_rank_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         "meshrun.runner.world.preflight.survey._nccl", lambda: ("2.28.9", "/lib/libnccl.so.2")
     )
-    found = survey(0, "n1", "n1/b", 0, GPU, cuda_runtime=13000, root=tmp_path)
+    found = survey(replace(HERE, device=GPU), cuda_runtime=13000, root=tmp_path)
     assert found.nccl == ("2.28.9", "/lib/libnccl.so.2")
     assert found.gpu is not None
     assert {name: getattr(found.gpu, name) for name in FACTS} == FACTS
@@ -442,14 +449,14 @@ class Nccl(ModuleType):
 def test_nccl(monkeypatch: pytest.MonkeyPatch, failing: str, expected: tuple[str, str] | None) -> None:
     monkeypatch.setitem(sys.modules, "meshrun.runner.comm.nccl", Nccl(failing))
     monkeypatch.setattr("meshrun.runner.comm.nccl", Nccl(failing), raising=False)
-    assert survey(0, "n1", "n1/b", 0, GPU).nccl == expected
+    assert survey(replace(HERE, device=GPU)).nccl == expected
 
 
 def test_two_copies_of_nccl_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "meshrun.runner.comm.nccl", Nccl("/lib/libnccl.so.2"))
     monkeypatch.setattr("meshrun.runner.comm.nccl", Nccl("/lib/libnccl.so.2"), raising=False)
     with pytest.raises(UserError, match="failed"):
-        survey(0, "n1", "n1/b", 0, GPU)
+        survey(replace(HERE, device=GPU))
 
 
 @pytest.mark.parametrize(("number", "text"), [(12090, "12.9"), (13000, "13.0"), (11080, "11.8"), (0, "")])

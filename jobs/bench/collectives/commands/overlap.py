@@ -265,7 +265,7 @@ def product(world: World) -> Load:
 
     def queue() -> None:
         addresses = a.data.ptr, b.data.ptr, c.data.ptr
-        gemm("float16", SIDE, SIDE, SIDE, *addresses, world.backend.stream)
+        gemm("float16", (SIDE, SIDE, SIDE), addresses, world.backend.stream)
 
     return Load("product of float16 matrices", "TFLOP/s", 2 * SIDE**3 / 1e12, queue)
 

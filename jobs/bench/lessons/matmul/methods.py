@@ -109,7 +109,7 @@ class GpuProducts(GpuDevice):
         memories = [
             self.box.allocate("device", count * itemsize, self.gpu) for count in (m * k, k * n, m * n)
         ]
-        addresses = [memory.address for memory in memories]
+        a, b, c = addresses = tuple(memory.address for memory in memories)
         arrays = [self.box.array(memory) for memory in memories]
         arguments = (*arrays, *np.array(shape, np.int64))
         from meshrun.runner.device.raw.blas import gemm
@@ -120,8 +120,7 @@ class GpuProducts(GpuDevice):
                     method: self.operation(launch(method, precision, shape, *addresses), arguments)
                     for method in KERNELS[precision.name]
                 }
-                a, b, c = addresses
-                operations["cuBLAS"] = lambda: gemm(precision.name, m, n, k, a, b, c, self.stream)
+                operations["cuBLAS"] = lambda: gemm(precision.name, shape, (a, b, c), self.stream)
                 left, right, out = (array.view(f"u{itemsize}") for array in arrays)
                 yield Matrices(left, right, out, operations)
         finally:

@@ -16,11 +16,12 @@ import numpy as np
 import tifffile
 
 from meshrun.runner.errors import UserError, first_line
+from meshrun.runner.options.form import Form
 from meshrun.runner.region import Shape
 from meshrun.runner.storage.formats import image
 from meshrun.runner.storage.formats.declared_form import NUMBERS
 from meshrun.runner.storage.formats.flat import FlatSource
-from meshrun.runner.storage.formats.registry import Form, Source
+from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.storage.formats.tiff.pages import (
     UNREAD,
     PagesSource,

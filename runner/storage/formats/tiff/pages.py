@@ -19,9 +19,9 @@ import numpy as np
 import tifffile
 
 from meshrun.runner.errors import RunError, first_line
+from meshrun.runner.options.form import Form
 from meshrun.runner.region import HostArray, Region, Shape, chunk_region, overlap, overlapping_chunks
 from meshrun.runner.storage.file_errors import check_part, not_shared
-from meshrun.runner.storage.formats.registry import Form
 from meshrun.runner.storage.formats.sliced_array import Unmapped
 
 # Exceptions of tifffile and the codecs for files that they cannot read.

@@ -12,10 +12,11 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.form import Form
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.storage.file_errors import check_part
 from meshrun.runner.storage.formats.image import Appearance
-from meshrun.runner.storage.formats.registry import Form, Source
+from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.storage.formats.sliced_array import Unmapped
 
 # Photometric interpretations, by their number in the file.

@@ -11,9 +11,9 @@ import numpy as np
 import tifffile
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.form import Form
 from meshrun.runner.region import Shape
 from meshrun.runner.storage.formats.flat import FlatSink
-from meshrun.runner.storage.formats.registry import Form
 
 HOLDS = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8")
 CLASSIC = (1 << 32) - (1 << 25)  # bytes of values for which 32-bit offsets suffice, with room for metadata

@@ -30,8 +30,8 @@ from meshrun.runner.arrays.halo.packed import PackedHalos
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
 from meshrun.runner.device.api import HEADERS, Device, NotCapturable
 from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.plan.grid import Partition
-from meshrun.runner.plan.halo import BOUNDARIES
 from meshrun.runner.report.summary import _halo_notes
 from meshrun.runner.steps import halo_path, stepper
 from meshrun.runner.world.world import Rank, World, open_world

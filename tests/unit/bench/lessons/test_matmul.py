@@ -60,10 +60,10 @@ def box(monkeypatch: pytest.MonkeyPatch, tiled: Any = product, **others: Any) ->
         known[f"matmul_tiled<{kernels.CTYPE[name]}, float>"] = kernel(tiled, name, 2e-3)
     made = LessonBox(known, **others)
 
-    def gemm(name: str, m: int, n: int, k: int, a: int, b: int, c: int, stream: Any) -> None:
-        arrays = [made.kept[address] for address in (a, b, c)]
+    def gemm(name: str, shape: ProductShape, addresses: tuple[int, int, int], stream: Any) -> None:
+        arrays = [made.kept[address] for address in addresses]
         act = kernel(product, name, 5e-4)
-        made._issue(stream, lambda: act.call(*arrays, m, n, k), "kernel", 5e-4)
+        made._issue(stream, lambda: act.call(*arrays, *shape), "kernel", 5e-4)
 
     monkeypatch.setattr(kernels, "load", made.load)
     monkeypatch.setitem(sys.modules, "meshrun.runner.device.raw.blas", SimpleNamespace(gemm=gemm))

@@ -45,12 +45,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """What would have been: the arguments."""
     found: Started = []
 
-    def start(*arguments: Any, conclude: partial[int], **more: Any) -> int:
-        more["answers"] = conclude.args
-        more["clocks"] = more.pop("start_timeout"), more.pop("stall_timeout", None)
-        if not more["restarts"]:
-            del more["restarts"]
-        found.append((*arguments, more))
+    def start(*arguments: Any, **more: Any) -> int:
+        *given, supervision = arguments
+        assert isinstance(supervision.conclude, partial)
+        more |= {"debug": supervision.debug, "answers": supervision.conclude.args}
+        more["clocks"] = supervision.start_timeout, more.pop("stall_timeout", None)
+        if supervision.restarts:
+            more["restarts"] = supervision.restarts
+        found.append((*given, supervision.columns, more))
         return VERDICT
 
     monkeypatch.setattr(local, "start", start)

@@ -19,6 +19,7 @@ from meshrun.launch.cli.cli_context import terminal_columns
 from meshrun.launch.cli.main import command, main
 from meshrun.launch.cli.plugins import SUMMARIES
 from meshrun.launch.mpi import local
+from meshrun.launch.supervise.supervisor import Supervision
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.run.execute import Options
 from meshrun.runner.system import launcher
@@ -85,9 +86,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         )
         return 0
 
-    def start(ranks: int, words: tuple[str, ...], columns: int | None = None, **rest: Any) -> int:
-        assert rest.pop("conclude").args == (words,)
-        found.started.append((ranks, words, rest))
+    def start(ranks: int, words: tuple[str, ...], supervision: Supervision, **rest: Any) -> int:
+        assert supervision.conclude.args == (words,)
+        watched = {
+            "debug": supervision.debug,
+            "restarts": supervision.restarts,
+            "start_timeout": supervision.start_timeout,
+        }
+        found.started.append((ranks, words, {**watched, **rest}))
         return 0
 
     monkeypatch.setattr("meshrun.runner.run.entry.main", run)
@@ -673,8 +679,8 @@ def selftest(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Selftest:
         part.asked.append(asked)
         return part.alone
 
-    def start(ranks: int, words: list[str], **rest: Any) -> int:
-        calls.started.append((ranks, tuple(words), rest))
+    def start(ranks: int, words: list[str], supervision: Supervision) -> int:
+        calls.started.append((ranks, tuple(words), {"debug": supervision.debug}))
         return part.together
 
     monkeypatch.setattr("meshrun.runner.run.installation.selftest.main", test)

@@ -23,6 +23,7 @@ from meshrun.launch.mpi.rank_command import PROGRAM, run_options, spec_options
 from meshrun.launch.spec import LaunchSpec
 from meshrun.launch.supervise import supervisor
 from meshrun.launch.supervise.cleanup import RUN_MARK
+from meshrun.launch.supervise.supervisor import Supervision
 from meshrun.runner.errors import UserError
 from meshrun.runner.world.run_status import LINE
 
@@ -319,7 +320,7 @@ def test_what_is_shown_for_this_machine_is_what_is_started(
 
 def test_ranks_are_told_the_plan_and_where_to_leave_the_verdict(machine: Machine) -> None:
     machine.install(OPEN_MPI_5)
-    assert mpirun.start(here(network="lo", host_timeout=7.5), 93) == 0
+    assert mpirun.start(here(network="lo", host_timeout=7.5), Supervision(93)) == 0
     called, variables = machine.called()
     program = called.index(PROGRAM[0])
     assert tuple(called[program : program + 2]) == PROGRAM
@@ -335,7 +336,7 @@ def test_ranks_are_told_the_plan_and_where_to_leave_the_verdict(machine: Machine
 
 def test_a_bar_is_drawn_where_the_launcher_passes_it_on(machine: Machine) -> None:
     machine.install(OPEN_MPI_4)
-    assert mpirun.start(here(), 93) == 0
+    assert mpirun.start(here(), Supervision(93)) == 0
     called, _ = machine.called()
     assert called[called.index("--tty") :][:2] == ["--tty", "93"]
 
@@ -473,7 +474,7 @@ def test_a_run_goes_on_on_the_hosts_that_are_left(
 
     monkeypatch.setattr(ssh_hosts, "run_on_others", run_on_others)
     spec = here()
-    assert mpirun.start(spec, restarts=1) == 0
+    assert mpirun.start(spec, Supervision(restarts=1)) == 0
     called, _ = machine.called()
     assert called[called.index("--host") + 1] == f"{spec.names[0]}:3"
     assert called[called.index("--expect") :][:3] == ["--expect", "1", "3"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshrun.launch.slurm import queries
+from meshrun.launch.slurm.batch_script import JobRequest
 from meshrun.launch.slurm.followed_job import AttemptStatusLines, FollowedJob
 from meshrun.launch.slurm.output_file import OutputFile
 from meshrun.launch.slurm.queries import JobState
@@ -23,7 +24,8 @@ def followed(folder: Path, *states: JobState, restarts: bool = False) -> Followe
     run.path.mkdir()
     output = OutputFile(str(folder / "out"), {}, MARK.encode(), appends=restarts)
     lines = AttemptStatusLines(run, "77")
-    one = FollowedJob(run, lines, JobState("17", ""), output, shown=False, token="secret", requeue=restarts)
+    request = JobRequest("pmix", str(folder), array="0-1", requeue=restarts)
+    one = FollowedJob(lines, JobState("17", ""), output, request, "secret")
     for state in states:
         one.update(state)
         one.read_output()
@@ -185,7 +187,7 @@ def test_an_output_that_is_not_here(tmp_path: Path) -> None:
     told = one.failure()
     assert told
     assert "a working directory or --output that all hosts share" in told
-    one.begun = one.ended = time.monotonic() - 60
+    one.times.begun = one.times.ended = time.monotonic() - 60
     assert one.missing
     assert one.done
 

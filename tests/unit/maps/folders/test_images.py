@@ -32,12 +32,12 @@ from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.folders.engine import ImageEngine
 from meshrun.runner.maps.streamed.dispatch import report
+from meshrun.runner.options.form import Form
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.report.spans import Spans
 from meshrun.runner.report.summary import render
 from meshrun.runner.storage.formats import image
 from meshrun.runner.storage.formats.image_folder import SUFFIXES, open_folder
-from meshrun.runner.storage.formats.registry import Form
 from meshrun.runner.storage.journal import Journal, Log, Syncer
 from meshrun.runner.world.world import identify_host
 
@@ -160,7 +160,7 @@ def test_boundary_and_constant_are_those_of_each_image(photos: Path) -> None:
     assert record["boundary"] == "constant"
 
 
-def test_what_is_no_image_is_left_out_and_named(numbered: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_image_is_left_out_and_named(numbered: Path, caplog: pytest.LogCaptureFixture) -> None:
     (numbered / "notes.txt").write_text("of the journey")
     (numbered / "more.png").mkdir()
     (numbered / "gone.png").symlink_to("nowhere")
@@ -169,7 +169,7 @@ def test_what_is_no_image_is_left_out_and_named(numbered: Path, capfd: pytest.Ca
     assert len(content(numbered.with_name("out"))) == 12
     sentence = f"{numbered}: skipped, because not read as images: gone.png, more.png, notes.txt"
     assert record["warnings"] == [sentence]
-    assert capfd.readouterr().err == f"meshrun: warning: {sentence}\n"
+    assert [entry.message for entry in caplog.records] == [sentence]
 
 
 @pytest.mark.parametrize("boundary", ["nearest", "constant", "wrap", "reflect", "mirror"])

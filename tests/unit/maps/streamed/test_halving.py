@@ -65,7 +65,7 @@ def test_a_trial_on_a_row_that_does_not_fit_is_the_same_error(source: Path) -> N
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_chunk_that_does_not_fit_is_halved_and_said_once(
-    source: Path, ranks: int, capsys: pytest.CaptureFixture[str]
+    source: Path, ranks: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     limit = BUFFERS + TIMES * 9 * ROW  # not 26 rows, nor the 14 of half of them, but the 8 of a quarter
     devices: list[QueuedBackend] = [LimitedBackend(limit), *(QueuedBackend() for _ in range(ranks - 1))]
@@ -78,7 +78,7 @@ def test_a_chunk_that_does_not_fit_is_halved_and_said_once(
     assert "greedy gets 6 rows at once instead of 24" in said[0]
     assert f"{TIMES * 14 * ROW:,} bytes needed" in said[0]
     assert f"of {limit:,} free" in said[0]
-    assert capsys.readouterr().err.count("gets 6 rows") == 1
+    assert caplog.text.count("gets 6 rows") == 1
     assert record["stream"]["chunks"] == 4  # as all ranks have agreed
     assert devices[0].refused == 2  # in the first call, not for every chunk
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.options.form import Form
 from meshrun.runner.region import Region
 from meshrun.runner.storage.formats import flat as flat_module
-from meshrun.runner.storage.formats.registry import Form, open_source, reopen
+from meshrun.runner.storage.formats.registry import open_source, reopen
 
 ARRAY = np.arange(24, dtype="f4").reshape(4, 6)
 

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 import meshrun
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.files import remove_path
+from meshrun.runner.options.form import Form
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.region import Region, Shape
 from meshrun.runner.run.verify.results import padded
 from meshrun.runner.storage.formats.flat import FlatSink, FlatSource
 from meshrun.runner.storage.formats.registry import (
-    Form,
     MemorySource,
     Sink,
     Source,

@@ -854,8 +854,10 @@ class HostBox:
 
 
 def host_gemm(
-    precision: str, m: int, n: int, k: int, a: int, b: int, c: int, stream: object, sums: str
+    precision: str, shape: tuple[int, int, int], addresses: tuple[int, int, int], stream: object, sums: str
 ) -> None:
+    (m, n, k), (a, b, c) = shape, addresses
+
     def matrix(dtype: str, rows: int, columns: int, address: int) -> Any:
         nbytes = rows * columns * np.dtype(dtype).itemsize
         return np.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype).reshape(rows, columns)

@@ -212,7 +212,8 @@ def test_a_batch_job_that_never_began_is_unknown(
 ) -> None:
     waiting = JobState("17", "CANCELLED")
     request = JobRequest("pmix", str(tmp_path))
-    job = SubmittedJob("17", "token", request, tmp_path, interrupted=interrupted, waiting=waiting)
+    signals = [interrupted] if interrupted else []
+    job = SubmittedJob("17", "token", request, tmp_path, signals, waiting=waiting)
     assert job.verdict(debug=False, conclude=VALIDATE) == status
     assert capsys.readouterr().out.startswith("UNKNOWN: ")
 

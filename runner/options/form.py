@@ -1,18 +1,44 @@
-"""Descriptions of the inputs by the options --shape, --dtype and --order: a Form for each."""
+"""The form of an input without a header: shape, dtype and order, as options describe them."""
 
 from __future__ import annotations
 
 import math
-
-import numpy as np
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.stream_options import is_length
-from meshrun.runner.storage.formats.registry import Form
+from meshrun.runner.spelling import option
+
+if TYPE_CHECKING:
+    from meshrun.runner.region import Shape
+
+DIGITS_MOST = 19  # of an int64
+LARGEST = (1 << 63) - 1  # cells of an array
+
+
+@dataclass(frozen=True)
+class Form:
+    """Description of a file's array by the options input_shape, input_dtype and input_order.
+
+    Raw files require it; for other files it must agree with the file. order: "C", or "F" for a file in which
+    the first index varies fastest; None: not given, the same as "C".
+    """
+
+    shape: Shape | None = None
+    dtype: str | None = None
+    order: str | None = None
+
+
+NO_FORM = Form()
+
+
+def is_length(word: str) -> bool:
+    """Return whether a word is the digits of a length; Python refuses to convert thousands of them."""
+    return word.isascii() and word.isdecimal() and len(word) <= DIGITS_MOST
 
 
 def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | tuple[Form, ...] | None:
-    """Build a Form from --shape, --dtype and --order; None if none of them is given.
+    """Build a Form from the options shape, dtype and order; None if none of them is given.
 
     Commas separate the shapes and the dtypes of several inputs: a Form for each.
     """
@@ -23,7 +49,7 @@ def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | t
     count = max(len(shapes), len(dtypes))
     if not {len(shapes), len(dtypes)} <= {1, count}:
         raise UserError(
-            "--shape and --dtype describe different numbers of inputs",
+            f"{option('shape')} and {option('dtype')} describe different numbers of inputs",
             got=f"{len(shapes)} shapes and {len(dtypes)} dtypes",
         )
     each = zip(shapes * (count // len(shapes)), dtypes * (count // len(dtypes)), strict=True)
@@ -37,7 +63,7 @@ def forms_of_inputs(form: Form | tuple[Form, ...] | None, count: int) -> list[Fo
         return [form] * count
     if len(form) != count:
         raise UserError(
-            "--shape and --dtype describe another number of inputs",
+            f"{option('shape')} and {option('dtype')} describe another number of inputs",
             got=len(form),
             expected="1" if count == 1 else f"{count}, or 1 for all",
             hint="a comma is between inputs; the lengths of one are joined by x, as in 10x6",
@@ -49,14 +75,20 @@ def parse_shape(text: str) -> tuple[int, ...]:
     """Parse axis lengths such as 1000x512; raises UserError if an array cannot have that shape."""
     words = text.lower().split("x")
     if not all(map(is_length, words)):
-        raise UserError("--shape does not parse", got=repr(text), expected="lengths joined by x: 1000x512")
+        raise UserError(
+            f"{option('shape')} does not parse", got=repr(text), expected="lengths joined by x: 1000x512"
+        )
     lengths = tuple(int(word) for word in words)
+    import numpy as np  # not for --help
+
     try:
         np.empty((0,) * len(lengths))
     except ValueError as reason:  # NumPy's message has the largest number of axes
-        raise UserError("--shape has more axes than an array can have", why=reason) from None
-    if math.prod(length or 1 for length in lengths) > np.iinfo(np.int64).max:
+        raise UserError(f"{option('shape')} has more axes than an array can have", why=reason) from None
+    if math.prod(length or 1 for length in lengths) > LARGEST:
         raise UserError(
-            "--shape is larger than any array", got=text, expected=f"at most {np.iinfo(np.int64).max} cells"
+            f"{option('shape')} is larger than any array",
+            got=text,
+            expected=f"at most {LARGEST} cells",
         )
     return lengths

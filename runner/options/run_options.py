@@ -1,0 +1,128 @@
+"""Options of `meshrun run` and `job.run`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshrun.runner.options.choices import Boundary, Checksum, DeviceChoice, Fuse, FuseMath, Order, Verify
+from meshrun.runner.options.form import Form, form_of
+from meshrun.runner.options.step_options import StepOptions
+from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.options.table import OptionRow, row, rows
+from meshrun.runner.options.values import (
+    ChoiceValue,
+    CountValue,
+    DtypeValue,
+    FlagValue,
+    LengthsValue,
+    NumberValue,
+    PathValue,
+)
+
+RANKS_MOST = 1 << 17  # of a plan, which visits every rank's block
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """How options describe inputs without a header."""
+
+    input_shape: str | None = row(
+        LengthsValue(several=True),
+        "Shape of an input without a header, such as .raw; RxC,RxC for two.",
+        metavar="RxC",
+        short="shape",
+    )
+    input_dtype: str | None = row(
+        DtypeValue(), "Dtype of such an input: float32.", metavar="NAME", short="dtype"
+    )
+    input_order: str | None = row(
+        ChoiceValue(Order), "Order of such an input; F: the first index varies fastest.", short="order"
+    )
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a run.
+
+    form: declared form of inputs without a header, one for all or one for each. rates: file of this machine's
+    rates. boundary, cval, fuse: None: as the job declares. overlap: None: as the device needs.
+    """
+
+    device: DeviceChoice = row(ChoiceValue(DeviceChoice), "Device that computes blocks.", "auto", "auto")
+    json: str | None = row(
+        PathValue(), "Write the run's record to FILE; - is standard output.", metavar="FILE"
+    )
+    verify: Verify = row(
+        ChoiceValue(Verify, flags=True),
+        "Check some (sample) or all (full) blocks of the result against the job's reference.",
+        default="off",
+        metavar="[sample|full]",
+    )
+    checksum: Checksum = row(
+        ChoiceValue(Checksum),
+        "Check arrays that cross ranks by checksums: 1 message in 64 (sample), or all (full).",
+        default="off",
+        default_text="off",
+    )
+    grid: str | None = row(
+        LengthsValue(), "Split the array into this grid, a number per axis.", metavar="RxC"
+    )
+    boundary: Boundary | None = row(ChoiceValue(Boundary), "Values beyond the array's edges.")
+    cval: float | None = row(NumberValue(), "The constant of {boundary:constant}.")
+    overlap: bool | None = row(FlagValue(), "Compute while data is in transfer.")
+    oversubscribe: bool = row(FlagValue(), "Let ranks share a GPU.", default=False)
+    overwrite_input: bool = row(FlagValue(), "Let an output replace an input.", default=False)
+    fuse: Fuse | None = row(
+        ChoiceValue(Fuse),
+        "Compute the function as one kernel: where it can be traced, or fail.",
+        default_text="auto",
+    )
+    fuse_math: FuseMath = row(
+        ChoiceValue(FuseMath),
+        "fast: that kernel may contract a*b+c, which changes the last bits.",
+        default="strict",
+        default_text="strict",
+    )
+    debug: bool = row(FlagValue(), "Show the traceback of an error.", default=False)
+    form: Form | tuple[Form, ...] | None = None
+    stream: StreamOptions = field(default_factory=StreamOptions)
+    steps: StepOptions = field(default_factory=StepOptions)
+    rates: Path | None = None
+
+
+def run_rows(*, steps: bool = True) -> list[OptionRow]:
+    """Return the options of a run in the order of help texts. steps: of a job that takes steps."""
+    own, inputs, stream = rows(Options), rows(InputOptions).values(), rows(StreamOptions).values()
+    of_steps = [own["fuse"], own["fuse_math"], *rows(StepOptions).values()]
+    first = [row for name, row in own.items() if name not in ("fuse", "fuse_math", "debug")]
+    return [*first, *inputs, *(of_steps if steps else ()), *stream, own["debug"]]
+
+
+RANKS = OptionRow(
+    CountValue(RANKS_MOST),
+    "Number of ranks to start on this machine, unless an MPI launcher has started this program; the job may "
+    "be defined in a notebook.",
+    default_text="this program's ranks",
+    metavar="N",
+    name="ranks",
+)
+
+
+def run_options(values: Mapping[str, Any], rates: Path | None = None) -> Options:
+    """Build Options from the values of options that have been read, by name; None: not given."""
+    given = {name: value for name, value in values.items() if value is not None}
+
+    def part(options: Any) -> dict[str, Any]:
+        return {name: given[name] for name in rows(options) if name in given}
+
+    form = form_of(*(values.get(name) for name in rows(InputOptions)))
+    return Options(
+        **part(Options),
+        form=form,
+        stream=StreamOptions(**part(StreamOptions)),
+        steps=StepOptions(**part(StepOptions)),
+        rates=rates,
+    )
