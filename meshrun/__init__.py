@@ -44,17 +44,17 @@ if TYPE_CHECKING:
     from meshrun.runner.errors import UserError as UserError
     from meshrun.runner.job.block_context import BlockContext as BlockContext
     from meshrun.runner.maps.reduce import Tiles as Tiles
+    from meshrun.runner.run.declare import distribute as distribute
     from meshrun.runner.run.declare import job as job
     from meshrun.runner.run.declare import map_blocks as map_blocks
     from meshrun.runner.run.declare import reduce_blocks as reduce_blocks
-    from meshrun.runner.run.distribute import distribute as distribute
     from meshrun.runner.world.world import World as World
     from meshrun.runner.world.world import open_world as open_world
 
     __version__: str
 
 _MODULE_OF = {
-    "distribute": "meshrun.runner.run.distribute",
+    "distribute": "meshrun.runner.run.declare",
     "map_blocks": "meshrun.runner.run.declare",
     "reduce_blocks": "meshrun.runner.run.declare",
     "job": "meshrun.runner.run.declare",

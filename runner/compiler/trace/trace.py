@@ -563,7 +563,7 @@ def _each(
     return found
 
 
-def _weak(value: Any) -> Any:
+def weak_dtype(value: Any) -> Any:
     """Return an operand's dtype, or the type of a Python number, to resolve a loop's types (NEP 50)."""
     if isinstance(value, (Traced, np.ndarray, np.generic)):
         return value.dtype
@@ -579,7 +579,7 @@ def _apply(recorder: _Recorder, ufunc: Any, inputs: Sequence[Any], dtype: Any = 
     if ufunc.__name__ in COMPARISONS and dtype is None:
         inputs = _within_range(inputs)
     fixed = {} if dtype is None else {"signature": (*[None] * len(inputs), np.dtype(dtype))}
-    kinds = ufunc.resolve_dtypes((*map(_weak, inputs), None), **fixed)
+    kinds = ufunc.resolve_dtypes((*map(weak_dtype, inputs), None), **fixed)
     values = []
     for value, kind in zip(inputs, kinds, strict=False):
         python = not isinstance(value, (Traced, np.ndarray, np.generic))
@@ -690,7 +690,7 @@ def _common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
     return np.result_type(*weak)
 
 
-def _typed(value: Any, kind: np.dtype[Any]) -> Any:
+def as_scalar(value: Any, kind: np.dtype[Any]) -> Any:
     """Return a Python number as a NumPy scalar of dtype `kind`, and any other value unchanged."""
     return value if isinstance(value, (Traced, np.ndarray, np.generic)) else kind.type(value)
 
@@ -708,8 +708,8 @@ def _clip(array: Any, a_min: Any = None, a_max: Any = None, out: Any = None, **l
         ufunc, other = (np.minimum, high) if low is None else (np.maximum, low)
         return _apply(recorder, ufunc, (array, other), None, out)
     values = (array, low, high)
-    *kinds, kind = CLIP.resolve_dtypes((*map(_weak, values), None))
-    typed = [_operand(recorder, _typed(v, k)) for v, k in zip(values, kinds, strict=True)]
+    *kinds, kind = CLIP.resolve_dtypes((*map(weak_dtype, values), None))
+    typed = [_operand(recorder, as_scalar(v, k)) for v, k in zip(values, kinds, strict=True)]
     typed = [one.astype(kind, copy=False) for one in typed]
     return _apply(recorder, np.minimum, (np.maximum(typed[0], typed[1]), typed[2]), None, out)
 
@@ -998,7 +998,7 @@ def _trace_once(
             returned = function(*blocks, **{name: given[name] for name in services}, **parameters)
         results = _results(recorder, returned, outs, names)
     except NotTraceable as reason:
-        reason.line = _line_of(reason, function)
+        reason.line = raised_at(reason, function)
         raise
     except RecursionError:
         raise NotTraceable("is too deep an expression") from None
@@ -1006,7 +1006,7 @@ def _trace_once(
         raise
     except BaseException as reason:  # a user's function may raise anything
         failure = NotTraceable(f"raises {type(reason).__name__}: {reason}")
-        failure.line = _line_of(reason, function)
+        failure.line = raised_at(reason, function)
         raise failure from reason
     shift = tuple(-low for low, _ in widths)
     outputs = []
@@ -1059,7 +1059,7 @@ def _results(
     return found
 
 
-def _line_of(failure: BaseException, function: Callable[..., Any]) -> int:
+def raised_at(failure: BaseException, function: Callable[..., Any]) -> int:
     """Return the line of the user's file that raised `failure`; 0 if unknown."""
     file, line = _file_of(function), 0
     trail = failure.__traceback__

@@ -26,7 +26,7 @@ from meshrun.runner.compiler.trace.trace import (
     MOST_NODES,
     UFUNCS,
     NotTraceable,
-    _weak,
+    weak_dtype,
 )
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.region import Shape
@@ -572,7 +572,7 @@ def elementwise(recorder: Recorder, ufunc: Any, inputs: Sequence[Any], dtype: An
 
 
 def _weak_of(value: Any) -> Any:
-    return value.dtype if isinstance(value, Whole) else _weak(value)
+    return value.dtype if isinstance(value, Whole) else weak_dtype(value)
 
 
 def _within_range(inputs: Sequence[Any]) -> Sequence[Any]:

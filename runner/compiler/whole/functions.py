@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.trace import CLIP, LONGEST_SUM, NotTraceable, _typed
+from meshrun.runner.compiler.trace.trace import CLIP, LONGEST_SUM, NotTraceable, as_scalar
 from meshrun.runner.compiler.whole.array import (
     Along,
     Axis,
@@ -56,7 +56,7 @@ def _clip(a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, **limit
     ]
     *kinds, kind = CLIP.resolve_dtypes((*weak, None))
     typed = [
-        as_operand(recorder, v if isinstance(v, Whole) else _typed(v, k)).astype(kind, copy=False)
+        as_operand(recorder, v if isinstance(v, Whole) else as_scalar(v, k)).astype(kind, copy=False)
         for v, k in zip(values, kinds, strict=True)
     ]
     return stored(elementwise(recorder, np.minimum, (np.maximum(typed[0], typed[1]), typed[2])), out)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Node, in_order
-from meshrun.runner.compiler.trace.trace import NotTraceable, _line_of
+from meshrun.runner.compiler.trace.trace import NotTraceable, raised_at
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Recorder, Whole, inner_shape, made
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.module import Module, rebound
@@ -119,7 +119,7 @@ def trace_whole(
             returned = rebound(function, Module(recorder))(*arrays, **parameters)
         outputs = _outputs(recorder, returned, arrays, inputs, names)
     except NotTraceable as reason:
-        reason.line = reason.line or _line_of(reason, function)
+        reason.line = reason.line or raised_at(reason, function)
         raise
     except RecursionError:
         raise NotTraceable("is too deep an expression") from None
@@ -127,7 +127,7 @@ def trace_whole(
         raise
     except BaseException as reason:  # a user's function may raise anything
         failure = NotTraceable(f"raises {type(reason).__name__}: {reason}")
-        failure.line = _line_of(reason, function)
+        failure.line = raised_at(reason, function)
         raise failure from reason
     changed = tuple(number for number, one in enumerate(arrays) if one._storage.changed)
     return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed)

@@ -13,7 +13,7 @@ from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
-from meshrun.runner.run.distribute import distribute
+from meshrun.runner.run.declare import distribute
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.world import open_world
 
