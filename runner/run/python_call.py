@@ -126,9 +126,10 @@ def files_of(
     _check_alike(world, job, inputs, outputs)
     size = sum(int(value.nbytes) for value in (*inputs, *outputs) if is_array(value))
     with _shared_folder(world, size) as folder:
-        names = zip((*job.arrays, *job.output_names), (*inputs, *outputs), strict=False)
-        paths = [str(folder / f"{name}.npy") if is_array(value) else str(value) for name, value in names]
-        ins, outs = paths[: len(inputs)], paths[len(inputs) :]
+        # A result may have the name of an input.
+        results = folder / "results"
+        world.on_root(results.mkdir)
+        ins, outs = _paths(folder, job.arrays, inputs), _paths(results, job.output_names, outputs)
         world.on_root(lambda: _save(inputs, ins))
         yield ins, outs
         filled = [
@@ -137,6 +138,12 @@ def files_of(
             if is_array(value)
         ]
         world.collective_call(lambda: _fill_all(job, filled))
+
+
+def _paths(folder: Path, names: Sequence[str], values: Arguments) -> list[str]:
+    """Return the paths of files, and for arrays those of files in `folder`."""
+    named = zip(names, values, strict=False)
+    return [str(folder / f"{name}.npy") if is_array(value) else str(value) for name, value in named]
 
 
 def _check_arrays(job: Job, inputs: Arguments, outputs: Arguments, options: Options) -> None:

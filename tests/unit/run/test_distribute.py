@@ -108,6 +108,14 @@ def test_calls_mean_what_numpy_means() -> None:
     assert heat.iterate(u, steps=5).tobytes() == stepped(heat.function, [u], 5)[0].tobytes()
 
 
+def test_results_of_the_inputs_names_are_filled() -> None:
+    arrays = [np.random.default_rng(n).random((20, 17)) for n in range(2)]
+    results = [np.empty_like(one) for one in arrays]
+    wave.run(arrays, results, steps=3, device="cpu")
+    for found, wanted in zip(results, stepped(wave.function, arrays, 3), strict=True):
+        assert found.tobytes() == wanted.tobytes()
+
+
 def test_what_cannot_be_computed_in_blocks_is_refused_with_its_line(tmp_path: Path) -> None:
     @distribute
     def sorted_rows(u):
