@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "facts"))
 
 from flow_runs import Flow, channel, free, simulate
 
-from meshrun.jobs.airflow.forces import shedding, write_csv
+from meshrun.jobs.airflow.coefficients import shedding, write_csv
 from meshrun.jobs.airflow.shapes.bodies import of_cells
 from meshrun.runner.report.record import write_json
 

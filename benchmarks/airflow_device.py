@@ -30,7 +30,7 @@ from meshrun.jobs.airflow.step import step_job
 from meshrun.jobs.airflow.tunnel import Tunnel
 from meshrun.runner.arrays.block_layout import BlockLayout
 from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit, launch_arguments
-from meshrun.runner.compiler.cuda.steps import choice as step_choice
+from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
 from meshrun.runner.compiler.cuda.steps.kernel import build
 from meshrun.runner.compiler.cuda.steps.layout import NotFusable
 from meshrun.runner.compiler.operations import compiler_options
@@ -159,7 +159,7 @@ def measured(
     del blocks, outs, padded
     cupy.get_default_memory_pool().free_all_blocks()
     kernels = []
-    for one in step_choice.choices(program, feeds)[:most]:
+    for one in step_tuning.choices(program, feeds)[:most]:
         try:
             kernels.append(build(program, feeds, "wrap", 0, one.steps, one.tuning))
         except NotFusable as reason:

@@ -21,7 +21,7 @@ from meshrun.runner.device.cuda import CudaBackend
 from meshrun.runner.job.discover import find
 from meshrun.runner.plan.halo import normalize
 from meshrun.runner.report.record import write_json
-from meshrun.runner.run.record.record_builder import versions
+from meshrun.runner.run.record.places import versions
 from meshrun.runner.world.world import single_rank_world
 
 ROUNDS = 10

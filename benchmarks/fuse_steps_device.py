@@ -27,7 +27,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from meshrun.runner.compiler.cuda.steps import choice as step_choice
+from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
 from meshrun.runner.compiler.cuda.steps.kernel import arguments, build
 from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, StepKernel, Tuning
 from meshrun.runner.compiler.trace.graph import Operand, Program
@@ -170,7 +170,7 @@ def tiles(steps: Sequence[int], *shapes: tuple[int, int, int]) -> list[tuple[int
 def choices(case: Case, quick: bool) -> list[tuple[int, Tuning]]:
     """Return numbers of steps, and choices that need a kernel of their own."""
     if len(case.size) < 3:
-        predicted = step_choice.choices(*case.program(), case.size)
+        predicted = step_tuning.choices(*case.program(), case.size)
         return [(one.steps, one.tuning) for one in (predicted[:3] if quick else predicted)]
     if case.name == "heat3d":
         return (

@@ -28,7 +28,7 @@ from meshrun.runner.device.cuda import CudaBackend
 from meshrun.runner.device.raw import blas
 from meshrun.runner.device.raw.box import open_box
 from meshrun.runner.report.record import write_json
-from meshrun.runner.run.record.record_builder import versions
+from meshrun.runner.run.record.places import versions
 from meshrun.runner.world.world import single_rank_world
 
 ROUNDS = 15

@@ -29,7 +29,7 @@ from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.record import write_json
 from meshrun.runner.run.prepare import fused
-from meshrun.runner.run.record.record_builder import places, versions
+from meshrun.runner.run.record.places import places, versions
 from meshrun.runner.steps.loop import take_steps
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.world.world import World, open_world

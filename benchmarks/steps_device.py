@@ -33,7 +33,7 @@ from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.record import write_json
-from meshrun.runner.run.record.record_builder import places, versions
+from meshrun.runner.run.record.places import places, versions
 from meshrun.runner.steps.loop import StepObserver, take_steps
 from meshrun.runner.steps.observers.frames import open_frames
 from meshrun.runner.steps.stepper import Stepper

@@ -42,7 +42,7 @@ from meshrun.runner.region import Region
 from meshrun.runner.report.record import write_json
 from meshrun.runner.report.spans import Spans
 from meshrun.runner.run.execute import Options, run
-from meshrun.runner.run.record.record_builder import places, versions
+from meshrun.runner.run.record.places import places, versions
 from meshrun.runner.storage.formats.registry import Source, open_sink, open_source
 from meshrun.runner.world.world import World, open_world
 

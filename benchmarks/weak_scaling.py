@@ -21,7 +21,7 @@ from meshrun.runner.maps.in_memory import Pipeline, halo_plans
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.record import write_json
-from meshrun.runner.run.record.record_builder import places, versions
+from meshrun.runner.run.record.places import places, versions
 from meshrun.runner.world.world import World, open_world
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 import meshrun
-from meshrun.jobs.airflow import forces as coefficients
+from meshrun.jobs.airflow import coefficients
 from meshrun.jobs.airflow.lattice import LATTICES, Lattice
 from meshrun.jobs.airflow.observers.field_file import check_fields
 from meshrun.jobs.airflow.observers.film import FlowFrames

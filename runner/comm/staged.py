@@ -24,7 +24,7 @@ class _Staged:
 
 
 class StagedComm:
-    """Same calls as `nccl_arrays.NcclComm`; every array is copied twice more."""
+    """Same calls as `nccl_transfers.NcclComm`; every array is copied twice more."""
 
     label = "staged through host memory (ranks share a GPU, which NCCL refuses), MPI"
     capturable = False

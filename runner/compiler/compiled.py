@@ -14,10 +14,10 @@ import numpy as np
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import single_pass
-from meshrun.runner.compiler.cuda.steps import choice as step_choice
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
-from meshrun.runner.compiler.cuda.steps.choice import Choice
+from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
 from meshrun.runner.compiler.cuda.steps.layout import Axis, Sending, StepKernel, Tuning
+from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.operations import INEXACT, compiler_options
 from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
 from meshrun.runner.compiler.trace.trace import NotTraceable
@@ -180,19 +180,19 @@ class DeviceKernel:
             raise
 
     def measured(self, backend: Backend, shape: Shape, steps: int) -> Choice | None:
-        """Return the choice for so many steps of blocks with so many own cells; see `step_choice.chosen`."""
+        """Return the choice for so many steps of blocks with so many own cells; see `step_tuning.chosen`."""
         guess = self._chosen
         if guess is None:
             return None
         kernel = self.step_text(guess.steps, self._tuning(vectors=self.aligned))
 
-        def binder(choice: Choice) -> step_choice.BindSteps:
+        def binder(choice: Choice) -> step_tuning.BindSteps:
             other = replace(self, choice=choice, _passes={}, _steps={})
             return functools.partial(other.bind_steps, choice.steps)
 
         text = "\0".join([self.arithmetic, kernel.source])
         folder = cache_folder()
-        return step_choice.chosen(self.program, self.feeds, shape, steps, text, backend, binder, folder)
+        return step_tuning.chosen(self.program, self.feeds, shape, steps, text, backend, binder, folder)
 
     def step_text(self, steps: int, tuning: Tuning | None = None, *, sends: bool = False) -> StepKernel:
         """Return the text of the kernel of so many steps. Raises NotFusable.
@@ -215,7 +215,7 @@ class DeviceKernel:
 
     @functools.cached_property
     def _predicted(self) -> Choice | None:
-        return next(iter(step_choice.choices(self.program, self.feeds)), None)
+        return next(iter(step_tuning.choices(self.program, self.feeds)), None)
 
     def _tuning(self, *, vectors: bool) -> Tuning:
         chosen = self._chosen.tuning if self._chosen else step_kernel.suggested(self.program)

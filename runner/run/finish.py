@@ -15,7 +15,7 @@ from meshrun.runner.plan.chunking import Files
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.report.record import SCHEMA, Record, envelope, plain, type_record, write_json
 from meshrun.runner.run.prepare import RunContext
-from meshrun.runner.run.record.record_builder import places, versions
+from meshrun.runner.run.record.places import places, versions
 from meshrun.runner.storage.formats.registry import Sink
 from meshrun.runner.world.world import World
 

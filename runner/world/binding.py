@@ -111,7 +111,7 @@ def open_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
         from meshrun.runner.comm.staged import StagedComm
 
         return StagedComm(control, backend)
-    from meshrun.runner.comm.nccl_arrays import NcclComm
+    from meshrun.runner.comm.nccl_transfers import NcclComm
 
     return NcclComm(control)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshrun.jobs.airflow import units
 from meshrun.jobs.airflow.cells import Cell
-from meshrun.jobs.airflow.forces import History, coefficients
+from meshrun.jobs.airflow.coefficients import History, coefficients
 from meshrun.jobs.airflow.lattice import D2Q9
 from meshrun.jobs.airflow.links import addresses, find_links, force, momentum, set_slots
 from meshrun.jobs.airflow.shapes.bodies import Body, Round

@@ -14,8 +14,8 @@ from random_programs import programs
 
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit, launch_arguments
-from meshrun.runner.compiler.cuda.steps.choice import MEASURED, choices
 from meshrun.runner.compiler.cuda.steps.layout import Axis
+from meshrun.runner.compiler.cuda.steps.tuning import MEASURED, choices
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Operand, Program, merge_components
 from meshrun.runner.compiler.trace.trace import trace

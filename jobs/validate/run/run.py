@@ -39,7 +39,7 @@ from meshrun.jobs.validate.verdict import EXIT, Status
 from meshrun.runner.comm.collective_call import on_root
 from meshrun.runner.errors import BadResult, RunError, UserError, tell
 from meshrun.runner.recorder.process import process_state
-from meshrun.runner.run.record.record_builder import versions
+from meshrun.runner.run.record.places import versions
 from meshrun.runner.system import launcher
 from meshrun.runner.system.counters import read_counters
 from meshrun.runner.world.failure import FailureHandler

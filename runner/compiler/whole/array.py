@@ -79,7 +79,7 @@ class Storage:
         self.nodes, self.extents, self.origin, self.changed = nodes, dict(extents), origin, False
 
 
-class Recorder:
+class Tracing:
     """One call of the function: its graph and the lengths of space."""
 
     def __init__(self, function: Callable[..., Any], graph: WholeGraph, space: Shape) -> None:
@@ -126,7 +126,7 @@ def inner_shape(axes: Sequence[Axis]) -> Shape:
 
 
 def made(
-    recorder: Recorder,
+    recorder: Tracing,
     axes: Sequence[Axis],
     fixed: Mapping[int, int],
     nodes: np.ndarray[Any, Any],
@@ -153,7 +153,7 @@ class Whole(NDArrayOperatorsMixin):
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: Tracing,
         storage: Storage,
         axes: tuple[Axis, ...],
         fixed: dict[int, int],
@@ -398,7 +398,7 @@ def full_index(index: Any, ndim: int) -> list[Any]:
     return found[:at] + [slice(None)] * (ndim - count) + found[at + 1 :]
 
 
-def as_operand(recorder: Recorder, value: Any, like: np.dtype[Any] | None = None) -> Whole:
+def as_operand(recorder: Tracing, value: Any, like: np.dtype[Any] | None = None) -> Whole:
     """Return `value` as a traced array. like: dtype for a Python number, of the array it is written to."""
     if isinstance(value, Whole):
         if value._recorder is not recorder:
@@ -423,7 +423,7 @@ def as_operand(recorder: Recorder, value: Any, like: np.dtype[Any] | None = None
 
 
 @dataclass
-class Layout:
+class Alignment:
     """Axes and fixed positions of a result."""
 
     axes: list[Axis] = field(default_factory=list)
@@ -465,7 +465,7 @@ class _Moves:
         else:
             self.shift[axis.axis] = axis.first - reference.first
 
-    def fix(self, layout: Layout) -> None:
+    def fix(self, layout: Alignment) -> None:
         """Bring positions at which one index was taken to the result's, which gets those that it lacks."""
         for axis, at in self.operand._fixed.items():
             if axis in layout.fixed:
@@ -475,7 +475,7 @@ class _Moves:
             elif self.varies(axis):
                 raise NotTraceable(ONE_ROW)
 
-    def check(self, layout: Layout) -> None:
+    def check(self, layout: Alignment) -> None:
         """Refuse an operand without an axis along which the result has a position, if it varies along it."""
         has = {axis.axis for axis in self.operand._axes if isinstance(axis, Along)} | set(self.operand._fixed)
         if any(self.varies(axis) for axis in set(layout.fixed) - has):
@@ -489,14 +489,14 @@ class _Moves:
         return nodes
 
 
-def aligned(operands: Sequence[Whole]) -> tuple[Layout, list[np.ndarray[Any, Any]]]:
+def aligned(operands: Sequence[Whole]) -> tuple[Alignment, list[np.ndarray[Any, Any]]]:
     """Bring operands to the places of the first that has an axis; return the result's axes and their nodes.
 
     Raises NotTraceable if cells of one operand are needed far from those of another, ValueError as NumPy
     does.
     """
     shape = np.broadcast_shapes(*(one.shape for one in operands))
-    layout, moves = Layout(), [_Moves(one) for one in operands]
+    layout, moves = Alignment(), [_Moves(one) for one in operands]
     for back in range(len(shape), 0, -1):
         here = [(move, move.operand._axes[-back]) for move in moves if move.operand.ndim >= back]
         along = [(move, axis) for move, axis in here if isinstance(axis, Along)]
@@ -524,7 +524,7 @@ def aligned(operands: Sequence[Whole]) -> tuple[Layout, list[np.ndarray[Any, Any
 
 
 def each(
-    recorder: Recorder, op: str, dtype: np.dtype[Any], *operands: np.ndarray[Any, Any]
+    recorder: Tracing, op: str, dtype: np.dtype[Any], *operands: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
     """Return the nodes of an elementwise operation on arrays of nodes, which are broadcast."""
     line = recorder.line()
@@ -541,12 +541,14 @@ def each(
     return found
 
 
-def result_of(recorder: Recorder, layout: Layout, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Whole:
+def result_of(
+    recorder: Tracing, layout: Alignment, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]
+) -> Whole:
     """Return a new array. nodes: one element along axes of space."""
     return made(recorder, layout.axes, layout.fixed, nodes.reshape(inner_shape(layout.axes)), dtype)
 
 
-def elementwise(recorder: Recorder, ufunc: Any, inputs: Sequence[Any], dtype: Any = None) -> Whole:
+def elementwise(recorder: Tracing, ufunc: Any, inputs: Sequence[Any], dtype: Any = None) -> Whole:
     """Record one call of a ufunc: its loop's dtypes are NumPy's."""
     if ufunc.__name__ in COMPARISONS and dtype is None:
         inputs = _within_range(inputs)

@@ -13,7 +13,7 @@ import numpy as np
 from meshrun.runner.compiler.operations import INEXACT
 from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program
 from meshrun.runner.compiler.trace.trace import NotTraceable
-from meshrun.runner.compiler.whole.pieces import Piece, compute_piece, pieces_of
+from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
 from meshrun.runner.compiler.whole.trace import WholeInput, WholeOutput, WholeProgram, trace_whole
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
@@ -23,7 +23,8 @@ from meshrun.runner.region import Array, Shape
 from meshrun.runner.system.compiler import NotCompiled
 
 MOST_KEPT = 256  # blocks whose pieces are kept: chunks of a streamed run have places of their own
-LEAST_COMPILED = 1 << 14  # cells of a piece that is worth a kernel
+# Cells of a piece that is worth a kernel. A C++ compiler takes a second.
+LEAST_COMPILED = {"cpu": 1 << 14, "cuda": 1}
 ArrayType = tuple[Shape, np.dtype[Any]]
 
 
@@ -60,7 +61,8 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
     return replace(
         job,
         function=_block_function(job.function, program, halo),
-        services=frozenset({"here", "xp"}),
+        services=frozenset({"here", "xp", "out"}),
+        strided_out=True,
         halo=halo,
         boundary="wrap" if any(program.wraps) else "constant",
         out=_types_of(program),
@@ -94,12 +96,12 @@ def _types_of(program: WholeProgram) -> Callable[..., Any]:
 def _block_function(
     function: Callable[..., Any], program: WholeProgram, halo: Sequence[tuple[int, int]]
 ) -> Callable[..., Any]:
-    """Return the function of blocks."""
+    """Return the function that fills the results for a block."""
     widths = tuple(halo)
     dimensions = len(program.space)
 
     @functools.lru_cache(MOST_KEPT)
-    def pieces(first: Shape, last: Shape) -> list[Piece]:
+    def pieces(first: Shape, last: Shape) -> list[UniformBox]:
         return pieces_of(program, first, last)
 
     @functools.lru_cache(MOST_KEPT)
@@ -107,31 +109,28 @@ def _block_function(
         return compiled_piece(program, results, widths, kind)
 
     @functools.wraps(function)
-    def blocks_of(*blocks: Array, here: BlockContext, xp: ModuleType, **parameters: Any) -> Any:
-        first = here.offset[:dimensions]
+    def fill(*blocks: Array, here: BlockContext, xp: ModuleType, out: Any, **parameters: Any) -> None:
+        wholes = out if isinstance(out, tuple) else (out,)
+        kind, first = "cpu" if xp is np else "cuda", here.offset[:dimensions]
         last = tuple(a + n for a, n in zip(first, here.block, strict=False))
-        cells = [
-            xp.empty(here.block[:dimensions] + one.shape[dimensions:], one.dtype) for one in program.outputs
-        ]
         for piece in pieces(first, last):
             part = tuple(
                 slice(a - at, b - at) for a, b, at in zip(piece.first, piece.last, first, strict=True)
             )
-            wholes = [whole[part] for whole in cells]
-            large = piece.cells >= LEAST_COMPILED
-            call = kernel(piece.results, "cpu" if xp is np else "cuda") if large else None
-            if call is None:
-                results = compute_piece(xp, program, piece, blocks, [widths] * len(blocks), first)
-                for whole, result in zip(wholes, results, strict=True):
-                    whole[...] = result
+            outs = [whole[part] for whole in wholes]
+            call = kernel(piece.results, kind) if piece.cells >= LEAST_COMPILED[kind] else None
+            if call is not None:
+                around = tuple(
+                    slice(cut.start, cut.stop + low + high)
+                    for cut, (low, high) in zip(part, widths, strict=True)
+                )
+                call([block[around] for block in blocks], outs)
                 continue
-            around = tuple(
-                slice(cut.start, cut.stop + low + high) for cut, (low, high) in zip(part, widths, strict=True)
-            )
-            call([block[around] for block in blocks], wholes)
-        return cells[0] if len(cells) == 1 else tuple(cells)
+            results = compute_piece(xp, program, piece, blocks, [widths] * len(blocks), first)
+            for cells, result in zip(outs, results, strict=True):
+                cells[...] = result
 
-    return blocks_of
+    return fill
 
 
 def compiled_piece(

@@ -13,7 +13,7 @@ from meshrun.runner.compiler.whole.array import (
     Along,
     Axis,
     Inner,
-    Recorder,
+    Tracing,
     Whole,
     as_operand,
     choose,
@@ -24,7 +24,7 @@ from meshrun.runner.compiler.whole.array import (
 )
 
 
-def recorder_of(*values: Any) -> Recorder:
+def recorder_of(*values: Any) -> Tracing:
     for value in values:
         if isinstance(value, (list, tuple)):
             traced = [item for item in value if isinstance(item, Whole)]
@@ -225,9 +225,10 @@ def _pad(array: Whole, pad_width: Any, mode: Any = "constant", **options: Any) -
         raise NotTraceable(
             f"pads by mode={mode!r}", "mode 'constant', 'edge', 'reflect', 'symmetric' or 'wrap'"
         )
-    values = np.broadcast_to(np.asarray(options.pop("constant_values", 0), array.dtype), (array.ndim, 2))
-    if options:
-        raise NotTraceable(f"pads with {next(iter(options))}=")
+    constants = options.get("constant_values", 0)
+    values = np.broadcast_to(np.asarray(constants, array.dtype), (array.ndim, 2))
+    for name in options.keys() - {"constant_values"}:
+        raise NotTraceable(f"pads with {name}=")
     found = array
     for axis, (before, after) in enumerate(widths):
         if before == after == 0:

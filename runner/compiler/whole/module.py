@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Node, compute, in_order
-from meshrun.runner.compiler.whole.array import Along, Recorder, Whole, choose, made
+from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, choose, made
 from meshrun.runner.compiler.whole.graph import PLACE
 
 LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
@@ -30,8 +30,9 @@ MADE = (
 class Module:
     """The module numpy as a traced function sees it: arrays that it makes have places."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Tracing) -> None:
         self._recorder = recorder
+        self._full = recorder.filled
         self._made = {name: getattr(self, f"_{name}") for name in MADE}
 
     def __getattr__(self, name: str) -> Any:
@@ -46,9 +47,6 @@ class Module:
 
     def _ones(self, shape: Any, dtype: Any = float, order: str = "C") -> Any:
         return self._recorder.filled(shape, 1, dtype)
-
-    def _full(self, shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> Any:
-        return self._recorder.filled(shape, fill_value, dtype)
 
     def _asarray(self, a: Any, dtype: Any = None) -> Any:
         if not isinstance(a, Whole):
@@ -129,7 +127,7 @@ class Module:
         # Each line along the axis of space at its place.
         shape = tuple(next(len(lines[n]) for n in range(count) if order[n] == axis) for axis in range(count))
         frame = self._zeros(shape, bool)
-        return [_spread(one, frame) for one in spread]
+        return [choose(frame, one, one) for one in spread]
 
     def _indices(self, dimensions: Any, dtype: Any = int, sparse: bool = False) -> Any:
         lines = [self._arange(length, dtype=dtype) for length in dimensions]
@@ -138,11 +136,6 @@ class Module:
             return of_numpy(dimensions, dtype, sparse)
         found = self._meshgrid(*lines, indexing="ij", sparse=sparse)
         return tuple(found) if sparse else np.stack(found)
-
-
-def _spread(line: Any, frame: Any) -> Any:
-    """Return the line spread over the frame's axes."""
-    return choose(frame, line, line)
 
 
 def _evaluated(node: Node, length: int) -> np.ndarray[Any, Any]:

@@ -22,7 +22,7 @@ from meshrun.runner.region import Array, Shape
 
 
 @dataclass(frozen=True)
-class Piece:
+class UniformBox:
     """A box of positions.
 
     first, last: per axis, of its cells; last is the position after them. results: a node per component of
@@ -38,7 +38,7 @@ class Piece:
         return math.prod(b - a for a, b in zip(self.first, self.last, strict=True))
 
 
-def pieces_of(program: WholeProgram, first: Shape, last: Shape) -> list[Piece]:
+def pieces_of(program: WholeProgram, first: Shape, last: Shape) -> list[UniformBox]:
     """Cut the box from `first` to before `last` at all positions where a condition changes."""
     cuts: list[set[int]] = [{a, b} for a, b in zip(first, last, strict=True)]
     for node in program.nodes:
@@ -48,7 +48,7 @@ def pieces_of(program: WholeProgram, first: Shape, last: Shape) -> list[Piece]:
     spans = [list(pairwise(sorted(places))) for places in cuts]
 
     # Pieces side by side along the last axis with the same expressions are one.
-    found: list[Piece] = []
+    found: list[UniformBox] = []
     for spanned in product(*spans):
         begin, end = (tuple(side) for side in zip(*spanned, strict=True))
         results = _specialised(program, begin, end)
@@ -61,9 +61,9 @@ def pieces_of(program: WholeProgram, first: Shape, last: Shape) -> list[Piece]:
         )
         if beside:
             assert before is not None
-            found[-1] = Piece(before.first, end, results)
+            found[-1] = UniformBox(before.first, end, results)
         else:
-            found.append(Piece(begin, end, results))
+            found.append(UniformBox(begin, end, results))
     return found
 
 
@@ -118,7 +118,7 @@ def _rebuilt(graph: WholeGraph, node: Node, operands: Sequence[Node]) -> Node:
 def compute_piece(
     xp: ModuleType,
     program: WholeProgram,
-    piece: Piece,
+    piece: UniformBox,
     blocks: Sequence[Array],
     widths: Sequence[Extents],
     offset: Shape,

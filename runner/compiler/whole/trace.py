@@ -15,7 +15,7 @@ import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Node, in_order
 from meshrun.runner.compiler.trace.trace import NotTraceable, raised_at
-from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Recorder, Whole, inner_shape, made
+from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.module import Module, rebound
 from meshrun.runner.region import Shape
@@ -112,7 +112,7 @@ def trace_whole(
     dimensions = len(space)
     lengths = [tuple(one.shape[:dimensions]) if one.shape else (0,) * dimensions for one in inputs]
     graph = WholeGraph(lengths)
-    recorder = Recorder(function, graph, space)
+    recorder = Tracing(function, graph, space)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     try:
         with np.errstate(all="ignore"):
@@ -133,7 +133,7 @@ def trace_whole(
     return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed)
 
 
-def _input(recorder: Recorder, number: int, one: WholeInput) -> Whole:
+def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
     """Return the stand-in of an input."""
     dimensions = len(recorder.space)
     axes: list[Axis] = [Along(axis, 0, 1, n) for axis, n in enumerate(one.shape[:dimensions])]
@@ -146,7 +146,7 @@ def _input(recorder: Recorder, number: int, one: WholeInput) -> Whole:
 
 
 def _outputs(
-    recorder: Recorder,
+    recorder: Tracing,
     returned: Any,
     arrays: Sequence[Whole],
     inputs: Sequence[WholeInput],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flow_runs import channel, free, simulate
 
-from meshrun.jobs.airflow.forces import shedding
+from meshrun.jobs.airflow.coefficients import shedding
 from meshrun.runner.errors import RunError
 from meshrun.runner.system.compiler import find_compiler
 

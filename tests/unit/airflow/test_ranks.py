@@ -12,7 +12,7 @@ from flow_runs import Flow, free, rates, simulate, start
 
 import meshrun
 from meshrun.jobs.airflow.cells import Cell
-from meshrun.jobs.airflow.forces import coefficients
+from meshrun.jobs.airflow.coefficients import coefficients
 from meshrun.jobs.airflow.lattice import D2Q9
 from meshrun.jobs.airflow.links import find_links, force, momentum, set_slots
 from meshrun.jobs.airflow.step import step_job

@@ -69,7 +69,7 @@ sys.modules["cupy"] = cupy
 
 from meshrun.runner.comm import nccl
 from meshrun.runner.comm.collectives.api import DATATYPES, OPERATIONS, REDUCTIONS, Call, Pointer
-from meshrun.runner.comm.nccl_arrays import NcclComm
+from meshrun.runner.comm.nccl_transfers import NcclComm
 from meshrun.runner.comm.collectives.nccl_calls import NcclCalls
 from meshrun.runner.comm.collectives.nccl import NcclCollectives
 from meshrun.runner.comm.threads import ThreadComm, run_ranks

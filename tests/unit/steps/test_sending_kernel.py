@@ -21,8 +21,8 @@ from step_runs import plain_loop, stepped
 
 import meshrun
 from meshrun.runner.arrays.halo import direct
-from meshrun.runner.compiler.cuda.steps.choice import Choice
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
+from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.errors import RunError
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.steps import halo_path, stepper

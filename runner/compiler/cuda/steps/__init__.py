@@ -4,6 +4,7 @@ kernel          the kernel's text and launch; over one and two axes, with what a
 kernel_3d       what is different over three axes
 layout          which planes a program steps, what it reads, and the choices of a kernel
 text            the kernel's text around the generated statements
-choice          how many steps a kernel takes, and its choices: predicted, or measured
-exact_products  products and sums that one instruction computes without a changed bit
+tuning          the fastest number of steps of a kernel and its choices: predicted, or measured
+
+How many of them a run takes in one kernel is decided in runner/steps/step_counts.py.
 """

@@ -1,6 +1,7 @@
-"""How many steps a kernel takes, with which tuning: predicted, or measured once and kept for later runs.
+"""Tunings of a kernel of several steps, the fastest first: predicted, or measured once and kept.
 
-Choices change how long a run takes and no bit of its results.
+How many steps a run takes in one kernel is decided in runner/steps/step_counts.py. Choices change how long a
+run takes and no bit of its results.
 """
 
 from __future__ import annotations

@@ -15,15 +15,15 @@ from meshrun.jobs.airflow.cells import Cell
 from meshrun.jobs.airflow.lattice import LATTICES
 from meshrun.jobs.airflow.step import step_job
 from meshrun.runner.compiler.compiled import DeviceKernel
-from meshrun.runner.compiler.cuda.steps.choice import (
+from meshrun.runner.compiler.cuda.steps.kernel import build
+from meshrun.runner.compiler.cuda.steps.layout import Axis
+from meshrun.runner.compiler.cuda.steps.tuning import (
     WORTH_MEASURING,
     Choice,
     choices,
     chosen,
     seconds_per_cell,
 )
-from meshrun.runner.compiler.cuda.steps.kernel import build
-from meshrun.runner.compiler.cuda.steps.layout import Axis
 from meshrun.runner.compiler.trace.graph import Operand, Program
 from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.system.compiler import NotCompiled

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshrun.jobs.airflow import forces
-from meshrun.jobs.airflow.forces import History, shedding
+from meshrun.jobs.airflow import coefficients
+from meshrun.jobs.airflow.coefficients import History, shedding
 from meshrun.jobs.airflow.shapes.bodies import Body, Round
 from meshrun.runner.errors import UserError
 
@@ -35,12 +35,12 @@ def signal(
 
 def test_coefficients_have_the_signs_of_drag_and_of_lift_upwards() -> None:
     body = Round("the cylinder", (100, 200), 20.0, 20.0, (50.0, 50.0), 10.0)
-    found = forces.coefficients([0, 100], np.array([[0.0, 0.0], [-0.05, 0.2]]), body, 0.1)
+    found = coefficients.coefficients([0, 100], np.array([[0.0, 0.0], [-0.05, 0.2]]), body, 0.1)
     np.testing.assert_allclose(found.drag, [0, 2 * 0.2 / (0.01 * 20)])
     np.testing.assert_allclose(found.lift, [0, 2 * 0.05 / (0.01 * 20)])  # rows count downwards
     np.testing.assert_allclose(found.time, [0, 100 * 0.1 / 20])
     assert found.side is None
-    deep = forces.coefficients([5], np.array([[0.3, 0.2, 0.1]]), Body("", (9, 9, 9), 3.0, 7.0), 1.0)
+    deep = coefficients.coefficients([5], np.array([[0.3, 0.2, 0.1]]), Body("", (9, 9, 9), 3.0, 7.0), 1.0)
     assert deep.side is not None
     np.testing.assert_allclose([deep.side[0], deep.lift[0], deep.drag[0]], np.array([0.3, -0.2, 0.1]) * 2 / 7)
 
@@ -160,13 +160,13 @@ def test_sound_beside_the_vortices_is_heard(part: float) -> None:
     both = history(time, vortices + 0.3 * part * np.sin(2 * np.pi * 0.27 * time))
     sounds = [0.09, 0.27, 0.45]
     shed = shedding(history(time, vortices))
-    assert forces.heard_sound(both, sounds, shed) == 0.27
-    assert forces.heard_sound(history(time, vortices), sounds, shed) is None
-    assert forces.heard_sound(history(time, vortices), sounds) is None
+    assert coefficients.heard_sound(both, sounds, shed) == 0.27
+    assert coefficients.heard_sound(history(time, vortices), sounds, shed) is None
+    assert coefficients.heard_sound(history(time, vortices), sounds) is None
     noise = np.random.default_rng(0).standard_normal(6000)
-    assert forces.heard_sound(history(time, vortices + 0.1 * noise), sounds, shed) is None
-    assert forces.heard_sound(history(time, 1e-6 * np.sin(2 * np.pi * 0.27 * time)), sounds) is None
-    assert forces.heard_sound(history(time[:5], vortices[:5]), sounds) is None
+    assert coefficients.heard_sound(history(time, vortices + 0.1 * noise), sounds, shed) is None
+    assert coefficients.heard_sound(history(time, 1e-6 * np.sin(2 * np.pi * 0.27 * time)), sounds) is None
+    assert coefficients.heard_sound(history(time[:5], vortices[:5]), sounds) is None
 
 
 def test_the_lift_of_two_bodies_that_cancel_each_other_gives_no_strouhal_number() -> None:
@@ -185,13 +185,13 @@ def test_the_lift_of_two_bodies_that_cancel_each_other_gives_no_strouhal_number(
     [(1, 12.7062), (2, 4.3027), (10, 2.2281), (11, 2.2010), (20, 2.0860), (30, 2.0423), (100, 1.9840)],
 )
 def test_students_quantiles(free: int, quantile: float) -> None:
-    assert forces._student(free) == pytest.approx(quantile, rel=3e-4)
+    assert coefficients._student(free) == pytest.approx(quantile, rel=3e-4)
 
 
 def test_the_csv_file_gives_the_samples_back(tmp_path: Path) -> None:
     time = np.linspace(0, 1, 7)
     one = History(np.arange(7) * 10, time, np.sqrt(time), -time / 3, time**2)
-    forces.write_csv(one, tmp_path / "forces.csv")
+    coefficients.write_csv(one, tmp_path / "forces.csv")
     with open(tmp_path / "forces.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["step", "time", "drag", "lift", "side"]
@@ -199,14 +199,14 @@ def test_the_csv_file_gives_the_samples_back(tmp_path: Path) -> None:
     for name, column in one.columns.items():
         np.testing.assert_array_equal([float(row[name]) for row in rows], column)
     with pytest.raises(UserError, match="cannot write"):
-        forces.write_csv(one, tmp_path / "nowhere" / "forces.csv")
+        coefficients.write_csv(one, tmp_path / "nowhere" / "forces.csv")
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".html"])
 def test_the_plot_is_written(suffix: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     target = tmp_path / f"forces{suffix}"
-    forces.plot(signal(0.2, 6, 0.0, 1), target, "Re 100")
+    coefficients.plot(signal(0.2, 6, 0.0, 1), target, "Re 100")
     content = target.read_bytes()
     if suffix == ".png":
         assert content.startswith(b"\x89PNG")
@@ -216,7 +216,7 @@ def test_the_plot_is_written(suffix: str, tmp_path: Path) -> None:
 
 
 def test_a_start_that_is_far_off_does_not_set_the_scale_of_the_plot() -> None:
-    low, high = forces._limits(np.array([1e3, 50.0, 3.0, 3.1, 2.9, 3.0]))
+    low, high = coefficients._limits(np.array([1e3, 50.0, 3.0, 3.1, 2.9, 3.0]))
     assert 2 < low < 2.9
     assert 3.1 < high < 4
-    assert forces._limits(np.full(4, np.nan)) == (0, 1)
+    assert coefficients._limits(np.full(4, np.nan)) == (0, 1)
