@@ -40,7 +40,7 @@ def measured(world: World, capfd: pytest.CaptureFixture[str]) -> Measure:
 
     def call(asked: BenchOptions, body: Any = run) -> list[list[str]]:
         capfd.readouterr()
-        body(world, FailureHandler(world=world), asked, DOOR)
+        body(world, FailureHandler(rank=world.own_rank), asked, DOOR)
         text = world.control.allgather(capfd.readouterr().out)
         assert text[1:] == [""] * (world.size - 1)
         assert "\x1b" not in text[0]
@@ -114,7 +114,7 @@ def test_all_of_them_skip_what_does_not_fit(
     world: World, capfd: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     asked = BenchOptions(tuple(SPECS), ONE_SIZE, output_file=str(folder / "out.json"))
-    run(world, FailureHandler(world=world), asked, DOOR)
+    run(world, FailureHandler(rank=world.own_rank), asked, DOOR)
     text = world.control.broadcast(capfd.readouterr().out)
     expected = [name for name in SPECS if fits(name, world.size)]
     assert re.findall(r"starting: (\w+)_perf", text) == expected
@@ -161,7 +161,7 @@ def test_single_iterations(world: World, measured: Measure, folder: Path) -> Non
 
 def test_groups_are_named(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     asked = BenchOptions(("all_reduce",), ONE_SIZE, split="MOD2", names=True)
-    run(world, FailureHandler(world=world), asked, DOOR)
+    run(world, FailureHandler(rank=world.own_rank), asked, DOOR)
     text = world.control.broadcast(capfd.readouterr().out)
     groups = dict(re.findall(r"group (\d) \(ranks (\S+)\) in place:", text))
     seats = re.findall(r"^#  Rank +(\d+) Group +(\d+) ", text, re.M)
@@ -216,7 +216,7 @@ def test_every_rank_refuses_alike(
     world: World, capfd: pytest.CaptureFixture[str], asked: BenchOptions, says: str
 ) -> None:
     with pytest.raises(UserError, match=says):
-        run(world, FailureHandler(world=world), asked, DOOR)
+        run(world, FailureHandler(rank=world.own_rank), asked, DOOR)
     assert capfd.readouterr().out == ""
     world.control.barrier()  # nobody is left behind
 
@@ -227,7 +227,7 @@ def test_too_slow_on_average(world: World, capfd: pytest.CaptureFixture[str]) ->
     ) as slow:
         run(
             world,
-            FailureHandler(world=world),
+            FailureHandler(rank=world.own_rank),
             BenchOptions(("all_reduce",), ONE_SIZE, min_busbw=1e9),
             DOOR,
         )
@@ -251,7 +251,7 @@ def test_wrong_data_is_named(
 
     monkeypatch.setattr(checks, "verify", disturbed)
     with pytest.raises(WrongResults, match=f"{operation}: wrong data") as failure:
-        run(world, FailureHandler(world=world), BenchOptions((operation,), ONE_SIZE, names=True), DOOR)
+        run(world, FailureHandler(rank=world.own_rank), BenchOptions((operation,), ONE_SIZE, names=True), DOOR)
     assert (failure.value.exit_code, failure.value.everywhere) == (7, True)
     text = world.control.broadcast(capfd.readouterr().out)
     (line,) = re.findall(r"^#   (wrong: rank .* out of place: .*)$", text, re.M)
