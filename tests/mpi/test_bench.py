@@ -251,7 +251,9 @@ def test_wrong_data_is_named(
 
     monkeypatch.setattr(checks, "verify", disturbed)
     with pytest.raises(WrongResults, match=f"{operation}: wrong data") as failure:
-        run(world, FailureHandler(rank=world.own_rank), BenchOptions((operation,), ONE_SIZE, names=True), DOOR)
+        run(
+            world, FailureHandler(rank=world.own_rank), BenchOptions((operation,), ONE_SIZE, names=True), DOOR
+        )
     assert (failure.value.exit_code, failure.value.everywhere) == (7, True)
     text = world.control.broadcast(capfd.readouterr().out)
     (line,) = re.findall(r"^#   (wrong: rank .* out of place: .*)$", text, re.M)
