@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,11 @@ class Region:
     start: Shape
     stop: Shape
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
 
-    @property
+    @cached_property
     def slices(self) -> tuple[slice, ...]:
         return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
 

@@ -108,19 +108,19 @@ class Task:
     kernel: TaskKernel | None = None
     reads: tuple[tuple[Widths, ...], ...] | None = None
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         return self.fields[0].shape
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         return self.fields[0].dtype
 
-    @property
+    @cached_property
     def partition(self) -> Partition:
         return self.fields[0].partition
 
-    @property
+    @cached_property
     def widths(self) -> Widths:
         return self.fields[0].widths
 
