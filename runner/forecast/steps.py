@@ -31,7 +31,7 @@ from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.units import counted
 from meshrun.runner.spelling import option
 from meshrun.runner.steps.observers.additions import Additions
-from meshrun.runner.steps.step_counts import choose_steps
+from meshrun.runner.steps.steps_per_kernel import choose_steps
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.world.world import open_world
 

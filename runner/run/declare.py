@@ -37,7 +37,7 @@ from meshrun.runner.run.signatures import (
 from meshrun.runner.spelling import python_caller
 
 if TYPE_CHECKING:
-    from meshrun.runner.run.record.run_record import PlanRecord, RunRecord
+    from meshrun.runner.run.record.printed import PlanRecord, RunRecord
 
 RUN_TEXT = """Run on files or arrays over every rank of this program; collective. Returns the run's record.
 
@@ -72,7 +72,7 @@ def _run(job: Job, /, input: Any, output: Any = None, **keywords: Any) -> RunRec
     from meshrun.runner.forecast.machine import rates_file
     from meshrun.runner.run.execute import run
     from meshrun.runner.run.python_call import call_on_ranks, calling_ranks, check_ranks, files_of
-    from meshrun.runner.run.record.run_record import RunRecord
+    from meshrun.runner.run.record.printed import RunRecord
 
     table = run_rows()
     with python_caller(renamed_options(job.parameters)):
@@ -92,7 +92,7 @@ def _run(job: Job, /, input: Any, output: Any = None, **keywords: Any) -> RunRec
 
 def _plan(job: Job, /, *inputs: str | Path, **keywords: Any) -> PlanRecord:
     from meshrun.runner.forecast.plan import plan_record
-    from meshrun.runner.run.record.run_record import PlanRecord
+    from meshrun.runner.run.record.printed import PlanRecord
 
     table = plan_keywords()
     with python_caller(option_names(job.parameters, table, in_command=False)):

@@ -27,7 +27,7 @@ from meshrun.runner.options.choices import (
 )
 
 if TYPE_CHECKING:
-    from meshrun.runner.run.record.run_record import PlanRecord, RunRecord
+    from meshrun.runner.run.record.printed import PlanRecord, RunRecord
 
 Parameter_contra = TypeVar("Parameter_contra", contravariant=True)
 

@@ -38,8 +38,8 @@ from meshrun.runner.steps.loop import CheckFinite, StepObserver, Until, take_ste
 from meshrun.runner.steps.observers.additions import Additions, StoppingRule
 from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state
 from meshrun.runner.steps.observers.frames import Frames, open_frames
-from meshrun.runner.steps.step_counts import choose_steps
 from meshrun.runner.steps.stepper import Stepper
+from meshrun.runner.steps.steps_per_kernel import choose_steps
 from meshrun.runner.steps.streamed_steps import StreamedSteps
 from meshrun.runner.storage.checkpoint_folder import SavedState
 from meshrun.runner.storage.formats.frame_files import ARRAYS

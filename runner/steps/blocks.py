@@ -34,7 +34,7 @@ from meshrun.runner.plan.steps import Piece, band_rows, edge_copies, read_widths
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region
 from meshrun.runner.report.phases import Phases
-from meshrun.runner.steps.step_counts import choose_steps
+from meshrun.runner.steps.steps_per_kernel import choose_steps
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:

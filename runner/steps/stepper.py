@@ -46,7 +46,7 @@ from meshrun.runner.report.phases import Phases
 from meshrun.runner.steps import halo_path
 from meshrun.runner.steps.blocks import StepBlocks
 from meshrun.runner.steps.fused_steps import passes, prepare
-from meshrun.runner.steps.step_counts import choose_steps
+from meshrun.runner.steps.steps_per_kernel import choose_steps
 from meshrun.runner.system.compiler import NotCompiled
 from meshrun.runner.world.world import World
 
@@ -69,7 +69,7 @@ BeforeStep = Callable[[Sequence[Array]], None]
 class Stepper(StepBlocks[DistributedArray]):
     """This rank's blocks of a task that takes steps. Every method is collective.
 
-    steps_per_exchange: as asked for, 0 for any; then as chosen by `steps.step_counts`. overlap: see
+    steps_per_exchange: as asked for, 0 for any; then as chosen by `steps.steps_per_kernel`. overlap: see
     above; used if only axis 0 is split and the blocks are large enough; None: on GPUs of several hosts. halo:
     auto, nccl or direct; halo_taken: direct, or the first word of the transport, "" if nothing is exchanged;
     halo_reason: why it is not direct, "" if it is. exchanges_by_kernel: whether kernels

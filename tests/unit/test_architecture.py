@@ -391,8 +391,8 @@ LIMITS = {
     "pops": 5,
     "option_texts": 25,
     "single_protocols": 2,
-    "circles": 3,
-    "room_circles": 1,
+    "circles": 0,
+    "room_circles": 0,
 }
 OF_THE_PRODUCT = ("single_protocols", "circles", "room_circles")  # the others are of runner/ and launch/
 FIGURES = figures([source for source in SOURCES if source.is_one_of("runner/*", "launch/*")]) | {

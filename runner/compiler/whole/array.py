@@ -80,11 +80,20 @@ class Storage:
 
 
 class Tracing:
-    """One call of the function: its graph and the lengths of space."""
+    """One call of the function: its graph and the lengths of space.
 
-    def __init__(self, function: Callable[..., Any], graph: WholeGraph, space: Shape) -> None:
+    functions: NumPy's functions, and what computes each of them on traced arrays.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        graph: WholeGraph,
+        space: Shape,
+        functions: Mapping[Callable[..., Any], Callable[..., Any]],
+    ) -> None:
         code = getattr(inspect.unwrap(function), "__code__", None)
-        self.graph, self.space = graph, space
+        self.graph, self.space, self.functions = graph, space, functions
         self._file = code.co_filename if isinstance(code, types.CodeType) else ""
         self._lines = 0
 
@@ -346,9 +355,7 @@ class Whole(NDArrayOperatorsMixin):
     def __array_function__(
         self, function: Callable[..., Any], kinds: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        from meshrun.runner.compiler.whole.functions import FUNCTIONS
-
-        known = FUNCTIONS.get(function)
+        known = self._recorder.functions.get(function)
         if known is None:
             raise NotTraceable(f"uses numpy.{function.__name__}, which is not traced")
         return known(*args, **kwargs)

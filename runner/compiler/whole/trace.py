@@ -16,6 +16,7 @@ import numpy as np
 from meshrun.runner.compiler.trace.graph import Node, in_order
 from meshrun.runner.compiler.trace.trace import NotTraceable, raised_at
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
+from meshrun.runner.compiler.whole.functions import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.module import Module, rebound
 from meshrun.runner.region import Shape
@@ -112,7 +113,7 @@ def trace_whole(
     dimensions = len(space)
     lengths = [tuple(one.shape[:dimensions]) if one.shape else (0,) * dimensions for one in inputs]
     graph = WholeGraph(lengths)
-    recorder = Tracing(function, graph, space)
+    recorder = Tracing(function, graph, space, FUNCTIONS)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     try:
         with np.errstate(all="ignore"):

@@ -1,5 +1,5 @@
-"""Parts of records: `places` tells where a run took place, and `run_record` is what a run returns in
-Python. It neither runs nor verifies anything: it knows neither maps nor time steps.
+"""The record of a run: `build` puts it together, `places` tells where the run took place, and `printed` is
+the dict that a run returns in Python, which shows itself. It knows neither maps nor time steps.
 """
 
 MAY_NOT_IMPORT = ("meshrun.runner.maps", "meshrun.runner.steps")

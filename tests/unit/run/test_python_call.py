@@ -19,7 +19,7 @@ from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.report.summary import show_result
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.run.python_call import files_of
-from meshrun.runner.run.record.run_record import RunRecord
+from meshrun.runner.run.record.printed import RunRecord
 from meshrun.runner.system import launcher
 from meshrun.runner.world.world import open_world
 

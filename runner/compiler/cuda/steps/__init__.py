@@ -6,5 +6,5 @@ layout          which planes a program steps, what it reads, and the choices of 
 text            the kernel's text around the generated statements
 tuning          the fastest number of steps of a kernel and its choices: predicted, or measured
 
-How many of them a run takes in one kernel is decided in runner/steps/step_counts.py.
+How many of them a run takes in one kernel is decided in runner/steps/steps_per_kernel.py.
 """

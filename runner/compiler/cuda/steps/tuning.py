@@ -1,7 +1,7 @@
 """Tunings of a kernel of several steps, the fastest first: predicted, or measured once and kept.
 
-How many steps a run takes in one kernel is decided in runner/steps/step_counts.py. Choices change how long a
-run takes and no bit of its results.
+How many steps a run takes in one kernel is decided in runner/steps/steps_per_kernel.py. Choices change how
+long a run takes and no bit of its results.
 """
 
 from __future__ import annotations

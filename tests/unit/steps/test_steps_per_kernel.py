@@ -12,7 +12,7 @@ from numpy_kernel import NumpyKernel
 import meshrun
 from meshrun.runner.compiler.traced import traced
 from meshrun.runner.plan.task import Task, plan_task
-from meshrun.runner.steps.step_counts import StepCounts, choose_steps
+from meshrun.runner.steps.steps_per_kernel import StepCounts, choose_steps
 
 
 def relax(block: Any) -> Any:
