@@ -15,7 +15,8 @@ import inspect
 import operator
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -306,11 +307,11 @@ class Traced(NDArrayOperatorsMixin):
         self[...] = value
 
     def __pow__(self, exponent: Any) -> Any:
-        fast = _fast_power(self, exponent)
+        fast = fast_power(self.dtype, exponent)
         return np.power(self, exponent) if fast is None else fast(self)
 
     def __ipow__(self, exponent: Any) -> Any:
-        fast = _fast_power(self, exponent)
+        fast = fast_power(self.dtype, exponent)
         return (
             _apply(self._recorder, np.power, (self, exponent), None, self)
             if fast is None
@@ -577,7 +578,7 @@ def weak_dtype(value: Any) -> Any:
 def _apply(recorder: _Recorder, ufunc: Any, inputs: Sequence[Any], dtype: Any = None, out: Any = None) -> Any:
     """Record one call of a ufunc."""
     if ufunc.__name__ in COMPARISONS and dtype is None:
-        inputs = _within_range(inputs)
+        inputs = within_range(inputs, Traced)
     fixed = {} if dtype is None else {"signature": (*[None] * len(inputs), np.dtype(dtype))}
     kinds = ufunc.resolve_dtypes((*map(weak_dtype, inputs), None), **fixed)
     values = []
@@ -596,12 +597,12 @@ def _apply(recorder: _Recorder, ufunc: Any, inputs: Sequence[Any], dtype: Any = 
     return _stored(recorder, nodes, shape, grid, kinds[-1], out)
 
 
-def _within_range(inputs: Sequence[Any]) -> Sequence[Any]:
+def within_range(inputs: Sequence[Any], traced: type[Any]) -> Sequence[Any]:
     """Return the operands of a comparison. An integer beyond the range of the other operand's dtype becomes
     an infinite float, which compares alike."""
     a, b = inputs
     for number, other in ((a, b), (b, a)):
-        if type(number) is int and isinstance(other, Traced) and other.dtype.kind in "iu":
+        if type(number) is int and isinstance(other, traced) and other.dtype.kind in "iu":
             limits = np.iinfo(other.dtype)
             if not limits.min <= number <= limits.max:
                 beyond = np.float64(np.inf if number > 0 else -np.inf)
@@ -638,14 +639,14 @@ def _stored(
     return out
 
 
-def _fast_power(base: Traced, exponent: Any) -> Any:
+def fast_power(kind: np.dtype[Any], exponent: Any) -> Any:
     """Return the ufunc that NumPy's ** calls instead of power for this exponent; None if it calls power."""
     if not isinstance(exponent, (int, float)) or isinstance(exponent, (bool, np.generic)):
         return None
-    if base.dtype.kind == "f":
+    if kind.kind == "f":
         return {1: np.positive, 2: np.square, -1: np.reciprocal, 0.5: np.sqrt}.get(exponent)
     squared = isinstance(exponent, int) and exponent == 2
-    if base.dtype.kind == "b":  # depends on NumPy's version
+    if kind.kind == "b":  # depends on NumPy's version
         return np.square if squared and (np.ones(1, bool) ** 2).dtype == np.int8 else None
     return np.square if squared else None
 
@@ -741,12 +742,12 @@ def _full_like(
     return a._new(np.full(a._nodes.shape, node), kind)
 
 
-def _moveaxis(array: Traced, source: Any, destination: Any) -> Traced:
+def moveaxis(array: Any, source: Any, destination: Any) -> Any:
     order = [int(place) for place in np.moveaxis(np.empty(range(array.ndim)), source, destination).shape]
     return array.transpose(order)
 
 
-def _swapaxes(array: Traced, axis1: int, axis2: int) -> Traced:
+def swapaxes(array: Any, axis1: int, axis2: int) -> Any:
     order = list(range(array.ndim))
     order[axis1], order[axis2] = order[axis2], order[axis1]
     return array.transpose(order)
@@ -765,7 +766,7 @@ def _stack(arrays: Sequence[Any], axis: int = 0, out: Any = None, **options: Any
     return _stored(recorder, nodes, shape, grid, kind, out)
 
 
-def _expand_dims(array: Traced, axis: Any) -> Traced:
+def expand_dims(array: Any, axis: Any) -> Any:
     axes = axis if isinstance(axis, tuple) else (axis,)
     ndim = array.ndim + len(axes)
     places = {one % ndim for one in axes}
@@ -900,10 +901,10 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.full_like: _full_like,
     np.copy: lambda a, *_, **__: a.copy(),
     np.transpose: lambda a, axes=None: a.transpose(axes),
-    np.moveaxis: _moveaxis,
-    np.swapaxes: _swapaxes,
+    np.moveaxis: moveaxis,
+    np.swapaxes: swapaxes,
     np.stack: _stack,
-    np.expand_dims: _expand_dims,
+    np.expand_dims: expand_dims,
     np.diff: _diff,
     np.sum: _sum,
     np.min: lambda a, axis=None, out=None, keepdims=False: a.min(axis, out, keepdims),
@@ -993,21 +994,9 @@ def _trace_once(
     blocks = [_block(recorder, number, one, padded) for number, one in enumerate(inputs)]
     outs = [_unwritten(recorder, one, lengths) for one in declared or ()]
     given = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": _Namespace(recorder)}
-    try:
-        with np.errstate(all="ignore"):
-            returned = function(*blocks, **{name: given[name] for name in services}, **parameters)
+    with refused_with_line(function):
+        returned = function(*blocks, **{name: given[name] for name in services}, **parameters)
         results = _results(recorder, returned, outs, names)
-    except NotTraceable as reason:
-        reason.line = raised_at(reason, function)
-        raise
-    except RecursionError:
-        raise NotTraceable("is too deep an expression") from None
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as reason:  # a user's function may raise anything
-        failure = NotTraceable(f"raises {type(reason).__name__}: {reason}")
-        failure.line = raised_at(reason, function)
-        raise failure from reason
     shift = tuple(-low for low, _ in widths)
     outputs = []
     nodes = []
@@ -1057,6 +1046,25 @@ def _results(
             shorter = tuple(a - b for a, b in zip(lengths, one.shape, strict=False))
             raise NotTraceable("returns a block of another size than its own cells", shorter=shorter)
     return found
+
+
+@contextmanager
+def refused_with_line(function: Callable[..., Any]) -> Iterator[None]:
+    """Raise NotTraceable, with its line in the user's file, for what a traced call of `function` raises."""
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except NotTraceable as reason:
+        reason.line = raised_at(reason, function)
+        raise
+    except RecursionError:
+        raise NotTraceable("is too deep an expression") from None
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as reason:  # a user's function may raise anything
+        failure = NotTraceable(f"raises {type(reason).__name__}: {reason}")
+        failure.line = raised_at(reason, function)
+        raise failure from reason
 
 
 def raised_at(failure: BaseException, function: Callable[..., Any]) -> int:

@@ -26,7 +26,9 @@ from meshrun.runner.compiler.trace.trace import (
     MOST_NODES,
     UFUNCS,
     NotTraceable,
+    fast_power,
     weak_dtype,
+    within_range,
 )
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.region import Shape
@@ -257,7 +259,7 @@ class Whole(NDArrayOperatorsMixin):
         self[...] = value
 
     def __pow__(self, exponent: Any) -> Any:
-        fast = fast_power(self, exponent)
+        fast = fast_power(self.dtype, exponent)
         return np.power(self, exponent) if fast is None else fast(self)
 
     def __ipow__(self, exponent: Any) -> Any:
@@ -558,7 +560,7 @@ def result_of(
 def elementwise(recorder: Tracing, ufunc: Any, inputs: Sequence[Any], dtype: Any = None) -> Whole:
     """Record one call of a ufunc: its loop's dtypes are NumPy's."""
     if ufunc.__name__ in COMPARISONS and dtype is None:
-        inputs = _within_range(inputs)
+        inputs = within_range(inputs, Whole)
     fixed = {} if dtype is None else {"signature": (*[None] * len(inputs), np.dtype(dtype))}
     kinds = ufunc.resolve_dtypes((*map(_weak_of, inputs), None), **fixed)
     if any(kind.kind not in "biuf" or kind.itemsize > 8 for kind in kinds):
@@ -582,18 +584,6 @@ def elementwise(recorder: Tracing, ufunc: Any, inputs: Sequence[Any], dtype: Any
 
 def _weak_of(value: Any) -> Any:
     return value.dtype if isinstance(value, Whole) else weak_dtype(value)
-
-
-def _within_range(inputs: Sequence[Any]) -> Sequence[Any]:
-    """An integer beyond the range of the other operand becomes an infinite float, which compares alike."""
-    a, b = inputs
-    for number, other in ((a, b), (b, a)):
-        if type(number) is int and isinstance(other, Whole) and other.dtype.kind in "iu":
-            limits = np.iinfo(other.dtype)
-            if not limits.min <= number <= limits.max:
-                beyond = np.float64(np.inf if number > 0 else -np.inf)
-                return (beyond, b) if number is a else (a, beyond)
-    return inputs
 
 
 def stored(result: Whole, out: Any, where: Any = True) -> Any:
@@ -638,15 +628,3 @@ def _write_masked(array: Whole, mask: Whole, value: Any) -> None:
     picked = mask[index]
     typed = as_operand(array._recorder, value, array.dtype).astype(array.dtype, copy=False)
     array[...] = choose(picked, typed, array)
-
-
-def fast_power(base: Whole, exponent: Any) -> Any:
-    """Return the ufunc that NumPy's ** calls instead of power for this exponent; None if it calls power."""
-    if not isinstance(exponent, (int, float)) or isinstance(exponent, (bool, np.generic)):
-        return None
-    if base.dtype.kind == "f":
-        return {1: np.positive, 2: np.square, -1: np.reciprocal, 0.5: np.sqrt}.get(exponent)
-    squared = isinstance(exponent, int) and exponent == 2
-    if base.dtype.kind == "b":
-        return np.square if squared and (np.ones(1, bool) ** 2).dtype == np.int8 else None
-    return np.square if squared else None

@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.trace import CLIP, LONGEST_SUM, NotTraceable, as_scalar
+from meshrun.runner.compiler.trace.trace import (
+    CLIP,
+    LONGEST_SUM,
+    NotTraceable,
+    as_scalar,
+    expand_dims,
+    moveaxis,
+    swapaxes,
+)
 from meshrun.runner.compiler.whole.array import (
     Along,
     Axis,
@@ -95,24 +103,6 @@ def _full_like(
     )
     result[...] = fill_value
     return result
-
-
-def _moveaxis(a: Whole, source: Any, destination: Any) -> Whole:
-    order = np.moveaxis(np.empty(range(a.ndim)), source, destination).shape
-    return a.transpose([int(axis) for axis in order])
-
-
-def _swapaxes(a: Whole, axis1: int, axis2: int) -> Whole:
-    order = list(range(a.ndim))
-    order[axis1], order[axis2] = order[axis2], order[axis1]
-    return a.transpose(order)
-
-
-def _expand_dims(a: Whole, axis: Any) -> Whole:
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    ndim = a.ndim + len(axes)
-    places = {one % ndim for one in axes}
-    return a[tuple(None if place in places else slice(None) for place in range(ndim))]
 
 
 def _stack(arrays: Sequence[Any], axis: int = 0, out: Any = None) -> Any:
@@ -338,9 +328,9 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.full_like: _full_like,
     np.copy: lambda a, *_, **__: a.copy(),
     np.transpose: lambda a, axes=None: a.transpose(axes),
-    np.moveaxis: _moveaxis,
-    np.swapaxes: _swapaxes,
-    np.expand_dims: _expand_dims,
+    np.moveaxis: moveaxis,
+    np.swapaxes: swapaxes,
+    np.expand_dims: expand_dims,
     np.stack: _stack,
     np.concatenate: _concatenate,
     np.roll: _roll,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Node, in_order
-from meshrun.runner.compiler.trace.trace import NotTraceable, raised_at
+from meshrun.runner.compiler.trace.trace import NotTraceable, refused_with_line
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import WholeGraph
@@ -115,21 +115,9 @@ def trace_whole(
     graph = WholeGraph(lengths)
     recorder = Tracing(function, graph, space, FUNCTIONS)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
-    try:
-        with np.errstate(all="ignore"):
-            returned = rebound(function, Module(recorder))(*arrays, **parameters)
+    with refused_with_line(function):
+        returned = rebound(function, Module(recorder))(*arrays, **parameters)
         outputs = _outputs(recorder, returned, arrays, inputs, names)
-    except NotTraceable as reason:
-        reason.line = reason.line or raised_at(reason, function)
-        raise
-    except RecursionError:
-        raise NotTraceable("is too deep an expression") from None
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as reason:  # a user's function may raise anything
-        failure = NotTraceable(f"raises {type(reason).__name__}: {reason}")
-        failure.line = raised_at(reason, function)
-        raise failure from reason
     changed = tuple(number for number, one in enumerate(arrays) if one._storage.changed)
     return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed)
 
