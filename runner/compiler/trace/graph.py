@@ -25,11 +25,14 @@ Key = tuple[Any, ...]
 class Node:
     """One value per own cell.
 
-    op: "load", "constant", "cast", "where" (of a bool and two values) or the name of a NumPy ufunc. All
-        operands of a ufunc have the dtype that NumPy's loop computes in; the operation is rounded to it.
+    op: "load", "constant", "place", "inside", "scalar", "cast", "where" (of a bool and two values) or the
+        name of a NumPy ufunc. All operands of a ufunc have the dtype that NumPy's loop computes in; the
+        operation is rounded to it.
     dtype: of the value. operands: in the ufunc's order.
     input, offset, component: of a load: which input, how far from the own cell along each grid axis, and
-        which element of the trailing axes, in C order. value: of a constant, a NumPy scalar.
+        which element of the trailing axes, in C order.
+    value: of a constant, a NumPy scalar; of a place, (axis, shift); of an inside, (axis, low, high, step);
+        of a scalar, its number.
     line: in the user's file, where the value is computed first; 0 if unknown.
     """
 
@@ -43,8 +46,20 @@ class Node:
     line: int = 0
 
 
+PLACE = np.dtype(np.int64)
+BOOL = np.dtype(bool)
+
+
 class Graph:
-    """Make nodes, one for each distinct expression."""
+    """Make nodes, one for each distinct expression.
+
+    Leaves beside loads and constants:
+
+    place   the own cell's position along an axis of the whole array, counted from 0, plus a constant
+    inside  whether that position is one of low, low + step, ..., below high
+    scalar  a number that all cells share in one step, and that the kernel is given with the step: of time, or
+            the result of a reduction
+    """
 
     def __init__(self) -> None:
         self._nodes: dict[Key, Node] = {}
@@ -59,6 +74,18 @@ class Graph:
         return self._node(
             ("constant", dtype.str, scalar.tobytes()), lambda: Node("constant", dtype, value=scalar)
         )
+
+    def place(self, axis: int, shift: int = 0) -> Node:
+        return self._node(("place", axis, shift), lambda: Node("place", PLACE, value=(axis, shift)))
+
+    def inside(self, axis: int, low: int, high: int, step: int = 1) -> Node:
+        if high - low == 1:
+            step = 1
+        key = ("inside", axis, low, high, step)
+        return self._node(key, lambda: Node("inside", BOOL, value=key[1:]))
+
+    def scalar(self, number: int, dtype: np.dtype[Any]) -> Node:
+        return self._node(("scalar", number), lambda: Node("scalar", dtype, value=number))
 
     def operation(self, op: str, dtype: np.dtype[Any], operands: Sequence[Node], line: int = 0) -> Node:
         """Return an operation. Compute it now, with NumPy, if all operands are constants."""
@@ -79,7 +106,13 @@ class Graph:
             if node.op == "load":
                 offset = tuple(a + b for a, b in zip(node.offset, shift, strict=True))
                 done[node] = self.load(node.input, node.dtype, offset, node.component)
-            elif node.op == "constant":
+            elif node.op == "place":
+                axis, further = node.value
+                done[node] = self.place(axis, further + shift[axis])
+            elif node.op == "inside":
+                axis, low, high, step = node.value
+                done[node] = self.inside(axis, low - shift[axis], high - shift[axis], step)
+            elif node.op in ("constant", "scalar"):
                 done[node] = node
             else:
                 moved = [done[operand] for operand in node.operands]

@@ -1,13 +1,8 @@
 """Nodes of whole arrays: values per position in space, and conditions on the position.
 
 All arrays of a function share one space, whose positions along an axis are counted from 0. A node is a value
-per position p. Beside the nodes of `compiler.trace.graph` there are
-
-    place    the position along an axis, plus a constant
-    inside   whether the position along an axis is one of low, low + step, ..., below high
-
-A load reads an input at the position plus an offset. Offsets count around the input's end: what lies n - 1
-cells ahead of n is the cell before.
+per position p. A load reads an input at the position plus an offset. Offsets count around the input's end:
+what lies n - 1 cells ahead of n is the cell before.
 """
 
 from __future__ import annotations
@@ -19,9 +14,6 @@ import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Graph, Node, Offset, in_order
 from meshrun.runner.region import Shape
-
-PLACE = np.dtype(np.int64)
-BOOL = np.dtype(bool)
 
 
 class WholeGraph(Graph):
@@ -35,15 +27,6 @@ class WholeGraph(Graph):
         super().__init__()
         self.lengths = lengths
         self.wraps: list[set[int]] = [set() for _ in lengths]
-
-    def place(self, axis: int, shift: int = 0) -> Node:
-        return self._node(("place", axis, shift), lambda: Node("place", PLACE, value=(axis, shift)))
-
-    def inside(self, axis: int, low: int, high: int, step: int = 1) -> Node:
-        if high - low == 1:
-            step = 1
-        key = ("inside", axis, low, high, step)
-        return self._node(key, lambda: Node("inside", BOOL, value=key[1:]))
 
     def where(self, condition: Node, chosen: Node, other: Node, line: int = 0) -> Node:
         """Return `chosen` where `condition`, else `other`; both have one dtype."""
@@ -105,7 +88,7 @@ class WholeGraph(Graph):
         for node in in_order(wanted):
             if node.op in ("load", "place", "inside"):
                 done[node] = leaf(node)
-            elif node.op == "constant":
+            elif node.op in ("constant", "scalar"):
                 done[node] = node
             else:
                 operands = [done[one] for one in node.operands]

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.graph import Node, compute, in_order
+from meshrun.runner.compiler.trace.graph import PLACE, Node, compute, in_order
 from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, choose, made
-from meshrun.runner.compiler.whole.graph import PLACE
 
 LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
 
