@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from meshrun.runner.compiler.trace.graph import Node
-from meshrun.runner.compiler.trace.trace import (
+from meshrun.runner.compiler.trace.block import (
     COMPARISONS,
     MOST_COMPONENTS,
     MOST_NODES,
     UFUNCS,
-    NotTraceable,
     fast_power,
     weak_dtype,
     within_range,
 )
+from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.region import Shape
 

@@ -8,15 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.trace import (
-    CLIP,
-    LONGEST_SUM,
-    NotTraceable,
-    as_scalar,
-    expand_dims,
-    moveaxis,
-    swapaxes,
-)
+from meshrun.runner.compiler.trace.block import CLIP, LONGEST_SUM, as_scalar, expand_dims, moveaxis, swapaxes
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.array import (
     Along,
     Axis,
