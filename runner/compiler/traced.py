@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.result_type import hide_output
-from meshrun.runner.compiler.trace.block import MOST_COMPONENTS
+from meshrun.runner.compiler.trace.array import MOST_COMPONENTS
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable

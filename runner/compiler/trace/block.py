@@ -12,55 +12,27 @@ import operator
 import sys
 import types
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from meshrun.runner.compiler.trace.array import (
+    MOST_COMPONENTS,
+    Nodes,
+    ResultAxes,
+    TracedArray,
+    TracedCall,
+    check_computable,
+)
+from meshrun.runner.compiler.trace.functions import FUNCTIONS
 from meshrun.runner.compiler.trace.graph import Graph, in_order
-from meshrun.runner.compiler.trace.refusal import NotTraceable, file_of
+from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.trace.whole_axes import WHOLE_AXES, cell_axes, whole_axes
 from meshrun.runner.region import Shape
 
 NEAR = 16  # cells by which an array's length may differ from the block's, with halos of no cells
-MOST_COMPONENTS = 16  # elements of the trailing axes of a cell
-MOST_NODES = 4000
-CLIP: Any = vars(np)["_core"].umath.clip
-LONGEST_SUM = 7  # elements that NumPy adds from left to right; more are added pairwise
-
-_UFUNCS = """
-    negative positive absolute sqrt square reciprocal exp exp2 expm1 log log2 log10 log1p cbrt sin cos tan
-    arcsin arccos arctan sinh cosh tanh arcsinh arccosh arctanh floor ceil trunc rint sign fabs deg2rad
-    rad2deg degrees radians isnan isinf isfinite signbit logical_not invert
-    add subtract multiply divide floor_divide remainder fmod power float_power maximum minimum fmax fmin hypot
-    arctan2 copysign equal not_equal less less_equal greater greater_equal logical_and logical_or logical_xor
-    bitwise_and bitwise_or bitwise_xor left_shift right_shift
-"""
-UFUNCS = frozenset(_UFUNCS.split())
-_WHOLE_AXES = """
-    all any amax amin argmax argmin average count_nonzero cumprod cumsum max mean median min nanargmax
-    nanargmin nancumsum nanmax nanmean nanmedian nanmin nanpercentile nanquantile nanstd nansum nanvar
-    percentile prod ptp quantile std sum var
-"""
-# Functions and methods whose results depend on all elements along axes; None: along all if no axis is named.
-WHOLE_AXES: dict[str, Any] = {
-    **dict.fromkeys(_WHOLE_AXES.split()),
-    **dict.fromkeys(["sort", "argsort", "partition", "argpartition", "trapezoid", "unwrap"], -1),
-    **dict.fromkeys(["fft", "ifft", "rfft", "irfft", "hfft", "ihfft"], -1),
-    **dict.fromkeys(["fft2", "ifft2", "rfft2", "irfft2"], (-2, -1)),
-    **dict.fromkeys(["fftn", "ifftn", "rfftn", "irfftn", "fftshift", "ifftshift", "flip", "unique"]),
-    **{"flipud": 0, "fliplr": 1, "rot90": (0, 1), "histogram": None, "roll": None, "gradient": None},
-    **dict.fromkeys(["trace", "diagonal", "diag"], (0, 1)),
-    **dict.fromkeys(
-        ["tril", "triu", "inv", "det", "solve", "svd", "eig", "eigh", "qr", "cholesky"], (-2, -1)
-    ),
-    **dict.fromkeys(["norm", "cov", "corrcoef", "convolve", "correlate"]),
-    **dict.fromkeys(["pad", "matmul", "dot", "inner", "vdot", "tensordot", "einsum"]),  # see _summed_over
-}
-# Of them, those that are right inside a halo.
-SHIFTS = frozenset(f"numpy.{name}" for name in ("roll", "gradient", "pad", "convolve", "correlate"))
 PLACES = "an array of the block's length"  # that was not made from the block and differs from cell to cell
-COMPARISONS = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
 
 
 class _Storage:
@@ -80,29 +52,31 @@ class _Window:
         self.storage, self.version, self.made = storage, storage.version, made
 
 
-class Recorder:
+@dataclass(frozen=True)
+class BlockAxes(ResultAxes):
+    """Lengths of axes, and which of the grid's each is, or None."""
+
+    shape: Shape
+    grid: tuple[int | None, ...]
+
+    def with_axis(self, at: int, length: int) -> BlockAxes:
+        shape, grid = self.shape, self.grid
+        return BlockAxes((*shape[:at], length, *shape[at:]), (*grid[:at], None, *grid[at:]))
+
+
+class BlockCall(TracedCall):
     """One call of the function: its graph, and the lengths that identify grid axes.
 
     widths: cells of the blocks before and after the own ones. stages: of `Program`.
     """
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        lengths: Shape,
-        widths: Sequence[tuple[int, int]],
+        self, function: Callable[..., Any], lengths: Shape, widths: Sequence[tuple[int, int]]
     ) -> None:
-        self._near, self.widths = near_of(widths), widths
-        self.graph, self.lengths, self._file = Graph(), lengths, file_of(function)
+        super().__init__(function, Graph(), FUNCTIONS)
+        self._near, self.lengths, self.widths = near_of(widths), lengths, widths
         self._code = getattr(inspect.unwrap(function), "__code__", None)
         self.stages: dict[tuple[int, int], None] = {}
-
-    def line(self) -> int:
-        """Return the line of the user's file that runs now; 0 if unknown."""
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename != self._file:
-            frame = frame.f_back
-        return frame.f_lineno if frame else 0
 
     def outer_line(self) -> int:
         """Return the line of the function itself that runs now; 0 if unknown."""
@@ -131,11 +105,53 @@ class Recorder:
         nodes = np.full([1 if axis is not None else n for n, axis in zip(whole, grid, strict=True)], node)
         return Traced(self, nodes, whole, grid, kind)
 
+    def operand(self, value: Any, like: np.dtype[Any] | None = None) -> Traced:
+        if isinstance(value, Traced):
+            if value._recorder is not self:
+                raise NotTraceable("keeps an array from one call to the next")
+            return value
+        array = np.asarray(value)
+        if like is not None and not isinstance(value, (np.ndarray, np.generic)):
+            array = array.astype(like)
+        if array.dtype.kind not in "biuf":
+            raise NotTraceable(f"computes with {array.dtype}")
+        grid = [self.axis_of(length) for length in array.shape]
+        if any(axis is not None for axis in grid):
+            varies = {
+                axis
+                for number, axis in enumerate(grid)
+                if axis is not None and self.is_length(array.shape[number], axis) and _varies(array, number)
+            }
+            raise NotTraceable(
+                "uses an array of the block's size that was not made from the block",
+                "xp.zeros(shape), or zeros_like(block)",
+                whole=(PLACES, tuple(sorted(varies))),
+            )
+        if array.size > MOST_COMPONENTS:
+            raise NotTraceable(f"uses an array of {array.size} elements beside the block")
+        nodes = np.empty(array.shape, object)
+        for index, element in np.ndenumerate(array):
+            nodes[index] = self.graph.constant(element, array.dtype)
+        return Traced(self, nodes, array.shape, (None,) * array.ndim, array.dtype)
+
+    def aligned(self, operands: Sequence[Traced]) -> tuple[BlockAxes, list[Nodes]]:
+        shape = np.broadcast_shapes(*(one.shape for one in operands))
+        grid: list[int | None] = []
+        for back in range(len(shape), 0, -1):
+            axes = {one._grid[-back] for one in operands if one.ndim >= back and one.shape[-back] != 1}
+            if len(axes) > 1:
+                raise NotTraceable("combines different axes of the block")
+            grid.append(axes.pop() if axes else None)
+        return BlockAxes(shape, tuple(grid)), [one.read() for one in operands]
+
+    def result(self, layout: BlockAxes, nodes: Nodes, dtype: np.dtype[Any]) -> Traced:
+        return Traced(self, nodes.copy(), layout.shape, layout.grid, dtype)
+
 
 class Namespace:
     """The `xp` of a traced function: NumPy, but zeros, ones, full and empty return traced arrays."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: BlockCall) -> None:
         self._recorder = recorder
 
     def __getattr__(self, name: str) -> Any:
@@ -160,145 +176,79 @@ class Namespace:
     ascontiguousarray = asarray
 
 
-class Traced(NDArrayOperatorsMixin):
-    """A stand-in for an array.
+class Traced(TracedArray):
+    """A stand-in for a block.
 
     nodes: of its cells, one element along each grid axis. shape: as the function sees it. grid: for each
     axis, the grid axis that it is, or None.
     """
 
-    __array_priority__ = 1000.0
+    MODULE = "xp"
+    KIND = "a block"
+    FOREIGN = (
+        "makes a NumPy array of a block's cells, or writes them into one",
+        "xp.zeros(shape, dtype) or zeros_like(block) for an array to write into",
+    )
+    _recorder: BlockCall
 
     def __init__(
         self,
-        recorder: Recorder,
-        nodes: np.ndarray[Any, Any],
+        recorder: BlockCall,
+        nodes: Nodes,
         shape: Shape,
         grid: tuple[int | None, ...],
         dtype: np.dtype[Any],
         window: _Window | None = None,
     ) -> None:
-        if dtype.kind not in "biuf" or dtype.itemsize > 8 or not dtype.isnative:
-            raise NotTraceable(f"computes in {dtype.str if dtype.kind in 'biuf' else dtype}")
+        check_computable(dtype)
         self._recorder, self._nodes, self._grid = recorder, nodes, grid
-        self.shape, self.dtype = shape, dtype
+        self._shape, self.dtype = shape, dtype
         self._window = _Window(_Storage(), recorder.outer_line()) if window is None else window
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__ or not (name.startswith("_") or name in ("shape", "dtype")):
-            raise NotTraceable(f"sets .{name} of an array")
-        super().__setattr__(name, value)
-
-    # What NumPy arrays have
-
     @property
-    def ndim(self) -> int:
-        return len(self.shape)
+    def shape(self) -> Shape:
+        return self._shape
 
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+    def is_cells(self, axis: int) -> bool:
+        return self._grid[axis] is not None
 
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.itemsize
+    def layout(self) -> BlockAxes:
+        return BlockAxes(self.shape, self._grid)
 
-    @property
-    def itemsize(self) -> int:
-        return self.dtype.itemsize
+    def read(self) -> Nodes:
+        if self._window.version != self._window.storage.version:
+            raise NotTraceable(
+                "reads an array after a part of it, or what it is a part of, was changed in place",
+                "a new array instead of one that is changed in place",
+            )
+        return self._nodes
 
-    @property
-    def T(self) -> Traced:  # NumPy's name
-        return self.transpose()
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __iter__(self) -> Any:
-        if self._grid[0] is not None:
-            raise NotTraceable("iterates over the cells of a block", "slices instead of a loop over cells")
-        return (self[place] for place in range(self.shape[0]))
-
-    def __bool__(self) -> bool:
-        raise NotTraceable(
-            "decides by the value of a cell (if, while, and, or, not)", "xp.where(condition, a, b), or & | ~"
-        )
-
-    def _as_number(self) -> Any:
-        raise NotTraceable("converts cells to a Python number", "xp functions instead of those of math")
-
-    __float__ = __int__ = __complex__ = __index__ = _as_number
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        raise NotTraceable(
-            "makes a NumPy array of a block's cells, or writes them into one",
-            "xp.zeros(shape, dtype) or zeros_like(block) for an array to write into",
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name in WHOLE_AXES and hasattr(np.ndarray, name):
-            return partial(getattr(np, name), self)
-        raise NotTraceable(f"uses .{name} of an array, which is not traced")
-
-    def copy(self, order: str = "C") -> Traced:
-        return self._new(self._read())
-
-    def astype(self, dtype: Any, order: str = "K", casting: str = "unsafe", copy: bool = True) -> Traced:
-        kind = np.dtype(dtype)
-        if kind == self.dtype and not copy:
-            return self
-        if casting != "unsafe":
-            raise NotTraceable("uses casting= of astype")
-        return self._new(self._cast(self._read(), kind), kind)
-
-    def transpose(self, *axes: Any) -> Traced:
-        if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)):
-            axes = tuple(axes[0]) if axes[0] is not None else ()
-        order = tuple(axes) or tuple(reversed(range(self.ndim)))
-        nodes = self._read().transpose(order)
-        order = tuple(axis % self.ndim for axis in order)
+    def transposed(self, order: Shape) -> Traced:
+        nodes = self.read().transpose(order)
         shape, grid = tuple(self.shape[a] for a in order), tuple(self._grid[a] for a in order)
         return Traced(self._recorder, nodes, shape, grid, self.dtype, self._window)
 
-    def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Any:
-        return _clip(self, min, max, out)
-
-    def round(self, decimals: int = 0, out: Any = None) -> Any:
-        return _round(self, decimals, out)
-
-    def sum(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-        return _reduce(np.add, np.sum, self, axis, keepdims, dtype, out)
-
-    def min(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-        return _reduce(np.minimum, np.min, self, axis, keepdims, None, out)
-
-    def max(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-        return _reduce(np.maximum, np.max, self, axis, keepdims, None, out)
-
-    def mean(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-        return _mean(self, axis, dtype, out, keepdims)
-
-    def fill(self, value: Any) -> None:
-        self[...] = value
-
-    def __pow__(self, exponent: Any) -> Any:
-        fast = fast_power(self.dtype, exponent)
-        return np.power(self, exponent) if fast is None else fast(self)
-
-    def __ipow__(self, exponent: Any) -> Any:
-        fast = fast_power(self.dtype, exponent)
-        return (
-            _apply(self._recorder, np.power, (self, exponent), None, self)
-            if fast is None
-            else fast(self, out=self)
+    def reduce_cells(self, name: str, axes: Sequence[int], dtype: Any, out: Any, keepdims: bool) -> Any:
+        raise NotTraceable(
+            f"reduces the cells of a block (numpy.{name})",
+            "@meshrun.reduce_blocks",
+            whole=(f"numpy.{name}", cell_axes(self, list(axes))),
         )
+
+    def untraced(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> NotTraceable:
+        # A result may depend on all cells along an axis.
+        axes: tuple[int, ...] = ()
+        if name.endswith((".reduce", ".accumulate")):
+            axes = cell_axes(args[0], kwargs.get("axis", 0))
+        elif name in WHOLE_AXES and args:
+            axes = whole_axes(function, args, {} if isinstance(function, np.ufunc) else kwargs)
+        hint = "slices of the block with its halo" if name in ("roll", "pad") else None
+        return NotTraceable(f"uses numpy.{name}, which is not traced", hint, whole=(f"numpy.{name}", axes))
 
     # Reading and writing parts
 
     def __getitem__(self, index: Any) -> Traced:
-        nodes, shape, grid, shift = self._part(self._read(), index)
+        nodes, shape, grid, shift = self._part(self.read(), index)
         if self._has_all(shape, grid, shift):
             return Traced(self._recorder, nodes, shape, grid, self.dtype, self._window)
         if len(shape) == self.ndim and self._has_stage(nodes, shape, shift):
@@ -308,7 +258,7 @@ class Traced(NDArrayOperatorsMixin):
         moved.ravel()[:] = self._recorder.graph.shifted(nodes.ravel(), shift)
         return Traced(self._recorder, moved, shape, grid, self.dtype, part)
 
-    def _has_stage(self, nodes: np.ndarray[Any, Any], shape: Shape, shift: Shape) -> bool:
+    def _has_stage(self, nodes: Nodes, shape: Shape, shift: Shape) -> bool:
         """Return whether a part has cells beyond the array's edges that were computed from their neighbours.
 
         A value between two cells, such as a flux, belongs to an edge itself, not to a cell beyond it.
@@ -329,7 +279,7 @@ class Traced(NDArrayOperatorsMixin):
         partly = NotTraceable(
             "writes a part of an array", "an expression for all cells, such as xp.where(condition, a, b)"
         )
-        _full_index(index, self.ndim)
+        self.full_index(index)
         try:
             _, shape, grid, shift = self._part(self._nodes, index)
         except NotTraceable:
@@ -337,10 +287,12 @@ class Traced(NDArrayOperatorsMixin):
         if not self._has_all(shape, grid, shift):
             raise partly
         part = Traced(self._recorder, self._nodes[self._own_index(index)], shape, grid, self.dtype)
-        values = _operand(self._recorder, value, self.dtype)
-        nodes = self._cast(values._read(), self.dtype)
-        _check_broadcast([part, values], target=part)
-        self._read()
+        values = self._recorder.operand(value, self.dtype)
+        nodes = self.cast(values.read(), self.dtype)
+        layout, _ = self._recorder.aligned([part, values])
+        if layout.shape != part.shape:
+            raise ValueError(f"could not broadcast to shape {part.shape} from {layout.shape}")
+        self.read()
         self._window.storage.version += 1
         self._window.version = self._window.storage.version
         self._nodes[self._own_index(index)] = np.broadcast_to(nodes, part._nodes.shape).copy()
@@ -355,7 +307,7 @@ class Traced(NDArrayOperatorsMixin):
         """Return the index of a part in `_nodes`, which is whole along grid axes."""
         found: list[Any] = []
         axis = 0
-        for one in _full_index(index, self.ndim):
+        for one in self.full_index(index):
             if one is None:
                 found.append(None)
                 continue
@@ -363,15 +315,13 @@ class Traced(NDArrayOperatorsMixin):
             axis += 1
         return tuple(found)
 
-    def _part(
-        self, nodes: np.ndarray[Any, Any], index: Any
-    ) -> tuple[np.ndarray[Any, Any], Shape, tuple[int | None, ...], tuple[int, ...]]:
+    def _part(self, nodes: Nodes, index: Any) -> tuple[Nodes, Shape, tuple[int | None, ...], tuple[int, ...]]:
         """Return nodes, shape and grid axes of a part, and its first cell along each grid axis."""
         shape: list[int] = []
         grid: list[int | None] = []
         shift = [0] * len(self._recorder.lengths)
         axis = 0
-        for one in _full_index(index, self.ndim):
+        for one in self.full_index(index):
             if one is None:
                 shape.append(1)
                 grid.append(None)
@@ -405,492 +355,10 @@ class Traced(NDArrayOperatorsMixin):
                 raise IndexError(f"index {one} is out of bounds for axis {axis - 1} with size {length}")
         return nodes[self._own_index(index)], tuple(shape), tuple(grid), tuple(shift)
 
-    # NumPy's protocols
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        if method != "__call__" or ufunc.__name__ not in UFUNCS:
-            name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-            axes = _along(inputs[0], options.get("axis", 0)) if method in ("reduce", "accumulate") else ()
-            if name == "matmul":
-                axes = _whole_axes(ufunc, inputs, {})
-            raise NotTraceable(f"uses numpy.{name}, which is not traced", whole=(f"numpy.{name}", axes))
-        if options.get("where", True) is not True:
-            raise NotTraceable(f"uses where= of numpy.{ufunc.__name__}", "xp.where(condition, a, b)")
-        for name in options.keys() - {"where", "out", "dtype"}:
-            raise NotTraceable(f"uses {name}= of numpy.{ufunc.__name__}")
-        (out,) = options.get("out") or (None,)
-        return _apply(self._recorder, ufunc, inputs, options.get("dtype"), out)
-
-    def __array_function__(
-        self, function: Callable[..., Any], kinds: Any, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        known = FUNCTIONS.get(function)
-        if known is None:
-            hint = "slices of the block with its halo" if function in (np.roll, np.pad) else None
-            name = function.__name__
-            axes = _whole_axes(function, args, kwargs) if name in WHOLE_AXES and args else ()
-            raise NotTraceable(f"uses numpy.{name}, which is not traced", hint, whole=(f"numpy.{name}", axes))
-        return known(*args, **kwargs)
-
-    # Within this module
-
-    def _read(self) -> np.ndarray[Any, Any]:
-        if self._window.version != self._window.storage.version:
-            raise NotTraceable(
-                "reads an array after a part of it, or what it is a part of, was changed in place",
-                "a new array instead of one that is changed in place",
-            )
-        return self._nodes
-
-    def _new(self, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any] | None = None) -> Traced:
-        """Return a new array, which shares neither memory nor nodes."""
-        nodes = nodes.copy()
-        return Traced(self._recorder, nodes, self.shape, self._grid, self.dtype if dtype is None else dtype)
-
-    def _cast(self, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        return _each(self._recorder, "cast", dtype, nodes)
-
-
-def _full_index(index: Any, ndim: int) -> list[Any]:
-    """Return an index for each axis, and None for each new axis. Raises NotTraceable for an array."""
-    given = index if isinstance(index, tuple) else (index,)
-    found: list[Any] = []
-    for one in given:
-        if one is Ellipsis or one is None or isinstance(one, slice):
-            found.append(one)
-        elif isinstance(one, (bool, np.bool_)) or not hasattr(type(one), "__index__") or _is_array(one):
-            raise NotTraceable("picks cells by an array or a condition", "xp.where(condition, a, b)")
-        else:
-            found.append(operator.index(one))
-    count = sum(one is not None and one is not Ellipsis for one in found)
-    if count > ndim:
-        raise IndexError(f"too many indices: the array has {ndim} axes, but {count} were indexed")
-    if not any(one is Ellipsis for one in found):
-        found.append(Ellipsis)
-    place = next(at for at, one in enumerate(found) if one is Ellipsis)
-    return found[:place] + [slice(None)] * (ndim - count) + found[place + 1 :]
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, (np.ndarray, Traced))
-
-
-def _operand(recorder: Recorder, value: Any, like: np.dtype[Any] | None = None) -> Traced:
-    """Return `value` as a traced array. like: dtype for a Python number, of the array it is written to."""
-    if isinstance(value, Traced):
-        if value._recorder is not recorder:
-            raise NotTraceable("keeps an array from one call to the next")
-        return value
-    array = np.asarray(value)
-    if like is not None and not isinstance(value, (np.ndarray, np.generic)):
-        array = array.astype(like)
-    if array.dtype.kind not in "biuf":
-        raise NotTraceable(f"computes with {array.dtype}")
-    grid = [recorder.axis_of(length) for length in array.shape]
-    if any(axis is not None for axis in grid):
-        varies = {
-            axis
-            for place, axis in enumerate(grid)
-            if axis is not None and recorder.is_length(array.shape[place], axis) and _varies(array, place)
-        }
-        raise NotTraceable(
-            "uses an array of the block's size that was not made from the block",
-            "xp.zeros(shape), or zeros_like(block)",
-            whole=(PLACES, tuple(sorted(varies))),
-        )
-    if array.size > MOST_COMPONENTS:
-        raise NotTraceable(f"uses an array of {array.size} elements beside the block")
-    nodes = np.empty(array.shape, object)
-    for place, element in np.ndenumerate(array):
-        nodes[place] = recorder.graph.constant(element, array.dtype)
-    return Traced(recorder, nodes, array.shape, (None,) * array.ndim, array.dtype)
-
 
 def _varies(array: np.ndarray[Any, Any], axis: int) -> bool:
     """Return whether an array's elements differ along an axis."""
     return bool((array != np.take(array, [0], axis)).any())
-
-
-def _check_broadcast(
-    operands: Sequence[Traced], target: Traced | None = None
-) -> tuple[Shape, tuple[int | None, ...]]:
-    """Return shape and grid axes of the operands' broadcast result. Raises ValueError as NumPy does."""
-    shape = np.broadcast_shapes(*(one.shape for one in operands))
-    if target is not None and shape != target.shape:
-        raise ValueError(f"could not broadcast to shape {target.shape} from {shape}")
-    grid: list[int | None] = []
-    for back in range(len(shape), 0, -1):
-        axes = {one._grid[-back] for one in operands if one.ndim >= back and one.shape[-back] != 1}
-        if len(axes) > 1:
-            raise NotTraceable("combines different axes of the block")
-        grid.append(axes.pop() if axes else None)
-    return shape, tuple(grid)
-
-
-def _each(
-    recorder: Recorder, op: str, dtype: np.dtype[Any], *operands: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
-    """Return the nodes of an elementwise operation on arrays of nodes, which are broadcast."""
-    line = recorder.line()
-    every = np.broadcast_arrays(*operands)
-    found = np.empty(every[0].shape, object)
-    for place in np.ndindex(found.shape):
-        found[place] = recorder.graph.operation(op, dtype, [one[place] for one in every], line)
-    if len(recorder.graph._nodes) > MOST_NODES:
-        raise NotTraceable(f"does more than {MOST_NODES} operations for each cell")
-    return found
-
-
-def weak_dtype(value: Any) -> Any:
-    """Return an operand's dtype, or the type of a Python number, to resolve a loop's types (NEP 50)."""
-    if isinstance(value, (Traced, np.ndarray, np.generic)):
-        return value.dtype
-    if isinstance(value, bool):
-        return np.dtype(bool)
-    if isinstance(value, (int, float)):
-        return type(value) if type(value) in (int, float) else (int if isinstance(value, int) else float)
-    raise NotTraceable(f"computes with a {type(value).__name__}")
-
-
-def _apply(recorder: Recorder, ufunc: Any, inputs: Sequence[Any], dtype: Any = None, out: Any = None) -> Any:
-    """Record one call of a ufunc."""
-    if ufunc.__name__ in COMPARISONS and dtype is None:
-        inputs = within_range(inputs, Traced)
-    fixed = {} if dtype is None else {"signature": (*[None] * len(inputs), np.dtype(dtype))}
-    kinds = ufunc.resolve_dtypes((*map(weak_dtype, inputs), None), **fixed)
-    values = []
-    for value, kind in zip(inputs, kinds, strict=False):
-        python = not isinstance(value, (Traced, np.ndarray, np.generic))
-        values.append(_operand(recorder, kind.type(value) if python else value))
-    if any(kind.kind not in "biuf" or kind.itemsize > 8 for kind in kinds):
-        raise NotTraceable(f"computes in {kinds[-1]}")
-    if ufunc.__name__ == "reciprocal" and kinds[-1].kind != "f":
-        raise NotTraceable("divides integers by numpy.reciprocal", "1 / x")
-    if ufunc.__name__ == "power" and kinds[-1].kind in "iu":
-        _check_integer_power(values[1])
-    shape, grid = _check_broadcast(values)
-    operands = [one._cast(one._read(), kind) for one, kind in zip(values, kinds, strict=False)]
-    nodes = _each(recorder, ufunc.__name__, kinds[-1], *operands)
-    return _stored(recorder, nodes, shape, grid, kinds[-1], out)
-
-
-def within_range(inputs: Sequence[Any], traced: type[Any]) -> Sequence[Any]:
-    """Return the operands of a comparison. An integer beyond the range of the other operand's dtype becomes
-    an infinite float, which compares alike."""
-    a, b = inputs
-    for number, other in ((a, b), (b, a)):
-        if type(number) is int and isinstance(other, traced) and other.dtype.kind in "iu":
-            limits = np.iinfo(other.dtype)
-            if not limits.min <= number <= limits.max:
-                beyond = np.float64(np.inf if number > 0 else -np.inf)
-                return (beyond, b) if number is a else (a, beyond)
-    return inputs
-
-
-def _check_integer_power(exponent: Traced) -> None:
-    for node in exponent._read().ravel():
-        if node.op != "constant":
-            raise NotTraceable("raises integers to a power that is not constant")
-        if node.value < 0:
-            raise ValueError("Integers to negative integer powers are not allowed.")
-
-
-def _stored(
-    recorder: Recorder,
-    nodes: np.ndarray[Any, Any],
-    shape: Shape,
-    grid: tuple[int | None, ...],
-    dtype: np.dtype[Any],
-    out: Any,
-) -> Any:
-    result = Traced(recorder, nodes.copy(), shape, grid, dtype)
-    if out is None:
-        return result
-    if isinstance(out, tuple):
-        (out,) = out
-    if not isinstance(out, Traced):
-        return result.__array__()  # raises
-    if not np.can_cast(dtype, out.dtype, "same_kind"):
-        raise TypeError(f"cannot cast the output from {dtype} to {out.dtype} by the rule 'same_kind'")
-    out[...] = result
-    return out
-
-
-def fast_power(kind: np.dtype[Any], exponent: Any) -> Any:
-    """Return the ufunc that NumPy's ** calls instead of power for this exponent; None if it calls power."""
-    if not isinstance(exponent, (int, float)) or isinstance(exponent, (bool, np.generic)):
-        return None
-    if kind.kind == "f":
-        return {1: np.positive, 2: np.square, -1: np.reciprocal, 0.5: np.sqrt}.get(exponent)
-    squared = isinstance(exponent, int) and exponent == 2
-    if kind.kind == "b":  # depends on NumPy's version
-        return np.square if squared and (np.ones(1, bool) ** 2).dtype == np.int8 else None
-    return np.square if squared else None
-
-
-# NumPy's functions that are no ufuncs
-
-
-def _recorder_of(*values: Any) -> Recorder:
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            found = [one for one in value if isinstance(one, Traced)]
-            if found:
-                return found[0]._recorder
-        if isinstance(value, Traced):
-            return value._recorder
-    raise NotTraceable("computes with an array that is not traced")
-
-
-def _where(condition: Any, *values: Any) -> Any:
-    if len(values) != 2:
-        raise NotTraceable("looks for cells by numpy.where(condition)", "xp.where(condition, a, b)")
-    recorder = _recorder_of(condition, *values)
-    kind = _common_dtype(values)
-    chosen = _operand(recorder, condition)
-    cells = [_operand(recorder, value) for value in values]  # a Python number that is too large wraps
-    shape, grid = _check_broadcast([chosen, *cells])
-    nodes = _each(
-        recorder,
-        "where",
-        kind,
-        chosen._cast(chosen._read(), np.dtype(bool)),
-        *(one._cast(one._read(), kind) for one in cells),
-    )
-    return Traced(recorder, nodes, shape, grid, kind)
-
-
-def _common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
-    """Return NumPy's common dtype of values, in which Python's numbers are weak (NEP 50)."""
-    weak = [
-        np.empty(0, value.dtype) if isinstance(value, (Traced, np.ndarray)) else value for value in values
-    ]
-    return np.result_type(*weak)
-
-
-def as_scalar(value: Any, kind: np.dtype[Any]) -> Any:
-    """Return a Python number as a NumPy scalar of dtype `kind`, and any other value unchanged."""
-    return value if isinstance(value, (Traced, np.ndarray, np.generic)) else kind.type(value)
-
-
-def _clip(array: Any, a_min: Any = None, a_max: Any = None, out: Any = None, **limits: Any) -> Any:
-    low, high = limits.get("min", a_min), limits.get("max", a_max)
-    recorder = _recorder_of(array, low, high)
-    if array.dtype.kind in "iu":  # of Python's numbers, those beyond the dtype are no limits
-        bounds = np.iinfo(array.dtype)
-        low = None if type(low) is int and low <= bounds.min else low
-        high = None if type(high) is int and high >= bounds.max else high
-    if low is None and high is None:
-        return _apply(recorder, np.positive, (array,), None, out)
-    if low is None or high is None:
-        ufunc, other = (np.minimum, high) if low is None else (np.maximum, low)
-        return _apply(recorder, ufunc, (array, other), None, out)
-    values = (array, low, high)
-    *kinds, kind = CLIP.resolve_dtypes((*map(weak_dtype, values), None))
-    typed = [_operand(recorder, as_scalar(v, k)) for v, k in zip(values, kinds, strict=True)]
-    typed = [one.astype(kind, copy=False) for one in typed]
-    return _apply(recorder, np.minimum, (np.maximum(typed[0], typed[1]), typed[2]), None, out)
-
-
-def _round(array: Any, decimals: int = 0, out: Any = None) -> Any:
-    if decimals != 0:
-        raise NotTraceable("rounds to decimals", "xp.rint(x * 10**d) / 10**d")
-    if array.dtype.kind in "iu":
-        return _stored(array._recorder, array._read(), array.shape, array._grid, array.dtype, out)
-    return np.rint(array) if out is None else np.rint(array, out=out)
-
-
-def _like(value: Any) -> Callable[..., Any]:
-    """Return the traced numpy.zeros_like, for any value."""
-
-    def make(a: Traced, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None) -> Any:
-        return _full_like(a, value, dtype, order, subok, shape)
-
-    return make
-
-
-def _full_like(
-    a: Traced, fill_value: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None
-) -> Traced:
-    if shape is not None or np.ndim(fill_value) != 0 or isinstance(fill_value, Traced):
-        raise NotTraceable("uses numpy.full_like with shape= or an array", "xp.full(shape, number)")
-    kind = a.dtype if dtype is None else np.dtype(dtype)
-    node = a._recorder.graph.constant(np.asarray(fill_value).astype(kind), kind)
-    return a._new(np.full(a._nodes.shape, node), kind)
-
-
-def moveaxis(array: Any, source: Any, destination: Any) -> Any:
-    order = [int(place) for place in np.moveaxis(np.empty(range(array.ndim)), source, destination).shape]
-    return array.transpose(order)
-
-
-def swapaxes(array: Any, axis1: int, axis2: int) -> Any:
-    order = list(range(array.ndim))
-    order[axis1], order[axis2] = order[axis2], order[axis1]
-    return array.transpose(order)
-
-
-def _stack(arrays: Sequence[Any], axis: int = 0, out: Any = None, **options: Any) -> Any:
-    recorder = _recorder_of(arrays)
-    values = [_operand(recorder, one) for one in arrays]
-    shape, grid = values[0].shape, values[0]._grid
-    if any((one.shape, one._grid) != (shape, grid) for one in values):
-        raise ValueError("all input arrays must have the same shape")
-    kind = np.dtype(options.get("dtype") or _common_dtype(values))
-    place = axis % (len(shape) + 1)
-    nodes = np.stack([one._cast(one._read(), kind) for one in values], place)
-    shape, grid = (*shape[:place], len(values), *shape[place:]), (*grid[:place], None, *grid[place:])
-    return _stored(recorder, nodes, shape, grid, kind, out)
-
-
-def expand_dims(array: Any, axis: Any) -> Any:
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    ndim = array.ndim + len(axes)
-    places = {one % ndim for one in axes}
-    return array[tuple(None if place in places else slice(None) for place in range(ndim))]
-
-
-def _diff(array: Traced, n: int = 1, axis: int = -1, **options: Any) -> Any:
-    if n != 1 or options:
-        raise NotTraceable("uses numpy.diff with more than one difference", "slices")
-    before: list[Any] = [slice(None)] * array.ndim
-    after = list(before)
-    before[axis], after[axis] = slice(None, -1), slice(1, None)
-    compare = np.not_equal if array.dtype == bool else np.subtract
-    return _apply(array._recorder, compare, (array[tuple(after)], array[tuple(before)]))
-
-
-def _along(array: Any, axis: Any) -> tuple[int, ...]:
-    """Return the grid axes among an array's axes. axis: as NumPy's functions take it."""
-    if not isinstance(array, Traced):
-        return ()
-    axes = range(array.ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
-    found = (array._grid[operator.index(one)] for one in axes)
-    return tuple(sorted({one for one in found if one is not None}))
-
-
-def _whole_axes(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """Return the grid axes whose cells one result of this call depends on. function: one of WHOLE_AXES."""
-    name = function.__name__
-    if name in ("matmul", "dot", "inner", "vdot", "tensordot", "einsum"):
-        summed = _summed_over(name, *args, **kwargs)
-        return tuple(sorted({axis for array, axes in summed for axis in _along(array, axes)}))
-    given = inspect.signature(function).bind(*args, **kwargs).arguments
-    if name == "pad":
-        widths = np.broadcast_to(np.asarray(given["pad_width"]), (args[0].ndim, 2))
-        return _along(args[0], np.flatnonzero(widths.any(1)).tolist())
-    return _along(args[0], given.get("axis", given.get("axes", WHOLE_AXES[name])))
-
-
-def _summed_over(
-    name: str, a: Any, b: Any, *others: Any, axes: Any = 2, **options: Any
-) -> list[tuple[Any, Any]]:
-    """Return the operands of a product of arrays, each with those of its axes that it sums over."""
-    if name == "einsum":
-        return _summed_by_einsum(a, [b, *others])
-    if name == "vdot":
-        return [(a, None), (b, None)]
-    if name == "tensordot":
-        axes = others[0] if others else axes
-        pairs = (range(-axes, 0), range(axes)) if isinstance(axes, int) else axes
-        of_a, of_b = (list(one) if isinstance(one, (list, tuple, range)) else [one] for one in pairs)
-        return [(a, of_a), (b, of_b)]
-    return [(a, -1), (b, -1 if name == "inner" or np.ndim(b) < 2 else -2)]
-
-
-def _summed_by_einsum(subscripts: Any, operands: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Return the operands of numpy.einsum, each with those of its axes that it sums over; [] if unknown."""
-    if not isinstance(subscripts, str) or "." in subscripts:
-        return []
-    inputs, arrow, output = subscripts.replace(" ", "").partition("->")
-    kept = output if arrow else [one for one in inputs if inputs.count(one) == 1]
-    return [
-        (array, [axis for axis, letter in enumerate(letters) if letter not in kept])
-        for array, letters in zip(operands, inputs.split(","), strict=True)
-    ]
-
-
-def _reduce(
-    ufunc: np.ufunc,
-    function: Callable[..., Any],
-    array: Traced,
-    axis: Any = None,
-    keepdims: bool = False,
-    dtype: Any = None,
-    out: Any = None,
-    name: str = "",
-) -> Any:
-    """Record a reduction of trailing axes, of few elements, from left to right as NumPy computes it.
-
-    name: of the function that is called; `function`'s if that is the one.
-    """
-    name = name or function.__name__
-    if along := _along(array, axis):
-        raise NotTraceable(
-            f"reduces the cells of a block (numpy.{name})",
-            "@meshrun.reduce_blocks",
-            whole=(f"numpy.{name}", along),
-        )
-    axes = range(array.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    places = sorted({one % array.ndim for one in axes})
-    count = int(np.prod([array.shape[place] for place in places]))
-    kind = function(np.ones(1, array.dtype), **({} if dtype is None else {"dtype": dtype})).dtype
-    if ufunc is np.add and (count > LONGEST_SUM or kind == np.float16 or len(places) > 1):
-        raise NotTraceable(f"adds {count} {kind} elements in an order of NumPy's own", "a sum by +")
-    typed = array.astype(kind, copy=False)
-    others = [slice(None)] * array.ndim
-    total: Any = None
-    for element in np.ndindex(*(array.shape[place] for place in places)):
-        index: list[Any] = list(others)
-        for place, at in zip(places, element, strict=True):
-            index[place] = slice(at, at + 1) if keepdims else at
-        part = typed[tuple(index)]
-        total = part.copy() if total is None else ufunc(total, part)
-    if total is None:
-        raise NotTraceable("reduces an axis without elements")
-    if ufunc is np.add and kind.kind == "f":
-        total = np.add(total, kind.type(0))  # NumPy starts with it: the sum of negative zeros is positive
-    return _stored(array._recorder, total._read(), total.shape, total._grid, kind, out)
-
-
-def _mean(array: Traced, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-    kind = np.mean(np.ones(1, array.dtype), dtype=dtype).dtype
-    total = _reduce(np.add, np.sum, array, axis, keepdims, kind, name="mean")
-    return np.divide(total, kind.type(array.size // total.size), **({} if out is None else {"out": out}))
-
-
-def _sum(
-    a: Traced, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False, **options: Any
-) -> Any:
-    if options:
-        raise NotTraceable("uses numpy.sum with initial= or where=")
-    return _reduce(np.add, np.sum, a, axis, keepdims, dtype, out)
-
-
-FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    np.where: _where,
-    np.clip: _clip,
-    np.round: _round,
-    np.around: _round,
-    np.zeros_like: _like(0),
-    np.empty_like: _like(0),
-    np.ones_like: _like(1),
-    np.full_like: _full_like,
-    np.copy: lambda a, *_, **__: a.copy(),
-    np.transpose: lambda a, axes=None: a.transpose(axes),
-    np.moveaxis: moveaxis,
-    np.swapaxes: swapaxes,
-    np.stack: _stack,
-    np.expand_dims: expand_dims,
-    np.diff: _diff,
-    np.sum: _sum,
-    np.min: lambda a, axis=None, out=None, keepdims=False: a.min(axis, out, keepdims),
-    np.max: lambda a, axis=None, out=None, keepdims=False: a.max(axis, out, keepdims),
-    np.mean: _mean,
-    np.ndim: lambda a: a.ndim,
-    np.shape: lambda a: a.shape,
-    np.size: lambda a: a.size,
-}
 
 
 def near_of(widths: Sequence[tuple[int, int]]) -> int:

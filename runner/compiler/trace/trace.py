@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.block import MOST_COMPONENTS, Namespace, Recorder, Traced, near_of
+from meshrun.runner.compiler.trace.array import MOST_COMPONENTS
+from meshrun.runner.compiler.trace.block import BlockCall, Namespace, Traced, near_of
 from meshrun.runner.compiler.trace.graph import Operand, Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.region import Shape
@@ -85,7 +86,7 @@ def _trace_once(
 ) -> Program:
     if "here" in services:
         raise NotTraceable("takes `here`: what it computes depends on the place of the block")
-    recorder = Recorder(function, lengths, widths)
+    recorder = BlockCall(function, lengths, widths)
     axes = len(lengths)
     padded = tuple(n + low + high for n, (low, high) in zip(lengths, widths, strict=True))
     blocks = [_block(recorder, number, one, padded) for number, one in enumerate(inputs)]
@@ -99,11 +100,11 @@ def _trace_once(
     nodes = []
     for name, result in zip(names, results, strict=True):
         outputs.append(Operand(name, result.dtype, result.shape[axes:]))
-        nodes.append(tuple(recorder.graph.shifted(result._read().ravel(), shift)))
+        nodes.append(tuple(recorder.graph.shifted(result.read().ravel(), shift)))
     return Program(axes, tuple(inputs), tuple(outputs), tuple(nodes), recorder.graph, tuple(recorder.stages))
 
 
-def _block(recorder: Recorder, number: int, one: Operand, padded: Shape) -> Traced:
+def _block(recorder: BlockCall, number: int, one: Operand, padded: Shape) -> Traced:
     axes = len(padded)
     if one.components > MOST_COMPONENTS:
         raise NotTraceable(f"has {one.components} elements per cell of its input {one.name}")
@@ -116,14 +117,16 @@ def _block(recorder: Recorder, number: int, one: Operand, padded: Shape) -> Trac
     return Traced(recorder, nodes, padded + one.trailing, grid, one.dtype)
 
 
-def _unwritten(recorder: Recorder, one: Operand, lengths: Shape) -> Traced:
+def _unwritten(recorder: BlockCall, one: Operand, lengths: Shape) -> Traced:
     """Return an array for a result. Its cells are NaN or 0 until they are written."""
     empty = np.full((), np.nan if one.dtype.kind == "f" else 0)
     found: Traced = recorder.filled(lengths + one.trailing, empty.astype(one.dtype), one.dtype)
     return found
 
 
-def _results(recorder: Recorder, returned: Any, outs: Sequence[Traced], names: Sequence[str]) -> list[Traced]:
+def _results(
+    recorder: BlockCall, returned: Any, outs: Sequence[Traced], names: Sequence[str]
+) -> list[Traced]:
     if returned is None and outs:
         returned = tuple(outs)
     found = list(returned) if isinstance(returned, (tuple, list)) else [returned]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fuse_programs import cells
 
-from meshrun.runner.compiler.trace.block import MOST_NODES
+from meshrun.runner.compiler.trace.array import MOST_NODES
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable
