@@ -22,7 +22,7 @@ from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.operations import INEXACT, compiler_options
 from meshrun.runner.compiler.passes.ends import interior
 from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
-from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.device.api import Backend
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.system.cached_files import cache_folder
