@@ -222,7 +222,7 @@ class DeviceKernel:
         """
         if not self._takes_steps:
             raise NotFusable("complex numbers beside a constant boundary that is not 0")
-        chosen = tuning or self._tuning(vectors=True)
+        chosen = tuning or self._tuning(vectors=self.aligned)
         return step_kernel.build(
             self.program, self.feeds, self.boundary, self.cval, steps, chosen, sends=sends
         )

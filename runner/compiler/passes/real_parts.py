@@ -9,6 +9,7 @@ the next.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -54,7 +55,7 @@ def in_real_parts(program: Program) -> Program:
             raise
     results = tuple(tuple(part for node in result for part in parts[node]) for result in program.results)
     inputs, outputs = tuple(map(_real_operand, program.inputs)), tuple(map(_real_operand, program.outputs))
-    return Program(program.axes, inputs, outputs, results, write.graph, program.stages)
+    return replace(program, inputs=inputs, outputs=outputs, results=results, graph=write.graph)
 
 
 def _real_operand(one: Operand) -> Operand:
