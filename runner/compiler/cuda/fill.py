@@ -47,7 +47,7 @@ def fill(
     device = getattr(getattr(outs[0], "device", None), "id", 0)
     kernel = kernel_of(function, inputs, outputs, widths, tuple(sorted(parameters.items())), device)
     try:
-        kernel(blocks, outs)
+        kernel(blocks, outs, (0,) * axes)
     except NotCompiled as failure:
         failure.hint = option("device", "cpu")  # the option fuse does not apply
         raise
