@@ -278,17 +278,23 @@ class Task:
             assert outs is not None
             self.kernel(blocks, outs)
             return tuple(outs)
+        results = self.returned(blocks, here, outs)
+        declared = self.declared(here.block) or (None,) * len(results)
+        for number, (result, expected) in enumerate(zip(results, declared, strict=True)):
+            self._check(result, here, None if expected is None else expected[0], number)
+        return results
+
+    def returned(
+        self, blocks: Sequence[Array], here: BlockContext, outs: Sequence[Array] | None
+    ) -> tuple[Any, ...]:
+        """Call the job's function on padded blocks; return as many results as are declared, unchecked."""
         out = None if outs is None else outs[0] if len(outs) == 1 else tuple(outs)
         services = {"out": out, "xp": here.xp, "here": here}
         wanted = {name: services[name] for name in self.job.services}
         returned = self.job.function(*blocks, **wanted, **self.parameters)
         if returned is None and outs is not None:
             returned = tuple(outs)
-        results = tuple(map(in_own_byte_order, self._separate(returned)))
-        declared = self.declared(here.block) or (None,) * len(results)
-        for number, (result, expected) in enumerate(zip(results, declared, strict=True)):
-            self._check(result, here, None if expected is None else expected[0], number)
-        return results
+        return tuple(map(in_own_byte_order, self._separate(returned)))
 
     def _separate(self, returned: Any) -> tuple[Array, ...]:
         """Return the results as a tuple of as many as are declared."""
