@@ -126,7 +126,6 @@ def _judged(sample: Sample, backend: Backend, host: str) -> tuple[bool, Differen
         try:
             # The whole's results are checked, and those of parts compared with them.
             results = (task.call if parts == 1 else task.returned)(blocks, here, outs)
-            backend.synchronize()
             return tuple(np.asarray(result if xp is np else to_host(result)) for result in results)
         except (KeyboardInterrupt, SystemExit):
             raise
