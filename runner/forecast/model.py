@@ -185,9 +185,8 @@ def _in_one_piece(task: Task, machine: Machine, local: int) -> Part:
     every = [_moved(task, task.partition[rank], machine) for rank in range(local)]
     region = task.partition[0]
     memory = memory_use(task, region, asynchronous=machine.gpus > 0)
-    return Part(
-        False, int(0 not in region.shape), 0 if 0 in region.shape else region.shape[0], memory, every[0], _sum(every)
-    )
+    rows = 0 if 0 in region.shape else region.shape[0]
+    return Part(False, min(rows, 1), rows, memory, every[0], _sum(every))
 
 
 def _streamed(

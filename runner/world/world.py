@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
+
+import numpy as np
 
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.checksum.checked import SHARE, CheckedControl, Checksums
@@ -24,6 +27,7 @@ from meshrun.runner.processes import boot_id
 from meshrun.runner.recorder.process import remove_stale
 from meshrun.runner.recorder.ring import Recorder, file_of
 from meshrun.runner.report.phases import Phases
+from meshrun.runner.report.versions import installed_version
 from meshrun.runner.spelling import option, python_caller
 from meshrun.runner.system import launcher
 from meshrun.runner.world.binding import (
@@ -132,6 +136,36 @@ class World(Group):
         """This rank's share of its host's cores, at least 1."""
         # Of all cores: a bound rank's affinity mask has only its own.
         return max((os.cpu_count() or 1) // len(self.beside), 1)
+
+    def places(self) -> list[dict[str, Any]]:
+        """Return an entry per rank for a record: its number, host and device."""
+        return [
+            {
+                "rank": rank.number,
+                "host": rank.host,
+                "local_rank": rank.local,
+                "kind": rank.device.kind,
+                "index": rank.device.index,
+                "name": rank.device.name,
+                "uuid": rank.device.uuid,
+            }
+            for rank in self.ranks
+        ]
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of the software that a run's figures depend on."""
+        found = {"python": sys.version.split()[0], "numpy": np.__version__, "transport": self.arrays.label}
+        for package in ("meshrun", "mpi4py"):
+            if known := installed_version(package):
+                found[package] = known
+        if "mpi4py.MPI" in sys.modules:
+            library = sys.modules["mpi4py.MPI"].Get_library_version()
+            found["mpi"] = library.replace("\0", "").splitlines()[0].strip()
+        if self.backend.device.kind == "cuda":
+            found["cupy"] = self.xp.__version__
+            found["cuda_runtime"] = str(self.xp.cuda.runtime.runtimeGetVersion())
+            found["cuda_driver"] = str(self.xp.cuda.runtime.driverGetVersion())
+        return found
 
     def warn(self, sentence: str) -> None:
         """Add a warning to the record, and log it on rank 0, which a command prints. To be called on every
