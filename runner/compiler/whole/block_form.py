@@ -53,7 +53,7 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
             hint=reason.hint,
         ) from reason
     _check_sizes(job, program)
-    footprints = [program.footprint(number) for number in range(len(arrays))]
+    footprints = [program.program.footprint(number) for number in range(len(arrays))]
     halo = tuple(
         (max(width[axis][0] for width in footprints), max(width[axis][1] for width in footprints))
         for axis in range(len(program.space))

@@ -53,7 +53,7 @@ def in_blocks(program: WholeProgram, arrays: Arrays) -> list[np.ndarray[Any, Any
     found = [np.empty(one.shape, one.dtype) for one in program.outputs]
     if any(one.shape[:dimensions] != program.space for one in (*program.inputs, *program.outputs)):
         return evaluate(program, arrays)  # blocks are of arrays of one size
-    widths = [program.footprint(number) for number in range(len(arrays))]
+    widths = [program.program.footprint(number) for number in range(len(arrays))]
     halves = [((0, n // 2 - 1), (n // 2 - 1, n)) for n in program.space]
     for bounds in product(*halves):
         first, last = (tuple(side) for side in zip(*bounds, strict=True))
