@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshrun.runner.compiler.inferred_halo import halo_too_small
-from meshrun.runner.compiler.operations import INEXACT
+from meshrun.runner.compiler.operations import inexact_operations
 from meshrun.runner.compiler.passes.ends import interior
 from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -105,7 +105,7 @@ def _with_kernel(
     try:
         program = program or traced(task)
         typed = replace(task, results=output_types(task, program))
-        inexact = tuple(sorted({node.op for node in program.nodes} & INEXACT))
+        inexact = tuple(inexact_operations(program.nodes))
         kernel, compiler = compile_for(
             device,
             program,

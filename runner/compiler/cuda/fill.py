@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from meshrun.runner.compiler.compiled import DeviceKernel
 
 
-def is_on_device(array: Array) -> bool:
-    """Return whether an array is in a GPU's memory. A stand-in for an array, in a trace, is not."""
-    return hasattr(array, "__cuda_array_interface__")
-
-
 def fill(
     function: Callable[..., None],
     blocks: Sequence[Array],

@@ -17,7 +17,7 @@ import numpy as np
 
 from meshrun.runner.compiler.passes.ends import specialised
 from meshrun.runner.compiler.trace.evaluate import at_places
-from meshrun.runner.compiler.trace.graph import PLACES, Extents, Node, Program, compute, in_order
+from meshrun.runner.compiler.trace.graph import PLACES, Extents, Node, Program, compute, in_order, joined
 from meshrun.runner.region import Array, Shape
 
 
@@ -114,8 +114,11 @@ def compute_piece(
 
 
 def _on_device(xp: ModuleType, node: Node, values: Sequence[Any]) -> Any:
+    if node.op == "complex":
+        return joined(xp, node.dtype, *values)
     if node.op == "cast":
-        return xp.asarray(values[0]).astype(node.dtype)
+        cells = xp.asarray(values[0])
+        return (cells.real if node.dtype.kind not in "bc" else cells).astype(node.dtype)
     function = xp.where if node.op == "where" else getattr(xp, node.op)
     return function(*values)
 
