@@ -27,7 +27,6 @@ from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.record import write_json
 from meshrun.runner.run.prepare import fused
-from meshrun.runner.run.record.places import places, versions
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.world.world import World, open_world
 
@@ -150,7 +149,7 @@ def main() -> None:
         rows = measure(world, options)
         if options.json and world.rank == 0:
             measured = {name: getattr(options, name) for name in ("side", "pass_side", "steps", "rounds")}
-            where = {"ranks": world.size, "devices": places(world), "versions": versions(world)}
+            where = {"ranks": world.size, "devices": world.places(), "versions": world.versions()}
             record = {"benchmark": "whole_arrays", **measured, **where, "rows": rows}
             write_json(options.json, "benchmark", 1, record)
 
