@@ -31,6 +31,7 @@ from meshrun.runner.compiler.trace.trace import (
     within_range,
 )
 from meshrun.runner.compiler.whole.graph import WholeGraph
+from meshrun.runner.compiler.whole.sizes import steps_of
 from meshrun.runner.region import Shape
 
 ONE_ROW = "combines one row of an array with all rows of another"
@@ -113,13 +114,9 @@ class Tracing:
 
     def axes_of(self, shape: Shape) -> tuple[Axis, ...]:
         """Return the axes of a new array: along space where it is as long, from the first axis on."""
-        axes: list[Axis] = []
-        for number, length in enumerate(shape):
-            along = number < len(self.space) and abs(length - self.space[number]) <= 1 and len(axes) == number
-            axes.append(Along(number, 0, 1, length) if along else Inner(length))
-        if not any(isinstance(axis, Along) for axis in axes):
-            return tuple(Inner(length) for length in shape)
-        return tuple(axes)
+        steps = steps_of(shape, self.space)
+        along = [Along(axis, 0, step, n) for axis, (step, n) in enumerate(zip(steps, shape, strict=False))]
+        return (*along, *(Inner(length) for length in shape[len(along) :]))
 
     def filled(self, shape: Any, value: Any, dtype: Any) -> Any:
         """Return numpy.full's result, as a traced array if it has an axis of space."""

@@ -14,7 +14,8 @@ from meshrun.runner.compiler.operations import INEXACT
 from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program
 from meshrun.runner.compiler.trace.trace import NotTraceable
 from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
-from meshrun.runner.compiler.whole.trace import WholeInput, WholeOutput, WholeProgram, trace_whole
+from meshrun.runner.compiler.whole.sizes import MOST_FEWER, unlike_axis
+from meshrun.runner.compiler.whole.trace import WholeInput, WholeProgram, trace_whole
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
@@ -42,6 +43,7 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
     arrays = [
         WholeInput(name, tuple(shape), dtype) for name, (shape, dtype) in zip(job.arrays, inputs, strict=True)
     ]
+    _check_sizes(job, arrays)
     try:
         program = trace_whole(job.function, arrays, parameters, job.output_names)
     except NotTraceable as reason:
@@ -52,7 +54,6 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
             why=f"it {reason.reason}{f' ({file}{line})' if line else ''}",
             hint=reason.hint,
         ) from reason
-    _check_sizes(job, program)
     footprints = [program.footprint(number) for number in range(len(arrays))]
     halo = tuple(
         (max(width[axis][0] for width in footprints), max(width[axis][1] for width in footprints))
@@ -66,20 +67,24 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
         halo=halo,
         boundary="wrap" if any(program.wraps) else "constant",
         out=_types_of(program),
+        sizes=program.sizes,
     )
 
 
-def _check_sizes(job: Job, program: WholeProgram) -> None:
-    """Refuse arrays of several sizes along the axes of space."""
-    dimensions = len(program.space)
-    arrays: list[WholeInput | WholeOutput] = [*program.inputs, *program.outputs]
-    for one in arrays:
-        if one.shape[:dimensions] != program.space:
-            raise UserError(
-                f"job {job.name}: {one.name} has another size than the other arrays",
-                got="x".join(map(str, one.shape)),
-                expected="x".join(map(str, program.space)),
-            )
+def _check_sizes(job: Job, arrays: Sequence[WholeInput]) -> None:
+    """Refuse arrays whose lengths along an axis are those of no common grid."""
+    axis = unlike_axis([one.shape for one in arrays])
+    if axis is None:
+        return
+    fields = [one for one in arrays if one.shape]
+    length = max(one.shape[axis] for one in fields)
+    coarse = -(-length // 2)
+    raise UserError(
+        f"job {job.name}: its arrays share no grid along axis {axis}",
+        got=", ".join(f"{one.name} {'x'.join(map(str, one.shape))}" for one in fields),
+        expected=f"beside {length} cells, {length - MOST_FEWER} to {length}, "
+        f"or {coarse - 1} or {coarse} of a grid that is twice as coarse",
+    )
 
 
 def _types_of(program: WholeProgram) -> Callable[..., Any]:

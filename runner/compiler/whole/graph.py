@@ -1,8 +1,8 @@
 """Nodes of whole arrays: values per position in space, and conditions on the position.
 
 All arrays of a function share one space, whose positions along an axis are counted from 0. A node is a value
-per position p. A load reads an input at the position plus an offset. Offsets count around the input's end:
-what lies n - 1 cells ahead of n is the cell before.
+per position p. A load reads an input at the position plus an offset. Offsets count around the end of space:
+what lies n - 1 positions ahead of n is the one before.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from meshrun.runner.region import Shape
 class WholeGraph(Graph):
     """Make nodes of whole arrays.
 
-    lengths: of each input, its cells along each axis of space; 0 along an axis that it does not have. wraps:
-    of each input, the axes along which some load counts around its end.
+    lengths: of each input, the positions along each axis of space; 0 along an axis that it does not have.
+    wraps: of each input, the axes along which some load counts around the end of space.
     """
 
     def __init__(self, lengths: Sequence[Shape]) -> None:

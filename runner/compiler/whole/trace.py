@@ -19,9 +19,8 @@ from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Who
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.module import Module, rebound
-from meshrun.runner.region import Shape
-
-LEAST_FACES = 8  # cells of an axis of which another array may have one more or one less
+from meshrun.runner.compiler.whole.sizes import only_own, space_of, subgrid_of
+from meshrun.runner.region import Shape, Sizes, Subgrid
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,17 @@ class WholeInput:
 
 @dataclass(frozen=True, eq=False)
 class WholeOutput:
-    """An array that a function returns. nodes: per component, in C order of the axes after those of space."""
+    """An array that a function returns.
+
+    nodes: per component, in C order of the axes after those of space; zero at positions where the array has
+    no cell. every: per axis of space, positions from one of its cells to the next.
+    """
 
     name: str
     shape: Shape
     dtype: np.dtype[Any]
     nodes: tuple[Node, ...]
+    every: Shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +52,7 @@ class WholeProgram:
     """What a function of whole arrays computes at each position.
 
     space: lengths of the axes that are split. wraps: of each input, the axes of space along which it is read
-    around its end. changed: the inputs that the function changes, by number.
+    around the end of space. changed: the inputs that the function changes, by number.
     """
 
     space: Shape
@@ -65,6 +69,15 @@ class WholeProgram:
     def wraps(self) -> list[set[int]]:
         return self.graph.wraps
 
+    @property
+    def sizes(self) -> Sizes | None:
+        """Where the arrays' cells lie; None if each has a cell at each position."""
+        inputs = tuple(subgrid_of(one.shape, self.space) for one in self.inputs)
+        outputs = tuple(Subgrid(one.shape, one.every) for one in self.outputs)
+        if all(one.fills(self.space) for one in (*inputs, *outputs)):
+            return None
+        return Sizes(self.space, inputs, outputs)
+
     def footprint(self, number: int) -> tuple[tuple[int, int], ...]:
         """Return how far from the own position an input is read, per axis: cells before and after."""
         offsets = [node.offset for node in self.nodes if node.op == "load" and node.input == number]
@@ -72,22 +85,6 @@ class WholeProgram:
             (max((-at[axis] for at in offsets), default=0), max((at[axis] for at in offsets), default=0))
             for axis in range(len(self.space))
         )
-
-
-def space_of(inputs: Sequence[WholeInput]) -> Shape:
-    """Return the lengths of the axes that all fields share, from the first on.
-
-    An array of faces has one cell more than one of cells; space is as long as the longer one. An input
-    without axes belongs to no field.
-    """
-    shapes = [one.shape for one in inputs if one.shape]
-    space: list[int] = []
-    for lengths in zip(*shapes, strict=False):
-        near = max(lengths) - min(lengths) <= 1 and min(lengths) >= LEAST_FACES
-        if len(set(lengths)) > 1 and not near:
-            break
-        space.append(max(lengths))
-    return tuple(space)
 
 
 def trace_whole(
@@ -107,12 +104,28 @@ def trace_whole(
     names: of the results.
     axes: number of the axes that are split, from the first on. None: those that all inputs share.
     """
-    space = space_of(inputs)
+    space = space_of([one.shape for one in inputs])
     if axes is not None:
         space = tuple(space[axis] for axis in axes)
+    program = _traced(function, inputs, parameters, names, space)
+    # Space is as long as the longest array: a result may have faces at both ends.
+    shapes = [(*one.shape[: len(space)], *space[len(one.shape) :]) for one in program.outputs]
+    longest = tuple(max(lengths) for lengths in zip(space, *shapes, strict=True))
+    if longest != space:
+        program = _traced(function, inputs, parameters, names, longest)
+    return program
+
+
+def _traced(
+    function: Callable[..., Any],
+    inputs: Sequence[WholeInput],
+    parameters: dict[str, Any],
+    names: Sequence[str],
+    space: Shape,
+) -> WholeProgram:
+    """Return what the function computes at each position of so long a space."""
     dimensions = len(space)
-    lengths = [tuple(one.shape[:dimensions]) if one.shape else (0,) * dimensions for one in inputs]
-    graph = WholeGraph(lengths)
+    graph = WholeGraph([space if one.shape else (0,) * dimensions for one in inputs])
     recorder = Tracing(function, graph, space, FUNCTIONS)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     with refused_with_line(function):
@@ -125,7 +138,9 @@ def trace_whole(
 def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
     """Return the stand-in of an input."""
     dimensions = len(recorder.space)
-    axes: list[Axis] = [Along(axis, 0, 1, n) for axis, n in enumerate(one.shape[:dimensions])]
+    subgrid = subgrid_of(one.shape, recorder.space)
+    pairs = zip(subgrid.every, one.shape[:dimensions], strict=True)
+    axes: list[Axis] = [Along(axis, 0, step, n) for axis, (step, n) in enumerate(pairs)]
     axes += [Inner(length) for length in one.shape[dimensions:]]
     nodes = np.empty(inner_shape(axes), object)
     for component in range(math.prod(nodes.shape)):
@@ -154,11 +169,12 @@ def _outputs(
         if not isinstance(one, Whole) or one._recorder is not recorder:
             raise NotTraceable(f"returns a {type(one).__name__} that does not come from its arrays")
         along = [axis for axis in one._axes if isinstance(axis, Along)]
-        places = [(axis.axis, axis.step) for axis in along]
-        if one._fixed or places != [(axis, 1) for axis in range(len(recorder.space))]:
+        if one._fixed or [axis.axis for axis in along] != [*range(len(recorder.space))]:
             raise NotTraceable("returns an array without the axes of its inputs")
         # A result begins at position 0: move what was cut from the middle of a field.
         shift = tuple(axis.first for axis in along)
         nodes = recorder.graph.moved(one.read().ravel(), shift)
-        outputs.append(WholeOutput(name, one.shape, one.dtype, tuple(nodes)))
+        every = tuple(axis.step for axis in along)
+        own = only_own(recorder.graph, nodes, Subgrid(one.shape, every), recorder.space)
+        outputs.append(WholeOutput(name, one.shape, one.dtype, tuple(own), every))
     return outputs

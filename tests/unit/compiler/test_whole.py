@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from meshrun.runner.compiler.trace.trace import NotTraceable
 from meshrun.runner.compiler.whole.pieces import compute_piece, pieces_of
 from meshrun.runner.compiler.whole.trace import WholeInput, WholeProgram, trace_whole
-from tests.facts.whole_positions import evaluate
+from meshrun.runner.region import Region, Subgrid
+from tests.facts.whole_positions import evaluate, spread
 
 Arrays = Sequence[np.ndarray[Any, Any]]
 
@@ -48,11 +49,13 @@ def check(
 
 
 def in_blocks(program: WholeProgram, arrays: Arrays) -> list[np.ndarray[Any, Any]]:
-    """Compute two blocks along each axis, each from its own cells and a halo around the arrays' ends."""
-    dimensions = len(program.space)
-    found = [np.empty(one.shape, one.dtype) for one in program.outputs]
-    if any(one.shape[:dimensions] != program.space for one in (*program.inputs, *program.outputs)):
-        return evaluate(program, arrays)  # blocks are of arrays of one size
+    """Compute two blocks along each axis, each from its own cells and a halo around the ends of space."""
+    subgrids = [Subgrid(one.shape, one.every) for one in program.outputs]
+    found = [
+        np.empty(one.in_space(program.space), out.dtype)
+        for one, out in zip(subgrids, program.outputs, strict=True)
+    ]
+    arrays = [spread(program, array) for array in arrays]
     widths = [program.footprint(number) for number in range(len(arrays))]
     halves = [((0, n // 2 - 1), (n // 2 - 1, n)) for n in program.space]
     for bounds in product(*halves):
@@ -69,7 +72,10 @@ def in_blocks(program: WholeProgram, arrays: Arrays) -> list[np.ndarray[Any, Any
             results = compute_piece(np, program, piece, blocks, widths, first)
             for whole, result in zip(found, results, strict=True):
                 whole[cells] = result
-    return found
+    return [
+        whole[one.places(Region((0,) * whole.ndim, whole.shape))]
+        for whole, one in zip(found, subgrids, strict=True)
+    ]
 
 
 def field(*shape: int, dtype: Any = float, seed: int = 0) -> Any:
