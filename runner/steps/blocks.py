@@ -62,6 +62,7 @@ class StepBlocks(Generic[Block]):
     task: Task
     phases: Phases
     one_copy: bool = False
+    scalars: Array | None = None  # of a kernel that takes some: see `TaskKernel`
     _tables: DeviceTables | None = None  # of a device whose cells beyond the array are filled by one launch
 
     def lay_out(self, layouts: Sequence[BlockLayout], cut: Sequence[bool]) -> None:
@@ -92,6 +93,11 @@ class StepBlocks(Generic[Block]):
         self._scratch: dict[tuple[int, ...], list[Array]] = {}
         # Whether the function fills the spare blocks, rather than buffers that are copied to them.
         self._fills_in_place = task.fills and task.strided_out and None not in self.feeds
+
+    @property
+    def first(self) -> Sequence[int]:
+        """Position of the first own cell in the whole array, per axis."""
+        return self.region.start
 
     @property
     def padded(self) -> list[Array]:
@@ -316,7 +322,7 @@ class StepBlocks(Generic[Block]):
             place = piece.place.rows(first, last)
             outs = self._outs(piece.region.rows(first, last), place)
             assert outs is not None
-            calls.append(kernel.bind(windows, outs))
+            calls.append(kernel.bind(windows, outs, place.start, self.scalars))
             # Results in buffers of their own are copied to where they belong.
             for number, (feed, out) in enumerate(zip(self.feeds, outs, strict=True)):
                 if feed is None and keep:

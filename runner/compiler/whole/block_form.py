@@ -12,7 +12,7 @@ import numpy as np
 
 from meshrun.runner.compiler.operations import INEXACT
 from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program
-from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
 from meshrun.runner.compiler.whole.sizes import MOST_FEWER, unlike_axis
 from meshrun.runner.compiler.whole.trace import WholeInput, WholeProgram, trace_whole

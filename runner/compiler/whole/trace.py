@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Node, in_order
-from meshrun.runner.compiler.trace.trace import NotTraceable, refused_with_line
+from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import WholeGraph
