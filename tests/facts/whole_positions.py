@@ -33,6 +33,17 @@ def evaluate(program: WholeProgram, arrays: Sequence[np.ndarray[Any, Any]]) -> l
                 axis, low, high, step = node.value
                 place = places[axis]
                 values[node] = (place >= low) & (place < high) & ((place - low) % step == 0)
+            elif node.op in ("point", "pick"):
+                number, *_, shift = node.value
+                which = np.full(program.space, -1)
+                for index, at in enumerate(program.graph.points[number]):
+                    which[tuple((a - s) % n for a, s, n in zip(at, shift, program.space, strict=True))] = (
+                        index
+                    )
+                if node.op == "point":
+                    values[node] = which >= 0
+                else:
+                    values[node] = np.asarray(program.graph.picked[node.value[1]])[which]
             elif node.op == "constant":
                 values[node] = np.full(places[0].shape, node.value, node.dtype)
             else:

@@ -14,6 +14,14 @@ from meshrun.runner.compiler.operations import INEXACT
 from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
+from meshrun.runner.compiler.whole.point_pass import (
+    Blocks,
+    PointCells,
+    SeriesPass,
+    changed_cells,
+    dense,
+    fill_points,
+)
 from meshrun.runner.compiler.whole.sizes import MOST_FEWER, unlike_axis
 from meshrun.runner.compiler.whole.trace import WholeInput, WholeProgram, trace_whole
 from meshrun.runner.errors import UserError
@@ -45,7 +53,8 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
     ]
     _check_sizes(job, arrays)
     try:
-        program = trace_whole(job.function, arrays, parameters, job.output_names)
+        program = trace_whole(job.function, arrays, parameters, job.output_names, series=job.series)
+        sparse = changed_cells(program)
     except NotTraceable as reason:
         line = f", line {reason.line}" if reason.line else ""
         file = job.function.__code__.co_filename if hasattr(job.function, "__code__") else ""
@@ -61,13 +70,14 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
     )
     return replace(
         job,
-        function=_block_function(job.function, program, halo),
+        function=_block_function(job.function, dense(program), sparse, halo),
         services=frozenset({"here", "xp", "out"}),
         strided_out=True,
         halo=halo,
         boundary="wrap" if any(program.wraps) else "constant",
         out=_types_of(program),
         sizes=program.sizes,
+        series_pass=SeriesPass.of(program) if program.series else None,
     )
 
 
@@ -99,10 +109,17 @@ def _types_of(program: WholeProgram) -> Callable[..., Any]:
 
 
 def _block_function(
-    function: Callable[..., Any], program: WholeProgram, halo: Sequence[tuple[int, int]]
+    function: Callable[..., Any],
+    program: WholeProgram,
+    sparse: Sequence[PointCells],
+    halo: Sequence[tuple[int, int]],
 ) -> Callable[..., Any]:
-    """Return the function that fills the results for a block."""
+    """Return the function that fills the results for a block.
+
+    program: of cells that depend on no points. sparse: of each output, those that do.
+    """
     widths = tuple(halo)
+    has_points = any(len(one.positions) for one in sparse)
     dimensions = len(program.space)
 
     @functools.lru_cache(MOST_KEPT)
@@ -134,6 +151,10 @@ def _block_function(
             results = compute_piece(xp, program, piece, blocks, [widths] * len(blocks), first)
             for cells, result in zip(outs, results, strict=True):
                 cells[...] = result
+        if has_points:
+            fill_points(
+                program, sparse, Blocks(xp, blocks, widths, first, last, (False,) * dimensions), wholes
+            )
 
     return fill
 

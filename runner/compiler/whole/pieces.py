@@ -17,6 +17,7 @@ import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Extents, Node, compute, in_order
 from meshrun.runner.compiler.whole.graph import WholeGraph
+from meshrun.runner.compiler.whole.point_pass import on_device
 from meshrun.runner.compiler.whole.trace import WholeProgram
 from meshrun.runner.region import Array, Shape
 
@@ -158,18 +159,11 @@ def compute_piece(
         elif xp is np:
             values[node] = compute(node.op, node.dtype, [values[one] for one in node.operands])
         else:
-            values[node] = _on_device(xp, node, [values[one] for one in node.operands])
+            values[node] = on_device(xp, node, [values[one] for one in node.operands])
     return [
         _stacked(xp, [values[node] for node in result], output.shape[dimensions:], shape, output.dtype)
         for output, result in zip(program.outputs, piece.results, strict=True)
     ]
-
-
-def _on_device(xp: ModuleType, node: Node, values: Sequence[Any]) -> Any:
-    if node.op == "cast":
-        return xp.asarray(values[0]).astype(node.dtype)
-    function = xp.where if node.op == "where" else getattr(xp, node.op)
-    return function(*values)
 
 
 def _stacked(

@@ -11,8 +11,8 @@ from itertools import takewhile
 
 import numpy as np
 
+from meshrun.runner.compiler.trace.array import MOST_COMPONENTS
 from meshrun.runner.compiler.trace.graph import Node
-from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.region import Shape, Subgrid
 
@@ -94,5 +94,6 @@ def only_own(graph: WholeGraph, nodes: Sequence[Node], subgrid: Subgrid, space: 
             continue
         has = graph.inside(axis, 0, stop, step)
         for number, node in enumerate(found):
-            found[number] = graph.where(has, node, graph.constant(np.zeros((), node.dtype), node.dtype))
+            zero = graph.constant(np.zeros((), node.dtype), node.dtype)
+            found[number] = graph.operation("where", node.dtype, (has, node, zero))
     return found

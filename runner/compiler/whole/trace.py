@@ -19,8 +19,9 @@ from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Who
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.module import Module, rebound
+from meshrun.runner.compiler.whole.points import Listed
 from meshrun.runner.compiler.whole.sizes import only_own, space_of, subgrid_of
-from meshrun.runner.region import Shape, Sizes, Subgrid
+from meshrun.runner.region import HostArray, Shape, Sizes, Subgrid
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,29 @@ class WholeOutput:
 
 
 @dataclass(frozen=True, eq=False)
+class WholeSeries:
+    """A short array that a function returns: the values of fields at points, or numbers.
+
+    nodes: per component. positions: at which they are computed, (points, axes of space). listed: shape of the
+    list's index arrays; at: the axis of the series before which these axes are.
+    """
+
+    name: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    nodes: tuple[Node, ...]
+    positions: HostArray
+    listed: Shape
+    at: int
+
+
+@dataclass(frozen=True, eq=False)
 class WholeProgram:
     """What a function of whole arrays computes at each position.
 
     space: lengths of the axes that are split. wraps: of each input, the axes of space along which it is read
-    around the end of space. changed: the inputs that the function changes, by number.
+    around the end of space. changed: the inputs that the function changes, by number. series: results that
+    are no fields.
     """
 
     space: Shape
@@ -60,6 +79,7 @@ class WholeProgram:
     outputs: tuple[WholeOutput, ...]
     graph: WholeGraph
     changed: tuple[int, ...]
+    series: tuple[WholeSeries, ...] = ()
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -80,7 +100,10 @@ class WholeProgram:
 
     def footprint(self, number: int) -> tuple[tuple[int, int], ...]:
         """Return how far from the own position an input is read, per axis: cells before and after."""
-        offsets = [node.offset for node in self.nodes if node.op == "load" and node.input == number]
+        results = [node for one in self.outputs for node in one.nodes]
+        results += [node for one in self.series for node in one.nodes]
+        loads = [node for node in in_order(results) if node.op == "load" and node.input == number]
+        offsets = [node.offset for node in loads]
         return tuple(
             (max((-at[axis] for at in offsets), default=0), max((at[axis] for at in offsets), default=0))
             for axis in range(len(self.space))
@@ -93,6 +116,7 @@ def trace_whole(
     parameters: dict[str, Any],
     names: Sequence[str] = ("output",),
     axes: Sequence[int] | None = None,
+    series: Sequence[str] = (),
 ) -> WholeProgram:
     """Return what `function` computes at each position. Raises NotTraceable, with the line.
 
@@ -103,16 +127,17 @@ def trace_whole(
     parameters: the function's keywords.
     names: of the results.
     axes: number of the axes that are split, from the first on. None: those that all inputs share.
+    series: names of further results, which are no fields.
     """
     space = space_of([one.shape for one in inputs])
     if axes is not None:
         space = tuple(space[axis] for axis in axes)
-    program = _traced(function, inputs, parameters, names, space)
+    program = _traced(function, inputs, parameters, (names, series), space)
     # Space is as long as the longest array: a result may have faces at both ends.
     shapes = [(*one.shape[: len(space)], *space[len(one.shape) :]) for one in program.outputs]
     longest = tuple(max(lengths) for lengths in zip(space, *shapes, strict=True))
     if longest != space:
-        program = _traced(function, inputs, parameters, names, longest)
+        program = _traced(function, inputs, parameters, (names, series), longest)
     return program
 
 
@@ -120,19 +145,21 @@ def _traced(
     function: Callable[..., Any],
     inputs: Sequence[WholeInput],
     parameters: dict[str, Any],
-    names: Sequence[str],
+    names: tuple[Sequence[str], Sequence[str]],
     space: Shape,
 ) -> WholeProgram:
-    """Return what the function computes at each position of so long a space."""
+    """Return what the function computes at each position of so long a space. names: of fields and series."""
     dimensions = len(space)
     graph = WholeGraph([space if one.shape else (0,) * dimensions for one in inputs])
     recorder = Tracing(function, graph, space, FUNCTIONS)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     with refused_with_line(function):
         returned = rebound(function, Module(recorder))(*arrays, **parameters)
-        outputs = _outputs(recorder, returned, arrays, inputs, names)
+        fields, numbers = _separate(returned, arrays, *names)
+        outputs = _outputs(recorder, fields, names[0])
+        series = [_series(recorder, name, one) for name, one in zip(names[1], numbers, strict=True)]
     changed = tuple(number for number, one in enumerate(arrays) if one._storage.changed)
-    return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed)
+    return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed, tuple(series))
 
 
 def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
@@ -149,23 +176,51 @@ def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
     return made(recorder, axes, {}, nodes, one.dtype, number)
 
 
-def _outputs(
-    recorder: Tracing,
-    returned: Any,
-    arrays: Sequence[Whole],
-    inputs: Sequence[WholeInput],
-    names: Sequence[str],
-) -> list[WholeOutput]:
-    """Return the results: what the function returned, or the inputs that it changed."""
-    if returned is None:
-        returned = [one for one in arrays if one._storage.changed]
-        if not returned:
+def _separate(
+    returned: Any, arrays: Sequence[Whole], names: Sequence[str], series: Sequence[str]
+) -> tuple[list[Any], list[Any]]:
+    """Return the fields and the series among what a function returned: its last results are the series.
+
+    One that returns no fields has those that it changed.
+    """
+    found = list(returned) if isinstance(returned, (tuple, list)) else [] if returned is None else [returned]
+    if len(found) == len(series):
+        changed = [one for one in arrays if one._storage.changed]
+        if not changed:
             raise NotTraceable("returns nothing and changes none of its arrays")
-    found = list(returned) if isinstance(returned, (tuple, list)) else [returned]
-    if len(found) != len(names):
-        raise NotTraceable(f"returns {len(found)} results, not {len(names)}")
+        found = [*changed, *found]
+    if len(found) != len(names) + len(series):
+        raise NotTraceable(f"returns {len(found)} results, not {len(names) + len(series)}")
+    return found[: len(names)], found[len(names) :]
+
+
+def _series(recorder: Tracing, name: str, value: Any) -> WholeSeries:
+    """Return a result that is no field."""
+    one = recorder.operand(value)
+    if any(isinstance(axis, Along) for axis in one._axes):
+        raise NotTraceable(
+            f"returns a field of shape {one.shape} as the series {name}",
+            "its values at points, such as u[ys, xs]",
+        )
+    graph, listed = recorder.graph, [axis for axis in one._axes if isinstance(axis, Listed)]
+    nodes = tuple(one.read().ravel())
+    if listed:
+        positions, shape = graph.points[listed[0].points], tuple(axis.length for axis in listed)
+        at = next(number for number, axis in enumerate(one._axes) if isinstance(axis, Listed))
+        return WholeSeries(name, one.shape, one.dtype, nodes, positions, shape, at)
+    # One point, or none: a number has one value everywhere.
+    if set(one._fixed) != set(range(len(recorder.space))) and graph.vary(nodes):
+        raise NotTraceable(
+            f"returns one row of a field as the series {name}", "a number for each axis: u[5, 7]"
+        )
+    position = np.array([[one._fixed.get(axis, 0) for axis in range(len(recorder.space))]])
+    return WholeSeries(name, one.shape, one.dtype, nodes, position, (), 0)
+
+
+def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> list[WholeOutput]:
+    """Return the results that are fields."""
     outputs = []
-    for name, one in zip(names, found, strict=True):
+    for name, one in zip(names, fields, strict=True):
         if not isinstance(one, Whole) or one._recorder is not recorder:
             raise NotTraceable(f"returns a {type(one).__name__} that does not come from its arrays")
         along = [axis for axis in one._axes if isinstance(axis, Along)]
