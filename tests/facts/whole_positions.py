@@ -66,3 +66,15 @@ def spread(program: WholeProgram, array: np.ndarray[Any, Any]) -> np.ndarray[Any
     whole = np.zeros(subgrid.in_space(program.space), array.dtype)
     whole[subgrid.places(Region((0,) * whole.ndim, whole.shape))] = array
     return whole
+
+
+def spread_results(
+    program: WholeProgram, wanted: Sequence[np.ndarray[Any, Any]]
+) -> list[np.ndarray[Any, Any]]:
+    """Return results with a cell at each position of space: zero where they have none."""
+    found = []
+    for output, array in zip(program.outputs, wanted, strict=True):
+        subgrid = Subgrid(output.shape, output.every)
+        found.append(np.zeros(subgrid.in_space(program.space), array.dtype))
+        found[-1][subgrid.places(Region((0,) * found[-1].ndim, found[-1].shape))] = array
+    return found

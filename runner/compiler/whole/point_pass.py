@@ -7,23 +7,36 @@ the dense results.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.graph import Extents, Node, compute, in_order
+from meshrun.runner.compiler.trace.evaluate import at_places
+from meshrun.runner.compiler.trace.graph import (
+    PLACES,
+    SLOT,
+    Extents,
+    Node,
+    Operand,
+    Program,
+    compute,
+    in_order,
+)
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.graph import WholeGraph
+from meshrun.runner.compiler.whole.pieces import on_device
 from meshrun.runner.compiler.whole.trace import WholeProgram, WholeSeries
 from meshrun.runner.plan.task import ArrayType
 from meshrun.runner.region import Array, HostArray, Shape
 
 MOST_CELLS = 1 << 20  # that depend on points, of an output
 MOST_KEPT = 256  # blocks whose indices are kept
-Rows = HostArray | None  # the slots of a step; None for a program without numbers of the step
+Rows = Array | None  # the slots of a step; None for a program without numbers of the step
 
 
 @dataclass(frozen=True)
@@ -53,10 +66,16 @@ class PointCells:
     positions: HostArray
     _kept: dict[Any, Any] = field(default_factory=dict)
 
-    def owned(self, first: Shape, last: Shape) -> HostArray:
-        """Return the numbers of the positions within a box."""
-        inside = (self.positions >= np.array(first)) & (self.positions < np.array(last))
-        return np.flatnonzero(inside.all(axis=1))
+    def owned(self, first: Shape, last: Shape) -> tuple[HostArray, HostArray]:
+        """Return the numbers of the positions within a box, and where they are: a box may go beyond space."""
+        numbers, places, lengths = [], [], np.array(self.space)
+        turns = (range(-(a < 0), 1 + (b > n)) for a, b, n in zip(first, last, self.space, strict=True))
+        for turn in product(*turns):
+            moved = self.positions + np.array(turn) * lengths
+            inside = ((moved >= np.array(first)) & (moved < np.array(last))).all(axis=1)
+            numbers.append(np.flatnonzero(inside))
+            places.append(moved[inside])
+        return np.concatenate(numbers), np.concatenate(places)
 
     def compute(self, blocks: Blocks, row: Rows = None) -> tuple[list[Array], tuple[Array, ...]]:
         """Return the nodes' values at the positions that are own cells, and these cells' indices."""
@@ -72,12 +91,12 @@ class PointCells:
             elif node.op == "pick":
                 table = self.graph.picked[node.value[1]]
                 if isinstance(table, tuple):
-                    table = np.array([scalar_value(one, row) for one in table], node.dtype)
+                    table = xp.concatenate([scalar_value(xp, one, row) for one in table])
                 values[node] = xp.asarray(table)[indices[node]]
             elif node.op in ("point", "place", "inside"):
                 values[node] = indices[node]
             elif node.op in ("constant", "scalar"):
-                values[node] = node.value if node.op == "constant" else scalar_value(node, row)
+                values[node] = node.value if node.op == "constant" else scalar_value(xp, node, row)
             elif xp is np:
                 values[node] = compute(node.op, node.dtype, [values[one] for one in node.operands])
             else:
@@ -96,14 +115,14 @@ class PointCells:
         return found
 
     def _indexed(self, blocks: Blocks) -> tuple[dict[Node, Any], tuple[Array, ...]]:
-        mine, asarray = self.owned(blocks.first, blocks.last), blocks.xp.asarray
+        (mine, here), asarray = self.owned(blocks.first, blocks.last), blocks.xp.asarray
         at = self.positions[mine]
         found: dict[Node, Any] = {}
         for node in in_order(self.nodes):
             if node.op == "load":
                 lengths = self.graph.lengths[node.input]
                 found[node] = tuple(
-                    asarray(_cells(blocks, axis, at[:, axis] + offset, length))
+                    asarray(_cells(blocks, axis, here[:, axis] + offset, length))
                     for axis, (offset, length) in enumerate(zip(node.offset, lengths, strict=True))
                     if length
                 )
@@ -114,13 +133,9 @@ class PointCells:
                 else:
                     place = numbers_of(self.graph.points[points], at + np.array(shift), self.space)
                 found[node] = asarray(place >= 0 if node.op == "point" else place)
-            elif node.op == "place":
-                found[node] = asarray(at[:, node.value[0]] + node.value[1])
-            elif node.op == "inside":
-                axis, low, high, step = node.value
-                place = at[:, axis]
-                found[node] = asarray((place >= low) & (place < high) & ((place - low) % step == 0))
-        return found, tuple(asarray(at[:, axis] - a) for axis, a in enumerate(blocks.first))
+            elif node.op in PLACES:
+                found[node] = asarray(at_places(node, at[:, node.value[0]]))
+        return found, tuple(asarray(here[:, axis] - a) for axis, a in enumerate(blocks.first))
 
 
 def _cells(blocks: Blocks, axis: int, positions: HostArray, length: int) -> HostArray:
@@ -145,65 +160,80 @@ def numbers_of(points: HostArray, positions: HostArray, space: Shape) -> HostArr
     return found
 
 
-def scalar_value(node: Node, row: Rows) -> Any:
-    """Return the value of a node that depends on no position."""
+def scalar_value(xp: ModuleType, node: Node, row: Rows) -> Array:
+    """Return the value of a node that depends on no position, as an array of one element."""
     values: dict[Node, Any] = {}
     for one in in_order([node]):
         if one.op == "constant":
-            values[one] = np.full(1, one.value, one.dtype)
+            values[one] = xp.full(1, one.value, one.dtype)
         elif one.op == "scalar":
             assert row is not None
-            values[one] = row.view(np.uint8).reshape(-1, 8)[one.value, : one.dtype.itemsize].view(one.dtype)
-        else:
+            slot = row.view(np.uint8).reshape(-1)[SLOT * one.value : SLOT * one.value + one.dtype.itemsize]
+            values[one] = slot.view(one.dtype)
+        elif xp is np:
             values[one] = compute(one.op, one.dtype, [values[operand] for operand in one.operands])
-    return values[node][0]
+        else:
+            values[one] = on_device(xp, one, [values[operand] for operand in one.operands])
+    return values[node]
 
 
-def on_device(xp: ModuleType, node: Node, values: Sequence[Any]) -> Any:
-    """Compute one operation by CuPy."""
-    if node.op == "cast":
-        return xp.asarray(values[0]).astype(node.dtype)
-    function = xp.where if node.op == "where" else getattr(xp, node.op)
-    return function(*values)
+@dataclass(eq=False)
+class PointWrites:
+    """The cells of each output that depend on a write to points.
+
+    widths: of the blocks' halo, per axis of space. outputs: of the program.
+    """
+
+    widths: Extents
+    outputs: tuple[Operand, ...]
+    cells: tuple[PointCells, ...]
+
+    def fill(
+        self, blocks: Sequence[Array], outs: Sequence[Array], first: Sequence[int], row: Rows = None
+    ) -> None:
+        """Write these cells of a block over the results of the dense program.
+
+        blocks, outs, first: as of `TaskKernel`. row: its `scalars`.
+        """
+        xp = np if isinstance(outs[0], np.ndarray) else sys.modules["cupy"]
+        start, axes = tuple(first[: len(self.widths)]), len(self.widths)
+        last = tuple(a + n for a, n in zip(start, outs[0].shape, strict=False))
+        here = Blocks(xp, blocks, self.widths, start, last, (False,) * axes)
+        for output, cells, out in zip(self.outputs, self.cells, outs, strict=True):
+            if len(cells.positions) == 0:
+                continue
+            values, at = cells.compute(here, row)
+            for component, value in zip(np.ndindex(output.trailing), values, strict=True):
+                out[at + component] = value
 
 
-def dense(program: WholeProgram) -> WholeProgram:
-    """Return the program of the cells that depend on no point."""
-    graph = program.graph
-    if not any(node.op == "point" for node in program.nodes):
-        return program
-    outputs = [replace(one, nodes=tuple(graph.without_points(one.nodes))) for one in program.outputs]
-    return replace(program, outputs=tuple(outputs))
-
-
-def changed_cells(program: WholeProgram) -> list[PointCells]:
-    """Return of each output the cells that depend on a write to points. Raises NotTraceable for too many."""
-    found, space = [], program.space
-    for output in program.outputs:
-        near = [np.empty((0, len(space)), np.int64)]
-        for node in in_order(output.nodes):
+def point_writes(program: Program, widths: Extents) -> PointWrites | None:
+    """Return the cells that depend on a write to points; None without one. Raises NotTraceable for too many."""
+    found, space = [], np.array(program.lengths)
+    assert isinstance(program.graph, WholeGraph)
+    for nodes in program.results:
+        near = [np.empty((0, program.axes), np.int64)]
+        for node in in_order(nodes):
             if node.op == "point":
                 points, shift = node.value
-                near.append((program.graph.points[points] - np.array(shift)) % np.array(space))
+                near.append((program.graph.points[points] - np.array(shift)) % space)
         count = sum(map(len, near))
         if count > MOST_CELLS:
             raise NotTraceable(f"has {count} cells that depend on points", f"at most {MOST_CELLS}")
         cells = np.unique(np.concatenate(near), axis=0)
-        found.append(PointCells(program.graph, space, output.nodes, cells))
-    return found
+        found.append(PointCells(program.graph, program.lengths, nodes, cells))
+    if not any(len(one.positions) for one in found):
+        return None
+    return PointWrites(widths, program.outputs, tuple(found))
 
 
-def fill_points(
-    program: WholeProgram, sparse: Sequence[PointCells], blocks: Blocks, outs: Sequence[Array]
-) -> None:
-    """Write the cells that depend on points over the others' results."""
-    for output, cells, out in zip(program.outputs, sparse, outs, strict=True):
-        if len(cells.positions) == 0:
-            continue
-        values, at = cells.compute(blocks)
-        inner = output.shape[len(program.space) :]
-        for component, value in zip(np.ndindex(inner), values, strict=True):
-            out[at + component] = value
+def without_points(program: Program) -> Program:
+    """Return the program of the cells that depend on no point."""
+    assert isinstance(program.graph, WholeGraph)
+    if not any(node.op == "point" for node in program.nodes):
+        return program
+    results = tuple(tuple(program.graph.without_points(nodes)) for nodes in program.results)
+    return replace(program, results=results)
 
 
 @dataclass(eq=False)
@@ -226,7 +256,7 @@ class SeriesPass:
 
     def owned(self, number: int, first: Shape, last: Shape) -> HostArray:
         """Return the numbers of the points of a series within a box, in the order of `compute`."""
-        return self.cells[number].owned(first, last)
+        return self.cells[number].owned(first, last)[0]
 
     def compute(self, number: int, blocks: Blocks, row: Rows = None) -> Array:
         """Return (components, points) of a series within the blocks' own cells."""

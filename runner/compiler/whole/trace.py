@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.graph import Node, in_order
+from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
@@ -81,9 +82,18 @@ class WholeProgram:
     changed: tuple[int, ...]
     series: tuple[WholeSeries, ...] = ()
 
+    @cached_property
+    def program(self) -> Program:
+        """The program of each cell, for kernels."""
+        dimensions = len(self.space)
+        inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.inputs)
+        outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.outputs)
+        results = tuple(one.nodes for one in self.outputs)
+        return Program(dimensions, inputs, outputs, results, self.graph, lengths=self.space)
+
     @property
     def nodes(self) -> tuple[Node, ...]:
-        return tuple(in_order(node for output in self.outputs for node in output.nodes))
+        return self.program.nodes
 
     @property
     def wraps(self) -> list[set[int]]:
@@ -98,17 +108,14 @@ class WholeProgram:
             return None
         return Sizes(self.space, inputs, outputs)
 
-    def footprint(self, number: int) -> tuple[tuple[int, int], ...]:
+    def footprint(self, number: int) -> Extents:
         """Return how far from the own position an input is read, per axis: cells before and after."""
-        results = [node for one in self.outputs for node in one.nodes]
-        results += [node for one in self.series for node in one.nodes]
-        loads = [node for node in in_order(results) if node.op == "load" and node.input == number]
-        offsets = [node.offset for node in loads]
-        return tuple(
-            (max((-at[axis] for at in offsets), default=0), max((at[axis] for at in offsets), default=0))
-            for axis in range(len(self.space))
-        )
-
+        fields = self.program.footprint(number)
+        if not self.series:
+            return fields
+        results = tuple(one.nodes for one in self.series)
+        pairs = zip(fields, replace(self.program, results=results).footprint(number), strict=True)
+        return tuple((max(a[0], b[0]), max(a[1], b[1])) for a, b in pairs)
 
 def trace_whole(
     function: Callable[..., Any],

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from whole_kernels import halo_of, in_blocks
 
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import compute_piece, pieces_of
-from meshrun.runner.compiler.whole.point_pass import Blocks, changed_cells, dense, fill_points
+from meshrun.runner.compiler.whole.point_pass import point_writes, without_points
 from meshrun.runner.compiler.whole.trace import WholeInput, WholeProgram, trace_whole
-from meshrun.runner.region import Region, Subgrid
-from tests.facts.whole_positions import evaluate, spread
+from tests.facts.whole_positions import evaluate, spread, spread_results
 
 Arrays = Sequence[np.ndarray[Any, Any]]
 
@@ -43,47 +42,30 @@ def check(
     if returned is None:
         returned = [mine[number] for number in program.changed]
     wanted = returned if isinstance(returned, (tuple, list)) else [returned]
-    for computed in (evaluate(program, arrays), in_blocks(program, arrays)):
-        for want, found in zip(wanted, computed, strict=True):
-            assert (found.dtype, found.shape) == (want.dtype, want.shape)
-            assert found.tobytes() == np.ascontiguousarray(want).tobytes(), f"{found}\n{want}"
+    for want, found in zip(wanted, evaluate(program, arrays), strict=True):
+        assert (found.dtype, found.shape) == (want.dtype, want.shape)
+        assert found.tobytes() == np.ascontiguousarray(want).tobytes(), f"{found}\n{want}"
+    check_blocks(program, [spread(program, one) for one in arrays], spread_results(program, wanted))
 
 
-def in_blocks(program: WholeProgram, arrays: Arrays) -> list[np.ndarray[Any, Any]]:
-    """Compute two blocks along each axis, each from its own cells and a halo around the ends of space."""
-    subgrids = [Subgrid(one.shape, one.every) for one in program.outputs]
-    found = [
-        np.empty(one.in_space(program.space), out.dtype)
-        for one, out in zip(subgrids, program.outputs, strict=True)
-    ]
-    arrays = [spread(program, array) for array in arrays]
-    widths = [program.footprint(number) for number in range(len(arrays))]
-    plain, sparse, dimensions = dense(program), changed_cells(program), len(program.space)
-    if plain is not program:  # a block's halo is the same for all inputs
-        wide = tuple(tuple(map(max, zip(*axis, strict=True))) for axis in zip(*widths, strict=True))
-        widths = [wide] * len(arrays)
-    halves = [((0, n // 2 - 1), (n // 2 - 1, n)) for n in program.space]
-    for bounds in product(*halves):
-        first, last = (tuple(side) for side in zip(*bounds, strict=True))
-        blocks = []
-        for array, width in zip(arrays, widths, strict=True):
-            rows = [
-                np.arange(a - low, b + high) % n
-                for a, b, (low, high), n in zip(first, last, width, program.space, strict=True)
-            ]
-            blocks.append(array[np.ix_(*rows)])
-        for piece in pieces_of(plain, first, last):
-            cells = tuple(slice(a, b) for a, b in zip(piece.first, piece.last, strict=True))
-            results = compute_piece(np, plain, piece, blocks, widths, first)
-            for whole, result in zip(found, results, strict=True):
+def check_blocks(program: WholeProgram, arrays: Arrays, wanted: Arrays) -> None:
+    """Compute blocks of the results with NumPy, each from its own cells and their halo."""
+    plain, points = without_points(program.program), point_writes(program.program, halo_of(program.program))
+
+    def run(blocks: Arrays, outs: Arrays, first: Sequence[int]) -> None:
+        start = tuple(first)
+        last = tuple(a + n for a, n in zip(start, outs[0].shape, strict=False))
+        for piece in pieces_of(plain, start, last):
+            cells = tuple(
+                slice(a - at, b - at) for a, b, at in zip(piece.first, piece.last, start, strict=True)
+            )
+            results = compute_piece(np, plain, piece, blocks, halo_of(program.program), start)
+            for whole, result in zip(outs, results, strict=True):
                 whole[cells] = result
-        here = tuple(slice(a, b) for a, b in zip(first, last, strict=True))
-        outs = [whole[here] for whole in found]
-        fill_points(program, sparse, Blocks(np, blocks, widths[0], first, last, (False,) * dimensions), outs)
-    return [
-        whole[one.places(Region((0,) * whole.ndim, whole.shape))]
-        for whole, one in zip(found, subgrids, strict=True)
-    ]
+        if points is not None:
+            points.fill(blocks, outs, start)
+
+    in_blocks(program.program, run, arrays, wanted, wraps=any(program.wraps), beyond=0)
 
 
 def field(*shape: int, dtype: Any = float, seed: int = 0) -> Any:

@@ -207,16 +207,16 @@ def test_the_comparison_finds(mutant: str, monkeypatch: pytest.MonkeyPatch) -> N
     from meshrun.runner.compiler.whole import point_pass
 
     if mutant == "no neighbours":
-        changed = point_pass.changed_cells
+        changed = point_pass.point_writes
 
-        def near(program):
-            found = changed(program)
-            for cells in found:
+        def near(program, widths):
+            found = changed(program, widths)
+            for cells in found.cells:
                 (points,) = program.graph.points
                 cells.positions = np.unique(points, axis=0)
             return found
 
-        monkeypatch.setattr("tests.unit.compiler.test_whole.changed_cells", near)
+        monkeypatch.setattr("tests.unit.compiler.test_whole.point_writes", near)
         function = injected_first
     elif mutant == "first of repeated":
         numbers = point_pass.numbers_of
@@ -225,7 +225,7 @@ def test_the_comparison_finds(mutant: str, monkeypatch: pytest.MonkeyPatch) -> N
         )
         function = around_the_end
     else:
-        monkeypatch.setattr(point_pass.PointCells, "owned", lambda self, first, last: np.arange(0))
+        monkeypatch.setattr(point_pass.PointCells, "owned", lambda self, *_: (np.arange(0), np.empty((0, 2), int)))
         function = one_point
     names = ("new", "u") if function is injected_first else ("out",)
     with pytest.raises(AssertionError):
