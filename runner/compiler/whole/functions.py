@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace import functions
+from meshrun.runner.compiler.trace import composites
 from meshrun.runner.compiler.trace.array import Functions, choose, common_dtype, recorder_of, stored
 from meshrun.runner.compiler.trace.functions import full_like, slices
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -155,7 +155,7 @@ def _gradient(f: Whole, *spacing: Any, axis: Any = None, edge_order: int = 1) ->
 
 
 FUNCTIONS: Functions = {
-    **functions.FUNCTIONS,
+    **composites.FUNCTIONS,
     np.concatenate: _concatenate,
     np.roll: _roll,
     np.pad: _pad,
