@@ -13,7 +13,7 @@ import pytest
 from step_parts import Part, compare
 
 from meshrun.runner.compiler.cuda.steps.kernel import build
-from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel, Tuning, layout_of
+from meshrun.runner.compiler.cuda.steps.layout import StepKernel, Tuning
 from meshrun.runner.compiler.trace.graph import Operand, Program
 from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
 
