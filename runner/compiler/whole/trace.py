@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -66,7 +66,8 @@ class WholeProgram:
         inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.inputs)
         outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.outputs)
         results = narrowed(self.graph, [one.nodes for one in self.outputs], (0,) * dimensions, self.space)
-        return Program(dimensions, inputs, outputs, results, self.graph, lengths=self.space)
+        program = Program(dimensions, inputs, outputs, results, self.graph, lengths=self.space)
+        return program if program.has_places else replace(program, lengths=())
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -115,7 +116,7 @@ def trace_whole(
         space = tuple(space[axis] for axis in axes)
     dimensions = len(space)
     lengths = [tuple(one.shape[:dimensions]) if one.shape else (0,) * dimensions for one in inputs]
-    graph = WholeGraph(lengths)
+    graph = WholeGraph(lengths, space)
     recorder = Tracing(function, graph, space, FUNCTIONS)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     with refused_with_line(function):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable, Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from whole_kernels import halo_of, in_blocks
+from whole_programs import compiled, programs
 
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import compute_piece, pieces_of
@@ -41,35 +40,30 @@ def check(
     if returned is None:
         returned = [mine[number] for number in program.changed]
     wanted = returned if isinstance(returned, (tuple, list)) else [returned]
-    for computed in (evaluate(program, arrays), in_blocks(program, arrays)):
-        for want, found in zip(wanted, computed, strict=True):
-            assert (found.dtype, found.shape) == (want.dtype, want.shape)
-            assert found.tobytes() == np.ascontiguousarray(want).tobytes(), f"{found}\n{want}"
+    for want, found in zip(wanted, evaluate(program, arrays), strict=True):
+        assert (found.dtype, found.shape) == (want.dtype, want.shape)
+        assert found.tobytes() == np.ascontiguousarray(want).tobytes(), f"{found}\n{want}"
+    check_blocks(program, arrays, wanted)
 
 
-def in_blocks(program: WholeProgram, arrays: Arrays) -> list[np.ndarray[Any, Any]]:
-    """Compute two blocks along each axis, each from its own cells and a halo around the arrays' ends."""
-    dimensions = len(program.space)
-    found = [np.empty(one.shape, one.dtype) for one in program.outputs]
-    if any(one.shape[:dimensions] != program.space for one in (*program.inputs, *program.outputs)):
-        return evaluate(program, arrays)  # blocks are of arrays of one size
-    widths = [program.program.footprint(number) for number in range(len(arrays))]
-    halves = [((0, n // 2 - 1), (n // 2 - 1, n)) for n in program.space]
-    for bounds in product(*halves):
-        first, last = (tuple(side) for side in zip(*bounds, strict=True))
-        blocks = []
-        for array, width in zip(arrays, widths, strict=True):
-            rows = [
-                np.arange(a - low, b + high) % n
-                for a, b, (low, high), n in zip(first, last, width, program.space, strict=True)
-            ]
-            blocks.append(array[np.ix_(*rows)])
-        for piece in pieces_of(program, first, last):
-            cells = tuple(slice(a, b) for a, b in zip(piece.first, piece.last, strict=True))
-            results = compute_piece(np, program, piece, blocks, widths, first)
-            for whole, result in zip(found, results, strict=True):
+def check_blocks(program: WholeProgram, arrays: Arrays, wanted: Arrays) -> None:
+    """Compute blocks of the results with NumPy, each from its own cells and their halo."""
+    plain = program.program
+    if any(one.shape[: plain.axes] != program.space for one in (*program.inputs, *program.outputs)):
+        return  # blocks are of arrays of one size
+
+    def run(blocks: Arrays, outs: Arrays, first: Sequence[int]) -> None:
+        start = tuple(first)
+        last = tuple(a + n for a, n in zip(start, outs[0].shape, strict=False))
+        for piece in pieces_of(plain, start, last):
+            cells = tuple(
+                slice(a - at, b - at) for a, b, at in zip(piece.first, piece.last, start, strict=True)
+            )
+            results = compute_piece(np, plain, piece, blocks, halo_of(plain), start)
+            for whole, result in zip(outs, results, strict=True):
                 whole[cells] = result
-    return found
+
+    in_blocks(plain, run, arrays, wanted, wraps=any(program.wraps), beyond=0)
 
 
 def field(*shape: int, dtype: Any = float, seed: int = 0) -> Any:
@@ -227,61 +221,6 @@ def test_helpers_make_arrays_with_places_and_nothing_stays_changed() -> None:
     before = dict(globals())
     check(differences, field(20, 17))
     assert {name: value for name, value in globals().items() if before.get(name) is not value} == {}
-
-
-STATEMENTS = (
-    "{a}[{s}] = {b}[{t}]",
-    "{a}[{s}] += {b}[{t}] * 0.5",
-    "{a}[{s}] = {k}",
-    "{a}[{s}] = {b}[{t}] - {c}[{u}]",
-    "{a} = np.where({b} > {k}, {c}, {a})",
-    "{a}[{b} < {k}] = {k}",
-    "{a} = np.roll({b}, {j}, axis={x})",
-    "{a} = {b} + np.roll({c}, {j}, axis={x})",
-    "{a}[{e}] = {b}[{f}]",
-    "{a}[{i}, {i}] = {k}",
-    "{a}, {b} = {b}, {a} * 1",
-    "{a} = {b}.copy()",
-    "{a} = np.zeros_like({b})",
-    "{a} = np.pad({b}, 1, mode='reflect')[{p}]",
-    "{a}[::2] = {b}[::2] * 2",
-    "{a}[:, 1::3] += {b}[:, 1::3]",
-)
-
-
-@st.composite
-def programs(draw: st.DrawFn) -> str:
-    """A function of two arrays of 11 x 9, as text."""
-    lines = ["def f(u, v):", "    w = u * 2"]
-
-    def cut(length: int, size: int) -> str:
-        first = draw(st.integers(0, length - size))
-        last = first + size
-        return f"{first if first else ''}:{last - length if last < length and draw(st.booleans()) else last}"
-
-    for _ in range(draw(st.integers(1, 7))):
-        rows, columns = draw(st.integers(1, 11)), draw(st.integers(1, 9))
-        parts = {name: f"{cut(11, rows)}, {cut(9, columns)}" for name in "stu"}
-        names = {name: draw(st.sampled_from("uvw")) for name in "abc"}
-        axis = draw(st.integers(0, 1))
-        ends = [draw(st.integers(-9, 8)) for _ in range(2)]
-        edges = [f"{end}" if axis == 0 else f":, {end}" for end in ends]
-        crop = draw(st.sampled_from(["1:-1, 1:-1", ":-2, 2:", "2:, 1:-1"]))
-        words = {
-            "k": draw(st.sampled_from(["0", "1.5", "-2"])), "j": draw(st.integers(-12, 12)), "x": axis,
-            "e": edges[0], "f": edges[1], "i": draw(st.integers(-9, 8)), "p": crop,
-        }  # fmt: skip
-        lines.append("    " + draw(st.sampled_from(STATEMENTS)).format(**parts, **names, **words))
-    return "\n".join([*lines, "    return u, v, w", ""])
-
-
-def compiled(text: str) -> Callable[..., Any]:
-    name = f"<random {abs(hash(text))}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    space: dict[str, Any] = {"np": np}
-    exec(compile(text, name, "exec"), space)
-    function: Callable[..., Any] = space["f"]
-    return function
 
 
 @settings(max_examples=60)
