@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.passes.ends import narrowed
 from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
@@ -88,7 +89,7 @@ class WholeProgram:
         dimensions = len(self.space)
         inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.inputs)
         outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.outputs)
-        results = tuple(one.nodes for one in self.outputs)
+        results = narrowed(self.graph, [one.nodes for one in self.outputs], (0,) * dimensions, self.space)
         program = Program(dimensions, inputs, outputs, results, self.graph, lengths=self.space)
         return program if program.has_places else replace(program, lengths=())
 
