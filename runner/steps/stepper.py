@@ -150,7 +150,13 @@ class Stepper(StepBlocks[DistributedArray]):
         most = (*GRAPH_STEPS, self._longest_graph())
         self._graph_cycles = sorted({max(one // steps, 1) for one in most}, reverse=True)
         # The halos of a rank that exchanges nothing, of all fields at once.
-        self._fills_by_kernel = not self._exchanging and task.has_halo and fused == 1 and self.region.size > 0
+        self._fills_by_kernel = (
+            self.reads_beyond
+            and not self._exchanging
+            and task.has_halo
+            and fused == 1
+            and self.region.size > 0
+        )
         self._prepared: set[int] = set()  # steps of kernels that are compiled
         self._spans: list[tuple[Mark, Mark]] = []
         self._exchange_spans: list[tuple[Mark, Mark]] = []

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.graph import Node, in_order
-from meshrun.runner.compiler.trace.trace import NotTraceable, refused_with_line
+from meshrun.runner.compiler.trace.graph import Node, Operand, Program
+from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import WholeGraph
@@ -57,21 +58,23 @@ class WholeProgram:
     graph: WholeGraph
     changed: tuple[int, ...]
 
+    @cached_property
+    def program(self) -> Program:
+        """The program of each cell, for kernels."""
+        dimensions = len(self.space)
+        inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.inputs)
+        outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.outputs)
+        results = tuple(one.nodes for one in self.outputs)
+        program = Program(dimensions, inputs, outputs, results, self.graph, lengths=self.space)
+        return program if program.has_places else replace(program, lengths=())
+
     @property
     def nodes(self) -> tuple[Node, ...]:
-        return tuple(in_order(node for output in self.outputs for node in output.nodes))
+        return self.program.nodes
 
     @property
     def wraps(self) -> list[set[int]]:
         return self.graph.wraps
-
-    def footprint(self, number: int) -> tuple[tuple[int, int], ...]:
-        """Return how far from the own position an input is read, per axis: cells before and after."""
-        offsets = [node.offset for node in self.nodes if node.op == "load" and node.input == number]
-        return tuple(
-            (max((-at[axis] for at in offsets), default=0), max((at[axis] for at in offsets), default=0))
-            for axis in range(len(self.space))
-        )
 
 
 def space_of(inputs: Sequence[WholeInput]) -> Shape:
@@ -112,7 +115,7 @@ def trace_whole(
         space = tuple(space[axis] for axis in axes)
     dimensions = len(space)
     lengths = [tuple(one.shape[:dimensions]) if one.shape else (0,) * dimensions for one in inputs]
-    graph = WholeGraph(lengths)
+    graph = WholeGraph(lengths, space)
     recorder = Tracing(function, graph, space, FUNCTIONS)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     with refused_with_line(function):

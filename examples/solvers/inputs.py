@@ -1,0 +1,75 @@
+"""Make the solvers' start arrays in the folder `inputs`: python3 examples/solvers/inputs.py [FOLDER]"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+
+def hill(shape, centre, radius):
+    """Return a smooth hill of height 1. centre, radius: in cells."""
+    row, column = np.ogrid[: shape[0], : shape[1]]
+    return np.exp(-((row - centre[0]) ** 2 + (column - centre[1]) ** 2) / (2 * radius**2))
+
+
+def square():
+    """Return velocities of 1, and of 2 in a square, as the course's start has it."""
+    field = np.ones((256, 256), np.float32)
+    field[64:128, 64:128] = 2
+    return field
+
+
+def soup():
+    """Return a board whose middle is filled at random."""
+    cells = np.zeros((192, 256), np.int32)
+    cells[64:128, 80:176] = np.random.default_rng(3).random((64, 96)) < 0.35
+    return cells
+
+
+def flow():
+    """Return populations of a flow to the right with small disturbances, and a cylinder in it."""
+    shape = (100, 400)
+    populations = 1 + 0.01 * np.random.default_rng(42).standard_normal((*shape, 9))
+    populations[:, :, 3] += 2 * (1 + 0.2 * np.cos(2 * np.pi * np.arange(shape[1]) / shape[1] * 4))
+    populations *= 100 / populations.sum(axis=2, keepdims=True)
+    row, column = np.ogrid[: shape[0], : shape[1]]
+    return populations, (column - shape[1] / 4) ** 2 + (row - shape[0] / 2) ** 2 < (shape[0] / 4) ** 2
+
+
+def waves():
+    """Return a packet that moves to the right, the one a step of 0.1 earlier, and a wall with two slits."""
+    shape, wavenumber = (160, 240), 0.6
+    packet = hill(shape, (80, 50), 14) * np.exp(1j * wavenumber * np.arange(shape[1]))
+    wall = np.zeros(shape, np.float32)
+    wall[:, 100:104] = 2
+    wall[64:72, 100:104] = wall[88:96, 100:104] = 0
+    earlier = packet * np.exp(0.1j * (1 - np.cos(wavenumber)))
+    return packet.astype(np.complex64), earlier.astype(np.complex64), wall
+
+
+def arrays():
+    """Return every array by name."""
+    populations, body = flow()
+    packet, earlier, wall = waves()
+    return {
+        "plate": np.zeros((128, 128), np.float32),
+        "square": square(),
+        "soup": soup(),
+        "populations": populations,
+        "body": body,
+        "packet": packet,
+        "earlier": earlier,
+        "wall": wall,
+    }
+
+
+def main():
+    """Write every array to a file of its name."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "inputs")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in arrays().items():
+        np.save(folder / f"{name}.npy", array)
+
+
+if __name__ == "__main__":
+    main()
