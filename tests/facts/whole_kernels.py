@@ -56,7 +56,7 @@ def in_blocks(
     block has `beyond`; otherwise they have any value.
     """
     widths = halo_of(program)
-    for first, last in boxes(space, beyond if wraps else 0):
+    for first, last in boxes(wanted[0].shape[: program.axes], beyond if wraps else 0):
         blocks = [block_of(array, first, last, widths) for array in arrays]
         if not wraps:  # cells beyond the array may have any value
             for block, array in zip(blocks, arrays, strict=True):
