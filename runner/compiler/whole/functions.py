@@ -14,7 +14,7 @@ from meshrun.runner.compiler.trace.functions import full_like, slices
 from meshrun.runner.compiler.trace.graph import PLACE, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole import masks
-from meshrun.runner.compiler.whole.array import Inner, Whole, made
+from meshrun.runner.compiler.whole.array import Along, Whole, made
 from meshrun.runner.compiler.whole.module import evaluated
 from meshrun.runner.compiler.whole.padding import lengthened, pad
 
@@ -159,7 +159,7 @@ def _steps(spacing: Any, length: int) -> Any:
 def _place(a: Whole, axis: int) -> Any:
     """Return the number of each element along an axis, as a line along it."""
     along = a._axes[axis]
-    if isinstance(along, Inner):
+    if not isinstance(along, Along):
         return np.arange(along.length)
     graph = a._recorder.graph
     number = graph.place(along.axis, -along.first)
