@@ -107,9 +107,30 @@ class WholeGraph(Graph):
         return self.load(number, dtype, tuple(near), component)
 
     def operation(self, op: str, dtype: np.dtype[Any], operands: Sequence[Node], line: int = 0) -> Node:
+        return self._operation(op, dtype, operands, line, everywhere=False)
+
+    def covered(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return the values at positions of space, without conditions that are true for all of these.
+
+        An array put together from parts that cover it, as np.roll does, has no condition left. Before the
+        results are known, an array may have cells outside of space, or be moved.
+        """
+        wanted, done = list(nodes), dict[Node, Node]()
+        for node in in_order(wanted):
+            operands = [done[one] for one in node.operands]
+            done[node] = (
+                self._operation(node.op, node.dtype, operands, node.line, everywhere=True)
+                if operands
+                else node
+            )
+        return [done[node] for node in wanted]
+
+    def _operation(
+        self, op: str, dtype: np.dtype[Any], operands: Sequence[Node], line: int, *, everywhere: bool
+    ) -> Node:
         """Return an operation; a choice by position without what no position selects.
 
-        An array put together from parts that cover it, as np.roll does, has no condition left.
+        everywhere: whether the positions are those of space, and no others.
         """
         span = _span(operands[0]) if op == "where" else None
         if span is None:
@@ -123,13 +144,13 @@ class WholeGraph(Graph):
             union = min(low, first), max(high, last)
             if union == (low, high):
                 other = other.operands[2]
-            elif union[0] <= 0 and union[1] >= self.space[axis]:
+            elif everywhere and union[0] <= 0 and union[1] >= self.space[axis]:
                 other = other.operands[1]
             elif other.operands[1] is chosen:
                 (low, high), other = union, other.operands[2]
             else:
                 break
-        if low <= 0 and high >= self.space[axis]:
+        if everywhere and low <= 0 and high >= self.space[axis]:
             return chosen
         return super().operation("where", dtype, (self.inside(axis, low, high), chosen, other), line)
 

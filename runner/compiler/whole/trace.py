@@ -118,6 +118,7 @@ class WholeProgram:
         pairs = zip(fields, replace(self.program, results=results).footprint(number), strict=True)
         return tuple((max(a[0], b[0]), max(a[1], b[1])) for a, b in pairs)
 
+
 def trace_whole(
     function: Callable[..., Any],
     inputs: Sequence[WholeInput],
@@ -234,9 +235,11 @@ def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> 
         along = [axis for axis in one._axes if isinstance(axis, Along)]
         if one._fixed or [axis.axis for axis in along] != [*range(len(recorder.space))]:
             raise NotTraceable("returns an array without the axes of its inputs")
+        if any(axis.step < 0 for axis in along):
+            raise NotTraceable("returns an array with an axis reversed", "the array in order")
         # A result begins at position 0: move what was cut from the middle of a field.
         shift = tuple(axis.first for axis in along)
-        nodes = recorder.graph.moved(one.read().ravel(), shift)
+        nodes = recorder.graph.covered(recorder.graph.moved(one.read().ravel(), shift))
         every = tuple(axis.step for axis in along)
         own = only_own(recorder.graph, nodes, Subgrid(one.shape, every), recorder.space)
         outputs.append(WholeOutput(name, one.shape, one.dtype, tuple(own), every))
