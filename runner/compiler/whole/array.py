@@ -425,7 +425,6 @@ class Whole(TracedArray):
         nodes.ravel()[:] = [self._storage.nodes[cell] for cell in self._cells.ravel()]
         return nodes
 
-
     def _conditions(self) -> list[Node]:
         """Return the conditions on the position under which a view has cells; none if it is all of it."""
         listed = next((axis.points for axis in self._axes if isinstance(axis, Listed)), None)
