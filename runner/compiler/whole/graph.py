@@ -126,8 +126,8 @@ class WholeGraph(Graph):
 
 def _span(condition: Node) -> tuple[int, int, int] | None:
     """Return the axis, the first position and the one after the last for which a condition is true; None for
-    one that is not about positions one after the other."""
-    if condition.op != "inside" or condition.value[0] < 0 or condition.value[3] != 1:
+    one that is not about positions one after the other, or about those of another cell."""
+    if condition.op != "inside" or condition.offset or condition.value[0] < 0 or condition.value[3] != 1:
         return None
     axis, low, high, _ = condition.value
     return axis, low, high
