@@ -346,7 +346,7 @@ def test_each_step_reads_its_own_row_of_scalars(kind: str, boundary: str, librar
         ("neumann", "return FAR_X > 0 ?", "return false ?"),
         ("one_sided", "kept[KEPT - 1][c] = ring[0][c];", ""),
         ("dirichlet", "low + LATE + K * RY;", "low + K * RY - 1;"),
-        ("dirichlet", "high + RY - most(KEPT - 1, 0) - SLOTS + 1);", "high + RY + 1);"),
+        ("one_sided", "high + RY - most(KEPT - 1, 0) - SLOTS + 1);", "high + RY + 1);"),
         ("rolled_stages", "return low + high > 0 &&", "return false &&"),
         ("rolled_stages", "modulo(at, length) : at;", "at : at;"),
     ],
