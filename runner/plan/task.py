@@ -202,6 +202,12 @@ class Task:
         return self.kernel is not None or self.job.strided_out
 
     @property
+    def boundary_read(self) -> str:
+        """The boundary of the cells beyond the array that a kernel reads; "none" if it uses none: a function
+        of whole arrays has values of its own at the ends, or wraps around them."""
+        return self.boundary if self.boundary == "wrap" or not self.job.whole else "none"
+
+    @property
     def has_halo(self) -> bool:
         return any(width != (0, 0) for width in self.widths)
 

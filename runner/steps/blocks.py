@@ -74,8 +74,7 @@ class StepBlocks(Generic[Block]):
         self.feeds = task.feed_numbers
         self.fed = sorted(place for place in self.feeds if place is not None)
         self._apart = task.kernel is None and "here" in task.job.services
-        # Functions of whole arrays use no cell beyond the array's ends, unless they wrap around.
-        self.reads_beyond = not task.job.whole or task.boundary == "wrap"
+        self.reads_beyond = task.boundary_read != "none"
         self.fused_steps = choose_steps(task).per_kernel
         self._edges = [
             edge_copies(
