@@ -15,7 +15,7 @@ import whole_functions as whole
 from fused import GXX
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from whole_kernels import Run, compile_loops, compile_texts, in_blocks
+from whole_kernels import Run, block_of, compile_loops, compile_texts, halo_of, in_blocks
 
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cuda import single_pass
@@ -149,6 +149,33 @@ def test_random_programs(text: str, tile: tuple[int, int]) -> None:
             *compile_texts(Path(folder), [made.program], tile=tile, march=tile[0] == 3),
         ):
             made.check(run)
+
+
+def rolled(u):
+    """Rows whose ends meet, with edges all the same."""
+    new = u + np.roll(u, 1, 1) - np.roll(u, -2, 1) + np.roll(u, 1, 0)
+    new[0] = 3
+    new[:, 0] = new[:, 1]
+    new[:, -1] = u[:, 3]
+    return new
+
+
+@needs_compiler
+@pytest.mark.parametrize("options", [{}, {"tile": (2, 4)}])
+@pytest.mark.parametrize("dtype", ["f4", "u1", "f8"])
+def test_cells_beyond_the_ends_of_whole_rows_need_not_be_in_memory(
+    dtype: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    made = case(rolled, whole.field(20, 43, dtype=dtype))
+    widths, (array,), (wanted,) = halo_of(made.program), made.arrays, made.wanted
+    low, high = widths[1]
+    (run,) = compile_texts(tmp_path, [made.program], ends="wrap", row=43, **options)
+    for first, last in ((0, 7), (7, 20), (0, 20)):
+        block = block_of(array, (first, 0), (last, 43), widths)
+        block[:, :low] = block[:, block.shape[1] - high :] = 99
+        out = np.zeros((last - first, 43), wanted.dtype)
+        run([block], [out], (first, 0))
+        assert out.tobytes() == wanted[first:last].tobytes()
 
 
 MUTANTS = {"no rows at an end": ((0, 0), (1, 1)), "no columns at an end": ((1, 1), (0, 0))}
