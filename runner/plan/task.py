@@ -100,6 +100,10 @@ class TaskKernel(Protocol):
         """Return what does the same as a call with these arrays, whenever it is called."""
 
     @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph may have what `bind` returns."""
+
+    @property
     def sends(self) -> bool:
         """Whether `advance` can exchange the halos of what it writes: `cuda.steps.layout.Sending`."""
 
