@@ -66,8 +66,20 @@ class TaskKernel(Protocol):
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
         """Fill `outs`, one per result, from padded blocks; rows of either may be apart in memory."""
 
-    def bind(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
-        """Return what does the same as a call with these arrays, whenever it is called."""
+    def bind(
+        self, blocks: Sequence[Array], outs: Sequence[Array], sides: Sequence[tuple[bool, bool]] = ()
+    ) -> Callable[[], None]:
+        """Return what does the same as a call with these arrays, whenever it is called.
+
+        sides: per axis but the last, whether it also stores the cells before the first one and after the last
+        one of `outs` that equal own ones, as far as the next pass reads them. Only if it `stores_beyond`;
+        each axis with a side is longer than its halo.
+        """
+
+    @property
+    def stores_beyond(self) -> bool:
+        """Whether the next pass reads no other cells beyond the array than `bind` can store, or than a
+        constant boundary has, which no pass changes."""
 
     @property
     def sends(self) -> bool:

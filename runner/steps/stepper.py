@@ -149,8 +149,6 @@ class Stepper(StepBlocks[DistributedArray]):
         self._recording = False
         most = (*GRAPH_STEPS, self._longest_graph())
         self._graph_cycles = sorted({max(one // steps, 1) for one in most}, reverse=True)
-        # The halos of a rank that exchanges nothing, of all fields at once.
-        self._fills_by_kernel = not self._exchanging and task.has_halo and fused == 1 and self.region.size > 0
         self._prepared: set[int] = set()  # steps of kernels that are compiled
         self._spans: list[tuple[Mark, Mark]] = []
         self._exchange_spans: list[tuple[Mark, Mark]] = []
@@ -196,11 +194,15 @@ class Stepper(StepBlocks[DistributedArray]):
             self._finals = self._unfed_results()
             if backend.asynchronous and world.size > 1:
                 connect(world, [self.plans[place] for place in self.fed])
-            if self._exchanging or self._fills_by_kernel:
+            # The halos of a rank that exchanges nothing are filled by one launch, of all fields.
+            single = self.fused_steps == 1 and self.region.size > 0
+            if self._exchanging or (self.task.has_halo and single and not self._stores_beyond):
                 self._open_halos()
         with self.phases("exchange"):
             exchange(arrays)
         with self.phases("prepare"):
+            if self._stores_beyond:
+                self.fill_beyond()  # with the constant, once for all steps
             self._try_a_row()
             self.note_inputs_that_stay()
             world.control.barrier()  # or waiting for a later neighbour would count as exchange
@@ -279,8 +281,9 @@ class Stepper(StepBlocks[DistributedArray]):
         self.fused_steps, self.single_reason = 1, failure.reason
         if not self._exchanging:
             self.steps_per_exchange = 1
-        self._fill_outside(self._fed_arrays())  # kernels of several steps do not read these cells
         self._choose_overlap()
+        self._fill_outside(self._fed_arrays())  # kernels of several steps do not read these cells
+        self.fill_beyond()
 
     def settle(self) -> None:
         """Wait until all steps are done, and add their times to the phases.
@@ -329,7 +332,7 @@ class Stepper(StepBlocks[DistributedArray]):
 
         def fill() -> None:
             for number in range(TIMED):
-                halos.fill(targets[number % 2])
+                self._fill_halos(halos, targets[number % 2])
 
         replay = backend.capture(fill)
         replay()
@@ -431,6 +434,8 @@ class Stepper(StepBlocks[DistributedArray]):
                 pass
             elif remaining == 0 and self._exchanging:
                 self._exchange(targets)
+            elif self._stores_beyond:
+                pass
             elif self._device_halos is not None and not self._exchanging:
                 self._device_halos.fill_own(_blocks_of(targets))
             else:
@@ -492,6 +497,10 @@ class Stepper(StepBlocks[DistributedArray]):
         kernel = self.task.kernel
         in_one = self.fused_steps > 1 and kernel is not None and not kernel.takes_rows
         self.overlap = chosen and self._may_overlap and not in_one
+        pieces = self._pieces_of(0)
+        if self.overlap:
+            pieces = [self._rows(*rows) for rows in (*self._rows_sent(), self._rows_kept())]
+        self._stores_beyond = self.fused_steps == 1 and self._can_store_beyond(pieces)
 
     def _check_halos(self) -> None:
         if self._device_halos is not None:
@@ -503,9 +512,26 @@ class Stepper(StepBlocks[DistributedArray]):
             target.written()
         with _DeviceSpan(self) if self.world.backend.asynchronous else self.phases("exchange"):
             if self._device_halos is not None:
-                self._device_halos.fill(_blocks_of(targets))
+                self._fill_halos(self._device_halos, _blocks_of(targets))
             else:
                 exchange(targets)
+
+    def _fill_halos(self, halos: halo_path.DeviceHalos, blocks: Sequence[Array]) -> None:
+        """Fill all of the halos that the pass has not stored itself."""
+        if self._stores_beyond:
+            halos.fill_from_others(blocks)
+        else:
+            halos.fill(blocks)
+
+    def _rows_sent(self) -> list[tuple[int, int]]:
+        """Return the own rows that neighbours need, which are computed first with `overlap`."""
+        rows, (first, last) = self.region.shape[0], self._rows_kept()
+        return [part for part in ((0, first), (last, rows)) if part[0] < part[1]]
+
+    def _rows_kept(self) -> tuple[int, int]:
+        """Return the others."""
+        rows, (low, high) = self.region.shape[0], self.task.widths[0]
+        return self.steps_per_exchange * high, rows - self.steps_per_exchange * low
 
     def _compute_rows(self, rows: tuple[int, int], copied: bool) -> None:
         self._compute(self._rows(*rows), self.keep_finals, copied=copied)
@@ -518,11 +544,9 @@ class Stepper(StepBlocks[DistributedArray]):
         compute: takes rows, and whether others are computed from the same blocks later.
         """
         backend = self.world.backend
-        rows, (low, high) = self.region.shape[0], self.task.widths[0]
-        first, last = self.steps_per_exchange * high, rows - self.steps_per_exchange * low
-        for part in ((0, first), (last, rows)):
-            if part[0] < part[1]:
-                compute(part, True)
+        first, last = self._rows_kept()
+        for part in self._rows_sent():
+            compute(part, True)
         self.exchanges += 1
         for target in targets:
             target.written()
@@ -539,7 +563,8 @@ class Stepper(StepBlocks[DistributedArray]):
         if self._device_halos is not None:
             with backend.beside(ready), _DeviceSpan(self):
                 self._device_halos.fill_from_others(_blocks_of(targets))
-            self._device_halos.fill_own(_blocks_of(targets))
+            if not self._stores_beyond:
+                self._device_halos.fill_own(_blocks_of(targets))
             return
         with backend.beside(ready), _DeviceSpan(self):
             started = start_exchange(targets)
