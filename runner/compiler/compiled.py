@@ -178,7 +178,10 @@ class DeviceKernel:
         row = math.prod(shape[last:]) // self._merged.outputs[0].components
         lengths = (*shape[:last], row)
         if not single_pass.marches(self._merged):  # all longer ones have the same tile
-            lengths = tuple(map(min, lengths, self._tile))
+            tile = self._tile
+            if self.row:  # steps
+                tile = single_pass.with_fewer_columns(self._merged, tile, math.prod(lengths))
+            lengths = tuple(map(min, lengths, tile))
         if self._ends and row != self.row:
             raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
         key = lengths, apart, wide, beyond

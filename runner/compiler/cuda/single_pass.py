@@ -42,6 +42,9 @@ TURNS = 64  # of a thread that marches through planes
 WASTED = 0.95  # threads of smaller blocks over those of larger ones that are worth it
 FEW = 2  # small elements of a row that are loaded one by one: words need their addresses and shifts
 MOST_THREADS = 2**18  # of a large GPU at a time
+# Threads of a pass over a small field, at least, if there are columns to share out: of kernels whose rows share
+# what they read, and of others.
+SHARING_THREADS, SINGLE_THREADS = 2**15, 2**19
 ENDS = ("reflect", "mirror", "nearest", "wrap")  # boundaries of which cells beyond the array equal own ones
 FIRST = {"i": "from", "o": "to"}  # variables: the element of a thread's first cell in inputs, outputs
 
@@ -150,6 +153,22 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
         planes = -(-lengths[0] // -(-lengths[0] // planes)) if lengths[0] else 1
         return planes, *map(_within, tile()[1:], lengths[1:])
     return tuple(map(_within, tile(), lengths))
+
+
+def with_fewer_columns(program: Program, tile: Shape, cells: int) -> Shape:
+    """Return the tile for a field of so few cells that its threads would leave parts of a GPU idle.
+
+    For repeated passes, whose fields are in the GPU's L2 cache: more threads hide its latency, and their
+    narrower loads cost nothing there. Measured on H200s: D2Q9 of 512 x 1024 takes 8.1 instead of 8.7 us,
+    a stencil of radius 2 of 256 x 512 1.7 instead of 2.3.
+    """
+    if fills_words(program, tile[-1]):
+        return tile
+    shares = program.axes > 1 and _shares(program, program.axes - 2)
+    wanted, columns = SHARING_THREADS if shares else SINGLE_THREADS, tile[-1]
+    while columns > 1 and cells < wanted * math.prod(tile[:-1]) * columns:
+        columns //= 2
+    return (*tile[:-1], columns)
 
 
 def marches(program: Program) -> bool:
