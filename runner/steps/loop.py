@@ -48,7 +48,7 @@ def take_steps(stepper: Stepper, steps: int, observers: Sequence[StepObserver]) 
     while stepper.done < steps and not stopped:
         wanted = [observer.next_step(stepper.done) for observer in observers]
         target = min([steps, *wanted])
-        stepper.advance(target - stepper.done, last=target == steps)
+        stepper.advance(target - stepper.done, last=target == steps, ahead=steps - stepper.done)
         for observer, step in zip(observers, wanted, strict=True):
             if step == target and not stopped:
                 stopped = observer.observe(stepper)

@@ -230,9 +230,13 @@ class Stepper(StepBlocks[DistributedArray]):
         elif self._exchanging:
             self.halo_taken = "direct"
 
-    def advance(self, steps: int, *, last: bool = False) -> None:
-        """Take so many steps. last: none will follow, so that halos need not be exchanged again."""
-        backend = self.world.backend
+    def advance(self, steps: int, *, last: bool = False, ahead: int = 0) -> None:
+        """Take so many steps.
+
+        last: none will follow, so that halos need not be exchanged again. ahead: steps of the run that are
+        left, these included; fewer than `steps` if unknown.
+        """
+        backend, ahead = self.world.backend, max(ahead, steps)
         cycle = self._longest_cycle(steps)
         begin = backend.mark() if backend.asynchronous else None
         left = steps
@@ -240,7 +244,7 @@ class Stepper(StepBlocks[DistributedArray]):
         name = recorder.name("step")
         while left:
             entry = recorder.enter(name, 0, 0, self.done + 1)
-            replayed = self._replay(left, cycle, last=last)
+            replayed = self._replay(left, cycle, ahead, last=last)
             if replayed:
                 left -= replayed
             else:
@@ -358,10 +362,10 @@ class Stepper(StepBlocks[DistributedArray]):
             self._step(remaining, last and remaining == 0)
             self.done += 1
 
-    def _replay(self, left: int, cycle: int, *, last: bool) -> int:
+    def _replay(self, left: int, cycle: int, ahead: int, *, last: bool) -> int:
         """Take some cycles of steps, at most `left` steps, as one CUDA graph, which is made at first.
 
-        Return how many steps; 0 where that is not possible. The host may be needed between steps for an
+        ahead: as of `advance`. Return how many steps; 0 where that is not possible. The host may be needed between steps for an
         exchange through its memory, and for a function that is not one kernel.
         """
         alone = not self._exchanging and self.task.kernel is not None and self.world.backend.asynchronous
@@ -376,7 +380,8 @@ class Stepper(StepBlocks[DistributedArray]):
         if not left:
             return 0
         cycle = min(cycle, left)
-        cycles = next((one for one in self._graph_cycles if self._is_worth_a_graph(one, cycle, left)), 0)
+        fitting = (one for one in self._graph_cycles if one * cycle <= left)
+        cycles = next((one for one in fitting if self._is_worth_a_graph(one, cycle, ahead)), 0)
         if not cycles:
             return 0
         steps, counts = cycles * cycle, (self.done, self.taken, self.exchanges)
@@ -406,13 +411,14 @@ class Stepper(StepBlocks[DistributedArray]):
         cycles it takes, and the steps of each."""
         return id(self.arrays[self.fed[0]]), cycles, cycle
 
-    def _is_worth_a_graph(self, cycles: int, cycle: int, left: int) -> bool:
-        """Return whether to launch a graph of so many cycles of steps, where `left` steps are to be taken.
+    def _is_worth_a_graph(self, cycles: int, cycle: int, ahead: int) -> bool:
+        """Return whether to launch a graph of so many cycles of steps, with `ahead` steps of the run left.
 
-        To make one takes the host as long as some launches of it. The shortest is always made.
+        To make one takes the host as long as some launches of it: also where the fields are observed after
+        fewer steps, as the same numbers of steps follow. The shortest is always made.
         """
         made = self._graph_key(cycles, cycle) in self._graphs or cycles == self._graph_cycles[-1]
-        return left >= cycles * cycle * (1 if made else WORTH_MAKING)
+        return made or ahead >= cycles * cycle * WORTH_MAKING
 
     def _graph_work(self, cycles: int, cycle: int) -> None:
         for _ in range(cycles):

@@ -402,6 +402,37 @@ def test_graphs_leave_kernels_of_fewer_steps_for_the_end(
     assert made[0].prepared == {6, 7}
 
 
+def noted_replays(patch: pytest.MonkeyPatch) -> list[int]:
+    """Return the steps of each graph that rank 0 will launch."""
+    taken: list[int] = []
+    replay = stepper.Stepper._replay
+
+    def counted(self: Any, *arguments: Any, **options: Any) -> int:
+        steps = replay(self, *arguments, **options)
+        if self.world.rank == 0 and steps:
+            taken.append(steps)
+        return steps
+
+    patch.setattr(stepper.Stepper, "_replay", counted)
+    return taken
+
+
+def test_fields_that_are_observed_often_have_long_graphs_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path
+) -> None:
+    """Nine steps between two observations are too few for `WORTH_MAKING` graphs, the 40 of the run are not."""
+    taken = noted_replays(monkeypatch)
+    monkeypatch.setattr(stepper, "EAGER", 3)
+    monkeypatch.setattr(stepper, "GRAPH_STEPS", (4, 2))
+    monkeypatch.setattr(stepper, "GRAPH_BYTES", 1)
+    monkeypatch.setattr(stepper, "WORTH_MAKING", 6)
+    monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
+    on_host(monkeypatch, library)
+    same, _ = run_heat(tmp_path, devices=True, steps_per_exchange=1, until=-1.0, every=10)
+    assert same
+    assert taken == [4, 2, 4, 4, 4, 4, 4, 4]
+
+
 @pytest.mark.parametrize(
     ("most", "worth", "replays"), [(1, 1, [4] * 9), (16 * 1280, 1, [16, 16, 4]), (16 * 1280, 3, [4] * 9)]
 )
@@ -409,16 +440,7 @@ def test_graphs_of_small_blocks_are_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, most: int, worth: int, replays: list[int]
 ) -> None:
     """As many steps as move `most` bytes on a rank, if `worth` such graphs are launched."""
-    taken: list[int] = []
-    replay = stepper.Stepper._replay
-
-    def counted(self: Any, left: int, cycle: int, **options: Any) -> int:
-        steps = replay(self, left, cycle, **options)
-        if self.world.rank == 0 and steps:
-            taken.append(steps)
-        return steps
-
-    monkeypatch.setattr(stepper.Stepper, "_replay", counted)
+    taken = noted_replays(monkeypatch)
     monkeypatch.setattr(stepper, "EAGER", 3)
     monkeypatch.setattr(stepper, "GRAPH_STEPS", (4,))
     monkeypatch.setattr(stepper, "GRAPH_BYTES", most)
