@@ -365,8 +365,8 @@ class Stepper(StepBlocks[DistributedArray]):
     def _replay(self, left: int, cycle: int, ahead: int, *, last: bool) -> int:
         """Take some cycles of steps, at most `left` steps, as one CUDA graph, which is made at first.
 
-        ahead: as of `advance`. Return how many steps; 0 where that is not possible. The host may be needed between steps for an
-        exchange through its memory, and for a function that is not one kernel.
+        ahead: as of `advance`. Return how many steps; 0 where that is not possible. The host may be needed
+        between steps for an exchange through its memory, and for a function that is not one kernel.
         """
         alone = not self._exchanging and self.task.kernel is not None and self.world.backend.asynchronous
         filled = self._device_halos is not None and self._device_halos.capturable

@@ -42,8 +42,8 @@ TURNS = 64  # of a thread that marches through planes
 WASTED = 0.95  # threads of smaller blocks over those of larger ones that are worth it
 FEW = 2  # small elements of a row that are loaded one by one: words need their addresses and shifts
 MOST_THREADS = 2**18  # of a large GPU at a time
-# Threads of a pass over a small field, at least, if there are columns to share out: of kernels whose rows share
-# what they read, and of others.
+# Threads of a pass over a small field, at least, as long as its tiles have columns to give away: of kernels
+# whose rows share what they read, and of others.
 SHARING_THREADS, SINGLE_THREADS = 2**15, 2**19
 ENDS = ("reflect", "mirror", "nearest", "wrap")  # boundaries of which cells beyond the array equal own ones
 FIRST = {"i": "from", "o": "to"}  # variables: the element of a thread's first cell in inputs, outputs

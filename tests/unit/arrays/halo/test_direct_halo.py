@@ -420,7 +420,7 @@ def noted_replays(patch: pytest.MonkeyPatch) -> list[int]:
 def test_fields_that_are_observed_often_have_long_graphs_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path
 ) -> None:
-    """Nine steps between two observations are too few for `WORTH_MAKING` graphs, the 40 of the run are not."""
+    """Nine steps between two observations are too few for `WORTH_MAKING` graphs, those of the run are not."""
     taken = noted_replays(monkeypatch)
     monkeypatch.setattr(stepper, "EAGER", 3)
     monkeypatch.setattr(stepper, "GRAPH_STEPS", (4, 2))
