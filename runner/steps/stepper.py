@@ -39,7 +39,7 @@ from meshrun.runner.compiler.decide import not_compiled
 from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.maps.in_memory import no_progress
 from meshrun.runner.options.choices import HaloChoice
-from meshrun.runner.plan.steps import LINE, read_widths, rows_apart, wide_widths
+from meshrun.runner.plan.steps import LINE, halo_bytes, read_widths, rows_apart, wide_widths
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.report.phases import Phases
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 MEASURED = 256  # exchanges of a device that are timed; the others are assumed to take as long
 TIMED, REPLAYS = 16, 8  # exchanges of a graph, and its launches, after the loop
+OVERLAPPED_BYTES = 1 << 20  # of an exchange by messages on one host, at least, that overlaps with the work
 EAGER = 32  # steps that are launched one by one before a CUDA graph is made of some
 GRAPH_STEPS = (32, 8, 2, 1)  # of graphs, more or less: the longest that fits is taken
 # A host that is busy takes half a millisecond to launch a graph: those of small blocks are longer.
@@ -492,14 +493,17 @@ class Stepper(StepBlocks[DistributedArray]):
         return [self.spare[place] for place in self.fed]
 
     def _choose_overlap(self) -> None:
-        """Choose whether exchanges overlap with the work: as asked, else on GPUs of several hosts.
+        """Choose whether exchanges overlap with the work: as asked, else on GPUs of several hosts, and for
+        single steps with large messages between GPUs of one host.
 
-        Between GPUs of one host, messages take no more time than the additional calls of the function and
-        the processors that NCCL takes from the others.
+        Otherwise, messages on one host take no more time than the additional calls of the function and the
+        processors that NCCL takes from the others.
         """
         asked = self._overlap_asked
-        several_hosts = self.world.backend.asynchronous and len(self.world.hosts) > 1
-        chosen = several_hosts if asked is None else asked
+        message = self.steps_per_exchange * halo_bytes(self.task, self.task.partition[0])
+        large = isinstance(self._peers, str) and self.fused_steps == 1 and message >= OVERLAPPED_BYTES
+        gpus = self.world.backend.asynchronous and self._exchanging
+        chosen = gpus and (large or len(self.world.hosts) > 1) if asked is None else asked
         kernel = self.task.kernel
         in_one = self.fused_steps > 1 and kernel is not None and not kernel.takes_rows
         self.overlap = chosen and self._may_overlap and not in_one
@@ -525,7 +529,7 @@ class Stepper(StepBlocks[DistributedArray]):
     def _fill_halos(self, halos: halo_path.DeviceHalos, blocks: Sequence[Array]) -> None:
         """Fill all of the halos that the pass has not stored itself."""
         if self._stores_beyond:
-            halos.fill_from_others(blocks)
+            halos.fill_from_others(blocks, beyond=True)
         else:
             halos.fill(blocks)
 
@@ -568,7 +572,7 @@ class Stepper(StepBlocks[DistributedArray]):
         compute((first, last), False)
         if self._device_halos is not None:
             with backend.beside(ready), _DeviceSpan(self):
-                self._device_halos.fill_from_others(_blocks_of(targets))
+                self._device_halos.fill_from_others(_blocks_of(targets), beyond=self._stores_beyond)
             if not self._stores_beyond:
                 self._device_halos.fill_own(_blocks_of(targets))
             return
