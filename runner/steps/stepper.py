@@ -193,14 +193,14 @@ class Stepper(StepBlocks[DistributedArray]):
                     poison(self.spare[place].block)
             self._later = self.arrays[self.fed[0]]
             self._finals = self._unfed_results()
-            if backend.asynchronous and world.size > 1:
-                connect(world, [self.plans[place] for place in self.fed])
             # The halos of a rank that exchanges nothing are filled by one launch, of all fields.
             single = self.fused_steps == 1 and self.region.size > 0
             if self._exchanging or (self.task.has_halo and single and not self._stores_beyond):
                 self._open_halos()
+            if backend.asynchronous and self._exchanging and not isinstance(self._device_halos, DirectHalos):
+                connect(world, [self.plans[place] for place in self.fed])
         with self.phases("exchange"):
-            exchange(arrays)
+            exchange(arrays, once=True)
         with self.phases("prepare"):
             if self._stores_beyond:
                 self.fill_beyond()  # with the constant, once for all steps

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal, TypeVar
@@ -196,6 +195,7 @@ def open_world(
     control: Control | None = None,
     check: Check | None = None,
     record: str | None = None,
+    later: bool = False,
 ) -> World:
     """Find the ranks and bind this rank's device. Collective.
 
@@ -211,6 +211,8 @@ def open_world(
     check: called on every rank before device communicators are opened; returns warnings for the world.
     record: what the run does, to record the operations of this rank, which must be a process; None to record
         nothing.
+    later: open NCCL, which takes most of a second, only when arrays first cross between GPUs. All ranks must
+        take part in that exchange.
 
     Raises
     ------
@@ -252,10 +254,8 @@ def open_world(
         recorder, reasons = open_recorder(control, ranks, run_id, record)
         warnings += reasons
     control.trail = Trail(recorder, "world", range(control.size)) if isinstance(recorder, Recorder) else None
-    on_gpu = backend.device.kind == "cuda"
-    listens = launcher.default_variable(nccl_ras.ADDRESS, nccl_ras.address_of(run_id))
-    with listens if on_gpu else nullcontext():
-        arrays = open_arrays(control, backend, shared_gpu=bool(clash))
+    listens = {nccl_ras.ADDRESS: nccl_ras.address_of(run_id)}
+    arrays = open_arrays(control, backend, shared_gpu=bool(clash), later=later, variables=listens)
     return World(control, arrays, backend, ranks, run_id, warnings, recorder=recorder)
 
 
