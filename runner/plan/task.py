@@ -18,7 +18,7 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.plan.grid import Partition, parse_grid
 from meshrun.runner.plan.halo import Widths, check_widths, normalize
-from meshrun.runner.region import Array, Region, Shape
+from meshrun.runner.region import Array, Region, Shape, Subgrid
 from meshrun.runner.report.units import counted
 from meshrun.runner.spelling import option
 
@@ -31,13 +31,23 @@ ArrayType = tuple[Shape, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Field:
-    """One input array of a task. widths: its halo per axis; axes that other inputs do not have get none."""
+    """One input array of a task.
+
+    widths: its halo per axis; axes that other inputs do not have get none. subgrid: of its own cells, if
+    `shape` is that of an array with a cell at each position of space.
+    """
 
     name: str
     shape: Shape
     dtype: np.dtype[Any]
     partition: Partition
     widths: Widths
+    subgrid: Subgrid | None = None
+
+    @property
+    def stored(self) -> Shape:
+        """The shape of the array's own cells, as a file has it."""
+        return self.shape if self.subgrid is None else self.subgrid.shape
 
     def padded(self, cells: Shape) -> Shape:
         return tuple(n + sum(width) for n, width in zip(cells, self.widths, strict=True))
@@ -63,11 +73,30 @@ class TaskKernel(Protocol):
         """The inputs of whose padded blocks no cell beyond the ends of the last axis is read: the own cells
         that they equal are. Not if blocks may be parts of that axis."""
 
-    def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
-        """Fill `outs`, one per result, from padded blocks; rows of either may be apart in memory."""
+    def __call__(
+        self,
+        blocks: Sequence[Array],
+        outs: Sequence[Array],
+        first: Sequence[int],
+        scalars: Array | None = None,
+    ) -> None:
+        """Fill `outs`, one per result, from padded blocks; rows of either may be apart in memory.
+
+        Parameters
+        ----------
+        first: position in the whole array of the first own cell of the blocks, per axis. Before the array's
+            first cell it is negative.
+        scalars: the numbers of this step, in slots of 8 bytes on the kernel's device, for a kernel that takes
+            some: scalar n, of a dtype, is the first bytes of slot n.
+        """
 
     def bind(
-        self, blocks: Sequence[Array], outs: Sequence[Array], sides: Sequence[tuple[bool, bool]] = ()
+        self,
+        blocks: Sequence[Array],
+        outs: Sequence[Array],
+        first: Sequence[int],
+        scalars: Array | None = None,
+        sides: Sequence[tuple[bool, bool]] = (),
     ) -> Callable[[], None]:
         """Return what does the same as a call with these arrays, whenever it is called.
 
@@ -142,6 +171,22 @@ class Task:
         assert self.results is not None
         return self.results
 
+    def subgrid(self, number: int) -> Subgrid | None:
+        """Return the subgrid of the own cells of output `number`; None if it has a cell at each position."""
+        sizes = self.job.sizes
+        if sizes is None or sizes.outputs[number].fills(sizes.space):
+            return None
+        return sizes.outputs[number]
+
+    @property
+    def stored(self) -> tuple[ArrayType, ...]:
+        """The shape of each result's own cells, as a file has it, and its dtype."""
+        subgrids = (self.subgrid(number) for number in range(len(self.known)))
+        return tuple(
+            (shape if subgrid is None else subgrid.shape, dtype)
+            for subgrid, (shape, dtype) in zip(subgrids, self.known, strict=True)
+        )
+
     @property
     def feed_numbers(self) -> list[int | None]:
         """For each output, the number of the input that it becomes in the next step; None: of none."""
@@ -166,6 +211,12 @@ class Task:
     def strided_out(self) -> bool:
         """Whether the results that are filled may have their rows apart in memory."""
         return self.kernel is not None or self.job.strided_out
+
+    @property
+    def boundary_read(self) -> str:
+        """The boundary of the cells beyond the array that a kernel reads; "none" if it uses none: a function
+        of whole arrays has values of its own at the ends, or wraps around them."""
+        return self.boundary if self.boundary == "wrap" or not self.job.whole else "none"
 
     @property
     def has_halo(self) -> bool:
@@ -218,7 +269,7 @@ class Task:
     def input_bytes(self, region: Region) -> int:
         """Return the bytes of all inputs in a region."""
         return sum(
-            self.field_region(number, region).size * field.dtype.itemsize
+            math.prod(self.field_region(number, region).shape) * field.dtype.itemsize
             for number, field in enumerate(self.fields)
         )
 
@@ -232,7 +283,12 @@ class Task:
     def result_bytes(self, region: Region) -> int:
         """Return the bytes of all results for a region; unknown ones are assumed to equal the first input."""
         types = self.results or ((self.shape, self.dtype),) * len(self.job.output_names)
-        return sum(self._beside(region, shape).size * dtype.itemsize for shape, dtype in types)
+        nbytes = 0
+        for shape, dtype in types:
+            start, stop = self.scaled(region.start, shape), self.scaled(region.stop, shape)
+            lengths = [b - a for a, b in zip(start, stop, strict=True)]
+            nbytes += math.prod(lengths) * math.prod(shape[self.leading :]) * dtype.itemsize
+        return nbytes
 
     def declared(self, shape: Shape) -> tuple[ArrayType, ...] | None:
         """Return shape and dtype of each result for own cells of `shape`; None if only a call can tell."""
@@ -241,6 +297,8 @@ class Task:
             leading = shape[: self.leading]
             return tuple((leading + known[self.leading :], dtype) for known, dtype in self.known)
         if job.out is not None:
+            if self.results is not None and shape == self.shape:
+                return self.results
             found = job.out(shape, self.dtype, **self.parameters)
             try:
                 pairs = [found] if len(job.output_names) == 1 else found
@@ -288,19 +346,25 @@ class Task:
         """Call the job on padded blocks; return its results, checked (RunError for a wrong type or shape)."""
         if self.kernel is not None:
             assert outs is not None
-            self.kernel(blocks, outs)
+            self.kernel(blocks, outs, here.offset)
             return tuple(outs)
+        results = self.returned(blocks, here, outs)
+        declared = self.declared(here.block) or (None,) * len(results)
+        for number, (result, expected) in enumerate(zip(results, declared, strict=True)):
+            self._check(result, here, None if expected is None else expected[0], number)
+        return results
+
+    def returned(
+        self, blocks: Sequence[Array], here: BlockContext, outs: Sequence[Array] | None
+    ) -> tuple[Any, ...]:
+        """Call the job's function on padded blocks; return as many results as are declared, unchecked."""
         out = None if outs is None else outs[0] if len(outs) == 1 else tuple(outs)
         services = {"out": out, "xp": here.xp, "here": here}
         wanted = {name: services[name] for name in self.job.services}
         returned = self.job.function(*blocks, **wanted, **self.parameters)
         if returned is None and outs is not None:
             returned = tuple(outs)
-        results = tuple(map(in_own_byte_order, self._separate(returned)))
-        declared = self.declared(here.block) or (None,) * len(results)
-        for number, (result, expected) in enumerate(zip(results, declared, strict=True)):
-            self._check(result, here, None if expected is None else expected[0], number)
-        return results
+        return tuple(map(in_own_byte_order, self._separate(returned)))
 
     def _separate(self, returned: Any) -> tuple[Array, ...]:
         """Return the results as a tuple of as many as are declared."""
@@ -448,12 +512,24 @@ def plan_task(
         if not shape:
             raise UserError(f"{which} is a scalar", got="no axes", expected="an array")
         check_numbers(name, len(inputs), dtype)
+    subgrids: list[Subgrid | None] = [None] * len(inputs)
+    if job.sizes is not None:
+        space = job.sizes.space
+        subgrids = [None if one.fills(space) else one for one in job.sizes.inputs]
+        pairs = zip(job.sizes.inputs, inputs, strict=True)
+        inputs = [(one.in_space(space), of_one) for one, (_, of_one) in pairs]
     shape, dtype = inputs[0]
     if job.check is not None:
         job.check(shape, dtype, **parameters)
     chosen = boundary or job.boundary
     if chosen not in BOUNDARIES:
         raise UserError("unknown boundary", got=chosen, expected=", ".join(BOUNDARIES))
+    if job.whole and (boundary is not None or cval is not None):
+        raise UserError(
+            f"{option('boundary')} and {option('cval')} do not apply to functions of whole arrays",
+            got=f"job {job.name}",
+            expected="the function itself, which says what cells at the array's ends are",
+        )
     if cval is not None and chosen != "constant":
         raise UserError(
             f"{option('cval')} does not apply: it is the constant of {option('boundary', 'constant')}",
@@ -466,11 +542,11 @@ def plan_task(
     parts = parse_grid(str(ranks) if grid is None else grid, shape, ranks)
     constant = job.cval if cval is None else cval
     fields = []
-    for name, (one, of_one) in zip(job.arrays, inputs, strict=True):
+    for name, (one, of_one), subgrid in zip(job.arrays, inputs, subgrids, strict=True):
         if chosen == "constant":
             _check_constant(constant, of_one)
         wide = widths + ((0, 0),) * (len(one) - common)
-        fields.append(Field(name, one, of_one, Partition(one, _grid_of(parts, len(one))), wide))
+        fields.append(Field(name, one, of_one, Partition(one, _grid_of(parts, len(one))), wide, subgrid))
     task = Task(job, parameters, tuple(fields), chosen, constant)
     _check_same_grid(task)
     declared = task.declared(shape)
@@ -610,9 +686,12 @@ def check_feeds(task: Task) -> None:
             expected="feeds= in its decorator",
         )
     fields = {field.name: field for field in task.fields}
-    for output, name, (shape, dtype) in zip(job.output_names, job.feeds, task.known, strict=True):
+    in_memory = [shape for shape, _ in task.known]
+    for output, name, (shape, dtype), whole in zip(
+        job.output_names, job.feeds, task.stored, in_memory, strict=True
+    ):
         if name is None:
-            if shape[: task.leading] != task.shape[: task.leading]:
+            if whole[: task.leading] != task.shape[: task.leading]:
                 raise UserError(
                     f"job {job.name} cannot take steps: its {_what(job.output_names, output)} has other "
                     "lengths along the axes along which arrays are cut",
@@ -622,17 +701,17 @@ def check_feeds(task: Task) -> None:
                 )
             continue
         field = fields[name]
-        if (shape, dtype) != (field.shape, field.dtype):
+        if (shape, dtype) != (field.stored, field.dtype):
             hint = (
                 f"return result.astype({field.dtype})"
-                if shape == field.shape
+                if shape == field.stored
                 else f"one pass, no {option('steps')}"
             )
             raise UserError(
                 f"job {job.name} cannot take steps: its {_what(job.output_names, output)} cannot become its "
                 f"input {name}",
                 got=f"{dtype} of shape {'x'.join(map(str, shape))}",
-                expected=f"{field.dtype} of shape {'x'.join(map(str, field.shape))}",
+                expected=f"{field.dtype} of shape {'x'.join(map(str, field.stored))}",
                 hint=hint,
             )
 

@@ -195,7 +195,8 @@ class Stepper(StepBlocks[DistributedArray]):
             self._finals = self._unfed_results()
             # The halos of a rank that exchanges nothing are filled by one launch, of all fields.
             single = self.fused_steps == 1 and self.region.size > 0
-            if self._exchanging or (self.task.has_halo and single and not self._stores_beyond):
+            filled = self.task.has_halo and self.reads_beyond and not self._stores_beyond
+            if self._exchanging or (single and filled):
                 self._open_halos()
             if backend.asynchronous and self._exchanging and not isinstance(self._device_halos, DirectHalos):
                 connect(world, [self.plans[place] for place in self.fed])
@@ -242,9 +243,9 @@ class Stepper(StepBlocks[DistributedArray]):
         begin = backend.mark() if backend.asynchronous else None
         left = steps
         recorder = self.world.recorder
-        name = recorder.name("step")
+        name = 0 if recorder is None else recorder.name("step")
         while left:
-            entry = recorder.enter(name, 0, 0, self.done + 1)
+            entry = 0 if recorder is None else recorder.enter(name, 0, 0, self.done + 1)
             replayed = self._replay(left, cycle, ahead, last=last)
             if replayed:
                 left -= replayed
@@ -256,7 +257,8 @@ class Stepper(StepBlocks[DistributedArray]):
                 self._cycle(taken, last=last and left == 0)
             self.progress(self.done)
             self._check_halos()
-            recorder.leave(entry)
+            if recorder is not None:
+                recorder.leave(entry)
         if begin is not None:
             self._spans.append((begin, backend.mark()))
             if len(self._spans) >= PENDING:
@@ -270,14 +272,15 @@ class Stepper(StepBlocks[DistributedArray]):
         if self.fused_steps == 1:
             return self.steps_per_exchange
         cycles = passes(steps, self.steps_per_exchange)
-        for cycle in sorted(cycles.keys() - self._prepared):
+        new = sorted(cycles.keys() - self._prepared)
+        if new:
             with self.phases("prepare"):
-                failures = self.world.control.allgather(prepare(self, cycle))
-            failure = next((one for one in failures if one is not None), None)
+                everyone = self.world.control.allgather([prepare(self, cycle) for cycle in new])
+            failure = next((reason for own in everyone for reason in own if reason is not None), None)
             if failure is not None:
                 self._take_single_steps(failure)
                 return self.steps_per_exchange
-            self._prepared.add(cycle)
+            self._prepared.update(new)
         return max(cycles)
 
     def _take_single_steps(self, failure: NotCompiled) -> None:

@@ -61,17 +61,26 @@ class NumpyKernel:
     def finds_ends(self) -> list[int]:
         return single_pass.finds_ends(self.program, self.boundary, self.row)
 
-    def __call__(self, blocks: Sequence[Any], outs: Sequence[Any]) -> None:
+    def __call__(
+        self, blocks: Sequence[Any], outs: Sequence[Any], first: Sequence[int], scalars: Any = None
+    ) -> None:
         self.copies += sum(one.flags.owndata for one in blocks)
         found = self.finds_ends
         blocks = [with_ends(self, one) if place in found else one for place, one in enumerate(blocks)]
-        for out, result in zip(outs, evaluate(self.program, blocks, self.widths), strict=True):
+        for out, result in zip(outs, evaluate(self.program, blocks, self.widths, first), strict=True):
             out[...] = result
 
     stores_beyond = DeviceKernel.__dict__["stores_beyond"]
 
-    def bind(self, blocks: Sequence[Any], outs: Sequence[Any], sides: Sides = ()) -> Callable[[], None]:
-        return functools.partial(pass_and_store, self, list(blocks), list(outs), sides)
+    def bind(
+        self,
+        blocks: Sequence[Any],
+        outs: Sequence[Any],
+        first: Sequence[int],
+        scalars: Any = None,
+        sides: Sides = (),
+    ) -> Callable[[], None]:
+        return functools.partial(pass_and_store, self, list(blocks), list(outs), first, scalars, sides)
 
     def prepare_steps(self, steps: int, arrays: Sequence[Any], *, sends: bool = False) -> None:
         assert not sends
@@ -94,8 +103,10 @@ class NumpyKernel:
         outs: Sequence[Any],
         axes: Sequence[Axis],
         sending: Sending | None = None,
+        scalars: Any = None,
     ) -> None:
         assert sending is None
+        assert scalars is None
         assert steps in self.prepared
         axes = axes[: self.program.axes]
         self.passes.append((tuple(axis.own for axis in axes), steps))
@@ -219,9 +230,11 @@ def inner(widths: Any) -> tuple[slice, ...]:
     return tuple(slice(low, -high or None) for low, high in widths)
 
 
-def pass_and_store(kernel: Any, blocks: Sequence[Any], outs: Sequence[Any], sides: Sides) -> None:
+def pass_and_store(
+    kernel: Any, blocks: Sequence[Any], outs: Sequence[Any], first: Sequence[int], scalars: Any, sides: Sides
+) -> None:
     """Call a kernel, then store the cells beyond the ends of its results that the next pass reads."""
-    kernel(blocks, outs)
+    kernel(blocks, outs, first, scalars)
     beyond = cells_beyond(kernel.program, kernel.feeds, kernel.boundary) if any(map(any, sides)) else None
     if beyond is None:
         return

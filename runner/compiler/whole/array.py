@@ -2,38 +2,47 @@
 
 A traced array is a view of a storage. Each of its axes is an axis of space, along which all cells are
 computed alike and element 0 has a place; or an inner axis, of which each element has nodes of its own. A view
-that took one index along an axis of space has that axis fixed at a position.
+that took one index along an axis of space has that axis fixed at a position. The values of a field at a list
+of points have axes of that list instead (`points`).
 """
 
 from __future__ import annotations
 
-import inspect
 import operator
-import sys
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from meshrun.runner.compiler.trace.graph import Node
-from meshrun.runner.compiler.trace.trace import (
-    COMPARISONS,
+from meshrun.runner.compiler.trace.array import (
     MOST_COMPONENTS,
-    MOST_NODES,
-    UFUNCS,
-    NotTraceable,
-    fast_power,
-    weak_dtype,
-    within_range,
+    Functions,
+    Nodes,
+    ResultAxes,
+    TracedArray,
+    TracedCall,
+    check_computable,
+    real_dtype,
 )
+from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.graph import WholeGraph
+from meshrun.runner.compiler.whole.masks import picked, write_masked
+from meshrun.runner.compiler.whole.points import (
+    MOST_POINTS,
+    Listed,
+    accumulated,
+    listed_axes,
+    picks_points,
+    read_index,
+    with_one_list,
+)
+from meshrun.runner.compiler.whole.sizes import steps_of
 from meshrun.runner.region import Shape
 
 ONE_ROW = "combines one row of an array with all rows of another"
+MOST_REVERSED = 8  # cells of a reversed axis, each of which is an operation of its own
 OTHER_AXES = "combines different axes of arrays"
 
 
@@ -42,7 +51,7 @@ class Along:
     """An axis of an array that is an axis of space.
 
     axis: of space; below 0: of a line that no field has been combined with yet. first: position of element 0.
-    step: positions from one element to the next. length: number of elements.
+    step: positions from one element to the next, below 0 if they are reversed. length: number of elements.
     """
 
     axis: int
@@ -54,6 +63,13 @@ class Along:
     def stop(self) -> int:
         """The position after the last element's."""
         return self.first + self.step * (self.length - 1) + 1
+
+    @property
+    def forward(self) -> Along:
+        """The same positions, in increasing order."""
+        if self.step > 0:
+            return self
+        return self.part(self.length - 1, -1, self.length)
 
     def part(self, first: int, step: int, length: int) -> Along:
         """Return every `step`-th element from `first` on."""
@@ -67,7 +83,7 @@ class Inner:
     length: int
 
 
-Axis = Along | Inner
+Axis = Along | Inner | Listed
 
 
 class Storage:
@@ -81,30 +97,32 @@ class Storage:
         self.nodes, self.extents, self.origin, self.changed = nodes, dict(extents), origin, False
 
 
-class Tracing:
-    """One call of the function: its graph and the lengths of space.
+@dataclass
+class Alignment(ResultAxes):
+    """Axes and fixed positions of a result."""
 
-    functions: NumPy's functions, and what computes each of them on traced arrays.
-    """
+    axes: list[Axis] = field(default_factory=list)
+    fixed: dict[int, int] = field(default_factory=dict)
+
+    def has(self, axis: int) -> bool:
+        """Return whether an axis of space is one of the axes."""
+        return any(isinstance(one, Along) and one.axis == axis for one in self.axes)
+
+    def with_axis(self, at: int, length: int) -> Alignment:
+        return Alignment([*self.axes[:at], Inner(length), *self.axes[at:]], self.fixed)
+
+
+class Tracing(TracedCall):
+    """One call of the function: its graph and the lengths of space."""
+
+    graph: WholeGraph
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        graph: WholeGraph,
-        space: Shape,
-        functions: Mapping[Callable[..., Any], Callable[..., Any]],
+        self, function: Callable[..., Any], graph: WholeGraph, space: Shape, functions: Functions
     ) -> None:
-        code = getattr(inspect.unwrap(function), "__code__", None)
-        self.graph, self.space, self.functions = graph, space, functions
-        self._file = code.co_filename if isinstance(code, types.CodeType) else ""
+        super().__init__(function, graph, functions)
+        self.space = space
         self._lines = 0
-
-    def line(self) -> int:
-        """Return the line of the user's file that runs now; 0 if unknown."""
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename != self._file:
-            frame = frame.f_back
-        return frame.f_lineno if frame else 0
 
     def new_line(self) -> int:
         """Return the number of a line that is along no axis of space yet, below 0."""
@@ -113,13 +131,9 @@ class Tracing:
 
     def axes_of(self, shape: Shape) -> tuple[Axis, ...]:
         """Return the axes of a new array: along space where it is as long, from the first axis on."""
-        axes: list[Axis] = []
-        for number, length in enumerate(shape):
-            along = number < len(self.space) and abs(length - self.space[number]) <= 1 and len(axes) == number
-            axes.append(Along(number, 0, 1, length) if along else Inner(length))
-        if not any(isinstance(axis, Along) for axis in axes):
-            return tuple(Inner(length) for length in shape)
-        return tuple(axes)
+        steps = steps_of(shape, self.space)
+        along = [Along(axis, 0, step, n) for axis, (step, n) in enumerate(zip(steps, shape, strict=False))]
+        return (*along, *(Inner(length) for length in shape[len(along) :]))
 
     def filled(self, shape: Any, value: Any, dtype: Any) -> Any:
         """Return numpy.full's result, as a traced array if it has an axis of space."""
@@ -131,6 +145,74 @@ class Tracing:
         node = self.graph.constant(np.asarray(value).astype(kind), kind)
         return made(self, axes, {}, np.full(inner_shape(axes), node, object), kind)
 
+    def operand(self, value: Any, like: np.dtype[Any] | None = None) -> Whole:
+        if isinstance(value, Whole):
+            if value._recorder is not self:
+                raise NotTraceable("keeps an array from one call to the next")
+            return value
+        array = np.asarray(value)
+        if like is not None and not isinstance(value, (np.ndarray, np.generic)):
+            array = array.astype(like)
+        check_computable(array.dtype)
+        if array.size > MOST_COMPONENTS:
+            if not bool((array == array.ravel()[:1]).all()):
+                if array.size > MOST_POINTS:
+                    raise not_made_here(array.shape)
+                return _of_numpy(self, array)
+            array = array.ravel()[:1].reshape((1,) * array.ndim)
+        nodes = np.empty(array.shape, object)
+        for index, element in np.ndenumerate(array):
+            nodes[index] = self.graph.constant(element, array.dtype)
+        return made(self, tuple(Inner(length) for length in array.shape), {}, nodes, array.dtype)
+
+    def aligned(self, operands: Sequence[Whole]) -> tuple[Alignment, list[Nodes]]:
+        """Bring operands to the places of the first that has an axis; return the result's axes and their
+        nodes.
+
+        Raises NotTraceable if cells of one operand are needed far from those of another, ValueError as NumPy
+        does.
+        """
+        shape = np.broadcast_shapes(*(one.shape for one in operands))
+        operands = _in_order(operands)
+        nodes = with_one_list(self.graph, [(one._axes, one.read()) for one in operands])
+        layout = Alignment()
+        moves = [_Moves(one, mine) for one, mine in zip(operands, nodes, strict=True)]
+        for back in range(len(shape), 0, -1):
+            here = [(move, move.operand._axes[-back]) for move in moves if move.operand.ndim >= back]
+            along = [(move, axis) for move, axis in here if isinstance(axis, Along)]
+            listed = next((axis for _, axis in here if isinstance(axis, Listed)), None)
+            if listed is not None:
+                if along:
+                    raise NotTraceable("combines points with an axis of a field")
+                layout.axes.append(listed)
+                continue
+            if any(move.operand._plain is not None for move, _ in here):
+                raise not_made_here(shape)
+            if not along:
+                layout.axes.append(Inner(shape[-back]))
+                continue
+            if any(isinstance(axis, Inner) and axis.length > 1 for _, axis in here):
+                raise NotTraceable(
+                    f"combines an axis of a field with an array of {shape[-back]} elements",
+                    "np.arange and the like in the function, or an input of the function",
+                )
+            # An axis of space that a field has, before one of a line.
+            long = [axis for _, axis in along if axis.length == shape[-back]]
+            reference = next((axis for axis in long if axis.axis >= 0), long[0])
+            if layout.has(reference.axis):
+                raise NotTraceable(OTHER_AXES)
+            layout.axes.append(reference)
+            for move, axis in along:
+                move.along(axis, reference)
+        for move in moves:
+            move.fix(layout)
+        for move in moves:
+            move.check(layout)
+        return layout, [move.moved() for move in moves]
+
+    def result(self, layout: Alignment, nodes: Nodes, dtype: np.dtype[Any]) -> Whole:
+        return made(self, layout.axes, layout.fixed, nodes.reshape(inner_shape(layout.axes)), dtype)
+
 
 def inner_shape(axes: Sequence[Axis]) -> Shape:
     return tuple(axis.length for axis in axes if isinstance(axis, Inner))
@@ -140,7 +222,7 @@ def made(
     recorder: Tracing,
     axes: Sequence[Axis],
     fixed: Mapping[int, int],
-    nodes: np.ndarray[Any, Any],
+    nodes: Nodes,
     dtype: np.dtype[Any],
     origin: int = -1,
 ) -> Whole:
@@ -153,14 +235,38 @@ def made(
     return Whole(recorder, storage, tuple(axes), dict(fixed), cells, dtype)
 
 
-class Whole(NDArrayOperatorsMixin):
+def _of_numpy(recorder: Tracing, array: np.ndarray[Any, Any]) -> Whole:
+    """Return an array of many elements, to be combined with a list of points only."""
+    nodes = [recorder.graph.constant(element, array.dtype) for element in array.ravel()]
+    cells = np.arange(array.size).reshape(array.shape)
+    axes = tuple(Inner(length) for length in array.shape)
+    found = Whole(recorder, Storage(nodes, {}), axes, {}, cells, array.dtype)
+    found._plain = array
+    return found
+
+
+def not_made_here(shape: Shape) -> NotTraceable:
+    return NotTraceable(
+        f"uses an array of shape {shape} that was not made in the function",
+        "np.arange and the like in the function, or an input of the function",
+    )
+
+
+class Whole(TracedArray):
     """A stand-in for a whole array.
 
     axes: of the array. fixed: positions along the axes of space at which one index was taken. cells: which of
     the storage's components its inner axes have.
     """
 
-    __array_priority__ = 1000.0
+    MODULE = "np"
+    KIND = "an array"
+    FOREIGN = (
+        "makes an array that NumPy fills from the cells of a field, or writes cells into one",
+        "np.zeros(shape) or np.zeros_like(field) in the function for an array to write into",
+    )
+    _recorder: Tracing
+    _plain: Any = None  # of an array of NumPy's with many elements: that array
 
     def __init__(
         self,
@@ -170,110 +276,63 @@ class Whole(NDArrayOperatorsMixin):
         fixed: dict[int, int],
         cells: np.ndarray[Any, Any],
         dtype: np.dtype[Any],
+        part: str = "",
     ) -> None:
-        if dtype.kind not in "biuf" or dtype.itemsize > 8 or not dtype.isnative:
-            raise NotTraceable(f"computes in {dtype.str if dtype.kind in 'biuf' else dtype}")
+        check_computable(dtype)
         self._recorder, self._storage, self._axes = recorder, storage, axes
-        self._fixed, self._cells, self.dtype = fixed, cells, dtype
-
-    # What NumPy's arrays have
+        self._fixed, self._cells, self.dtype, self._part = fixed, cells, dtype, part
 
     @property
     def shape(self) -> Shape:
         return tuple(axis.length for axis in self._axes)
 
     @property
-    def ndim(self) -> int:
-        return len(self._axes)
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
-
-    @property
-    def itemsize(self) -> int:
-        return self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.itemsize
-
-    @property
-    def T(self) -> Whole:  # NumPy's name
-        return self.transpose()
-
-    @property
     def flat(self) -> Any:
         raise NotTraceable("uses .flat of an array", "an index per axis")
 
-    def __len__(self) -> int:
-        return self.shape[0]
+    def is_cells(self, axis: int) -> bool:
+        return not isinstance(self._axes[axis], Inner)
 
-    def __iter__(self) -> Any:
-        if isinstance(self._axes[0], Along):
-            raise NotTraceable("iterates over the cells of an array", "slices instead of a loop over cells")
-        return (self[number] for number in range(self.shape[0]))
+    def layout(self) -> Alignment:
+        return Alignment(list(self._axes), self._fixed)
 
-    def __bool__(self) -> bool:
-        raise NotTraceable(
-            "decides by the value of a cell (if, while, and, or, not)", "np.where(condition, a, b), or & | ~"
-        )
+    def read(self) -> Nodes:
+        nodes = self.seen(self._stored())
+        cells = tuple(number for number, axis in enumerate(self._axes) if not isinstance(axis, Inner))
+        return np.expand_dims(nodes, cells) if cells else nodes
 
-    def _as_number(self) -> Any:
-        raise NotTraceable("converts a cell to a Python number", "NumPy's functions instead of those of math")
-
-    __float__ = __int__ = __complex__ = __index__ = _as_number
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        raise NotTraceable("makes an array that NumPy fills from the cells of a field")
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if hasattr(np.ndarray, name) and callable(getattr(np, name, None)):
-            return partial(getattr(np, name), self)
-        raise NotTraceable(f"uses .{name} of an array, which is not traced")
-
-    def copy(self, order: str = "C") -> Whole:
-        return self._new(self.read(), self.dtype)
-
-    def astype(self, dtype: Any, order: str = "K", casting: str = "unsafe", copy: bool = True) -> Whole:
-        kind = np.dtype(dtype)
-        if kind == self.dtype and not copy:
-            return self
-        if casting != "unsafe":
-            raise NotTraceable("uses casting= of astype")
-        return self._new(self.cast(self.read(), kind), kind)
-
-    def transpose(self, *axes: Any) -> Whole:
-        if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)):
-            axes = tuple(axes[0]) if axes[0] is not None else ()
-        order = tuple(axis % self.ndim for axis in axes) or tuple(reversed(range(self.ndim)))
+    def transposed(self, order: Shape) -> Whole:
         inner = [number for number, axis in enumerate(self._axes) if isinstance(axis, Inner)]
         moved = [inner.index(number) for number in order if number in inner]
         taken = tuple(self._axes[number] for number in order)
         cells = self._cells.transpose(moved)
-        return Whole(self._recorder, self._storage, taken, self._fixed, cells, self.dtype)
+        return Whole(self._recorder, self._storage, taken, self._fixed, cells, self.dtype, self._part)
 
-    def fill(self, value: Any) -> None:
-        self[...] = value
+    def part(self, name: str) -> Whole:
+        kind = real_dtype(self.dtype)
+        return Whole(self._recorder, self._storage, self._axes, self._fixed, self._cells, kind, name)
 
-    def __pow__(self, exponent: Any) -> Any:
-        fast = fast_power(self.dtype, exponent)
-        return np.power(self, exponent) if fast is None else fast(self)
+    def reduce_cells(self, name: str, axes: Sequence[int], dtype: Any, out: Any, keepdims: bool) -> Any:
+        raise NotTraceable(f"reduces the cells of an array (numpy.{name})")
 
-    def __ipow__(self, exponent: Any) -> Any:
-        self[...] = self**exponent
-        return self
+    def untraced(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> NotTraceable:
+        return NotTraceable(f"uses numpy.{name}, which is not traced")
 
     # Places
 
-    def __getitem__(self, index: Any) -> Whole:
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, Whole) and index.dtype == bool and index.ndim:
+            return picked(self, index)
+        if picks_points(index):
+            target = self._at_points(index)
+            return made(
+                self._recorder, target._axes, {}, target.read().reshape(target._cells.shape), self.dtype
+            )
         axes: list[Axis] = []
         inner: list[Any] = []
         fixed = dict(self._fixed)
         number = 0
-        for item in full_index(index, self.ndim):
+        for item in self.full_index(index):
             # A new axis has one element, and none of space.
             if item is None:
                 axes.append(Inner(1))
@@ -284,53 +343,93 @@ class Whole(NDArrayOperatorsMixin):
             if isinstance(item, slice):
                 first, last, step = item.indices(axis.length)
                 length = len(range(first, last, step))
+                if isinstance(axis, Listed):
+                    if (first, step, length) != (0, 1, axis.length):
+                        raise NotTraceable("takes part of the points of an array", "shorter index arrays")
+                    axes.append(axis)
+                    continue
                 if isinstance(axis, Inner):
                     axes.append(Inner(length))
                     inner.append(item)
                     continue
-                if step < 0:
-                    raise NotTraceable("reverses an axis of an array")
                 axes.append(axis.part(first, step, length))
                 continue
             at = operator.index(item)
             if not -axis.length <= at < axis.length:
                 what = f"index {at} is out of bounds for axis {number - 1} with size {axis.length}"
                 raise IndexError(what)
+            if isinstance(axis, Listed):
+                raise NotTraceable(
+                    "takes one of the points of an array", "a number for each axis of the field"
+                )
             if isinstance(axis, Inner):
                 inner.append(at)
             else:
                 fixed[axis.axis] = axis.first + axis.step * (at % axis.length)
         cells = self._cells[tuple(inner)] if inner else self._cells
-        return Whole(self._recorder, self._storage, tuple(axes), fixed, np.asarray(cells), self.dtype)
+        view = np.asarray(cells)
+        return Whole(self._recorder, self._storage, tuple(axes), fixed, view, self.dtype, self._part)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         recorder, graph = self._recorder, self._recorder.graph
         if isinstance(index, Whole) and index.dtype == bool:
-            _write_masked(self, index, value)
+            write_masked(self, index, value)
             return
-        target = self[index]
-        given = as_operand(recorder, value, self.dtype)
+        target = self._at_points(index) if picks_points(index) else self[index]
+        given = recorder.operand(value, self.dtype)
+        # A view that is reversed is written in order, and what is written is reversed.
+        for back in range(1, target.ndim + 1):
+            axis = target._axes[-back]
+            if isinstance(axis, Along) and axis.step < 0:
+                turned = (Ellipsis, slice(None, None, -1), *[slice(None)] * (back - 1))
+                target = target[turned]
+                given = given[turned] if given.ndim >= back else given
         if not _fits(given.shape, target.shape):
             raise ValueError(
                 f"could not broadcast input array from shape {given.shape} into shape {target.shape}"
             )
-        layout, (_, nodes) = aligned([target, given])
+        layout, (_, nodes) = recorder.aligned([target, given])
         if tuple(layout.axes) != target._axes:
             raise NotTraceable("writes cells of a field into an array that has no axis of it")
         nodes = target.cast(nodes, self.dtype)
         # One element along axes of space; the others as the target's.
-        whole = np.broadcast_to(nodes, tuple(1 if isinstance(a, Along) else a.length for a in target._axes))
+        whole = np.broadcast_to(nodes, tuple(a.length if isinstance(a, Inner) else 1 for a in target._axes))
         line, storage = recorder.line(), self._storage
         conditions = target._conditions()
-        for cell, node in zip(target._cells.ravel(), whole.ravel(), strict=True):
-            chosen, old = node, storage.nodes[cell]
+        before = target._stored()
+        after = self.merged(before, whole.reshape(before.shape))
+        values = graph.written(after.ravel()) if conditions else after.ravel()
+        for cell, old, new in zip(target._cells.ravel(), before.ravel(), values, strict=True):
+            chosen = new
             for condition in conditions:
-                chosen = graph.where(condition, chosen, old, line)
+                chosen = graph.operation("where", old.dtype, (condition, chosen, old), line)
             storage.nodes[cell] = chosen
         storage.changed = True
 
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if method == "at" and inputs[0] is self:
+            return accumulated(ufunc, *inputs)
+        return super().__array_ufunc__(ufunc, method, *inputs, **options)
+
+    def _at_points(self, index: Any) -> Whole:
+        """Return the array's memory at a list of points."""
+        chosen = read_index(self, index)
+        cells = np.asarray(self._cells[chosen.inner])
+        axes: list[Axis] = [Inner(length) for length in cells.shape]
+        axes[chosen.at : chosen.at] = listed_axes(self._recorder.graph, chosen)
+        return Whole(self._recorder, self._storage, tuple(axes), {}, cells, self.dtype, self._part)
+
+    def _stored(self) -> Nodes:
+        """Return the nodes of the storage: one for each element of the inner axes."""
+        nodes = np.empty(self._cells.shape, object)
+        nodes.ravel()[:] = [self._storage.nodes[cell] for cell in self._cells.ravel()]
+        return nodes
+
     def _conditions(self) -> list[Node]:
         """Return the conditions on the position under which a view has cells; none if it is all of it."""
+        listed = next((axis.points for axis in self._axes if isinstance(axis, Listed)), None)
+        if listed is not None and self._storage.extents:
+            return [self._recorder.graph.point(listed, (0,) * len(self._recorder.space))]
         mine = {axis.axis: axis for axis in self._axes if isinstance(axis, Along)}
         mine |= {axis: Along(axis, at, 1, 1) for axis, at in self._fixed.items()}
         graph, found = self._recorder.graph, []
@@ -338,46 +437,9 @@ class Whole(NDArrayOperatorsMixin):
             part = mine[number]
             if part.length == 0:
                 found.append(graph.constant(False, np.dtype(bool)))
-            elif part != extent:
-                found.append(graph.inside(number, part.first, part.stop, part.step))
+            elif part.forward != extent:
+                found.append(graph.inside(number, part.forward.first, part.forward.stop, abs(part.step)))
         return found
-
-    # NumPy's protocols
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        if method != "__call__" or ufunc.__name__ not in UFUNCS:
-            name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-            raise NotTraceable(f"uses numpy.{name}, which is not traced")
-        for name in options.keys() - {"where", "out", "dtype"}:
-            raise NotTraceable(f"uses {name}= of numpy.{ufunc.__name__}")
-        (out,) = options.get("out") or (None,)
-        result = elementwise(self._recorder, ufunc, inputs, options.get("dtype"))
-        return stored(result, out, options.get("where", True))
-
-    def __array_function__(
-        self, function: Callable[..., Any], kinds: Any, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        known = self._recorder.functions.get(function)
-        if known is None:
-            raise NotTraceable(f"uses numpy.{function.__name__}, which is not traced")
-        return known(*args, **kwargs)
-
-    # Within this package
-
-    def read(self) -> np.ndarray[Any, Any]:
-        """Return the nodes: one element along axes of space."""
-        nodes = np.empty(self._cells.shape, object)
-        nodes.ravel()[:] = [self._storage.nodes[cell] for cell in self._cells.ravel()]
-        places = tuple(number for number, axis in enumerate(self._axes) if isinstance(axis, Along))
-        return np.expand_dims(nodes, places) if places else nodes
-
-    def cast(self, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        return each(self._recorder, "cast", dtype, nodes)
-
-    def _new(self, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Whole:
-        """Return a new array with these axes. nodes: as `read` returns them."""
-        inner = nodes.reshape(inner_shape(self._axes))
-        return made(self._recorder, self._axes, self._fixed, inner, dtype)
 
 
 def _fits(shape: Shape, target: Shape) -> bool:
@@ -388,70 +450,46 @@ def _fits(shape: Shape, target: Shape) -> bool:
         return False
 
 
-def full_index(index: Any, ndim: int) -> list[Any]:
-    """Return an index for each axis, and None for each new axis. Raises NotTraceable for arrays."""
-    found: list[Any] = []
-    for item in index if isinstance(index, tuple) else (index,):
-        if item is Ellipsis or item is None or isinstance(item, slice):
-            found.append(item)
-        elif isinstance(item, (bool, np.bool_, np.ndarray, Whole, list)) or not hasattr(item, "__index__"):
-            raise NotTraceable("picks cells by an array or a condition", "np.where(condition, a, b)")
-        else:
-            found.append(operator.index(item))
-    count = sum(item is not None and item is not Ellipsis for item in found)
-    if count > ndim:
-        raise IndexError(f"too many indices for array: array is {ndim}-dimensional, but {count} were indexed")
-    if not any(item is Ellipsis for item in found):
-        found.append(Ellipsis)
-    at = next(number for number, item in enumerate(found) if item is Ellipsis)
-    return found[:at] + [slice(None)] * (ndim - count) + found[at + 1 :]
+def _in_order(operands: Sequence[Whole]) -> Sequence[Whole]:
+    """Return operands that have no axis of few cells reversed, if others of them have it in order."""
+    found = list(operands)
+    for back in range(1, max(one.ndim for one in operands) + 1):
+        axes = [one._axes[-back] if one.ndim >= back else Inner(1) for one in found]
+        steps = {axis.step > 0 for axis in axes if isinstance(axis, Along) and axis.length > 1}
+        if len(steps) < 2:
+            continue
+        for number, axis in enumerate(axes):
+            if isinstance(axis, Along) and axis.step < 0 and axis.length > 1:
+                found[number] = _turned(found[number], back, axis)
+    return found
 
 
-def as_operand(recorder: Tracing, value: Any, like: np.dtype[Any] | None = None) -> Whole:
-    """Return `value` as a traced array. like: dtype for a Python number, of the array it is written to."""
-    if isinstance(value, Whole):
-        if value._recorder is not recorder:
-            raise NotTraceable("keeps an array from one call to the next")
-        return value
-    array = np.asarray(value)
-    if like is not None and not isinstance(value, (np.ndarray, np.generic)):
-        array = array.astype(like)
-    if array.dtype.kind not in "biuf":
-        raise NotTraceable(f"computes with {array.dtype}")
-    if array.size > MOST_COMPONENTS:
-        if not bool((array == array.ravel()[:1]).all()):
-            raise NotTraceable(
-                f"uses an array of shape {array.shape} that was not made in the function",
-                "np.arange and the like in the function, or an input of the function",
-            )
-        array = array.ravel()[:1].reshape((1,) * array.ndim)
-    nodes = np.empty(array.shape, object)
-    for place, element in np.ndenumerate(array):
-        nodes[place] = recorder.graph.constant(element, array.dtype)
-    return made(recorder, tuple(Inner(length) for length in array.shape), {}, nodes, array.dtype)
-
-
-@dataclass
-class Alignment:
-    """Axes and fixed positions of a result."""
-
-    axes: list[Axis] = field(default_factory=list)
-    fixed: dict[int, int] = field(default_factory=dict)
-
-    def has(self, axis: int) -> bool:
-        """Return whether an axis of space is one of the axes."""
-        return any(isinstance(one, Along) and one.axis == axis for one in self.axes)
+def _turned(array: Whole, back: int, axis: Along) -> Whole:
+    """Return a copy whose elements along a reversed axis of few cells are at increasing positions."""
+    if axis.length > MOST_REVERSED:
+        raise NotTraceable(
+            "reverses an axis of an array, and combines cells with their mirror images",
+            f"rows that are reversed, of which there may be {MOST_REVERSED}",
+        )
+    axes = list(array._axes)
+    axes[-back] = axis.forward
+    zero = array._recorder.graph.constant(np.zeros((), array.dtype), array.dtype)
+    copied = made(array._recorder, axes, array._fixed, np.full(inner_shape(axes), zero, object), array.dtype)
+    for at in range(axis.length):
+        row = (Ellipsis, slice(at, at + 1), *[slice(None)] * (back - 1))
+        copied[row] = array[row]
+    return copied
 
 
 class _Moves:
     """How an operand is brought to the places of a result.
 
-    nodes: of the operand. shift: positions ahead, per axis of space. names: of its lines, the axes that they
-    are along in the result, and what is added to a place.
+    nodes: of the operand, for the result's list of points. shift: positions ahead, per axis of space. names:
+    of its lines, the axes that they are along in the result, and what is added to a place.
     """
 
-    def __init__(self, operand: Whole) -> None:
-        self.operand, self.nodes = operand, operand.read()
+    def __init__(self, operand: Whole, nodes: Nodes) -> None:
+        self.operand, self.nodes = operand, nodes
         self.shift = [0] * len(operand._recorder.space)
         self.names: dict[int, tuple[int, int]] = {}
 
@@ -490,141 +528,9 @@ class _Moves:
         if any(self.varies(axis) for axis in set(layout.fixed) - has):
             raise NotTraceable("combines cells of different places")
 
-    def moved(self) -> np.ndarray[Any, Any]:
+    def moved(self) -> Nodes:
         graph = self.operand._recorder.graph
         nodes = np.empty(self.nodes.shape, object)
         renamed = graph.renamed(self.nodes.ravel(), self.names)
         nodes.ravel()[:] = graph.moved(renamed, tuple(self.shift))
         return nodes
-
-
-def aligned(operands: Sequence[Whole]) -> tuple[Alignment, list[np.ndarray[Any, Any]]]:
-    """Bring operands to the places of the first that has an axis; return the result's axes and their nodes.
-
-    Raises NotTraceable if cells of one operand are needed far from those of another, ValueError as NumPy
-    does.
-    """
-    shape = np.broadcast_shapes(*(one.shape for one in operands))
-    layout, moves = Alignment(), [_Moves(one) for one in operands]
-    for back in range(len(shape), 0, -1):
-        here = [(move, move.operand._axes[-back]) for move in moves if move.operand.ndim >= back]
-        along = [(move, axis) for move, axis in here if isinstance(axis, Along)]
-        if not along:
-            layout.axes.append(Inner(shape[-back]))
-            continue
-        if any(isinstance(axis, Inner) and axis.length > 1 for _, axis in here):
-            raise NotTraceable(
-                f"combines an axis of a field with an array of {shape[-back]} elements",
-                "np.arange and the like in the function, or an input of the function",
-            )
-        # An axis of space that a field has, before one of a line.
-        long = [axis for _, axis in along if axis.length == shape[-back]]
-        reference = next((axis for axis in long if axis.axis >= 0), long[0])
-        if layout.has(reference.axis):
-            raise NotTraceable(OTHER_AXES)
-        layout.axes.append(reference)
-        for move, axis in along:
-            move.along(axis, reference)
-    for move in moves:
-        move.fix(layout)
-    for move in moves:
-        move.check(layout)
-    return layout, [move.moved() for move in moves]
-
-
-def each(
-    recorder: Tracing, op: str, dtype: np.dtype[Any], *operands: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
-    """Return the nodes of an elementwise operation on arrays of nodes, which are broadcast."""
-    line = recorder.line()
-    every = np.broadcast_arrays(*operands)
-    found = np.empty(every[0].shape, object)
-    for place in np.ndindex(found.shape):
-        nodes = [one[place] for one in every]
-        if op == "where":
-            found[place] = recorder.graph.where(nodes[0], nodes[1], nodes[2], line)
-        else:
-            found[place] = recorder.graph.operation(op, dtype, nodes, line)
-    if len(recorder.graph._nodes) > MOST_NODES:
-        raise NotTraceable(f"does more than {MOST_NODES} operations for each cell")
-    return found
-
-
-def result_of(
-    recorder: Tracing, layout: Alignment, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]
-) -> Whole:
-    """Return a new array. nodes: one element along axes of space."""
-    return made(recorder, layout.axes, layout.fixed, nodes.reshape(inner_shape(layout.axes)), dtype)
-
-
-def elementwise(recorder: Tracing, ufunc: Any, inputs: Sequence[Any], dtype: Any = None) -> Whole:
-    """Record one call of a ufunc: its loop's dtypes are NumPy's."""
-    if ufunc.__name__ in COMPARISONS and dtype is None:
-        inputs = within_range(inputs, Whole)
-    fixed = {} if dtype is None else {"signature": (*[None] * len(inputs), np.dtype(dtype))}
-    kinds = ufunc.resolve_dtypes((*map(_weak_of, inputs), None), **fixed)
-    if any(kind.kind not in "biuf" or kind.itemsize > 8 for kind in kinds):
-        raise NotTraceable(f"computes in {kinds[-1]}")
-    values = []
-    for value, kind in zip(inputs, kinds, strict=False):
-        typed = isinstance(value, (Whole, np.ndarray, np.generic))
-        values.append(as_operand(recorder, value if typed else kind.type(value)))
-    if ufunc.__name__ == "reciprocal" and kinds[-1].kind != "f":
-        raise NotTraceable("divides integers by numpy.reciprocal", "1 / x")
-    if ufunc.__name__ == "power" and kinds[-1].kind in "iu":
-        for node in values[1].read().ravel():
-            if node.op != "constant":
-                raise NotTraceable("raises integers to a power that is not constant")
-            if node.value < 0:
-                raise ValueError("Integers to negative integer powers are not allowed.")
-    layout, nodes = aligned(values)
-    operands = [one.cast(array, kind) for one, array, kind in zip(values, nodes, kinds, strict=False)]
-    return result_of(recorder, layout, each(recorder, ufunc.__name__, kinds[-1], *operands), kinds[-1])
-
-
-def _weak_of(value: Any) -> Any:
-    return value.dtype if isinstance(value, Whole) else weak_dtype(value)
-
-
-def stored(result: Whole, out: Any, where: Any = True) -> Any:
-    """Return `out` with the result in it, or the result. where: of a ufunc."""
-    if isinstance(out, tuple):
-        (out,) = out
-    if out is None:
-        if where is not True:
-            raise NotTraceable("uses where= without out=", "np.where(condition, a, b)")
-        return result
-    if not isinstance(out, Whole):
-        raise NotTraceable("writes into an array that NumPy made outside of the function")
-    if not np.can_cast(result.dtype, out.dtype, "same_kind"):
-        raise TypeError(
-            f"Cannot cast ufunc output from {result.dtype} to {out.dtype} with casting rule 'same_kind'"
-        )
-    out[...] = result if where is True else choose(where, result.astype(out.dtype, copy=False), out)
-    return out
-
-
-def choose(condition: Any, *values: Any) -> Whole:
-    """Record numpy.where(condition, a, b)."""
-    if len(values) != 2:
-        raise NotTraceable("looks for cells by numpy.where(condition)", "np.where(condition, a, b)")
-    recorder = next(one._recorder for one in (condition, *values) if isinstance(one, Whole))
-    weak = [np.empty(0, v.dtype) if isinstance(v, (Whole, np.ndarray)) else v for v in values]
-    kind = np.result_type(*weak)
-    operands = [as_operand(recorder, condition), *(as_operand(recorder, value) for value in values)]
-    layout, nodes = aligned(operands)
-    chosen = operands[0].cast(nodes[0], np.dtype(bool))
-    typed = [one.cast(array, kind) for one, array in zip(operands[1:], nodes[1:], strict=True)]
-    return result_of(recorder, layout, each(recorder, "where", kind, chosen, *typed), kind)
-
-
-def _write_masked(array: Whole, mask: Whole, value: Any) -> None:
-    """a[mask] = value, with a number or what has one value for every cell."""
-    if (isinstance(value, Whole) and value.ndim) or (np.ndim(value) > 0 and np.size(value) > 1):
-        raise NotTraceable("writes an array to the cells that a condition picks", "np.where(mask, b, a)")
-    if mask.shape != array.shape[: mask.ndim]:
-        raise IndexError("boolean index did not match indexed array")
-    index = (Ellipsis, *[None] * (array.ndim - mask.ndim))
-    picked = mask[index]
-    typed = as_operand(array._recorder, value, array.dtype).astype(array.dtype, copy=False)
-    array[...] = choose(picked, typed, array)

@@ -69,6 +69,14 @@ OPTIONS = {
     "seven steps": (7, Options(verify="full", steps=StepOptions(steps=7))),
     "in chunks": (7, Options(steps=StepOptions(steps=7), stream=StreamOptions(chunk_bytes=4096))),
     "a grid": (1, Options(grid="1x3")),
+    "kernel, one pass": (1, Options(verify="full", fuse="require")),
+    "kernel, seven steps": (7, Options(verify="full", fuse="require", steps=StepOptions(steps=7))),
+    "kernel, single steps": (7, Options(fuse="require", steps=StepOptions(steps=7, steps_per_exchange=1))),
+    "kernel, in chunks": (
+        7,
+        Options(fuse="require", steps=StepOptions(steps=7), stream=StreamOptions(chunk_bytes=4096)),
+    ),
+    "kernel, a grid": (6, Options(fuse="require", grid="1x3", steps=StepOptions(steps=6))),
 }
 
 
@@ -76,7 +84,7 @@ OPTIONS = {
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("job", [heat, wave, counted], ids=lambda job: job.name)
 def test_the_bits_are_those_of_the_whole_arrays(tmp_path: Path, job: Any, ranks: int, kind: str) -> None:
-    if kind == "a grid" and ranks != 3:
+    if "grid" in kind and ranks != 3:
         pytest.skip("the grid is of three ranks")
     arrays = [np.random.default_rng(n).random((33, 25), dtype=np.float32) for n in range(len(job.arrays))]
     inputs = [tmp_path / f"{name}.npy" for name in job.arrays]
@@ -84,7 +92,8 @@ def test_the_bits_are_those_of_the_whole_arrays(tmp_path: Path, job: Any, ranks:
     for path, array in zip(inputs, arrays, strict=True):
         np.save(path, array)
     steps, options = OPTIONS[kind]
-    on_ranks(ranks, job, inputs, outputs, options)
+    record = on_ranks(ranks, job, inputs, outputs, options)
+    assert (record["fused"]["compiler"] is not None) == kind.startswith("kernel"), record["fused"]
     for path, wanted in zip(outputs, stepped(job.function, arrays, steps), strict=False):
         assert np.load(path).tobytes() == wanted.tobytes()
 
@@ -125,16 +134,3 @@ def test_what_cannot_be_computed_in_blocks_is_refused_with_its_line(tmp_path: Pa
     with pytest.raises(UserError, match=r"numpy\.sort.*test_distribute\.py, line \d+") as refused:
         run(sorted_rows, tmp_path / "in.npy", tmp_path / "out.npy", {}, Options(device="cpu"))
     assert refused.value.why is not None
-
-
-def test_arrays_of_several_sizes_are_refused(tmp_path: Path) -> None:
-    @distribute(outputs=("u", "p"))
-    def projected(u, p):
-        u[1:-1] -= p[1:] - p[:-1]
-        return u, p
-
-    np.save(tmp_path / "u.npy", np.ones((21, 8)))
-    np.save(tmp_path / "p.npy", np.ones((20, 8)))
-    files = [tmp_path / "u.npy", tmp_path / "p.npy"], [tmp_path / "a.npy", tmp_path / "b.npy"]
-    with pytest.raises(UserError, match="p has another size"):
-        run(projected, *files, {}, Options(device="cpu"))
