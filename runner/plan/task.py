@@ -111,6 +111,10 @@ class TaskKernel(Protocol):
         constant boundary has, which no pass changes."""
 
     @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph may have what `bind` returns."""
+
+    @property
     def sends(self) -> bool:
         """Whether `advance` can exchange the halos of what it writes: `cuda.steps.layout.Sending`."""
 

@@ -119,6 +119,7 @@ class WholeProgram:
         pairs = zip(fields, replace(self.program, results=results).footprint(number), strict=True)
         return tuple((max(a[0], b[0]), max(a[1], b[1])) for a, b in pairs)
 
+
 def trace_whole(
     function: Callable[..., Any],
     inputs: Sequence[WholeInput],
