@@ -96,7 +96,7 @@ def run_and_compare(
             memory, evaluate(program, filled, widths), kernel.beyond.widths, strict=True
         )
     ]
-    call = launch_arguments(kernel, filled, targets, widths, sides)
+    call = launch_arguments(kernel, filled, targets, widths, sides=sides)
     launch(call.grid, call.block, call.arguments)
     for one, other in zip(memory, wanted, strict=True):
         same(one, other)
