@@ -371,7 +371,7 @@ class Stepper(StepBlocks[DistributedArray]):
         """
         alone = not self._exchanging and self.task.kernel is not None and self.world.backend.asynchronous
         filled = self._device_halos is not None and self._device_halos.capturable
-        possible = (alone or filled) and not self.graph_reason
+        possible = (alone or filled) and not self.graph_reason and self._is_replayed
         if not possible or self.taken < EAGER:
             return 0
         if self.fused_steps > 1:  # the last kernels take fewer steps, whose numbers are known
@@ -405,6 +405,11 @@ class Stepper(StepBlocks[DistributedArray]):
         self.done, self.taken, self.exchanges = counts[0] + steps, counts[1] + steps, counts[2] + cycles
         self.graph = True
         return steps
+
+    @property
+    def _is_replayed(self) -> bool:
+        """Whether a CUDA graph may have the kernel's launches."""
+        return self.task.kernel is None or self.task.kernel.capturable
 
     def _graph_key(self, cycles: int, cycle: int) -> tuple[int, int, int]:
         """Return what tells a graph from others: which block of the first field is read first, how many

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
+from meshrun.runner.arrays.several_sizes import stored_type
 from meshrun.runner.report.record import SCHEMA, Record, envelope, plain, type_record, write_json
 from meshrun.runner.run.finish import Finished
 from meshrun.runner.run.prepare import RunContext
@@ -20,8 +21,8 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
     begin, started: when the run began, on the `perf_counter` clock and as a date.
     """
     world, job, options, computed = run.world, run.job, run.options, done.computed
-    types = [type_record((source.shape, source.dtype)) for source in run.sources]
-    outputs = [type_record(known) for known in done.results or ()]
+    types = [type_record(stored_type(source)) for source in run.sources]
+    outputs = [type_record(known) for known in (*(done.results or ()), *done.series)]
     domain = done.domain or (types[0] if types else {"shape": None, "dtype": None})
     checksum = checksum_record(world, options.checksum)
     phases, plan = phase_table(world, done)
@@ -32,7 +33,7 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
         **domain,
         "output": str(run.targets[0]) if run.targets else None,
         "inputs": _file_records(job.arrays, run.paths, types),
-        "outputs": _file_records(job.output_names, run.targets, outputs),
+        "outputs": _file_records(job.result_names, [*run.targets, *run.series], outputs),
         "ranks": world.size,
         "hosts": world.hosts,
         "devices": world.places(),
