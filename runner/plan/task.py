@@ -543,7 +543,7 @@ def plan_task(
     common = min(len(one) for one, _ in inputs)
     widths = normalize(job.halo_for(parameters), common)
     check_widths(widths, shape[:common])
-    parts = parse_grid(str(ranks) if grid is None else grid, shape, ranks)
+    parts = (ranks, *(1,) * (len(shape) - 1)) if grid is None else parse_grid(grid, shape, ranks)
     constant = job.cval if cval is None else cval
     fields = []
     for name, (one, of_one), subgrid in zip(job.arrays, inputs, subgrids, strict=True):
