@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,8 @@ def f(p, b):
     "cavity: source of pressure": ("f8 f8 f8", """
 def build_up_b(b, rho, dt, u, v, dx, dy):
     b[1:-1, 1:-1] = (rho * (1 / dt * ((u[1:-1, 2:] - u[1:-1, 0:-2]) / (2 * dx) +
-                     (v[2:, 1:-1] - v[0:-2, 1:-1]) / (2 * dy)) - ((u[1:-1, 2:] - u[1:-1, 0:-2]) / (2 * dx))**2))
+                     (v[2:, 1:-1] - v[0:-2, 1:-1]) / (2 * dy)) -
+                     ((u[1:-1, 2:] - u[1:-1, 0:-2]) / (2 * dx))**2))
     return b
 
 def f(u, v, p):
@@ -199,7 +201,8 @@ def f(eta, u, v, g=9.8, H=1.0, dt=0.01, dx=1.0):
     u[-1, :] = 0.0
     v[:, -1] = 0.0
     h = H + eta
-    eta[1:-1, 1:-1] -= dt / dx * (h[1:-1, 1:-1] * (u[1:-1, 1:-1] - u[:-2, 1:-1] + v[1:-1, 1:-1] - v[1:-1, :-2]))
+    eta[1:-1, 1:-1] -= dt / dx * (h[1:-1, 1:-1] * (u[1:-1, 1:-1] - u[:-2, 1:-1]
+                                                   + v[1:-1, 1:-1] - v[1:-1, :-2]))
     return eta, u, v
 """),
     "shallow water, upwind heights": ("f8 f8", """
@@ -279,8 +282,10 @@ def f(z, c, count):
     "Sobel": ("f8", """
 def f(img):
     gx, gy = np.zeros_like(img), np.zeros_like(img)
-    gx[1:-1, 1:-1] = (img[:-2, 2:] + 2*img[1:-1, 2:] + img[2:, 2:] - img[:-2, :-2] - 2*img[1:-1, :-2] - img[2:, :-2])
-    gy[1:-1, 1:-1] = (img[2:, :-2] + 2*img[2:, 1:-1] + img[2:, 2:] - img[:-2, :-2] - 2*img[:-2, 1:-1] - img[:-2, 2:])
+    gx[1:-1, 1:-1] = (img[:-2, 2:] + 2*img[1:-1, 2:] + img[2:, 2:]
+                      - img[:-2, :-2] - 2*img[1:-1, :-2] - img[2:, :-2])
+    gy[1:-1, 1:-1] = (img[2:, :-2] + 2*img[2:, 1:-1] + img[2:, 2:]
+                      - img[:-2, :-2] - 2*img[:-2, 1:-1] - img[:-2, 2:])
     return np.sqrt(gx**2 + gy**2)
 """),
     "box blur with loops": ("f8", """
@@ -408,23 +413,27 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "scipy's filter": (
         "from scipy.ndimage import laplace\ndef f(u):\n    return laplace(u)  # here",
         "calls scipy.ndimage",
-        "np.roll",
+        r"np\.roll",
     ),
     "a sort": ("def f(u):\n    return np.sort(u, axis=0)  # here", r"numpy\.sort", ""),
     "a loop over cells": (
-        "def f(u):\n    for i in range(1, 5):\n        if u[i, 0] > 0:  # here\n            u[i] = 0\n    return u",
+        "def f(u):\n    for i in range(5):\n        if u[i, 0] > 0:  # here\n            u[i] = 0",
         "decides by the value",
-        "np.where",
+        r"np\.where",
     ),
     "a gather": (
         "def f(u):\n    return u[np.arange(19)[::-1]]  # here",
         "picks cells by an array|reverses|points|list",
         "",
     ),
-    "flattened": ("def f(u):\n    v = u.flatten()  # here\n    return u", "flatten", "."),
+    "flattened": ("def f(u):\n    v = u.flatten()  # here\n    return u", "flatten", "own shape"),
     "frexp": ("def f(u):\n    return np.frexp(u)[0]  # here", "frexp", ""),
     "same twice": ("def f(u):\n    w = u * 2\n    return w, w  # here", "share memory", "copy"),
-    "a global array": ("G = np.zeros(3)\ndef f(u):\n    G[0] = 1  # here\n    return u * 2", "outside", "copy"),
+    "a global array": (
+        "G = np.zeros(3)\ndef f(u):\n    G[0] = 1  # here\n    return u * 2",
+        "outside",
+        "copy",
+    ),
 }
 
 
@@ -474,4 +483,4 @@ def test_what_is_refused_has_its_line_and_what_works(name: str) -> None:
     with pytest.raises(NotTraceable, match=says) as refused:
         traced(function, [field(19, 17)], names)
     assert refused.value.line == line
-    assert hint.replace(".", "") in (refused.value.hint or "") or (hint == "." and refused.value.hint)
+    assert re.search(hint, refused.value.hint or "")
