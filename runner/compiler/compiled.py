@@ -106,6 +106,7 @@ class DeviceKernel:
     choice: Choice | None = None
     row: int = 0
     takes_rows = True
+    capturable = True
     _passes: dict[tuple[Shape, bool, bool], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
         default_factory=dict
     )
@@ -215,7 +216,9 @@ class DeviceKernel:
 
         def binder(choice: Choice) -> step_tuning.BindSteps:
             other = replace(self, choice=choice, _passes={}, _steps={})
-            return functools.partial(other.bind_steps, choice.steps)
+            slots = backend.empty((choice.steps * self.program.scalars,), np.dtype(np.int64))
+            slots[...] = 0
+            return functools.partial(other.bind_steps, choice.steps, scalars=slots)
 
         text = "\0".join([self.arithmetic, kernel.source])
         folder = cache_folder()
@@ -286,7 +289,8 @@ class DeviceKernel:
             return lambda: None
         axes = blocks.axes(part, steps + more)
         sending = blocks.sending() if rows is None else None
-        return self.bind_steps(steps, blocks.inputs(part), blocks.outputs(part), axes, sending)
+        arrays = blocks.inputs(part), blocks.outputs(part)
+        return self.bind_steps(steps, *arrays, axes, sending, blocks.scalars)
 
     def bind_steps(
         self,
@@ -295,17 +299,20 @@ class DeviceKernel:
         outs: Sequence[Array],
         axes: Sequence[Axis],
         sending: Sending | None = None,
+        scalars: Array | None = None,
     ) -> Callable[[], None]:
         """Return what takes `steps` steps from the own cells of `inputs`, and writes the results to those of
         `outs`, whenever it is called.
 
         Both are views of own cells, in blocks with as many valid cells beside them as `axes` says. sending:
-        how the kernel exchanges the halos of `outs`.
+        how the kernel exchanges the halos of `outs`. scalars: a row of slots for each step, if the program
+        takes some.
         """
         inputs, outs = views_of_parts(inputs), views_of_parts(outs)
         vectors = self._takes_vectors([*inputs, *outs])
         kernel, launch, registers = self._step_kernel(steps, vectors, sending is not None)
-        call = step_kernel.arguments(kernel, inputs, outs, axes[: self.program.axes], registers, sending)
+        axes = axes[: self.program.axes]
+        call = step_kernel.arguments(kernel, inputs, outs, axes, registers, sending, scalars)
         values = tuple(map(np.int64, call.values))
         return functools.partial(launch, call.grid, call.block, values, shared_mem=call.shared)
 
@@ -344,6 +351,7 @@ class HostKernel:
     loops: host.HostProgram | None = None
     aligned: ClassVar[bool] = False
     takes_rows: ClassVar[bool] = False
+    capturable: ClassVar[bool] = False
     sends: ClassVar[bool] = False
     finds_ends: ClassVar[Sequence[int]] = ()
 

@@ -100,6 +100,10 @@ class TaskKernel(Protocol):
         """Return what does the same as a call with these arrays, whenever it is called."""
 
     @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph may have what `bind` returns."""
+
+    @property
     def sends(self) -> bool:
         """Whether `advance` can exchange the halos of what it writes: `cuda.steps.layout.Sending`."""
 
@@ -200,6 +204,12 @@ class Task:
     def strided_out(self) -> bool:
         """Whether the results that are filled may have their rows apart in memory."""
         return self.kernel is not None or self.job.strided_out
+
+    @property
+    def boundary_read(self) -> str:
+        """The boundary of the cells beyond the array that a kernel reads; "none" if it uses none: a function
+        of whole arrays has values of its own at the ends, or wraps around them."""
+        return self.boundary if self.boundary == "wrap" or not self.job.whole else "none"
 
     @property
     def has_halo(self) -> bool:

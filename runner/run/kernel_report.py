@@ -62,7 +62,7 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
         return KernelReport(kernel.source, facts + _registers(kernel.source, kernel.name, options))
     check_feeds(replace(task, results=output_types(task, program)))
     widths = task.widths[: program.axes]
-    fused = DeviceKernel(program, widths, arithmetic, task.feed_numbers, task.boundary, task.cval)
+    fused = DeviceKernel(program, widths, arithmetic, task.feed_numbers, task.boundary_read, task.cval)
     try:
         stepping = fused.step_text(steps)
     except NotFusable as reason:

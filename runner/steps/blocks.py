@@ -74,8 +74,7 @@ class StepBlocks(Generic[Block]):
         self.feeds = task.feed_numbers
         self.fed = sorted(place for place in self.feeds if place is not None)
         self._apart = task.kernel is None and "here" in task.job.services
-        # Functions of whole arrays use no cell beyond the array's ends, unless they wrap around.
-        self.reads_beyond = not task.job.whole or task.boundary == "wrap"
+        self.reads_beyond = task.boundary_read != "none"
         self.fused_steps = choose_steps(task).per_kernel
         self._edges = [
             edge_copies(
@@ -458,6 +457,10 @@ class StepBlocks(Generic[Block]):
             for part, (low, high) in zip(inside, widths, strict=True)
         )
         return self.arrays[place].block[tuple(wider)]
+
+    def windows(self) -> list[Array]:
+        """Return the own cells of each input with the halo of one step; views."""
+        return [self._padded(place, self.region) for place in range(len(self.arrays))]
 
     def _try_a_row(self) -> None:
         """Call the function on a copy of the last row: its kernels are compiled before the first step.

@@ -30,6 +30,7 @@ class NumpyKernel:
     """
 
     takes_rows = True
+    capturable = True
     sends = False
     advance: Any = DeviceKernel.advance
     _bound: Any = DeviceKernel._bound
@@ -94,8 +95,10 @@ class NumpyKernel:
         outs: Sequence[Any],
         axes: Sequence[Axis],
         sending: Sending | None = None,
+        scalars: Any = None,
     ) -> None:
         assert sending is None
+        assert scalars is None
         assert steps in self.prepared
         axes = axes[: self.program.axes]
         self.passes.append((tuple(axis.own for axis in axes), steps))

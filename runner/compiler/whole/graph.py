@@ -106,54 +106,6 @@ class WholeGraph(Graph):
             near.append(around)
         return self.load(number, dtype, tuple(near), component)
 
-    def operation(self, op: str, dtype: np.dtype[Any], operands: Sequence[Node], line: int = 0) -> Node:
-        return self._operation(op, dtype, operands, line, everywhere=False)
-
-    def covered(self, nodes: Iterable[Node]) -> list[Node]:
-        """Return the values at positions of space, without conditions that are true for all of these.
-
-        An array put together from parts that cover it, as np.roll does, has no condition left. Before the
-        results are known, an array may have cells outside of space, or be moved.
-        """
-        wanted, done = list(nodes), dict[Node, Node]()
-        for node in in_order(wanted):
-            operands = [done[one] for one in node.operands]
-            done[node] = (
-                self._operation(node.op, node.dtype, operands, node.line, everywhere=True)
-                if operands
-                else node
-            )
-        return [done[node] for node in wanted]
-
-    def _operation(
-        self, op: str, dtype: np.dtype[Any], operands: Sequence[Node], line: int, *, everywhere: bool
-    ) -> Node:
-        """Return an operation; a choice by position without what no position selects.
-
-        everywhere: whether the positions are those of space, and no others.
-        """
-        span = _span(operands[0]) if op == "where" else None
-        if span is None:
-            return super().operation(op, dtype, operands, line)
-        axis, low, high = span
-        _, chosen, other = operands
-        while other.op == "where" and (beside := _span(other.operands[0])) is not None:
-            axis_of_other, first, last = beside
-            if axis_of_other != axis or first > high or low > last:
-                break
-            union = min(low, first), max(high, last)
-            if union == (low, high):
-                other = other.operands[2]
-            elif everywhere and union[0] <= 0 and union[1] >= self.space[axis]:
-                other = other.operands[1]
-            elif other.operands[1] is chosen:
-                (low, high), other = union, other.operands[2]
-            else:
-                break
-        if everywhere and low <= 0 and high >= self.space[axis]:
-            return chosen
-        return super().operation("where", dtype, (self.inside(axis, low, high), chosen, other), line)
-
     def moved(self, nodes: Iterable[Node], shift: Offset) -> list[Node]:
         """Return the same values for the position that is `shift` ahead."""
         if not any(shift):
@@ -218,12 +170,3 @@ class WholeGraph(Graph):
             if node.op in ("place", "inside") and node.value[0] == axis:
                 return True
         return False
-
-
-def _span(condition: Node) -> tuple[int, int, int] | None:
-    """Return the axis, the first position and the one after the last for which a condition is true; None for
-    one that is not about positions one after the other."""
-    if condition.op != "inside" or condition.value[0] < 0 or condition.value[3] != 1:
-        return None
-    axis, low, high, _ = condition.value
-    return axis, low, high

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.passes.ends import narrowed
 from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
@@ -90,7 +91,7 @@ class WholeProgram:
         dimensions = len(self.space)
         inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.inputs)
         outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.outputs)
-        results = tuple(one.nodes for one in self.outputs)
+        results = narrowed(self.graph, [one.nodes for one in self.outputs], (0,) * dimensions, self.space)
         program = Program(dimensions, inputs, outputs, results, self.graph, lengths=self.space)
         return program if program.has_places else replace(program, lengths=())
 
@@ -250,11 +251,9 @@ def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> 
         along = [axis for axis in one._axes if isinstance(axis, Along)]
         if one._fixed or [axis.axis for axis in along] != [*range(len(recorder.space))]:
             raise NotTraceable("returns an array without the axes of its inputs")
-        if any(axis.step < 0 for axis in along):
-            raise NotTraceable("returns an array with an axis reversed", "the array in order")
         # A result begins at position 0: move what was cut from the middle of a field.
         shift = tuple(axis.first for axis in along)
-        nodes = recorder.graph.covered(recorder.graph.moved(one.read().ravel(), shift))
+        nodes = recorder.graph.moved(one.read().ravel(), shift)
         every = tuple(axis.step for axis in along)
         own = only_own(recorder.graph, nodes, Subgrid(one.shape, every), recorder.space)
         outputs.append(WholeOutput(name, one.shape, one.dtype, tuple(own), every))
