@@ -106,6 +106,7 @@ class DeviceKernel:
     choice: Choice | None = None
     row: int = 0
     takes_rows = True
+    capturable = True
     _passes: dict[tuple[Shape, bool, bool], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
         default_factory=dict
     )
@@ -350,6 +351,7 @@ class HostKernel:
     loops: host.HostProgram | None = None
     aligned: ClassVar[bool] = False
     takes_rows: ClassVar[bool] = False
+    capturable: ClassVar[bool] = False
     sends: ClassVar[bool] = False
     finds_ends: ClassVar[Sequence[int]] = ()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.signature import Kind, Parameter
+from meshrun.runner.region import Sizes
 
 Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
 Trials = Sequence[tuple[tuple[int, ...], str, dict[str, Any]]]  # (shape, dtype, parameters)
@@ -24,8 +25,9 @@ class Job:
     whose rows are not contiguous with each other. whole_rows: the tiles of a "reduce" job hold whole rows.
     fuse: whether the function of a "map" job becomes one kernel, one of FUSE. split_dependent: the result of
     a "map" job may depend on how its array is cut into blocks. whole: the function of a "map" job takes whole
-    arrays. verify: checks the output of a "job", and
-    forecast is for its plan, see `runner.run.declare.job`.
+    arrays. sizes: of these, if they differ along the axes that are split. series: names of its results that
+    are no fields. series_pass: computes these, `runner.compiler.whole.point_pass.SeriesPass`; None: there are
+    none. verify: checks the output of a "job", and forecast is for its plan, see `runner.run.declare.job`.
     """
 
     name: str
@@ -53,6 +55,14 @@ class Job:
     fuse: str = "auto"
     split_dependent: bool = False
     whole: bool = False
+    sizes: Sizes | None = None
+    series: tuple[str, ...] = ()
+    series_pass: Any = None
+
+    @property
+    def result_names(self) -> tuple[str, ...]:
+        """The names of all results, each of which is written to a file."""
+        return (*self.output_names, *self.series)
 
     @property
     def takes_steps(self) -> bool:

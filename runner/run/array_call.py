@@ -12,6 +12,7 @@ import numpy as np
 
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
+from meshrun.runner.arrays.several_sizes import own_cells
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.compiler.trace.function_key import key_of
@@ -29,6 +30,7 @@ from meshrun.runner.report.units import counted
 from meshrun.runner.run.prepare import RunContext, fused
 from meshrun.runner.run.services.job_run import call, usable_memory
 from meshrun.runner.spelling import python_caller
+from meshrun.runner.steps.observers.series import SeriesRows
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import MemorySource
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -110,10 +112,22 @@ def _iterated(
         stepper = _stepper(single_rank_world(backend), job, arrays, job.complete(parameters), steps)
     while stepper.done < steps:
         with on_own_stream(backend) if on_device else contextlib.nullcontext(), python_caller():
-            stepper.advance(min(every - stepper.done % every, steps - stepper.done))
+            count = min(every - stepper.done % every, steps - stepper.done)
+            rows = _advance_to_row(stepper, count) if job.series else []
+            stepper.advance(1 if job.series else count)
             stepper.settle()
-            found = tuple(stepper.result(number).copy() for number in range(len(job.output_names)))
+            found = tuple(_result(stepper, number) for number in range(len(job.output_names)))
+            found = (*found, *rows)
         yield found[0] if len(found) == 1 else found
+
+
+def _advance_to_row(stepper: Stepper, steps: int) -> list[Any]:
+    """Take all of some steps but the last; return what that one returns besides fields."""
+    if steps > 1:
+        stepper.advance(steps - 1)
+    series = SeriesRows(stepper.world, stepper.task, ())
+    rows = series.take(stepper.windows(), stepper.region, stepper.cut)
+    return [series.row_of(number, row) for number, row in enumerate(rows)]
 
 
 def _stepper(
@@ -121,9 +135,16 @@ def _stepper(
 ) -> Stepper:
     task = with_known_results(_task(world, job, arrays, parameters, steps), world.backend)
     check_feeds(task)
-    stepper = Stepper(world, task, Phases(world.backend.synchronize), keep_finals=True)
-    stepper.start(_distributed(world, stepper.plans, arrays))
+    one_by_one = task.job.series_pass is not None and task.job.series_pass.reads_halo
+    phases = Phases(world.backend.synchronize)
+    stepper = Stepper(world, task, phases, keep_finals=True, one_by_one=one_by_one)
+    stepper.start(_distributed(world, task, stepper.plans, arrays))
     return stepper
+
+
+def _result(stepper: Stepper, number: int) -> Any:
+    """Return a copy of output `number`, after the last step."""
+    return own_cells(stepper.result(number), stepper.task.subgrid(number)).copy()
 
 
 def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int = 1) -> Task:
@@ -151,12 +172,16 @@ def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, A
     return task
 
 
-def _distributed(world: World, plans: Sequence[HaloPlan], arrays: Sequence[Any]) -> list[DistributedArray]:
+def _distributed(
+    world: World, task: Task, plans: Sequence[HaloPlan], arrays: Sequence[Any]
+) -> list[DistributedArray]:
     """Return distributed arrays whose own cells are the arrays."""
     found = []
-    for plan, array in zip(plans, arrays, strict=True):
+    for field, plan, array in zip(task.fields, plans, arrays, strict=True):
         found.append(empty_array(world, plan, np.dtype(array.dtype)))
-        found[-1].interior[...] = array
+        if field.subgrid is not None:
+            found[-1].interior[...] = 0
+        own_cells(found[-1].interior, field.subgrid)[...] = array
     return found
 
 
@@ -185,7 +210,7 @@ def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, 
         return call(run, memory=usable_memory(run))
     task = _task(world, job, arrays, parameters)
     pipeline = Pipeline(world, task, world.phases)
-    task = pipeline.prepare(_distributed(world, pipeline.plans, arrays))
+    task = pipeline.prepare(_distributed(world, task, pipeline.plans, arrays))
     wholes = [world.backend.empty(*known) for known in task.known]
     for region, results in pipeline.results():
         for number, (whole, result) in enumerate(zip(wholes, results, strict=True)):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.arrays.inputs import Inputs, input_key, note
+from meshrun.runner.arrays.several_sizes import open_sinks, spread_sources, stored_type
 from meshrun.runner.compiler.captured import Captured, captured
 from meshrun.runner.compiler.decide import Fusion, common_fusion, fused_alone
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
@@ -29,7 +30,7 @@ from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_pr
 from meshrun.runner.run.files import check_files, check_no_overwrite, name_files
 from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.image_folder import Folder
-from meshrun.runner.storage.formats.registry import Sink, Source, create, open_sink
+from meshrun.runner.storage.formats.registry import Sink, Source, create
 from meshrun.runner.storage.journal import Journal
 from meshrun.runner.storage.paths import CONTAINERS, KEPT, partial_path, split, suffix
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -72,8 +73,11 @@ class OpenedFiles:
 
 @dataclass
 class RunContext:
-    """What the functions of one run share. paths: of the inputs, as they were given. sources: the opened
-    inputs; none of a folder of images, or for a job that opens its input itself."""
+    """What the functions of one run share.
+
+    paths: of the inputs, as they were given. targets: of the outputs. series: of those that are no fields.
+    sources: the opened inputs; none of a folder of images, or for a job that opens its input itself.
+    """
 
     world: World
     job: Job
@@ -82,6 +86,7 @@ class RunContext:
     transaction: OutputTransaction
     paths: Sequence[Path] = ()
     targets: Sequence[Path] = ()
+    series: Sequence[Path] = ()
     sources: Sequence[Source] = ()
     inputs: Inputs = field(default_factory=Inputs)
     progress: RunProgress = field(default_factory=RunProgress)
@@ -97,8 +102,8 @@ class Prepared:
     """What the ranks agreed on before they read.
 
     task: cut into a block for each rank. fusion: why it has a kernel or none; None: it was not to have one.
-    memory: what each rank may use, in rank order; empty if an option of streamed runs is given. too_large:
-    whether a rank's block does not fit its memory.
+    memory: what each rank may use, in rank order. too_large: whether a rank's block does not fit its memory,
+    and no option of streamed runs is given.
     """
 
     task: Task
@@ -158,31 +163,32 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
     """
     world, options = run.world, run.options
     steps, mode = options.steps.steps, options.fuse
-    # Streamed runs check the given limits with their chunks. Steps in memory may be resumed.
+    # Steps in memory may be resumed.
     stream = options.stream if steps is None else replace(options.stream, resume=False)
     tasks: list[Task] = []
 
-    def alone() -> tuple[Fusion | None, MemoryUse | None, bool]:
+    def alone() -> tuple[Fusion | None, MemoryUse, bool]:
         # Check what the options ask of the job.
         if additions is None:
             join(run)
-        options.steps.check()
+        options.steps.check(series=bool(run.job.series))
         if steps is not None:
             check_steps(run, additions)
         # Plan the task, and compile its kernel.
-        types = [(source.shape, source.dtype) for source in run.sources]
+        types = [stored_type(source) for source in run.sources]
         run.job = with_inferred_halo(run.job, types, run.parameters)
         own_grid = steps is None and has_own_grid(options.grid, world.size)
         task = made = planned(run, world.size, None if own_grid else options.grid)
+        run.sources = spread_sources(task, run.sources)
         fusion = None
         if (mode or run.job.fuse) != "off":
             with world.phases("prepare"):
                 made, fusion = fused_alone(world.backend.device, task, mode, options.fuse_math, steps or 1)
         tasks[:] = task, made
         # Compare the block with the memory, unless an option decides.
-        if stream.named is not None:
-            return fusion, None, False
         memory, on_device = limits(world, stream), world.backend.asynchronous
+        if stream.named is not None:
+            return fusion, memory, False
         return fusion, memory, is_too_large(made, made.partition[world.rank], memory, asynchronous=on_device)
 
     everyone = world.gather_calls(alone)
@@ -190,7 +196,7 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
     fusion = None
     if fusions:
         task, fusion = agreed_kernel(world, task, made, fusions, mode, steps or 1)
-    memory = tuple(limit for _, limit, _ in everyone if limit is not None)
+    memory = tuple(limit for _, limit, _ in everyone)
     return Prepared(task, fusion, memory, any(too_large for _, _, too_large in everyone))
 
 
@@ -276,8 +282,7 @@ def make_outputs(run: RunContext, sinks: list[Sink], before: Sequence[Sink] = ()
 
 def make_task_outputs(run: RunContext, task: Task) -> list[Sink]:
     """Create a task's outputs like `make_outputs`. task: its results known."""
-    pairs = zip(run.targets, task.known, strict=True)
-    return make_outputs(run, [open_sink(target, *known, run.world.run_id) for target, known in pairs])
+    return make_outputs(run, open_sinks(task, run.targets, run.world.run_id))
 
 
 def check_nothing_unfinished(run: RunContext) -> None:

@@ -458,6 +458,10 @@ class StepBlocks(Generic[Block]):
         )
         return self.arrays[place].block[tuple(wider)]
 
+    def windows(self) -> list[Array]:
+        """Return the own cells of each input with the halo of one step; views."""
+        return [self._padded(place, self.region) for place in range(len(self.arrays))]
+
     def _try_a_row(self) -> None:
         """Call the function on a copy of the last row: its kernels are compiled before the first step.
 

@@ -270,14 +270,15 @@ class Stepper(StepBlocks[DistributedArray]):
         if self.fused_steps == 1:
             return self.steps_per_exchange
         cycles = passes(steps, self.steps_per_exchange)
-        for cycle in sorted(cycles.keys() - self._prepared):
+        new = sorted(cycles.keys() - self._prepared)
+        if new:
             with self.phases("prepare"):
-                failures = self.world.control.allgather(prepare(self, cycle))
-            failure = next((one for one in failures if one is not None), None)
+                everyone = self.world.control.allgather([prepare(self, cycle) for cycle in new])
+            failure = next((reason for own in everyone for reason in own if reason is not None), None)
             if failure is not None:
                 self._take_single_steps(failure)
                 return self.steps_per_exchange
-            self._prepared.add(cycle)
+            self._prepared.update(new)
         return max(cycles)
 
     def _take_single_steps(self, failure: NotCompiled) -> None:
@@ -370,7 +371,7 @@ class Stepper(StepBlocks[DistributedArray]):
         """
         alone = not self._exchanging and self.task.kernel is not None and self.world.backend.asynchronous
         filled = self._device_halos is not None and self._device_halos.capturable
-        possible = (alone or filled) and not self.graph_reason
+        possible = (alone or filled) and not self.graph_reason and self._is_replayed
         if not possible or self.taken < EAGER:
             return 0
         if self.fused_steps > 1:  # the last kernels take fewer steps, whose numbers are known
@@ -404,6 +405,11 @@ class Stepper(StepBlocks[DistributedArray]):
         self.done, self.taken, self.exchanges = counts[0] + steps, counts[1] + steps, counts[2] + cycles
         self.graph = True
         return steps
+
+    @property
+    def _is_replayed(self) -> bool:
+        """Whether a CUDA graph may have the kernel's launches."""
+        return self.task.kernel is None or self.task.kernel.capturable
 
     def _graph_key(self, cycles: int, cycle: int) -> tuple[int, int, int]:
         """Return what tells a graph from others: which block of the first field is read first, how many

@@ -30,6 +30,7 @@ class NumpyKernel:
     """
 
     takes_rows = True
+    capturable = True
     sends = False
     advance: Any = DeviceKernel.advance
     _bound: Any = DeviceKernel._bound

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.passes.ends import narrowed
-from meshrun.runner.compiler.trace.graph import Node, Operand, Program
+from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.module import Module, rebound
-from meshrun.runner.region import Shape
-
-LEAST_FACES = 8  # cells of an axis of which another array may have one more or one less
+from meshrun.runner.compiler.whole.points import Listed
+from meshrun.runner.compiler.whole.sizes import only_own, space_of, subgrid_of
+from meshrun.runner.region import HostArray, Shape, Sizes, Subgrid
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,34 @@ class WholeInput:
 
 @dataclass(frozen=True, eq=False)
 class WholeOutput:
-    """An array that a function returns. nodes: per component, in C order of the axes after those of space."""
+    """An array that a function returns.
+
+    nodes: per component, in C order of the axes after those of space; zero at positions where the array has
+    no cell. every: per axis of space, positions from one of its cells to the next.
+    """
 
     name: str
     shape: Shape
     dtype: np.dtype[Any]
     nodes: tuple[Node, ...]
+    every: Shape
+
+
+@dataclass(frozen=True, eq=False)
+class WholeSeries:
+    """A short array that a function returns: the values of fields at points, or numbers.
+
+    nodes: per component. positions: at which they are computed, (points, axes of space). listed: shape of the
+    list's index arrays; at: the axis of the series before which these axes are.
+    """
+
+    name: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    nodes: tuple[Node, ...]
+    positions: HostArray
+    listed: Shape
+    at: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +72,8 @@ class WholeProgram:
     """What a function of whole arrays computes at each position.
 
     space: lengths of the axes that are split. wraps: of each input, the axes of space along which it is read
-    around its end. changed: the inputs that the function changes, by number.
+    around the end of space. changed: the inputs that the function changes, by number. series: results that
+    are no fields.
     """
 
     space: Shape
@@ -58,6 +81,7 @@ class WholeProgram:
     outputs: tuple[WholeOutput, ...]
     graph: WholeGraph
     changed: tuple[int, ...]
+    series: tuple[WholeSeries, ...] = ()
 
     @cached_property
     def program(self) -> Program:
@@ -77,21 +101,23 @@ class WholeProgram:
     def wraps(self) -> list[set[int]]:
         return self.graph.wraps
 
+    @property
+    def sizes(self) -> Sizes | None:
+        """Where the arrays' cells lie; None if each has a cell at each position."""
+        inputs = tuple(subgrid_of(one.shape, self.space) for one in self.inputs)
+        outputs = tuple(Subgrid(one.shape, one.every) for one in self.outputs)
+        if all(one.fills(self.space) for one in (*inputs, *outputs)):
+            return None
+        return Sizes(self.space, inputs, outputs)
 
-def space_of(inputs: Sequence[WholeInput]) -> Shape:
-    """Return the lengths of the axes that all fields share, from the first on.
-
-    An array of faces has one cell more than one of cells; space is as long as the longer one. An input
-    without axes belongs to no field.
-    """
-    shapes = [one.shape for one in inputs if one.shape]
-    space: list[int] = []
-    for lengths in zip(*shapes, strict=False):
-        near = max(lengths) - min(lengths) <= 1 and min(lengths) >= LEAST_FACES
-        if len(set(lengths)) > 1 and not near:
-            break
-        space.append(max(lengths))
-    return tuple(space)
+    def footprint(self, number: int) -> Extents:
+        """Return how far from the own position an input is read, per axis: cells before and after."""
+        fields = self.program.footprint(number)
+        if not self.series:
+            return fields
+        results = tuple(one.nodes for one in self.series)
+        pairs = zip(fields, replace(self.program, results=results).footprint(number), strict=True)
+        return tuple((max(a[0], b[0]), max(a[1], b[1])) for a, b in pairs)
 
 
 def trace_whole(
@@ -100,6 +126,7 @@ def trace_whole(
     parameters: dict[str, Any],
     names: Sequence[str] = ("output",),
     axes: Sequence[int] | None = None,
+    series: Sequence[str] = (),
 ) -> WholeProgram:
     """Return what `function` computes at each position. Raises NotTraceable, with the line.
 
@@ -110,26 +137,47 @@ def trace_whole(
     parameters: the function's keywords.
     names: of the results.
     axes: number of the axes that are split, from the first on. None: those that all inputs share.
+    series: names of further results, which are no fields.
     """
-    space = space_of(inputs)
+    space = space_of([one.shape for one in inputs])
     if axes is not None:
         space = tuple(space[axis] for axis in axes)
+    program = _traced(function, inputs, parameters, (names, series), space)
+    # Space is as long as the longest array: a result may have faces at both ends.
+    shapes = [(*one.shape[: len(space)], *space[len(one.shape) :]) for one in program.outputs]
+    longest = tuple(max(lengths) for lengths in zip(space, *shapes, strict=True))
+    if longest != space:
+        program = _traced(function, inputs, parameters, (names, series), longest)
+    return program
+
+
+def _traced(
+    function: Callable[..., Any],
+    inputs: Sequence[WholeInput],
+    parameters: dict[str, Any],
+    names: tuple[Sequence[str], Sequence[str]],
+    space: Shape,
+) -> WholeProgram:
+    """Return what the function computes at each position of so long a space. names: of fields and series."""
     dimensions = len(space)
-    lengths = [tuple(one.shape[:dimensions]) if one.shape else (0,) * dimensions for one in inputs]
-    graph = WholeGraph(lengths, space)
+    graph = WholeGraph([space if one.shape else (0,) * dimensions for one in inputs], space)
     recorder = Tracing(function, graph, space, FUNCTIONS)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     with refused_with_line(function):
         returned = rebound(function, Module(recorder))(*arrays, **parameters)
-        outputs = _outputs(recorder, returned, arrays, inputs, names)
+        fields, numbers = _separate(returned, arrays, *names)
+        outputs = _outputs(recorder, fields, names[0])
+        series = [_series(recorder, name, one) for name, one in zip(names[1], numbers, strict=True)]
     changed = tuple(number for number, one in enumerate(arrays) if one._storage.changed)
-    return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed)
+    return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed, tuple(series))
 
 
 def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
     """Return the stand-in of an input."""
     dimensions = len(recorder.space)
-    axes: list[Axis] = [Along(axis, 0, 1, n) for axis, n in enumerate(one.shape[:dimensions])]
+    subgrid = subgrid_of(one.shape, recorder.space)
+    pairs = zip(subgrid.every, one.shape[:dimensions], strict=True)
+    axes: list[Axis] = [Along(axis, 0, step, n) for axis, (step, n) in enumerate(pairs)]
     axes += [Inner(length) for length in one.shape[dimensions:]]
     nodes = np.empty(inner_shape(axes), object)
     for component in range(math.prod(nodes.shape)):
@@ -138,31 +186,60 @@ def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
     return made(recorder, axes, {}, nodes, one.dtype, number)
 
 
-def _outputs(
-    recorder: Tracing,
-    returned: Any,
-    arrays: Sequence[Whole],
-    inputs: Sequence[WholeInput],
-    names: Sequence[str],
-) -> list[WholeOutput]:
-    """Return the results: what the function returned, or the inputs that it changed."""
-    if returned is None:
-        returned = [one for one in arrays if one._storage.changed]
-        if not returned:
+def _separate(
+    returned: Any, arrays: Sequence[Whole], names: Sequence[str], series: Sequence[str]
+) -> tuple[list[Any], list[Any]]:
+    """Return the fields and the series among what a function returned: its last results are the series.
+
+    One that returns no fields has those that it changed.
+    """
+    found = list(returned) if isinstance(returned, (tuple, list)) else [] if returned is None else [returned]
+    if len(found) == len(series):
+        changed = [one for one in arrays if one._storage.changed]
+        if not changed:
             raise NotTraceable("returns nothing and changes none of its arrays")
-    found = list(returned) if isinstance(returned, (tuple, list)) else [returned]
-    if len(found) != len(names):
-        raise NotTraceable(f"returns {len(found)} results, not {len(names)}")
+        found = [*changed, *found]
+    if len(found) != len(names) + len(series):
+        raise NotTraceable(f"returns {len(found)} results, not {len(names) + len(series)}")
+    return found[: len(names)], found[len(names) :]
+
+
+def _series(recorder: Tracing, name: str, value: Any) -> WholeSeries:
+    """Return a result that is no field."""
+    one = recorder.operand(value)
+    if any(isinstance(axis, Along) for axis in one._axes):
+        raise NotTraceable(
+            f"returns a field of shape {one.shape} as the series {name}",
+            "its values at points, such as u[ys, xs]",
+        )
+    graph, listed = recorder.graph, [axis for axis in one._axes if isinstance(axis, Listed)]
+    nodes = tuple(one.read().ravel())
+    if listed:
+        positions, shape = graph.points[listed[0].points], tuple(axis.length for axis in listed)
+        at = next(number for number, axis in enumerate(one._axes) if isinstance(axis, Listed))
+        return WholeSeries(name, one.shape, one.dtype, nodes, positions, shape, at)
+    # One point, or none: a number has one value everywhere.
+    if set(one._fixed) != set(range(len(recorder.space))) and graph.vary(nodes):
+        raise NotTraceable(
+            f"returns one row of a field as the series {name}", "a number for each axis: u[5, 7]"
+        )
+    position = np.array([[one._fixed.get(axis, 0) for axis in range(len(recorder.space))]])
+    return WholeSeries(name, one.shape, one.dtype, nodes, position, (), 0)
+
+
+def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> list[WholeOutput]:
+    """Return the results that are fields."""
     outputs = []
-    for name, one in zip(names, found, strict=True):
+    for name, one in zip(names, fields, strict=True):
         if not isinstance(one, Whole) or one._recorder is not recorder:
             raise NotTraceable(f"returns a {type(one).__name__} that does not come from its arrays")
         along = [axis for axis in one._axes if isinstance(axis, Along)]
-        places = [(axis.axis, axis.step) for axis in along]
-        if one._fixed or places != [(axis, 1) for axis in range(len(recorder.space))]:
+        if one._fixed or [axis.axis for axis in along] != [*range(len(recorder.space))]:
             raise NotTraceable("returns an array without the axes of its inputs")
         # A result begins at position 0: move what was cut from the middle of a field.
         shift = tuple(axis.first for axis in along)
         nodes = recorder.graph.moved(one.read().ravel(), shift)
-        outputs.append(WholeOutput(name, one.shape, one.dtype, tuple(nodes)))
+        every = tuple(axis.step for axis in along)
+        own = only_own(recorder.graph, nodes, Subgrid(one.shape, every), recorder.space)
+        outputs.append(WholeOutput(name, one.shape, one.dtype, tuple(own), every))
     return outputs
