@@ -112,7 +112,9 @@ class TextKernel(DeviceKernel):
         super().__init__(program, halo_of(program), boundary=ends or "none", row=row)
         self.compiled = compiled
 
-    def _pass(self, shape: Shape, apart: bool = False, wide: bool = False) -> tuple[PassKernel, Launch]:
+    def _pass(
+        self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False
+    ) -> tuple[PassKernel, Launch]:
         lengths = (*shape[: self.program.axes - 1], math.prod(shape[self.program.axes - 1 :]))
         return next(
             (kernel, launch)

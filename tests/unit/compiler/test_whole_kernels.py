@@ -187,7 +187,7 @@ def test_the_comparison_finds(mutant: str, tmp_path: Path, monkeypatch: pytest.M
     launch = single_pass.launch_arguments
 
     def at_the_first_cell(*given: Any) -> Any:
-        return launch(*given[:4], [0, 0], given[5])
+        return launch(*given[:4], [0, 0], *given[5:])
 
     if mutant == "edges of each block":
         monkeypatch.setattr(single_pass, "launch_arguments", at_the_first_cell)
