@@ -27,8 +27,8 @@ from meshrun.runner.compiler.trace.array import (
 )
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole.functions.masks import picked, write_masked
 from meshrun.runner.compiler.whole.graph import WholeGraph
-from meshrun.runner.compiler.whole.masks import picked, write_masked
 from meshrun.runner.compiler.whole.points import (
     MOST_POINTS,
     Listed,

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.array import choose
-from meshrun.runner.compiler.trace.composites import take
+from meshrun.runner.compiler.trace.functions.composites import take
 from meshrun.runner.compiler.trace.graph import PLACE, Node, compute, in_order
 from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, made
-from meshrun.runner.compiler.whole.outside import as_table, protected
+from meshrun.runner.compiler.whole.functions.outside import as_table, protected
 
 LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace import functions
 from meshrun.runner.compiler.trace.array import (
     TracedArray,
     as_scalar,
@@ -19,7 +18,8 @@ from meshrun.runner.compiler.trace.array import (
     stored,
     weak_dtype,
 )
-from meshrun.runner.compiler.trace.functions import moveaxis
+from meshrun.runner.compiler.trace.functions import basic
+from meshrun.runner.compiler.trace.functions.basic import moveaxis
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 
 MOST_ENTRIES = 32  # of a table that is looked up by choices
@@ -311,7 +311,7 @@ def outer(a: Any, b: Any, out: Any = None) -> Any:
 
 
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    **functions.FUNCTIONS,
+    **basic.FUNCTIONS,
     np.heaviside: _heaviside,
     np.modf: _modf,
     np.divmod: _divmod,
