@@ -135,7 +135,8 @@ class Module:
         # NumPy's protocol does not look at the indices.
         if isinstance(indices, Whole) or isinstance(a, Whole):
             return take(a, indices, axis, out, mode)
-        return np.take(a, indices, axis, out, mode)  # type: ignore[call-overload]
+        of_numpy: Any = np.take
+        return of_numpy(a, indices, axis, out, mode)
 
     def _fromfunction(
         self, function: Callable[..., Any], shape: Any, *, dtype: Any = float, **options: Any
