@@ -27,7 +27,7 @@ from meshrun.runner.compiler.trace.array import (
 )
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.whole.functions.masks import picked, write_masked
+from meshrun.runner.compiler.whole.functions.masks import Picked, picked, write_masked
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.points import (
     MOST_POINTS,
@@ -421,6 +421,8 @@ class Whole(TracedArray):
             storage.changed, storage.line = True, line
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if any(isinstance(one, Picked) for one in inputs):
+            return NotImplemented  # what a condition picked stays so
         if method == "at" and inputs[0] is self:
             return accumulated(ufunc, *inputs)
         return super().__array_ufunc__(ufunc, method, *inputs, **options)

@@ -28,12 +28,12 @@ MOST_ENTRIES = 32  # of a table that is looked up by choices
 # Ufuncs
 
 
-def _heaviside(x: Any, at_zero: Any) -> Any:
+def _heaviside(x: Any, at_zero: Any, out: Any = None) -> Any:
     kind = np.heaviside.resolve_dtypes((weak_dtype(x), weak_dtype(at_zero), None))[-1]
     recorder = recorder_of(x, at_zero)
     x, at_zero = (recorder.operand(as_scalar(v, kind)).astype(kind, copy=False) for v in (x, at_zero))
     zero, one = kind.type(0), kind.type(1)
-    return choose(np.isnan(x), x, choose(x == zero, at_zero, choose(x < zero, zero, one)))
+    return stored(choose(np.isnan(x), x, choose(x == zero, at_zero, choose(x < zero, zero, one))), out)
 
 
 def _modf(x: Any) -> Any:
