@@ -67,6 +67,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         self.plans = halo_plans(self.task, self.world.rank)
+        self.region = self.plans[0].region
         low, high = self.plans[0].widths[0]
         rows = self.region.shape[0]
         partition = self.task.partition
@@ -86,11 +87,6 @@ class Pipeline:
         self._arrays: Sequence[DistributedArray] = []
         self._exchanged = 0  # bytes received from other ranks, and as many sent
         self._shortage: Shortage | None = None  # of device memory, in a call on this rank
-
-    @property
-    def region(self) -> Region:
-        """This rank's own cells, in the first array's indices."""
-        return self.plans[0].region
 
     def prepare(self, arrays: Sequence[DistributedArray]) -> Task:
         """Prepare `arrays` for the first call, and determine the results' shapes and dtypes.

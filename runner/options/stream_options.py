@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from meshrun.runner.options.table import first_given, row
 from meshrun.runner.options.values import CountValue, FlagValue, PathValue, SizeValue
@@ -30,7 +31,7 @@ class StreamOptions:
         """Chunks in flight at once."""
         return self.depth or DEPTH
 
-    @property
+    @cached_property
     def named(self) -> str | None:
         """The first given option that applies only to streamed runs, as `option` spells it."""
         return first_given(self)
