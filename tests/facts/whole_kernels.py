@@ -15,6 +15,7 @@ from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit
+from meshrun.runner.compiler.passes.real_parts import in_real_parts
 from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
 from meshrun.runner.region import Shape
 from meshrun.runner.system.compiler import find_compiler
@@ -87,7 +88,7 @@ def compile_texts(folder: Path, programs: Sequence[Program], **options: Any) -> 
 
     options: of `emit`. Blocks that are smaller than the tile are computed cell by cell.
     """
-    merged = [merge_components(program)[0] for program in programs]
+    merged = [merge_components(in_real_parts(program))[0] for program in programs]
     kernels = [[emit(one, **options), emit(one, lengths=(1,) * one.axes)] for one in merged]
     launches = iter(launchers(folder, [one for each in kernels for one in each]))
     runs: list[Run] = []
@@ -116,8 +117,9 @@ def compile_loops(folder: Path, programs: Sequence[Program]) -> list[Run]:
     """Return what runs the C++ of each program."""
     compiler = find_compiler()
     assert compiler is not None
-    loaded = host.library(host_source.source(programs), compiler, folder)
+    real = [in_real_parts(program) for program in programs]
+    loaded = host.library(host_source.source(real), compiler, folder)
     return [
-        HostKernel(program, halo_of(program), host.HostProgram(program, loaded, number))
-        for number, program in enumerate(programs)
+        HostKernel(program, halo_of(program), host.HostProgram(parts, loaded, number))
+        for number, (program, parts) in enumerate(zip(programs, real, strict=True))
     ]
