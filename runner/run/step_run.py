@@ -311,7 +311,8 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
     _store(run, stepper, sinks)
     proof = _verified(run, task, sinks, done, checkpoints)
     commit(run, sinks)
-    commit_series(run, series)
+    if series:
+        commit_series(run, series)
     run.transaction.forget_partial()
     checkpoints.remove()
     exchanging = _exchange_fraction(run, filled, seconds, by_kernel=stepper.exchanges_by_kernel)
@@ -463,7 +464,7 @@ def _observed(until: Until | StoppingRule | None, checkpoints: Checkpoints, fram
 def _sources(task: Task, sources: Sequence[Source], saved: dict[str, Source]) -> list[Source]:
     """Return the source to load each input from: a checkpoint's file, or else its own."""
     found = [saved.get(field.name, source) for field, source in zip(task.fields, sources, strict=True)]
-    return spread_sources(task, found)
+    return found if task.job.sizes is None else spread_sources(task, found)
 
 
 def _until(

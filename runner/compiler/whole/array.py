@@ -23,12 +23,12 @@ from meshrun.runner.compiler.trace.array import (
     TracedArray,
     TracedCall,
     check_computable,
-    choose,
     real_dtype,
 )
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.graph import WholeGraph
+from meshrun.runner.compiler.whole.masks import picked, write_masked
 from meshrun.runner.compiler.whole.points import (
     MOST_POINTS,
     Listed,
@@ -42,6 +42,7 @@ from meshrun.runner.compiler.whole.sizes import steps_of
 from meshrun.runner.region import Shape
 
 ONE_ROW = "combines one row of an array with all rows of another"
+MOST_REVERSED = 8  # cells of a reversed axis, each of which is an operation of its own
 OTHER_AXES = "combines different axes of arrays"
 
 
@@ -50,7 +51,7 @@ class Along:
     """An axis of an array that is an axis of space.
 
     axis: of space; below 0: of a line that no field has been combined with yet. first: position of element 0.
-    step: positions from one element to the next. length: number of elements.
+    step: positions from one element to the next, below 0 if they are reversed. length: number of elements.
     """
 
     axis: int
@@ -62,6 +63,13 @@ class Along:
     def stop(self) -> int:
         """The position after the last element's."""
         return self.first + self.step * (self.length - 1) + 1
+
+    @property
+    def forward(self) -> Along:
+        """The same positions, in increasing order."""
+        if self.step > 0:
+            return self
+        return self.part(self.length - 1, -1, self.length)
 
     def part(self, first: int, step: int, length: int) -> Along:
         """Return every `step`-th element from `first` on."""
@@ -165,6 +173,7 @@ class Tracing(TracedCall):
         does.
         """
         shape = np.broadcast_shapes(*(one.shape for one in operands))
+        operands = _in_order(operands)
         nodes = with_one_list(self.graph, [(one._axes, one.read()) for one in operands])
         layout = Alignment()
         moves = [_Moves(one, mine) for one, mine in zip(operands, nodes, strict=True)]
@@ -311,7 +320,9 @@ class Whole(TracedArray):
 
     # Places
 
-    def __getitem__(self, index: Any) -> Whole:
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, Whole) and index.dtype == bool and index.ndim:
+            return picked(self, index)
         if picks_points(index):
             target = self._at_points(index)
             return made(
@@ -341,8 +352,6 @@ class Whole(TracedArray):
                     axes.append(Inner(length))
                     inner.append(item)
                     continue
-                if step < 0:
-                    raise NotTraceable("reverses an axis of an array")
                 axes.append(axis.part(first, step, length))
                 continue
             at = operator.index(item)
@@ -364,10 +373,17 @@ class Whole(TracedArray):
     def __setitem__(self, index: Any, value: Any) -> None:
         recorder, graph = self._recorder, self._recorder.graph
         if isinstance(index, Whole) and index.dtype == bool:
-            _write_masked(self, index, value)
+            write_masked(self, index, value)
             return
         target = self._at_points(index) if picks_points(index) else self[index]
         given = recorder.operand(value, self.dtype)
+        # A view that is reversed is written in order, and what is written is reversed.
+        for back in range(1, target.ndim + 1):
+            axis = target._axes[-back]
+            if isinstance(axis, Along) and axis.step < 0:
+                turned = (Ellipsis, slice(None, None, -1), *[slice(None)] * (back - 1))
+                target = target[turned]
+                given = given[turned] if given.ndim >= back else given
         if not _fits(given.shape, target.shape):
             raise ValueError(
                 f"could not broadcast input array from shape {given.shape} into shape {target.shape}"
@@ -409,7 +425,6 @@ class Whole(TracedArray):
         nodes.ravel()[:] = [self._storage.nodes[cell] for cell in self._cells.ravel()]
         return nodes
 
-
     def _conditions(self) -> list[Node]:
         """Return the conditions on the position under which a view has cells; none if it is all of it."""
         listed = next((axis.points for axis in self._axes if isinstance(axis, Listed)), None)
@@ -422,8 +437,8 @@ class Whole(TracedArray):
             part = mine[number]
             if part.length == 0:
                 found.append(graph.constant(False, np.dtype(bool)))
-            elif part != extent:
-                found.append(graph.inside(number, part.first, part.stop, part.step))
+            elif part.forward != extent:
+                found.append(graph.inside(number, part.forward.first, part.forward.stop, abs(part.step)))
         return found
 
 
@@ -433,6 +448,37 @@ def _fits(shape: Shape, target: Shape) -> bool:
         return np.broadcast_shapes(shape, target) == target
     except ValueError:
         return False
+
+
+def _in_order(operands: Sequence[Whole]) -> Sequence[Whole]:
+    """Return operands that have no axis of few cells reversed, if others of them have it in order."""
+    found = list(operands)
+    for back in range(1, max(one.ndim for one in operands) + 1):
+        axes = [one._axes[-back] if one.ndim >= back else Inner(1) for one in found]
+        steps = {axis.step > 0 for axis in axes if isinstance(axis, Along) and axis.length > 1}
+        if len(steps) < 2:
+            continue
+        for number, axis in enumerate(axes):
+            if isinstance(axis, Along) and axis.step < 0 and axis.length > 1:
+                found[number] = _turned(found[number], back, axis)
+    return found
+
+
+def _turned(array: Whole, back: int, axis: Along) -> Whole:
+    """Return a copy whose elements along a reversed axis of few cells are at increasing positions."""
+    if axis.length > MOST_REVERSED:
+        raise NotTraceable(
+            "reverses an axis of an array, and combines cells with their mirror images",
+            f"rows that are reversed, of which there may be {MOST_REVERSED}",
+        )
+    axes = list(array._axes)
+    axes[-back] = axis.forward
+    zero = array._recorder.graph.constant(np.zeros((), array.dtype), array.dtype)
+    copied = made(array._recorder, axes, array._fixed, np.full(inner_shape(axes), zero, object), array.dtype)
+    for at in range(axis.length):
+        row = (Ellipsis, slice(at, at + 1), *[slice(None)] * (back - 1))
+        copied[row] = array[row]
+    return copied
 
 
 class _Moves:
@@ -488,15 +534,3 @@ class _Moves:
         renamed = graph.renamed(self.nodes.ravel(), self.names)
         nodes.ravel()[:] = graph.moved(renamed, tuple(self.shift))
         return nodes
-
-
-def _write_masked(array: Whole, mask: Whole, value: Any) -> None:
-    """a[mask] = value, with a number or what has one value for every cell."""
-    if (isinstance(value, Whole) and value.ndim) or (np.ndim(value) > 0 and np.size(value) > 1):
-        raise NotTraceable("writes an array to the cells that a condition picks", "np.where(mask, b, a)")
-    if mask.shape != array.shape[: mask.ndim]:
-        raise IndexError("boolean index did not match indexed array")
-    index = (Ellipsis, *[None] * (array.ndim - mask.ndim))
-    picked = mask[index]
-    typed = array._recorder.operand(value, array.dtype).astype(array.dtype, copy=False)
-    array[...] = choose(picked, typed, array)

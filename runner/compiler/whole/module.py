@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.array import choose
+from meshrun.runner.compiler.trace.composites import take
 from meshrun.runner.compiler.trace.graph import PLACE, Node, compute, in_order
 from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, made
 
@@ -23,7 +24,7 @@ LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
 
 MADE = (
     "zeros", "empty", "ones", "full", "asarray", "ascontiguousarray", "array", "arange", "linspace",
-    "meshgrid", "indices",
+    "meshgrid", "indices", "take", "fromfunction",
 )  # fmt: skip
 
 
@@ -104,7 +105,7 @@ class Module:
         place = made(recorder, [Along(number, 0, 1, len(values))], {}, node, PLACE)
         line = computed(place)
         (found,) = line._storage.nodes
-        same = _evaluated(found, len(values))
+        same = evaluated(found, len(values))
         if same.dtype != values.dtype or same.tobytes() != values.tobytes():
             return values
         return line
@@ -129,6 +130,17 @@ class Module:
         frame = self._zeros(shape, bool)
         return [choose(frame, one, one) for one in spread]
 
+    def _take(self, a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Any:
+        # NumPy's protocol does not look at the indices.
+        if isinstance(indices, Whole) or isinstance(a, Whole):
+            return take(a, indices, axis, out, mode)
+        return np.take(a, indices, axis, out, mode)  # type: ignore[call-overload]
+
+    def _fromfunction(
+        self, function: Callable[..., Any], shape: Any, *, dtype: Any = float, **options: Any
+    ) -> Any:
+        return function(*self._indices(shape, dtype), **options)
+
     def _indices(self, dimensions: Any, dtype: Any = int, sparse: bool = False) -> Any:
         lines = [self._arange(length, dtype=dtype) for length in dimensions]
         if not any(isinstance(one, Whole) for one in lines):
@@ -138,7 +150,7 @@ class Module:
         return tuple(found) if sparse else np.stack(found)
 
 
-def _evaluated(node: Node, length: int) -> np.ndarray[Any, Any]:
+def evaluated(node: Node, length: int) -> np.ndarray[Any, Any]:
     """Return the values of a node that depends on one place alone."""
     values: dict[Node, Any] = {}
     for one in in_order([node]):

@@ -212,8 +212,8 @@ def point_writes(program: Program, widths: Extents) -> PointWrites | None:
 
     Raises NotTraceable for too many.
     """
-    found, space = [], np.array(program.lengths)
     assert isinstance(program.graph, WholeGraph)
+    found, space = [], np.array(program.graph.space)
     for nodes in program.results:
         near = [np.empty((0, program.axes), np.int64)]
         for node in in_order(nodes):
@@ -224,7 +224,7 @@ def point_writes(program: Program, widths: Extents) -> PointWrites | None:
         if count > MOST_CELLS:
             raise NotTraceable(f"has {count} cells that depend on points", f"at most {MOST_CELLS}")
         cells = np.unique(np.concatenate(near), axis=0)
-        found.append(PointCells(program.graph, program.lengths, nodes, cells))
+        found.append(PointCells(program.graph, program.graph.space, nodes, cells))
     if not any(len(one.positions) for one in found):
         return None
     return PointWrites(widths, program.outputs, tuple(found))

@@ -89,7 +89,8 @@ class WholeProgram:
         inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.inputs)
         outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.outputs)
         results = tuple(one.nodes for one in self.outputs)
-        return Program(dimensions, inputs, outputs, results, self.graph, lengths=self.space)
+        program = Program(dimensions, inputs, outputs, results, self.graph, lengths=self.space)
+        return program if program.has_places else replace(program, lengths=())
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -116,6 +117,7 @@ class WholeProgram:
         results = tuple(one.nodes for one in self.series)
         pairs = zip(fields, replace(self.program, results=results).footprint(number), strict=True)
         return tuple((max(a[0], b[0]), max(a[1], b[1])) for a, b in pairs)
+
 
 def trace_whole(
     function: Callable[..., Any],
@@ -157,7 +159,7 @@ def _traced(
 ) -> WholeProgram:
     """Return what the function computes at each position of so long a space. names: of fields and series."""
     dimensions = len(space)
-    graph = WholeGraph([space if one.shape else (0,) * dimensions for one in inputs])
+    graph = WholeGraph([space if one.shape else (0,) * dimensions for one in inputs], space)
     recorder = Tracing(function, graph, space, FUNCTIONS)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     with refused_with_line(function):
