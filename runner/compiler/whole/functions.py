@@ -13,7 +13,7 @@ from meshrun.runner.compiler.trace.array import Functions, choose, common_dtype,
 from meshrun.runner.compiler.trace.functions import full_like, slices
 from meshrun.runner.compiler.trace.graph import PLACE, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.whole import masks
+from meshrun.runner.compiler.whole import coarse, masks
 from meshrun.runner.compiler.whole.array import Along, Whole, made
 from meshrun.runner.compiler.whole.module import evaluated
 from meshrun.runner.compiler.whole.padding import lengthened, pad
@@ -227,6 +227,7 @@ def _hstack(tup: Sequence[Any], **options: Any) -> Any:
 
 FUNCTIONS: Functions = {
     **composites.FUNCTIONS,
+    **coarse.FUNCTIONS,
     np.concatenate: _concatenate,
     np.roll: _roll,
     np.pad: pad,
