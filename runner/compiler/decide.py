@@ -115,7 +115,7 @@ def _with_kernel(
             task.widths[: program.axes],
             arithmetic,
             task.feed_numbers,
-            task.boundary,
+            task.boundary_read,
             task.cval,
             typed.known[0][0],
             _whole_row(task, program.axes) if steps > 1 and points is None else 0,
