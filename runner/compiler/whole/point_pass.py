@@ -188,6 +188,11 @@ class PointWrites:
     outputs: tuple[Operand, ...]
     cells: tuple[PointCells, ...]
 
+    @property
+    def count(self) -> int:
+        """Number of cells, of all outputs."""
+        return sum(len(one.positions) for one in self.cells)
+
     def fill(
         self, blocks: Sequence[Array], outs: Sequence[Array], first: Sequence[int], row: Rows = None
     ) -> None:
