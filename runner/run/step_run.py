@@ -393,7 +393,7 @@ def _seconds_beside(run: RunContext) -> float:
 def _one_by_one(additions: Additions | None, series: Sequence[SeriesRows]) -> bool:
     """Return whether no kernel takes several steps: something is done before each, or reads halos then."""
     before = additions is not None and additions.before_step is not None
-    return before or any(one.series.reads_halo for one in series)
+    return before or any(one.series.reads_halo(after=True) for one in series)
 
 
 def _unfinished_rows(series: Sequence[SeriesRows]) -> list[Path]:
