@@ -135,7 +135,7 @@ def _stepper(
 ) -> Stepper:
     task = with_known_results(_task(world, job, arrays, parameters, steps), world.backend)
     check_feeds(task)
-    one_by_one = task.job.series_pass is not None and task.job.series_pass.reads_halo
+    one_by_one = task.job.series_pass is not None and task.job.series_pass.reads_halo(after=False)
     phases = Phases(world.backend.synchronize)
     stepper = Stepper(world, task, phases, keep_finals=True, one_by_one=one_by_one)
     stepper.start(_distributed(world, task, stepper.plans, arrays))
