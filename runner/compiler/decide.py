@@ -56,6 +56,8 @@ def fused_alone(
     whole arrays. Raises UserError if the task's halo is too small.
     """
     wanted = mode or task.job.fuse
+    if task.job.program is not None:  # whose stages have kernels of their own
+        return task, Fusion(why="it is computed in several stages", quiet=wanted != "require")
     if task.job.fuse == "off" and wanted == "auto":  # a function with kernels of its own, or to be called
         wanted = "off"
     if wanted == "off" or any(0 in field.shape for field in task.fields):

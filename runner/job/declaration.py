@@ -24,7 +24,8 @@ class Job:
     whose rows are not contiguous with each other. whole_rows: the tiles of a "reduce" job hold whole rows.
     fuse: whether the function of a "map" job becomes one kernel, one of FUSE. split_dependent: the result of
     a "map" job may depend on how its array is cut into blocks. whole: the function of a "map" job takes whole
-    arrays. verify: checks the output of a "job", and
+    arrays. program: what it computes, a `compiler.whole.program.WholeProgram`, if that takes several stages;
+    then the function takes whole arrays, too, when it is run. verify: checks the output of a "job", and
     forecast is for its plan, see `runner.run.declare.job`.
     """
 
@@ -53,6 +54,7 @@ class Job:
     fuse: str = "auto"
     split_dependent: bool = False
     whole: bool = False
+    program: Any = None
 
     @property
     def takes_steps(self) -> bool:

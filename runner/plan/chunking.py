@@ -104,6 +104,9 @@ def block_memory(task: Task, block: Region, *, asynchronous: bool) -> int:
     A result that is not declared is assumed to be as large as the input, even if its type is already known.
     """
     use = memory_use(replace(task, results=task.declared(task.shape)), block, asynchronous=asynchronous)
+    if task.job.program is not None:  # two of each field, and what lies between stages
+        needed: int = 2 * use.host + task.job.program.bytes_between(block.shape)
+        return max(2 * use.device, needed) if asynchronous else needed
     if asynchronous:  # the function's own arrays are as large as its block
         return 2 * use.device
     return use.host

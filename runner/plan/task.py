@@ -94,8 +94,9 @@ class Task:
     results: shape and dtype of each output array; None until they are known. steps: taken on each chunk.
     kernel: is called in place of the function; the results are known then. reads: for each output, how far
     from the own cell the kernel reads each input; None: as far as the halo, for all that is known.
-    `shape`, `dtype`, `partition` and `widths` are those of the first input, in whose indices regions and the
-    block context are given.
+    `shape`, `dtype`, `partition` and `widths` are those of the first input that has axes, in whose indices
+    regions and the block context are given. An input or a result without axes is a value, which every rank
+    has.
     """
 
     job: Job
@@ -109,20 +110,25 @@ class Task:
     reads: tuple[tuple[Widths, ...], ...] | None = None
 
     @cached_property
+    def first(self) -> int:
+        """The number of the first input that has axes."""
+        return next(number for number, field in enumerate(self.fields) if field.shape)
+
+    @cached_property
     def shape(self) -> Shape:
-        return self.fields[0].shape
+        return self.fields[self.first].shape
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        return self.fields[0].dtype
+        return self.fields[self.first].dtype
 
     @cached_property
     def partition(self) -> Partition:
-        return self.fields[0].partition
+        return self.fields[self.first].partition
 
     @cached_property
     def widths(self) -> Widths:
-        return self.fields[0].widths
+        return self.fields[self.first].widths
 
     @property
     def known(self) -> tuple[ArrayType, ...]:
@@ -173,7 +179,7 @@ class Task:
 
         Blocks, chunks and calls hold multiples of them: 2 where a result is half as long.
         """
-        shapes = [shape for shape, _ in self.results or ()]
+        shapes = [shape for shape, _ in self.results or () if shape]
         return tuple(
             max(math.lcm(*(length // max(math.gcd(length, shape[axis]), 1) for shape in shapes)), 1)
             for axis, length in enumerate(self.shape[: self.leading])
@@ -181,7 +187,7 @@ class Task:
 
     def field_region(self, number: int, region: Region) -> Region:
         """Return the region of input `number` beside `region`, which is in the first input's indices."""
-        return self._beside(region, self.fields[number].shape) if number else region
+        return region if number == self.first else self._beside(region, self.fields[number].shape)
 
     def output_region(self, region: Region, number: int = 0) -> Region:
         """Return the region of output `number` that holds the result for `region` of the first input."""
@@ -433,10 +439,10 @@ def plan_task(
     """
     for name, (shape, dtype) in zip(job.arrays, inputs, strict=True):
         which = f"the input {name}" if len(inputs) > 1 else "the input"
-        if not shape:
+        if not shape and job.program is None:
             raise UserError(f"{which} is a scalar", got="no axes", expected="an array")
         check_numbers(name, len(inputs), dtype)
-    shape, dtype = inputs[0]
+    shape, dtype = next(one for one in inputs if one[0])
     if job.check is not None:
         job.check(shape, dtype, **parameters)
     chosen = boundary or job.boundary
@@ -448,7 +454,7 @@ def plan_task(
             got=f"{option('cval', cval)} and the boundary {chosen}",
             hint=option("boundary", "constant"),
         )
-    common = min(len(one) for one, _ in inputs)
+    common = min(len(one) for one, _ in inputs if one)
     widths = normalize(job.halo_for(parameters), common)
     check_widths(widths, shape[:common])
     parts = parse_grid(str(ranks) if grid is None else grid, shape, ranks)
@@ -457,7 +463,7 @@ def plan_task(
     for name, (one, of_one) in zip(job.arrays, inputs, strict=True):
         if chosen == "constant":
             _check_constant(constant, of_one)
-        wide = widths + ((0, 0),) * (len(one) - common)
+        wide = widths + ((0, 0),) * (len(one) - common) if one else ()
         fields.append(Field(name, one, of_one, Partition(one, _grid_of(parts, len(one))), wide))
     task = Task(job, parameters, tuple(fields), chosen, constant)
     _check_same_grid(task)
@@ -465,7 +471,8 @@ def plan_task(
     if declared is None:
         return task
     for number, (result, _) in enumerate(declared):
-        _check_factors(task, number, result)
+        if result or job.program is None:
+            _check_factors(task, number, result)
     task = replace(task, results=declared).in_units()
     _check_units(task)
     return task
@@ -478,9 +485,9 @@ def _grid_of(grid: Shape, ndim: int) -> Shape:
 
 def _check_same_grid(task: Task) -> None:
     """Raise UserError if inputs differ along an axis along which they are cut."""
-    first, shared = task.fields[0], task.leading
-    for field in task.fields[1:]:
-        if field.shape[:shared] != first.shape[:shared]:
+    first, shared = task.fields[task.first], task.leading
+    for field in task.fields:
+        if field.shape and field.shape[:shared] != first.shape[:shared]:
             axes = f"the first {shared} axes" if shared > 1 else "the first axis"
             raise UserError(
                 f"job {task.job.name}: its inputs have different shapes",
@@ -536,7 +543,8 @@ def _factor(task: Task, number: int, axis: int) -> Fraction | None:
 
 def _check_units(task: Task) -> None:
     """Raise UserError if a block of one unit of each axis would give results of another shape."""
-    if 0 in task.shape or all(shape[: task.leading] == task.shape[: task.leading] for shape, _ in task.known):
+    known = [shape for shape, _ in task.known if shape]
+    if 0 in task.shape or all(shape[: task.leading] == task.shape[: task.leading] for shape in known):
         return
     block = task.units + task.shape[task.leading :]
     for (whole, _), (shape, _) in zip(task.known, task.declared(block) or (), strict=True):
@@ -600,7 +608,7 @@ def check_feeds(task: Task) -> None:
     fields = {field.name: field for field in task.fields}
     for output, name, (shape, dtype) in zip(job.output_names, job.feeds, task.known, strict=True):
         if name is None:
-            if shape[: task.leading] != task.shape[: task.leading]:
+            if shape and shape[: task.leading] != task.shape[: task.leading]:
                 raise UserError(
                     f"job {job.name} cannot take steps: its {_what(job.output_names, output)} has other "
                     "lengths along the axes along which arrays are cut",

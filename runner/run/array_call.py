@@ -29,6 +29,7 @@ from meshrun.runner.report.units import counted
 from meshrun.runner.run.prepare import RunContext, fused
 from meshrun.runner.run.services.job_run import call, usable_memory
 from meshrun.runner.spelling import python_caller
+from meshrun.runner.steps.program_steps import ProgramStepper
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import MemorySource
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -121,7 +122,8 @@ def _stepper(
 ) -> Stepper:
     task = with_known_results(_task(world, job, arrays, parameters, steps), world.backend)
     check_feeds(task)
-    stepper = Stepper(world, task, Phases(world.backend.synchronize), keep_finals=True)
+    of_task = Stepper if task.job.program is None else ProgramStepper
+    stepper = of_task(world, task, Phases(world.backend.synchronize), keep_finals=True)
     stepper.start(_distributed(world, stepper.plans, arrays))
     return stepper
 
@@ -140,7 +142,7 @@ def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, A
         kept = None if key is None else _KEPT.get(key)
     if kept is not None:
         return kept[1]
-    task = plan_task(with_inferred_halo(job, types, parameters), parameters, types, 1)
+    task = plan_task(with_inferred_halo(job, types, parameters, device.kind), parameters, types, 1)
     task, _ = fused(world, task, None, "strict", steps)
     check_split(world, task)
     if key is not None:

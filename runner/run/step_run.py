@@ -22,7 +22,7 @@ from meshrun.runner.plan.task import ArrayType, Task, check_feeds
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.run.finish import Computation, Finished, commit, computation_of
-from meshrun.runner.run.map_run import create_outputs
+from meshrun.runner.run.map_run import create_outputs, refuse_options
 from meshrun.runner.run.prepare import (
     Prepared,
     RunContext,
@@ -38,6 +38,7 @@ from meshrun.runner.steps.loop import CheckFinite, StepObserver, Until, take_ste
 from meshrun.runner.steps.observers.additions import Additions, StoppingRule
 from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state
 from meshrun.runner.steps.observers.frames import Frames, open_frames
+from meshrun.runner.steps.program_steps import ProgramStepper
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.steps.steps_per_kernel import choose_steps
 from meshrun.runner.steps.streamed_steps import StreamedSteps
@@ -78,6 +79,9 @@ def _copies(run: RunContext, task: Task, memory: Sequence[MemoryUse], additions:
     """
     options, region = run.options, task.partition[0]
     stream = replace(options.stream, resume=False)
+    if task.job.program is not None:
+        refuse_options(run, task, memory)
+        return 2
     if additions is not None:
         several = options.steps.steps_per_exchange or 1
         if additions.before_step is not None and several > 1:
@@ -256,7 +260,8 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
     more = _own(run, additions.files) if additions else []
     run.transaction.track_partial(*(sink.partial for sink in sinks), *_unfinished(checkpoints, frames), *more)
     cells = sum(region.size for region in task.partition)
-    stepper = Stepper(
+    of_task = Stepper if task.job.program is None else ProgramStepper
+    stepper = of_task(
         world,
         task,
         run.world.phases,

@@ -30,7 +30,7 @@ from meshrun.runner.compiler.trace.trace import (
     weak_dtype,
     within_range,
 )
-from meshrun.runner.compiler.whole.graph import WholeGraph
+from meshrun.runner.compiler.whole.graph import Reduction, WholeGraph
 from meshrun.runner.region import Shape
 
 ONE_ROW = "combines one row of an array with all rows of another"
@@ -153,6 +153,19 @@ def made(
     return Whole(recorder, storage, tuple(axes), dict(fixed), cells, dtype)
 
 
+def made_scalar(
+    recorder: Tracing,
+    fixed: Mapping[int, int],
+    node: Node,
+    weak: type | None = None,
+) -> Scalar:
+    """Return a NumPy scalar. weak: of a Python number, its type."""
+    storage, cells = Storage([node], {}), np.zeros((), int)
+    found = Scalar(recorder, storage, (), dict(fixed), cells, node.dtype)
+    found.weak = weak
+    return found
+
+
 class Whole(NDArrayOperatorsMixin):
     """A stand-in for a whole array.
 
@@ -161,6 +174,7 @@ class Whole(NDArrayOperatorsMixin):
     """
 
     __array_priority__ = 1000.0
+    weak: type | None = None  # of a value that is a Python number, its type
 
     def __init__(
         self,
@@ -215,12 +229,21 @@ class Whole(NDArrayOperatorsMixin):
         return (self[number] for number in range(self.shape[0]))
 
     def __bool__(self) -> bool:
+        what = "a cell" if self._of_cells() else "a reduction, which is not known yet"
         raise NotTraceable(
-            "decides by the value of a cell (if, while, and, or, not)", "np.where(condition, a, b), or & | ~"
+            f"decides by the value of {what} (if, while, and, or, not)",
+            "np.where(condition, a, b), or & | ~",
         )
 
     def _as_number(self) -> Any:
-        raise NotTraceable("converts a cell to a Python number", "NumPy's functions instead of those of math")
+        what = "a cell" if self._of_cells() else "a value of a reduction"
+        raise NotTraceable(
+            f"converts {what} to a Python number", "NumPy's functions instead of those of math"
+        )
+
+    def _of_cells(self) -> bool:
+        """Return whether its values differ from cell to cell, or are one cell's."""
+        return any(isinstance(axis, Along) for axis in self._axes) or bool(self._fixed)
 
     __float__ = __int__ = __complex__ = __index__ = _as_number
 
@@ -268,7 +291,18 @@ class Whole(NDArrayOperatorsMixin):
 
     # Places
 
-    def __getitem__(self, index: Any) -> Whole:
+    def __getitem__(self, index: Any) -> Any:
+        """Return a view; of one element a copy, as NumPy does; of a mask, the cells for reductions."""
+        if isinstance(index, Whole) and index.dtype == bool:
+            return self._recorder.functions[np.extract](index, self)
+        view = self._view(index)
+        if view._axes or index is Ellipsis or (isinstance(index, tuple) and Ellipsis in index):
+            return view
+        fixed = {axis: at for axis, at in view._fixed.items() if axis >= 0}
+        (node,) = self._recorder.graph.at_places(view.read().ravel(), view._fixed)
+        return node.value if node.op == "constant" else made_scalar(self._recorder, fixed, node)
+
+    def _view(self, index: Any) -> Whole:
         axes: list[Axis] = []
         inner: list[Any] = []
         fixed = dict(self._fixed)
@@ -308,7 +342,7 @@ class Whole(NDArrayOperatorsMixin):
         if isinstance(index, Whole) and index.dtype == bool:
             _write_masked(self, index, value)
             return
-        target = self[index]
+        target = self._view(index)
         given = as_operand(recorder, value, self.dtype)
         if not _fits(given.shape, target.shape):
             raise ValueError(
@@ -345,6 +379,10 @@ class Whole(NDArrayOperatorsMixin):
     # NumPy's protocols
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if any(isinstance(one, Selection) for one in inputs):
+            return NotImplemented  # which says what is wrong
+        if method == "reduce" and ufunc in self._recorder.functions:
+            return self._recorder.functions[ufunc](*inputs, **options)
         if method != "__call__" or ufunc.__name__ not in UFUNCS:
             name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
             raise NotTraceable(f"uses numpy.{name}, which is not traced")
@@ -376,8 +414,83 @@ class Whole(NDArrayOperatorsMixin):
 
     def _new(self, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Whole:
         """Return a new array with these axes. nodes: as `read` returns them."""
+        if isinstance(self, Scalar):
+            return made_scalar(self._recorder, self._fixed, nodes.ravel()[0])
         inner = nodes.reshape(inner_shape(self._axes))
         return made(self._recorder, self._axes, self._fixed, inner, dtype)
+
+
+class Scalar(Whole):
+    """A stand-in for a NumPy scalar, or for a Python number that depends on cells: it cannot be changed."""
+
+    def _replaced(self, other: Any) -> Any:
+        return NotImplemented  # so that Python makes a new one
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _replaced
+    __ipow__ = __iand__ = __ior__ = __ixor__ = __ilshift__ = __irshift__ = __imatmul__ = _replaced
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TypeError(f"'numpy.{self.dtype.name}' object does not support item assignment")
+
+    item = Whole._as_number
+
+
+class Selection(NDArrayOperatorsMixin):
+    """The cells of an array that a mask picks, for reductions. array: of the mask's shape; mask: of bool."""
+
+    def __init__(self, array: Whole, mask: Whole) -> None:
+        self.array, self.mask = array, mask
+        self._functions = array._recorder.functions
+
+    def _replaced(self, other: Any) -> Any:
+        return NotImplemented  # so that Python makes a new one
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = _replaced
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if method == "reduce" and ufunc in self._functions:
+            return self._functions[ufunc](*inputs, **options)
+        others = [one for one in inputs if isinstance(one, Selection)]
+        fits = all(one.mask is self.mask or _same(one.mask, self.mask) for one in others)
+        arrays = [one for one in inputs if isinstance(one, Whole) and one.ndim]
+        if method != "__call__" or ufunc.__name__ not in UFUNCS or not fits or arrays or options:
+            raise NotTraceable("computes with the cells that a condition picks", "np.where(condition, a, b)")
+        plain = [one.array if isinstance(one, Selection) else one for one in inputs]
+        return Selection(ufunc(*plain), self.mask)
+
+    def __array_function__(
+        self, function: Callable[..., Any], kinds: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        if function not in self._functions:
+            raise NotTraceable(
+                f"uses numpy.{function.__name__} of the cells that a condition picks",
+                "np.where(condition, a, b)",
+            )
+        return self._functions[function](*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        function: Any = getattr(np, name, None)
+        if name.startswith("__") or function not in self._functions:
+            raise AttributeError(name)
+        return partial(self._functions[function], self)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+    @property
+    def size(self) -> Any:
+        return self._functions[np.count_nonzero](self.mask)
+
+    def __len__(self) -> int:
+        raise NotTraceable("takes the number of cells that a condition picks", "np.count_nonzero(condition)")
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise NotTraceable("makes an array of the cells that a condition picks")
+
+
+def _same(one: Whole, other: Whole) -> bool:
+    return one._axes == other._axes and list(one.read().ravel()) == list(other.read().ravel())
 
 
 def _fits(shape: Shape, target: Shape) -> bool:
@@ -476,13 +589,18 @@ class _Moves:
 
     def fix(self, layout: Alignment) -> None:
         """Bring positions at which one index was taken to the result's, which gets those that it lacks."""
-        for axis, at in self.operand._fixed.items():
+        fixed = self.operand._fixed
+        lacking = [axis for axis in fixed if axis not in layout.fixed and layout.has(axis)]
+        if any(map(self.varies, lacking)):
+            if any(isinstance(axis, Along) for axis in self.operand._axes):
+                raise NotTraceable(ONE_ROW)
+            self.nodes = taken(self.operand)  # one cell with all cells
+            return
+        for axis, at in fixed.items():
             if axis in layout.fixed:
                 self.shift[axis] = at - layout.fixed[axis]
             elif not layout.has(axis):
                 layout.fixed[axis] = at
-            elif self.varies(axis):
-                raise NotTraceable(ONE_ROW)
 
     def check(self, layout: Alignment) -> None:
         """Refuse an operand without an axis along which the result has a position, if it varies along it."""
@@ -496,6 +614,19 @@ class _Moves:
         renamed = graph.renamed(self.nodes.ravel(), self.names)
         nodes.ravel()[:] = graph.moved(renamed, tuple(self.shift))
         return nodes
+
+
+def taken(operand: Whole) -> np.ndarray[Any, Any]:
+    """Return the nodes of an array that is one cell, as values that all cells share."""
+    recorder, nodes = operand._recorder, operand.read()
+    graph, count = recorder.graph, len(recorder.space)
+    first = tuple(operand._fixed.get(axis, 0) for axis in range(count))
+    ones, axes, line = (1,) * count, tuple(range(count)), recorder.line()
+    for place, node in np.ndenumerate(nodes):
+        if any(graph.varies([node], axis) for axis in operand._fixed):
+            cell = Reduction("take", (node,), node.dtype, first, ones, ones, axes, line)
+            nodes[place] = graph.value(cell, node.dtype)
+    return nodes
 
 
 def aligned(operands: Sequence[Whole]) -> tuple[Alignment, list[np.ndarray[Any, Any]]]:
@@ -554,11 +685,14 @@ def result_of(
     recorder: Tracing, layout: Alignment, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]
 ) -> Whole:
     """Return a new array. nodes: one element along axes of space."""
+    if not layout.axes:
+        return made_scalar(recorder, layout.fixed, nodes.ravel()[0])
     return made(recorder, layout.axes, layout.fixed, nodes.reshape(inner_shape(layout.axes)), dtype)
 
 
 def elementwise(recorder: Tracing, ufunc: Any, inputs: Sequence[Any], dtype: Any = None) -> Whole:
     """Record one call of a ufunc: its loop's dtypes are NumPy's."""
+    numbers = all(one.weak if isinstance(one, Whole) else type(one) in (bool, int, float) for one in inputs)
     if ufunc.__name__ in COMPARISONS and dtype is None:
         inputs = within_range(inputs, Whole)
     fixed = {} if dtype is None else {"signature": (*[None] * len(inputs), np.dtype(dtype))}
@@ -579,11 +713,14 @@ def elementwise(recorder: Tracing, ufunc: Any, inputs: Sequence[Any], dtype: Any
                 raise ValueError("Integers to negative integer powers are not allowed.")
     layout, nodes = aligned(values)
     operands = [one.cast(array, kind) for one, array, kind in zip(values, nodes, kinds, strict=False)]
-    return result_of(recorder, layout, each(recorder, ufunc.__name__, kinds[-1], *operands), kinds[-1])
+    result = result_of(recorder, layout, each(recorder, ufunc.__name__, kinds[-1], *operands), kinds[-1])
+    if numbers and isinstance(result, Scalar):  # Python's operators on its numbers
+        result.weak = {"b": bool, "i": int, "u": int, "f": float}[result.dtype.kind]
+    return result
 
 
 def _weak_of(value: Any) -> Any:
-    return value.dtype if isinstance(value, Whole) else weak_dtype(value)
+    return value.weak or value.dtype if isinstance(value, Whole) else weak_dtype(value)
 
 
 def stored(result: Whole, out: Any, where: Any = True) -> Any:
@@ -619,7 +756,10 @@ def choose(condition: Any, *values: Any) -> Whole:
 
 
 def _write_masked(array: Whole, mask: Whole, value: Any) -> None:
-    """a[mask] = value, with a number or what has one value for every cell."""
+    """a[mask] = value, with one value for every cell, or with what is made of a[mask]."""
+    if isinstance(value, Selection) and _same(value.mask, mask):
+        array[...] = choose(mask, value.array.astype(array.dtype, copy=False), array)
+        return
     if (isinstance(value, Whole) and value.ndim) or (np.ndim(value) > 0 and np.size(value) > 1):
         raise NotTraceable("writes an array to the cells that a condition picks", "np.where(mask, b, a)")
     if mask.shape != array.shape[: mask.ndim]:

@@ -28,14 +28,17 @@ LEAST_COMPILED = {"cpu": 1 << 14, "cuda": 1}
 ArrayType = tuple[Shape, np.dtype[Any]]
 
 
-def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]) -> Job:
+def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any], kind: str = "cpu") -> Job:
     """Return the job whose blocks, put together, are what the function returns for whole arrays.
+
+    If that takes several stages, return the job with its program.
 
     Parameters
     ----------
     job: its function takes whole arrays.
     inputs: shape and dtype of each.
     parameters: of the run.
+    kind: of the device, "cpu" or "cuda".
 
     Raises UserError, with the line, for what cannot be computed in blocks.
     """
@@ -43,7 +46,7 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
         WholeInput(name, tuple(shape), dtype) for name, (shape, dtype) in zip(job.arrays, inputs, strict=True)
     ]
     try:
-        program = trace_whole(job.function, arrays, parameters, job.output_names)
+        program = trace_whole(job.function, arrays, parameters, job.output_names, kind=kind)
     except NotTraceable as reason:
         line = f", line {reason.line}" if reason.line else ""
         file = job.function.__code__.co_filename if hasattr(job.function, "__code__") else ""
@@ -58,6 +61,10 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
         (max(width[axis][0] for width in footprints), max(width[axis][1] for width in footprints))
         for axis in range(len(program.space))
     )
+    if program.staged:
+        wraps = any(program.wraps[: len(arrays)])
+        boundary = "wrap" if wraps else "constant"
+        return replace(job, program=program, halo=halo, boundary=boundary, out=_types_of(program))
     return replace(
         job,
         function=_block_function(job.function, program, halo),
@@ -74,7 +81,7 @@ def _check_sizes(job: Job, program: WholeProgram) -> None:
     dimensions = len(program.space)
     arrays: list[WholeInput | WholeOutput] = [*program.inputs, *program.outputs]
     for one in arrays:
-        if one.shape[:dimensions] != program.space:
+        if one.shape and one.shape[:dimensions] != program.space:
             raise UserError(
                 f"job {job.name}: {one.name} has another size than the other arrays",
                 got="x".join(map(str, one.shape)),
@@ -87,7 +94,10 @@ def _types_of(program: WholeProgram) -> Callable[..., Any]:
     dimensions = len(program.space)
 
     def out(shape: Shape, dtype: Any, **parameters: Any) -> Any:
-        types = [(shape[:dimensions] + one.shape[dimensions:], one.dtype) for one in program.outputs]
+        types = [
+            (shape[:dimensions] + one.shape[dimensions:] if one.shape else (), one.dtype)
+            for one in program.outputs
+        ]
         return types[0] if len(types) == 1 else types
 
     return out
@@ -144,7 +154,7 @@ def compiled_piece(
     inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in program.inputs)
     outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in program.outputs)
     plain = Program(dimensions, inputs, outputs, results, program.graph)
-    if any(node.op in ("place", "inside") for node in plain.nodes):
+    if any(node.op in ("place", "inside", "scalar") for node in plain.nodes):
         return None
     # On a CPU the bits are NumPy's.
     if kind == "cpu" and any(node.op in INEXACT for node in plain.nodes):

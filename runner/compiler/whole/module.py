@@ -103,7 +103,7 @@ class Module:
         place = made(recorder, [Along(number, 0, 1, len(values))], {}, node, PLACE)
         line = computed(place)
         (found,) = line._storage.nodes
-        same = _evaluated(found, len(values))
+        same = evaluated(found, len(values))
         if same.dtype != values.dtype or same.tobytes() != values.tobytes():
             return values
         return line
@@ -137,7 +137,7 @@ class Module:
         return tuple(found) if sparse else np.stack(found)
 
 
-def _evaluated(node: Node, length: int) -> np.ndarray[Any, Any]:
+def evaluated(node: Node, length: int) -> np.ndarray[Any, Any]:
     """Return the values of a node that depends on one place alone."""
     values: dict[Node, Any] = {}
     for one in in_order([node]):

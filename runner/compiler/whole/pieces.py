@@ -7,7 +7,7 @@ between them nothing of the edges is computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from types import ModuleType
@@ -19,6 +19,8 @@ from meshrun.runner.compiler.trace.graph import Extents, Node, compute, in_order
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.trace import WholeProgram
 from meshrun.runner.region import Array, Shape
+
+NO_SCALARS: Mapping[int, Array] = {}
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def _specialised(program: WholeProgram, first: Shape, last: Shape) -> tuple[tupl
                 open_nodes.pop()
             elif one.op == "inside":
                 done[one] = decided(one)
-            elif one.op in ("load", "place", "constant"):
+            elif one.op in ("load", "place", "constant", "scalar"):
                 done[one] = one
             elif one.op == "where" and one.operands[0] in done and done[one.operands[0]].op == "constant":
                 chosen = one.operands[1 if done[one.operands[0]].value else 2]
@@ -122,6 +124,7 @@ def compute_piece(
     blocks: Sequence[Array],
     widths: Sequence[Extents],
     offset: Shape,
+    scalars: Mapping[int, Array] = NO_SCALARS,
 ) -> list[Array]:
     """Return the outputs' cells of a piece.
 
@@ -131,6 +134,7 @@ def compute_piece(
     blocks: of each input, with its halo.
     widths: of each input's halo, per axis: cells before and after.
     offset: position of the blocks' first own cell.
+    scalars: of the values that the program reads, by number, arrays of shape ().
     """
     shape = tuple(b - a for a, b in zip(piece.first, piece.last, strict=True))
     dimensions, values = len(shape), dict[Node, Any]()
@@ -157,6 +161,8 @@ def compute_piece(
                 values[node] = (place >= low) & (place < high) & ((place - low) % step == 0)
         elif node.op == "constant":
             values[node] = node.value
+        elif node.op == "scalar":
+            values[node] = scalars[node.value]
         elif xp is np:
             values[node] = compute(node.op, node.dtype, [values[one] for one in node.operands])
         else:

@@ -8,70 +8,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.graph import Node, in_order
 from meshrun.runner.compiler.trace.trace import NotTraceable, refused_with_line
-from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
+from meshrun.runner.compiler.whole.array import (
+    Along,
+    Axis,
+    Inner,
+    Tracing,
+    Whole,
+    inner_shape,
+    made,
+    taken,
+)
+from meshrun.runner.compiler.whole.cuts import resolved
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
-from meshrun.runner.compiler.whole.graph import WholeGraph
+from meshrun.runner.compiler.whole.graph import InputValue, WholeGraph
 from meshrun.runner.compiler.whole.module import Module, rebound
+from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram
+from meshrun.runner.compiler.whole.reductions import REDUCTIONS
 from meshrun.runner.region import Shape
 
+__all__ = ["WholeInput", "WholeOutput", "WholeProgram", "space_of", "trace_whole"]
 LEAST_FACES = 8  # cells of an axis of which another array may have one more or one less
-
-
-@dataclass(frozen=True)
-class WholeInput:
-    """An array that a function takes."""
-
-    name: str
-    shape: Shape
-    dtype: np.dtype[Any]
-
-
-@dataclass(frozen=True, eq=False)
-class WholeOutput:
-    """An array that a function returns. nodes: per component, in C order of the axes after those of space."""
-
-    name: str
-    shape: Shape
-    dtype: np.dtype[Any]
-    nodes: tuple[Node, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class WholeProgram:
-    """What a function of whole arrays computes at each position.
-
-    space: lengths of the axes that are split. wraps: of each input, the axes of space along which it is read
-    around its end. changed: the inputs that the function changes, by number.
-    """
-
-    space: Shape
-    inputs: tuple[WholeInput, ...]
-    outputs: tuple[WholeOutput, ...]
-    graph: WholeGraph
-    changed: tuple[int, ...]
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return tuple(in_order(node for output in self.outputs for node in output.nodes))
-
-    @property
-    def wraps(self) -> list[set[int]]:
-        return self.graph.wraps
-
-    def footprint(self, number: int) -> tuple[tuple[int, int], ...]:
-        """Return how far from the own position an input is read, per axis: cells before and after."""
-        offsets = [node.offset for node in self.nodes if node.op == "load" and node.input == number]
-        return tuple(
-            (max((-at[axis] for at in offsets), default=0), max((at[axis] for at in offsets), default=0))
-            for axis in range(len(self.space))
-        )
 
 
 def space_of(inputs: Sequence[WholeInput]) -> Shape:
@@ -96,6 +57,7 @@ def trace_whole(
     parameters: dict[str, Any],
     names: Sequence[str] = ("output",),
     axes: Sequence[int] | None = None,
+    kind: str | None = None,
 ) -> WholeProgram:
     """Return what `function` computes at each position. Raises NotTraceable, with the line.
 
@@ -106,25 +68,34 @@ def trace_whole(
     parameters: the function's keywords.
     names: of the results.
     axes: number of the axes that are split, from the first on. None: those that all inputs share.
+    kind: of the device for which it is decided what stages write, "cpu" or "cuda". None: they write nothing
+        that can be computed where it is read.
     """
     space = space_of(inputs)
     if axes is not None:
         space = tuple(space[axis] for axis in axes)
     dimensions = len(space)
     lengths = [tuple(one.shape[:dimensions]) if one.shape else (0,) * dimensions for one in inputs]
-    graph = WholeGraph(lengths)
-    recorder = Tracing(function, graph, space, FUNCTIONS)
+    graph = WholeGraph(lengths, space)
+    recorder = Tracing(function, graph, space, FUNCTIONS | REDUCTIONS)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     with refused_with_line(function):
         returned = rebound(function, Module(recorder))(*arrays, **parameters)
         outputs = _outputs(recorder, returned, arrays, inputs, names)
     changed = tuple(number for number, one in enumerate(arrays) if one._storage.changed)
-    return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed)
+    values = dict(enumerate(graph.values))
+    arrays_made = graph.written, graph.reduced
+    checks = tuple(graph.checks)
+    whole = WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed, *arrays_made, values, checks)
+    return resolved(whole, kind)
 
 
 def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
     """Return the stand-in of an input."""
     dimensions = len(recorder.space)
+    if not one.shape:  # a value
+        node = recorder.graph.value(InputValue(number), one.dtype)
+        return made(recorder, (), {}, np.full((), node, object), one.dtype, number)
     axes: list[Axis] = [Along(axis, 0, 1, n) for axis, n in enumerate(one.shape[:dimensions])]
     axes += [Inner(length) for length in one.shape[dimensions:]]
     nodes = np.empty(inner_shape(axes), object)
@@ -153,6 +124,9 @@ def _outputs(
     for name, one in zip(names, found, strict=True):
         if not isinstance(one, Whole) or one._recorder is not recorder:
             raise NotTraceable(f"returns a {type(one).__name__} that does not come from its arrays")
+        if not one._axes:
+            outputs.append(WholeOutput(name, (), one.dtype, tuple(taken(one).ravel())))
+            continue
         along = [axis for axis in one._axes if isinstance(axis, Along)]
         places = [(axis.axis, axis.step) for axis in along]
         if one._fixed or places != [(axis, 1) for axis in range(len(recorder.space))]:
