@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -16,11 +17,13 @@ from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import single_pass
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
-from meshrun.runner.compiler.cuda.steps.layout import Axis, Sending, StepKernel, Tuning
+from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, Sending, StepKernel, Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
-from meshrun.runner.compiler.operations import INEXACT, compiler_options
+from meshrun.runner.compiler.operations import compiler_options, inexact_operations
+from meshrun.runner.compiler.passes.ends import interior
+from meshrun.runner.compiler.passes.real_parts import has_complex, in_real_parts, views_of_parts
 from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
-from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.device.api import Backend
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.system.cached_files import cache_folder
@@ -33,12 +36,16 @@ Rows = tuple[int, int]
 class StepState(Protocol):
     """The two blocks of each field of which steps read one and write the other, the spare one.
 
-    feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed. bound: what
-    `DeviceKernel.advance` has bound to these blocks.
+    feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed. first:
+    position of the first own cell in the whole array, per axis. scalars: for a kernel that takes some, a row
+    of slots for each step of one kernel (`TaskKernel`). bound: what `DeviceKernel.advance` has bound to these
+    blocks.
     """
 
     feeds: list[int | None]
     fed: list[int]
+    first: Sequence[int]
+    scalars: Array | None
     bound: dict[Any, Callable[[], None]]
 
     def swap(self) -> None:
@@ -107,8 +114,12 @@ class DeviceKernel:
     )
 
     def __post_init__(self) -> None:
+        # A constant boundary has one value for all elements of a cell, also for imaginary parts.
+        self._takes_steps = not (has_complex(self.program) and self.boundary == "constant" and self.cval)
+        self.program = in_real_parts(self.program)
         self._merged, _ = merge_components(self.program)
-        self._tile = single_pass.choose_tile(self._merged)
+        self._common = interior(self._merged)
+        self._tile = single_pass.choose_tile(self._common)
         self._ends = self.boundary if self.finds_ends else ""
 
     @functools.cached_property
@@ -116,31 +127,47 @@ class DeviceKernel:
         """The inputs of which no cell beyond the ends of the last axis needs to be in memory."""
         return single_pass.finds_ends(self.program, self.boundary, self.row)
 
-    def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
-        self.bind(blocks, outs)()
+    def __call__(
+        self,
+        blocks: Sequence[Array],
+        outs: Sequence[Array],
+        first: Sequence[int],
+        scalars: Array | None = None,
+    ) -> None:
+        self.bind(blocks, outs, first, scalars)()
 
-    def bind(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
+    def bind(
+        self,
+        blocks: Sequence[Array],
+        outs: Sequence[Array],
+        first: Sequence[int],
+        scalars: Array | None = None,
+    ) -> Callable[[], None]:
         """Return the launches of one pass; see `TaskKernel`. To make their arguments takes the host longer
         than a small block takes the device."""
-        merged, most, around = self._merged, single_pass.MOST_ROWS, sum(self.widths[0])
-        if merged.axes == 1 or len(outs[0]) <= most:
-            return self._bound_pass(blocks, outs)
+        blocks, outs = views_of_parts(blocks), views_of_parts(outs)
+        own = outs[0].shape[: self.program.axes]
+        most = single_pass.MOST_ROWS if self._merged.axes > 1 else own[0]
         parts = []
-        for first in range(0, len(outs[0]), most):
-            rows = slice(first, first + most), slice(first, first + most + around)
-            parts.append(
-                self._bound_pass([block[rows[1]] for block in blocks], [out[rows[0]] for out in outs])
-            )
-        return functools.partial(_call_all, parts)
+        for box in parts_within(self.program, first, own, most):
+            inner = tuple(slice(a, b) for a, b in box)
+            outer = tuple(slice(a, b + sum(width)) for (a, b), width in zip(box, self.widths, strict=True))
+            at = [start + a for start, (a, _) in zip(first, box, strict=False)]
+            part = [block[outer] for block in blocks], [out[inner] for out in outs]
+            parts.append(self._bound_pass(*part, at, scalars))
+        return parts[0] if len(parts) == 1 else functools.partial(_call_all, parts)
 
-    def _bound_pass(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
-        """Return the launch for arrays of no more rows than one launch takes."""
+    def _bound_pass(
+        self, blocks: Sequence[Array], outs: Sequence[Array], first: Sequence[int], scalars: Array | None
+    ) -> Callable[[], None]:
+        """Return the launch for cells within the array, of no more rows than one launch takes."""
         merged = self._merged
         sides = (merged.inputs, blocks), (merged.outputs, outs)
         apart = not all(single_pass.have_equal_pitches(*side, merged.axes) for side in sides)
         wide = single_pass.is_wide([*blocks, *outs])
         kernel, launch = self._pass(outs[0].shape, apart, wide)
-        call = single_pass.launch_arguments(kernel, blocks, outs, self.widths)
+        places = [at % n for at, n in zip(first, self.program.lengths, strict=False)]
+        call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars)
         if call.grid == (0,):
             return functools.partial(_call_all, ())
         return functools.partial(launch, call.grid, call.block, call.arguments)
@@ -159,7 +186,7 @@ class DeviceKernel:
         last = self._merged.axes - 1
         row = math.prod(shape[last:]) // self._merged.outputs[0].components
         lengths = (*shape[:last], row)
-        if not single_pass.marches(self._merged):  # all longer ones have the same tile
+        if not single_pass.marches(self._common):  # all longer ones have the same tile
             lengths = tuple(map(min, lengths, self._tile))
         if self._ends and row != self.row:
             raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
@@ -199,7 +226,9 @@ class DeviceKernel:
 
         tuning: None: as chosen, for blocks that are read by vectors. sends: as of `prepare_steps`.
         """
-        chosen = tuning or self._tuning(vectors=True)
+        if not self._takes_steps:
+            raise NotFusable("complex numbers beside a constant boundary that is not 0")
+        chosen = tuning or self._tuning(vectors=self.aligned)
         return step_kernel.build(
             self.program, self.feeds, self.boundary, self.cval, steps, chosen, sends=sends
         )
@@ -211,7 +240,7 @@ class DeviceKernel:
 
     @property
     def _chosen(self) -> Choice | None:
-        return self.choice or self._predicted
+        return (self.choice or self._predicted) if self._takes_steps else None
 
     @functools.cached_property
     def _predicted(self) -> Choice | None:
@@ -273,6 +302,7 @@ class DeviceKernel:
         Both are views of own cells, in blocks with as many valid cells beside them as `axes` says. sending:
         how the kernel exchanges the halos of `outs`.
         """
+        inputs, outs = views_of_parts(inputs), views_of_parts(outs)
         vectors = self._takes_vectors([*inputs, *outs])
         kernel, launch, registers = self._step_kernel(steps, vectors, sending is not None)
         call = step_kernel.arguments(kernel, inputs, outs, axes[: self.program.axes], registers, sending)
@@ -324,15 +354,27 @@ class HostKernel:
     @property
     def inexact(self) -> bool:
         """Whether last bits may differ from those of the function as it is."""
-        return any(node.op in INEXACT for node in self.program.nodes)
+        return bool(inexact_operations(self.program.nodes))
 
-    def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
+    def __call__(
+        self,
+        blocks: Sequence[Array],
+        outs: Sequence[Array],
+        first: Sequence[int],
+        scalars: Array | None = None,
+    ) -> None:
         assert self.loops is not None
-        self.loops.run(blocks, outs, self.widths)
+        self.loops.run(blocks, outs, self.widths, first, scalars)
 
-    def bind(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
+    def bind(
+        self,
+        blocks: Sequence[Array],
+        outs: Sequence[Array],
+        first: Sequence[int],
+        scalars: Array | None = None,
+    ) -> Callable[[], None]:
         """Return the call; see `TaskKernel`."""
-        return functools.partial(self, list(blocks), list(outs))
+        return functools.partial(self, list(blocks), list(outs), first, scalars)
 
     def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
         """Do nothing: the library holds all."""
@@ -353,9 +395,31 @@ class HostKernel:
         firsts = [first[:axes] for first in blocks.first_cells()]
         cut = [(low[:axes], high[:axes]) for low, high in boxes]
         assert self.loops is not None
-        self.loops.steps(states, firsts, cut, blocks.feeds, copies, self.widths)
+        self.loops.steps(
+            states, firsts, cut, blocks.feeds, copies, self.widths, first=blocks.first, scalars=blocks.scalars
+        )
         if steps % 2 == 0:  # the last step wrote the blocks
             blocks.swap()
+
+
+def parts_within(
+    program: Program, first: Sequence[int], own: Shape, most: int
+) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Yield boxes of own cells: first and last + 1 per grid axis.
+
+    If cells have places, a box lies between two ends of the array: what is beyond an end that wraps around is
+    in another box. first: position of the first own cell. own: own cells per axis. most: rows of a box.
+    """
+    cuts = []
+    for axis, length in enumerate(own):
+        ends = {0, length}
+        if program.has_places:
+            whole = program.lengths[axis]
+            ends |= {*range(-first[axis] % whole, length, whole)}
+        if axis == 0:
+            ends |= {*range(0, length, max(most, 1))}
+        cuts.append([*pairwise(sorted(ends))] or [(0, 0)])
+    return product(*cuts)
 
 
 def _call_all(calls: Iterable[Callable[[], None]]) -> None:
@@ -387,9 +451,9 @@ def compile_for(
     if compiler is None:
         raise NotTraceable("no C++ compiler on this host", "CXX=/path/to/g++, or install one")
     try:
-        loops = host.build(program, compiler, cache_folder())
+        loops = host.build(in_real_parts(program), compiler, cache_folder())
     except NotCompiled as reason:
-        reason.line = line_of(program, host_source.source([program]), reason.at)
+        reason.line = line_of(program, host_source.source([in_real_parts(program)]), reason.at)
         raise
     return HostKernel(program, widths, loops), compiler.path
 

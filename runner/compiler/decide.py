@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshrun.runner.compiler.inferred_halo import halo_too_small
-from meshrun.runner.compiler.operations import INEXACT
+from meshrun.runner.compiler.operations import inexact_operations
+from meshrun.runner.compiler.passes.ends import interior
 from meshrun.runner.compiler.trace.graph import Program
-from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import grid_axes, output_types, reads_of, traced
 from meshrun.runner.device.api import Device
 from meshrun.runner.errors import UserError
@@ -56,8 +57,6 @@ def fused_alone(
     whole arrays. Raises UserError if the task's halo is too small.
     """
     wanted = mode or task.job.fuse
-    if task.job.program is not None:  # whose stages have kernels of their own
-        return task, Fusion(why="it is computed in several stages", quiet=wanted != "require")
     if task.job.fuse == "off" and wanted == "auto":  # a function with kernels of its own, or to be called
         wanted = "off"
     if wanted == "off" or any(0 in field.shape for field in task.fields):
@@ -68,17 +67,21 @@ def fused_alone(
     # also a resumed one, has the same bits on any number of ranks.
     nbytes = steps * sum(math.prod(field.shape) * field.dtype.itemsize for field in task.fields)
     too_little = Fusion(why="too little work for a compiler", quiet=True)
-    program = None
+    program, staged = None, task.job.program
     if device.kind != "cuda" and wanted == "auto" and nbytes < WORTH_COMPILING:
         if nbytes < WORTH_TRACING * WORTH_COMPILING:
             return task, too_little
         try:
-            program = traced(task)
+            program = traced(task) if staged is None else None
         except NotTraceable:
             return task, too_little
-        operated = program.operations * math.prod(task.shape) * task.dtype.itemsize
+        operations = staged.operations if program is None else interior(program).operations
+        operated = operations * math.prod(task.shape) * task.dtype.itemsize
         if operated * steps < OPERATED * WORTH_COMPILING:
             return task, too_little
+    if staged is not None:  # its stages have kernels of their own
+        compiler = "CUDA" if device.kind == "cuda" else "C++"
+        return replace(task, compiled=True), Fusion(compiler, operations=staged.operations)
     return _with_kernel(device, task, arithmetic, steps, program)
 
 
@@ -106,7 +109,7 @@ def _with_kernel(
     try:
         program = program or traced(task)
         typed = replace(task, results=output_types(task, program))
-        inexact = tuple(sorted({node.op for node in program.nodes} & INEXACT))
+        inexact = tuple(inexact_operations(program.nodes))
         kernel, compiler = compile_for(
             device,
             program,
@@ -124,7 +127,7 @@ def _with_kernel(
         return task, Fusion(None, reason.reason, reason.line, reason.hint)
     except NotCompiled as reason:
         return task, Fusion(None, reason.reason, reason.line, refused=True)
-    fusion = Fusion(compiler, operations=program.operations, inexact=inexact)
+    fusion = Fusion(compiler, operations=interior(program).operations, inexact=inexact)
     return replace(typed, kernel=kernel, reads=reads_of(task, program)), fusion
 
 
@@ -136,6 +139,8 @@ def _whole_row(task: Task, axes: int) -> int:
 
 class ImageKernels:
     """Kernels for a job's images: one for all that have the same dtype, channels and axes. Not collective.
+
+    A function of whole arrays has one for each shape.
 
     must_fuse: raise UserError for an image whose function cannot become one.
     """
@@ -152,7 +157,8 @@ class ImageKernels:
             axes = grid_axes(task)
         except NotTraceable:
             axes = 0  # never one kernel
-        key = task.dtype, axes, len(task.shape), task.shape[axes:] if axes else (), task.widths
+        shape = task.shape if task.job.whole else task.shape[axes:] if axes else ()
+        key = task.dtype, axes, len(task.shape), shape, task.widths
         if key not in self._made:
             made, fusion = _with_kernel(self._device, task, self._arithmetic, 1)
             if fusion.compiler is None and self._must_fuse:

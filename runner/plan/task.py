@@ -63,10 +63,30 @@ class TaskKernel(Protocol):
         """The inputs of whose padded blocks no cell beyond the ends of the last axis is read: the own cells
         that they equal are. Not if blocks may be parts of that axis."""
 
-    def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
-        """Fill `outs`, one per result, from padded blocks; rows of either may be apart in memory."""
+    def __call__(
+        self,
+        blocks: Sequence[Array],
+        outs: Sequence[Array],
+        first: Sequence[int],
+        scalars: Array | None = None,
+    ) -> None:
+        """Fill `outs`, one per result, from padded blocks; rows of either may be apart in memory.
 
-    def bind(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
+        Parameters
+        ----------
+        first: position in the whole array of the first own cell of the blocks, per axis. Before the array's
+            first cell it is negative.
+        scalars: the numbers of this step, in slots of 8 bytes on the kernel's device, for a kernel that takes
+            some: scalar n, of a dtype, is the first bytes of slot n.
+        """
+
+    def bind(
+        self,
+        blocks: Sequence[Array],
+        outs: Sequence[Array],
+        first: Sequence[int],
+        scalars: Array | None = None,
+    ) -> Callable[[], None]:
         """Return what does the same as a call with these arrays, whenever it is called."""
 
     @property
@@ -93,7 +113,8 @@ class Task:
 
     results: shape and dtype of each output array; None until they are known. steps: taken on each chunk.
     kernel: is called in place of the function; the results are known then. reads: for each output, how far
-    from the own cell the kernel reads each input; None: as far as the halo, for all that is known.
+    from the own cell the kernel reads each input; None: as far as the halo, for all that is known. compiled:
+    whether the stages of a job's program become kernels.
     `shape`, `dtype`, `partition` and `widths` are those of the first input that has axes, in whose indices
     regions and the block context are given. An input or a result without axes is a value, which every rank
     has.
@@ -108,6 +129,7 @@ class Task:
     steps: int = 1
     kernel: TaskKernel | None = None
     reads: tuple[tuple[Widths, ...], ...] | None = None
+    compiled: bool = False
 
     @cached_property
     def first(self) -> int:
@@ -212,7 +234,7 @@ class Task:
     def input_bytes(self, region: Region) -> int:
         """Return the bytes of all inputs in a region."""
         return sum(
-            self.field_region(number, region).size * field.dtype.itemsize
+            math.prod(self.field_region(number, region).shape) * field.dtype.itemsize
             for number, field in enumerate(self.fields)
         )
 
@@ -226,7 +248,12 @@ class Task:
     def result_bytes(self, region: Region) -> int:
         """Return the bytes of all results for a region; unknown ones are assumed to equal the first input."""
         types = self.results or ((self.shape, self.dtype),) * len(self.job.output_names)
-        return sum(self._beside(region, shape).size * dtype.itemsize for shape, dtype in types)
+        nbytes = 0
+        for shape, dtype in types:
+            start, stop = self.scaled(region.start, shape), self.scaled(region.stop, shape)
+            lengths = [b - a for a, b in zip(start, stop, strict=True)]
+            nbytes += math.prod(lengths) * math.prod(shape[self.leading :]) * dtype.itemsize
+        return nbytes
 
     def declared(self, shape: Shape) -> tuple[ArrayType, ...] | None:
         """Return shape and dtype of each result for own cells of `shape`; None if only a call can tell."""
@@ -235,6 +262,8 @@ class Task:
             leading = shape[: self.leading]
             return tuple((leading + known[self.leading :], dtype) for known, dtype in self.known)
         if job.out is not None:
+            if self.results is not None and shape == self.shape:
+                return self.results
             found = job.out(shape, self.dtype, **self.parameters)
             try:
                 pairs = [found] if len(job.output_names) == 1 else found
@@ -282,19 +311,25 @@ class Task:
         """Call the job on padded blocks; return its results, checked (RunError for a wrong type or shape)."""
         if self.kernel is not None:
             assert outs is not None
-            self.kernel(blocks, outs)
+            self.kernel(blocks, outs, here.offset)
             return tuple(outs)
+        results = self.returned(blocks, here, outs)
+        declared = self.declared(here.block) or (None,) * len(results)
+        for number, (result, expected) in enumerate(zip(results, declared, strict=True)):
+            self._check(result, here, None if expected is None else expected[0], number)
+        return results
+
+    def returned(
+        self, blocks: Sequence[Array], here: BlockContext, outs: Sequence[Array] | None
+    ) -> tuple[Any, ...]:
+        """Call the job's function on padded blocks; return as many results as are declared, unchecked."""
         out = None if outs is None else outs[0] if len(outs) == 1 else tuple(outs)
         services = {"out": out, "xp": here.xp, "here": here}
         wanted = {name: services[name] for name in self.job.services}
         returned = self.job.function(*blocks, **wanted, **self.parameters)
         if returned is None and outs is not None:
             returned = tuple(outs)
-        results = tuple(map(in_own_byte_order, self._separate(returned)))
-        declared = self.declared(here.block) or (None,) * len(results)
-        for number, (result, expected) in enumerate(zip(results, declared, strict=True)):
-            self._check(result, here, None if expected is None else expected[0], number)
-        return results
+        return tuple(map(in_own_byte_order, self._separate(returned)))
 
     def _separate(self, returned: Any) -> tuple[Array, ...]:
         """Return the results as a tuple of as many as are declared."""
@@ -448,6 +483,12 @@ def plan_task(
     chosen = boundary or job.boundary
     if chosen not in BOUNDARIES:
         raise UserError("unknown boundary", got=chosen, expected=", ".join(BOUNDARIES))
+    if job.whole and (boundary is not None or cval is not None):
+        raise UserError(
+            f"{option('boundary')} and {option('cval')} do not apply to functions of whole arrays",
+            got=f"job {job.name}",
+            expected="the function itself, which says what cells at the array's ends are",
+        )
     if cval is not None and chosen != "constant":
         raise UserError(
             f"{option('cval')} does not apply: it is the constant of {option('boundary', 'constant')}",

@@ -5,7 +5,7 @@ No stage waits for the host to know a value: values are arrays of shape () on th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from meshrun.runner.arrays.block_layout import Allocator
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange, received_bytes
 from meshrun.runner.arrays.reduce import first_extreme, reduce_axes, reduce_own
-from meshrun.runner.compiler.trace.graph import Node, compute, in_order
+from meshrun.runner.compiler.trace.graph import Node, compute, in_order, slot_of
 from meshrun.runner.compiler.whole.graph import ValueCheck
 from meshrun.runner.device.api import poison
 from meshrun.runner.plan.grid import Partition
@@ -46,24 +46,24 @@ class ValueSlots:
     def __init__(self, world: World, dtypes: Mapping[int, np.dtype[Any]]) -> None:
         self.row = world.backend.empty((max(dtypes, default=-1) + 1,), SLOT)
         self.row.fill(0)
-        self.views: dict[int, Array] = {}
-        for number, dtype in dtypes.items():
-            slot = self.row[number : number + 1].view(np.uint8)[: dtype.itemsize]
-            self.views[number] = slot.view(dtype).reshape(())
+        self.views = {number: slot_of(self.row, number, dtype) for number, dtype in dtypes.items()}
 
 
 @dataclass
 class ProgramRun:
     """This rank's blocks of a program. Every method is collective.
 
-    grid: number of blocks along each axis of space. arrays: of each of the program's arrays, its block; of an
-    input of shape (), None. exchanges: number of halo exchanges so far.
+    grid: number of blocks along each axis of space. compiled: whether stages are compiled to kernels.
+    allocator: of blocks; by default the back end. arrays: of each of the program's arrays, its block; of an
+    input of shape (), None. exchanges: number of halo exchanges so far. exchange_bytes: most bytes that
+    arrived from other ranks in one.
     """
 
     world: World
     program: StagedProgram
     grid: Shape
     phases: Phases
+    compiled: bool = False
     allocator: Allocator | None = None
     arrays: list[DistributedArray | None] = field(default_factory=list, init=False)
     exchanges: int = field(default=0, init=False)
@@ -79,6 +79,7 @@ class ProgramRun:
         self._failed = world.backend.empty((len(program.checks),), np.dtype(bool))
         self._failed.fill(False)
         self._kernels: dict[int, CellKernel] = {}
+        self._bound: dict[tuple[int, ...], Callable[[], None]] = {}
         self.arrays = [None] * len(program.arrays)
         for number in range(program.function_inputs, len(program.arrays)):
             plan = self.plans[number]
@@ -154,7 +155,9 @@ class ProgramRun:
 
     def _kernel(self, number: int, cells: StageCells) -> CellKernel:
         if number not in self._kernels:
-            self._kernels[number] = CellKernel(cells, self.world.xp)
+            with self.phases("prepare"):
+                shape = self.region.shape
+                self._kernels[number] = CellKernel(cells, self.world.backend, shape, compiled=self.compiled)
         return self._kernels[number]
 
     def _blocks(self, cells: StageCells) -> list[Array]:
@@ -177,8 +180,13 @@ class ProgramRun:
             if array is not None:
                 array.written()
         if self.region.size:
-            kernel = self._kernel(number, stage.cells)
-            kernel.fill(self._blocks(stage.cells), targets, self.region.start, self.values.views)
+            # To bind a kernel to its arrays takes the host longer than a small block takes the device.
+            read = (self.arrays[place] for place in stage.cells.reads)
+            key = number, *map(id, read), *map(id, targets)
+            if key not in self._bound:
+                kernel, start = self._kernel(number, stage.cells), self.region.start
+                self._bound[key] = kernel.bind(self._blocks(stage.cells), targets, start, self.values.row)
+            self._bound[key]()
 
     def _compute_values(self, stage: ValueStage) -> None:
         for number, node in stage.nodes:
@@ -293,7 +301,7 @@ class ProgramRun:
         )
         out = self.world.backend.empty(lengths, cells.program.outputs[0].dtype)
         kernel = self._kernel(number, cells)
-        kernel.fill([block[around] for block in blocks], [out], first, self.values.views)
+        kernel.bind([block[around] for block in blocks], [out], first, self.values.row)()
         return out[every]
 
 

@@ -229,6 +229,8 @@ def _resumes(run: RunContext) -> bool:
 def run_program(run: RunContext, prepared: Prepared) -> Finished:
     """Run all stages once. Collective."""
     world, task = run.world, prepared.task
+    no_feeds = (None,) * len(task.job.output_names)
+    task = replace(task, job=replace(task.job, feeds=no_feeds))
 
     def begin() -> list[Sink]:
         check_nothing_unfinished(run)

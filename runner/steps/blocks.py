@@ -62,6 +62,7 @@ class StepBlocks(Generic[Block]):
     task: Task
     phases: Phases
     one_copy: bool = False
+    scalars: Array | None = None  # of a kernel that takes some: see `TaskKernel`
     _tables: DeviceTables | None = None  # of a device whose cells beyond the array are filled by one launch
 
     def lay_out(self, layouts: Sequence[BlockLayout], cut: Sequence[bool]) -> None:
@@ -72,7 +73,9 @@ class StepBlocks(Generic[Block]):
         self.region = self.layouts[0].region
         self.feeds = task.feed_numbers
         self.fed = sorted(place for place in self.feeds if place is not None)
-        self._apart = "here" in task.job.services
+        self._apart = task.kernel is None and "here" in task.job.services
+        # Functions of whole arrays use no cell beyond the array's ends, unless they wrap around.
+        self.reads_beyond = not task.job.whole or task.boundary == "wrap"
         self.fused_steps = choose_steps(task).per_kernel
         self._edges = [
             edge_copies(
@@ -92,6 +95,11 @@ class StepBlocks(Generic[Block]):
         self._scratch: dict[tuple[int, ...], list[Array]] = {}
         # Whether the function fills the spare blocks, rather than buffers that are copied to them.
         self._fills_in_place = task.fills and task.strided_out and None not in self.feeds
+
+    @property
+    def first(self) -> Sequence[int]:
+        """Position of the first own cell in the whole array, per axis."""
+        return self.region.start
 
     @property
     def padded(self) -> list[Array]:
@@ -171,7 +179,7 @@ class StepBlocks(Generic[Block]):
 
     def fill_beyond(self) -> None:
         """Give the cells beyond the array the value of a constant boundary, in all blocks."""
-        for array in (*self.arrays, *self.spare.values()):
+        for array in (*self.arrays, *self.spare.values()) if self.reads_beyond else ():
             array.layout.filled.fill_outside(array.filled)
 
     def first_cells(self) -> list[list[int]]:
@@ -227,6 +235,8 @@ class StepBlocks(Generic[Block]):
 
     def _fill_outside(self, targets: Sequence[PaddedBlock]) -> None:
         """Fill the cells beyond the array from the new ones, in a block of each fed input."""
+        if not self.reads_beyond:
+            return
         if self._tables is not None:
             key = tuple(map(id, targets))
             if key not in self._fills:
@@ -316,7 +326,7 @@ class StepBlocks(Generic[Block]):
             place = piece.place.rows(first, last)
             outs = self._outs(piece.region.rows(first, last), place)
             assert outs is not None
-            calls.append(kernel.bind(windows, outs))
+            calls.append(kernel.bind(windows, outs, place.start, self.scalars))
             # Results in buffers of their own are copied to where they belong.
             for number, (feed, out) in enumerate(zip(self.feeds, outs, strict=True)):
                 if feed is None and keep:

@@ -150,7 +150,13 @@ class Stepper(StepBlocks[DistributedArray]):
         most = (*GRAPH_STEPS, self._longest_graph())
         self._graph_cycles = sorted({max(one // steps, 1) for one in most}, reverse=True)
         # The halos of a rank that exchanges nothing, of all fields at once.
-        self._fills_by_kernel = not self._exchanging and task.has_halo and fused == 1 and self.region.size > 0
+        self._fills_by_kernel = (
+            self.reads_beyond
+            and not self._exchanging
+            and task.has_halo
+            and fused == 1
+            and self.region.size > 0
+        )
         self._prepared: set[int] = set()  # steps of kernels that are compiled
         self._spans: list[tuple[Mark, Mark]] = []
         self._exchange_spans: list[tuple[Mark, Mark]] = []
@@ -235,9 +241,9 @@ class Stepper(StepBlocks[DistributedArray]):
         begin = backend.mark() if backend.asynchronous else None
         left = steps
         recorder = self.world.recorder
-        name = recorder.name("step")
+        name = 0 if recorder is None else recorder.name("step")
         while left:
-            entry = recorder.enter(name, 0, 0, self.done + 1)
+            entry = 0 if recorder is None else recorder.enter(name, 0, 0, self.done + 1)
             replayed = self._replay(left, cycle, last=last)
             if replayed:
                 left -= replayed
@@ -249,7 +255,8 @@ class Stepper(StepBlocks[DistributedArray]):
                 self._cycle(taken, last=last and left == 0)
             self.progress(self.done)
             self._check_halos()
-            recorder.leave(entry)
+            if recorder is not None:
+                recorder.leave(entry)
         if begin is not None:
             self._spans.append((begin, backend.mark()))
             if len(self._spans) >= PENDING:

@@ -7,19 +7,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from meshrun.runner.compiler.trace.array import MOST_COMPONENTS
 from meshrun.runner.compiler.trace.graph import Extents, Operand
-from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS, trace
+from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.region import Array
 from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
 
 if TYPE_CHECKING:
     from meshrun.runner.compiler.compiled import DeviceKernel
-
-
-def is_on_device(array: Array) -> bool:
-    """Return whether an array is in a GPU's memory. A stand-in for an array, in a trace, is not."""
-    return hasattr(array, "__cuda_array_interface__")
 
 
 def fill(
@@ -46,7 +42,7 @@ def fill(
     device = getattr(getattr(outs[0], "device", None), "id", 0)
     kernel = kernel_of(function, inputs, outputs, widths, tuple(sorted(parameters.items())), device)
     try:
-        kernel(blocks, outs)
+        kernel(blocks, outs, (0,) * axes)
     except NotCompiled as failure:
         failure.hint = option("device", "cpu")  # the option fuse does not apply
         raise

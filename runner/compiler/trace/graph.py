@@ -25,9 +25,9 @@ Key = tuple[Any, ...]
 class Node:
     """One value per own cell.
 
-    op: "load", "constant", "place", "inside", "scalar", "cast", "where" (of a bool and two values) or the
-        name of a NumPy ufunc. All operands of a ufunc have the dtype that NumPy's loop computes in; the
-        operation is rounded to it.
+    op: "load", "constant", "place", "inside", "scalar", "cast", "where" (of a bool and two values), "real",
+        "imag", "complex" (of two parts) or the name of a NumPy ufunc. All operands of a ufunc have the dtype
+        that NumPy's loop computes in; the operation is rounded to it.
     dtype: of the value. operands: in the ufunc's order.
     input, offset, component: of a load: which input, how far from the own cell along each grid axis, and
         which element of the trailing axes, in C order.
@@ -48,6 +48,9 @@ class Node:
 
 PLACE = np.dtype(np.int64)
 BOOL = np.dtype(bool)
+SLOT = 8  # bytes of a scalar's slot
+PLACES = ("place", "inside")  # leaves that depend on the cell's place
+FREE = ("load", "constant", "place", "scalar", "cast")  # nodes that are no operation
 
 
 class Graph:
@@ -63,6 +66,9 @@ class Graph:
 
     def __init__(self) -> None:
         self._nodes: dict[Key, Node] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
 
     def load(self, number: int, dtype: np.dtype[Any], offset: Offset, component: int = 0) -> Node:
         key = ("load", number, offset, component)
@@ -88,9 +94,18 @@ class Graph:
         return self._node(("scalar", number), lambda: Node("scalar", dtype, value=number))
 
     def operation(self, op: str, dtype: np.dtype[Any], operands: Sequence[Node], line: int = 0) -> Node:
-        """Return an operation. Compute it now, with NumPy, if all operands are constants."""
+        """Return an operation. Compute it now, with NumPy, if all operands are constants; a choice, if it
+        is known."""
         if op == "cast" and operands[0].dtype == dtype:
             return operands[0]
+        if op in ("real", "imag") and operands[0].op == "complex":
+            return operands[0].operands[op == "imag"]
+        if op == "where":
+            condition, chosen, other = operands
+            if chosen is other:
+                return chosen
+            if condition.op == "constant":
+                return chosen if condition.value else other
         if all(node.op == "constant" for node in operands):
             values = [np.full(1, node.value, node.dtype) for node in operands]
             return self.constant(compute(op, dtype, values), dtype)
@@ -119,6 +134,11 @@ class Graph:
                 done[node] = self.operation(node.op, node.dtype, moved, node.line)
         return [done[node] for node in wanted]
 
+    def copied(self, node: Node) -> Node:
+        """Return this graph's place, inside or scalar for that of another graph."""
+        key = ("scalar", node.value) if node.op == "scalar" else (node.op, *node.value)
+        return self._node(key, lambda: node)
+
     def _node(self, key: Key, make: Any) -> Node:
         if key not in self._nodes:
             self._nodes[key] = make()
@@ -139,11 +159,27 @@ def in_order(nodes: Iterable[Node]) -> list[Node]:
     return list(found.values())
 
 
+def slot_of(scalars: Any, number: int, dtype: np.dtype[Any]) -> Any:
+    """Return the view, of no axes, of a scalar in slots of `SLOT` bytes. scalars: of uint64."""
+    found = scalars[number : number + 1].view(np.uint8)[: dtype.itemsize]
+    return found.view(dtype).reshape(())
+
+
+def joined(xp: Any, dtype: np.dtype[Any], real: Any, imag: Any) -> Any:
+    """Return the complex numbers of two parts. xp: numpy or cupy."""
+    numbers = xp.empty(np.broadcast_shapes(np.shape(real), np.shape(imag)), dtype)
+    numbers.real, numbers.imag = real, imag
+    return numbers
+
+
 def compute(op: str, dtype: np.dtype[Any], values: Sequence[Any]) -> Any:
     """Compute one operation on arrays with NumPy."""
     with np.errstate(all="ignore"):
+        if op == "complex":
+            return joined(np, dtype, *values)
         if op == "cast":
-            return values[0].astype(dtype)
+            value = values[0].real if dtype.kind not in "bc" else values[0]  # without NumPy's warning
+            return value.astype(dtype)
         if op == "where":
             return np.where(*values)
         return getattr(np, op)(*values)
@@ -168,7 +204,8 @@ class Program:
 
     axes: number of grid axes, the leading axes that inputs and outputs share. results: of each output, a
     node per component. stages: the lines of the function where a value that neighbours decide is computed for
-    cells beyond the array's edges, and where such cells are read.
+    cells beyond the array's edges, and where such cells are read. lengths: cells of the whole array along
+    each grid axis, if the program has places or conditions on them; else ().
     """
 
     axes: int
@@ -177,6 +214,7 @@ class Program:
     results: tuple[tuple[Node, ...], ...]
     graph: Graph = field(repr=False)
     stages: tuple[tuple[int, int], ...] = ()
+    lengths: Shape = ()
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
@@ -189,8 +227,23 @@ class Program:
 
     @property
     def operations(self) -> int:
-        """Number of operations for each own cell, without loads, constants and casts."""
-        return sum(node.op not in ("load", "constant", "cast") for node in self.nodes)
+        """Number of operations for each own cell; leaves and casts are none, conditions on the place are."""
+        return sum(node.op not in FREE for node in self.nodes)
+
+    @cached_property
+    def conditions(self) -> tuple[Node, ...]:
+        """The conditions on the place: nodes of op "inside"."""
+        return tuple(node for node in self.nodes if node.op == "inside")
+
+    @cached_property
+    def has_places(self) -> bool:
+        """Whether a cell's values depend on its place in the whole array."""
+        return any(node.op in PLACES for node in self.nodes)
+
+    @cached_property
+    def scalars(self) -> int:
+        """Number of slots, of `SLOT` bytes each, that the scalars of one step take."""
+        return max((node.value + 1 for node in self.nodes if node.op == "scalar"), default=0)
 
     def footprint(self, number: int) -> Extents:
         """Return how far from the own cell input `number` is read, per grid axis: cells before and after."""
@@ -210,7 +263,8 @@ class Program:
     def text(self) -> str:
         """Return the program as text, a line per node; equal for equal programs."""
         number = {node: place for place, node in enumerate(self.nodes)}
-        lines = [f"input {one.name} {one.dtype} {one.trailing}" for one in self.inputs] + self.lines()
+        lines = [f"lengths {self.lengths}"] if self.has_places else []
+        lines += [f"input {one.name} {one.dtype} {one.trailing}" for one in self.inputs] + self.lines()
         for one, result in zip(self.outputs, self.results, strict=True):
             cells = " ".join(f"%{number[node]}" for node in result)
             lines.append(f"output {one.name} {one.dtype} {one.trailing} = {cells}")
@@ -222,6 +276,8 @@ def _text(node: Node, number: dict[Node, int]) -> str:
         return f"load {node.input} {node.offset} {node.component}"
     if node.op == "constant":
         return f"constant {node.dtype} {node.value!r} {node.value.tobytes().hex()}"
+    if not node.operands:
+        return f"{node.op} {node.dtype} {node.value}"
     return f"{node.op} {node.dtype} " + " ".join(f"%{number[one]}" for one in node.operands)
 
 
@@ -229,11 +285,13 @@ def merge_components(program: Program) -> tuple[Program, int]:
     """Merge the trailing axes of a program into its last grid axis, if it treats all components alike.
 
     Return the merged program and the number of elements that a cell had; otherwise the program unchanged, and
-    1. An offset of one cell along the last grid axis becomes an offset of that number of elements.
+    1. An offset of one cell along the last grid axis becomes an offset of that number of elements. A program
+    in which cells have places along that axis stays as it is.
     """
     trailing = {one.trailing for one in (*program.inputs, *program.outputs)}
     count = program.outputs[0].components
-    if len(trailing) != 1 or count < 2:
+    placed = any(node.op in PLACES and node.value[0] == program.axes - 1 for node in program.nodes)
+    if len(trailing) != 1 or count < 2 or placed:
         return program, 1
     graph = Graph()
 
@@ -247,6 +305,12 @@ def merge_components(program: Program) -> tuple[Program, int]:
                 made[node] = graph.load(node.input, node.dtype, offset)
             elif node.op == "constant":
                 made[node] = graph.constant(node.value, node.dtype)
+            elif node.op == "place":
+                made[node] = graph.place(*node.value)
+            elif node.op == "inside":
+                made[node] = graph.inside(*node.value)
+            elif node.op == "scalar":
+                made[node] = graph.scalar(node.value, node.dtype)
             else:
                 operands = [made[operand] for operand in node.operands]
                 made[node] = graph.operation(node.op, node.dtype, operands, node.line)
@@ -263,4 +327,5 @@ def merge_components(program: Program) -> tuple[Program, int]:
         return Operand(one.name, one.dtype)
 
     inputs, outputs = tuple(map(flat, program.inputs)), tuple(map(flat, program.outputs))
-    return Program(program.axes, inputs, outputs, tuple(results), graph), count
+    lengths = program.lengths and (*program.lengths[:-1], program.lengths[-1] * count)
+    return Program(program.axes, inputs, outputs, tuple(results), graph, lengths=lengths), count

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from meshrun.runner.compiler.trace.array import MOST_NODES
 from meshrun.runner.compiler.trace.graph import Node, Offset, in_order
-from meshrun.runner.compiler.trace.trace import MOST_NODES, NotTraceable
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.graph import LEAVES, Definition, Reduction, WholeGraph
 from meshrun.runner.compiler.whole.program import Cut, WholeProgram
 
@@ -179,8 +180,6 @@ def rebuilt(graph: WholeGraph, node: Node, operands: Sequence[Node]) -> Node:
     """Return an operation on other operands."""
     if all(a is b for a, b in zip(operands, node.operands, strict=True)):
         return node
-    if node.op == "where":
-        return graph.where(operands[0], operands[1], operands[2], node.line)
     return graph.operation(node.op, node.dtype, operands, node.line)
 
 

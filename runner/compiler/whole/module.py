@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.trace.array import choose
 from meshrun.runner.compiler.trace.graph import PLACE, Node, compute, in_order
-from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, choose, made
+from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, made
 
 LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
 

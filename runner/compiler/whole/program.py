@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.operations import INEXACT
-from meshrun.runner.compiler.trace.graph import Node, in_order
+from meshrun.runner.compiler.operations import inexact_operations
+from meshrun.runner.compiler.trace.graph import FREE, Node, Operand, Program, in_order
 from meshrun.runner.compiler.whole.graph import Definition, Reduction, ValueCheck, WholeGraph
 from meshrun.runner.region import Shape
 
@@ -78,6 +79,15 @@ class WholeProgram:
         """Whether one pass over the cells cannot compute it."""
         return bool(self.written or self.reduced or self.values)
 
+    @cached_property
+    def program(self) -> Program:
+        """The program of each cell, for kernels: of a function that is computed in one stage."""
+        dimensions = len(self.space)
+        inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.inputs)
+        outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.outputs)
+        results = tuple(one.nodes for one in self.outputs)
+        return Program(dimensions, inputs, outputs, results, self.graph, lengths=self.space)
+
     @property
     def nodes(self) -> tuple[Node, ...]:
         """All nodes of cells, operands before their users."""
@@ -87,9 +97,14 @@ class WholeProgram:
         return tuple(in_order(roots))
 
     @property
+    def operations(self) -> int:
+        """Number of operations for each cell, of all stages."""
+        return sum(node.op not in FREE for node in self.nodes)
+
+    @property
     def inexact(self) -> bool:
         """Whether some function rounds its last bits as the device does."""
-        return any(node.op in INEXACT for node in self.nodes)
+        return bool(inexact_operations(self.nodes))
 
     def bytes_between(self, cells: Shape) -> int:
         """Return the bytes that a block of so many own cells needs for arrays between stages, at most.

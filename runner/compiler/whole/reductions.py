@@ -14,18 +14,17 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.trace.array import choose, stored
 from meshrun.runner.compiler.trace.graph import Node
-from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.array import (
     Along,
     Inner,
     Scalar,
     Selection,
     Whole,
-    choose,
     made,
     made_scalar,
-    stored,
 )
 from meshrun.runner.compiler.whole.functions import FUNCTIONS as OTHERS
 from meshrun.runner.compiler.whole.graph import Reduction, ValueCheck
@@ -63,7 +62,7 @@ def _axes_of(a: Whole, axis: Any) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def combined(ufunc: Any, a: Whole, axes: Sequence[int], *, keepdims: bool = False) -> Whole:
+def combined(ufunc: Any, a: Whole, axes: Sequence[int], *, keepdims: bool = False) -> Any:
     """Combine the cells along axes by a ufunc of two cells."""
     # Elements of a cell first, from left to right.
     inner = [axis for axis in axes if isinstance(a._axes[axis], Inner)]
@@ -75,7 +74,7 @@ def combined(ufunc: Any, a: Whole, axes: Sequence[int], *, keepdims: bool = Fals
         index: list[Any] = [slice(None)] * a.ndim
         for axis, at in zip(inner, element, strict=True):
             index[axis] = at
-        part = a._view(tuple(index))
+        part = a.view(tuple(index))
         total = part if total is None else ufunc(total, part)
     kept = [axis for axis in range(a.ndim) if axis not in inner]
     space = [kept.index(axis) for axis in axes if axis in kept]
@@ -86,12 +85,16 @@ def combined(ufunc: Any, a: Whole, axes: Sequence[int], *, keepdims: bool = Fals
 def _with_axes(a: Whole, ndim: int, axes: Sequence[int]) -> Whole:
     """Return a view with axes of length 1 where they were reduced."""
     index = tuple(None if axis in axes else slice(None) for axis in range(ndim))
-    return a._view(index)
+    return a.view(index)
 
 
 def _over_space(kind: str, a: Whole, axes: Sequence[int], dtype: np.dtype[Any] | None = None) -> Any:
     """Reduce axes of space; each remaining element of a cell by itself."""
     recorder, graph = a._recorder, a._recorder.graph
+    if a.dtype.kind == "c":
+        raise NotTraceable(
+            f"reduces complex numbers (numpy.{kind})", "the real and the imaginary parts, each by itself"
+        )
     taken = [a._axes[axis] for axis in axes]
     kept = [axis for number, axis in enumerate(a._axes) if number not in axes]
     if any(isinstance(axis, Along) and axis.axis < 0 for axis in a._axes):
@@ -144,7 +147,7 @@ def _of_line(kind: str, a: Whole, axes: Sequence[int]) -> Any:
     return known(values) if kind in ("argmax", "argmin") else known.reduce(values)
 
 
-def _masked(a: Any, where: Any, fill: Any) -> Whole:
+def _masked(a: Any, where: Any, fill: Any) -> Any:
     """Return an array whose cells that a mask does not pick are `fill`. a: a traced array or a selection."""
     if isinstance(a, Selection):
         mask = a.mask if where is True else np.logical_and(a.mask, where)
@@ -249,7 +252,7 @@ def _count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
     found = _sum(cells, axis, np.intp, None, keepdims)
     counted: Any = np.count_nonzero(np.ones(1))
     if isinstance(found, Scalar) and not isinstance(counted, np.generic):  # of older NumPys
-        found.weak = int
+        found._weak = int
     return found
 
 
@@ -334,7 +337,7 @@ def _arg(name: str) -> Callable[..., Any]:
         index = tuple(
             0 if one in axes and isinstance(a._axes[one], Inner) else slice(None) for one in range(a.ndim)
         )
-        view = a._view(index)
+        view = a.view(index)
         kept = [one for one in range(a.ndim) if index[one] != 0]
         space = [kept.index(one) for one in axes if one in kept]
         found = _over_space(name, view, space, np.dtype(np.intp))
@@ -369,8 +372,11 @@ def _product(a: Any, b: Any) -> Any:
 
 def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """numpy.linalg.norm of vectors, and of matrices where that is a norm of all their cells."""
-    values = x if x.dtype.kind == "f" else x.astype(np.float64)
     axes = _axes_of(x, axis)
+    if x.dtype.kind == "c":
+        values: Any = np.absolute(x)
+    else:
+        values = x if x.dtype.kind == "f" else x.astype(np.float64)
     if ord is None or (ord == "fro" and len(axes) == 2) or (ord == 2 and len(axes) == 1):
         return np.sqrt(_sum(np.multiply(values, values), axis, values.dtype, None, keepdims))
     if len(axes) != 1:

@@ -12,17 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.trace import NotTraceable, refused_with_line
-from meshrun.runner.compiler.whole.array import (
-    Along,
-    Axis,
-    Inner,
-    Tracing,
-    Whole,
-    inner_shape,
-    made,
-    taken,
-)
+from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
+from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made, taken
 from meshrun.runner.compiler.whole.cuts import resolved
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import InputValue, WholeGraph
@@ -77,7 +68,7 @@ def trace_whole(
     dimensions = len(space)
     lengths = [tuple(one.shape[:dimensions]) if one.shape else (0,) * dimensions for one in inputs]
     graph = WholeGraph(lengths, space)
-    recorder = Tracing(function, graph, space, FUNCTIONS | REDUCTIONS)
+    recorder = Tracing(function, graph, space, {**FUNCTIONS, **REDUCTIONS})
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     with refused_with_line(function):
         returned = rebound(function, Module(recorder))(*arrays, **parameters)
