@@ -32,6 +32,7 @@ class ProgramStepper(Stepper):
             for number, one in enumerate(task.fields)
         ]
         self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid])
+        self.region = task.partition[world.rank]
         # What the loop and the record ask of a stepper.
         self.lowered = IN_STAGES if self.steps_per_exchange > 1 else ""
         self.steps_per_exchange = self.fused_steps = 1
