@@ -10,6 +10,7 @@ from typing import Any
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.signature import Kind, Parameter
+from meshrun.runner.region import Sizes
 
 Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
 Trials = Sequence[tuple[tuple[int, ...], str, dict[str, Any]]]  # (shape, dtype, parameters)
@@ -25,8 +26,10 @@ class Job:
     fuse: whether the function of a "map" job becomes one kernel, one of FUSE. split_dependent: the result of
     a "map" job may depend on how its array is cut into blocks. whole: the function of a "map" job takes whole
     arrays. program: what it computes, a `compiler.whole.program.WholeProgram`, if that takes several stages;
-    then the function takes whole arrays, too, when it is run. verify: checks the output of a "job", and
-    forecast is for its plan, see `runner.run.declare.job`.
+    then the function takes whole arrays, too, when it is run. sizes: of these, if they differ along the axes
+    that are split. series: names of its results that are no fields. series_pass: computes these,
+    `runner.compiler.whole.point_pass.SeriesPass`; None: there are none. verify: checks the output of a "job",
+    and forecast is for its plan, see `runner.run.declare.job`.
     """
 
     name: str
@@ -55,6 +58,9 @@ class Job:
     split_dependent: bool = False
     whole: bool = False
     program: Any = None
+    sizes: Sizes | None = None
+    series: tuple[str, ...] = ()
+    series_pass: Any = None
 
     @property
     def takes_steps(self) -> bool:

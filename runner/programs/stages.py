@@ -18,8 +18,8 @@ import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
 from meshrun.runner.compiler.whole.cuts import rebuilt
-from meshrun.runner.compiler.whole.graph import InputValue, Reduction, ValueCheck, WholeGraph
-from meshrun.runner.compiler.whole.program import Cut, WholeInput, WholeOutput, WholeProgram
+from meshrun.runner.compiler.whole.graph import Cut, InputValue, Reduction, ValueCheck, WholeGraph
+from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram
 from meshrun.runner.region import Shape
 
 NO_WIDTH = (0, 0)
@@ -179,7 +179,7 @@ def plan_program(program: WholeProgram) -> StagedProgram:
             if one.nodes[0].op == "scalar" and not one.shape
         },
         program.checks,
-        tuple(replace(cut, number=places.get(cut.number, -1)) for cut in program.cuts),
+        tuple(replace(cut, number=places.get(cut.number, -1)) for cut in program.graph.cuts),
         count,
     )
 
@@ -244,6 +244,7 @@ def _stages(program: WholeProgram, order: _Order) -> Iterator[Stage]:
                     program.space,
                     program.written[number].dtype,
                     (program.written[number],),
+                    (),
                 )
                 for number in written
             ] + [program.outputs[number] for number in outputs]
@@ -278,7 +279,7 @@ def _between(program: WholeProgram, order: _Order, turn: int) -> Iterator[Stage]
             expressions = []
         assert isinstance(definition, Reduction)
         results = [
-            WholeOutput(f"cells{place}", program.space, node.dtype, (node,))
+            WholeOutput(f"cells{place}", program.space, node.dtype, (node,), ())
             for place, node in enumerate(definition.nodes)
         ]
         value, array = (None, number) if kind == "array" else (number, None)

@@ -12,6 +12,7 @@ import numpy as np
 
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
+from meshrun.runner.arrays.several_sizes import own_cells
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.compiler.trace.function_key import key_of
@@ -113,7 +114,7 @@ def _iterated(
         with on_own_stream(backend) if on_device else contextlib.nullcontext(), python_caller():
             stepper.advance(min(every - stepper.done % every, steps - stepper.done))
             stepper.settle()
-            found = tuple(stepper.result(number).copy() for number in range(len(job.output_names)))
+            found = tuple(_result(stepper, number) for number in range(len(job.output_names)))
         yield found[0] if len(found) == 1 else found
 
 
@@ -124,8 +125,13 @@ def _stepper(
     check_feeds(task)
     of_task = Stepper if task.job.program is None else ProgramStepper
     stepper = of_task(world, task, Phases(world.backend.synchronize), keep_finals=True)
-    stepper.start(_distributed(world, stepper.plans, arrays))
+    stepper.start(_distributed(world, task, stepper.plans, arrays))
     return stepper
+
+
+def _result(stepper: Stepper, number: int) -> Any:
+    """Return a copy of output `number`, after the last step."""
+    return own_cells(stepper.result(number), stepper.task.subgrid(number)).copy()
 
 
 def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int = 1) -> Task:
@@ -153,12 +159,16 @@ def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, A
     return task
 
 
-def _distributed(world: World, plans: Sequence[HaloPlan], arrays: Sequence[Any]) -> list[DistributedArray]:
+def _distributed(
+    world: World, task: Task, plans: Sequence[HaloPlan], arrays: Sequence[Any]
+) -> list[DistributedArray]:
     """Return distributed arrays whose own cells are the arrays."""
     found = []
-    for plan, array in zip(plans, arrays, strict=True):
+    for field, plan, array in zip(task.fields, plans, arrays, strict=True):
         found.append(empty_array(world, plan, np.dtype(array.dtype)))
-        found[-1].interior[...] = array
+        if field.subgrid is not None:
+            found[-1].interior[...] = 0
+        own_cells(found[-1].interior, field.subgrid)[...] = array
     return found
 
 
@@ -187,7 +197,7 @@ def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, 
         return call(run, memory=usable_memory(run))
     task = _task(world, job, arrays, parameters)
     pipeline = Pipeline(world, task, world.phases)
-    task = pipeline.prepare(_distributed(world, pipeline.plans, arrays))
+    task = pipeline.prepare(_distributed(world, task, pipeline.plans, arrays))
     wholes = [world.backend.empty(*known) for known in task.known]
     for region, results in pipeline.results():
         for number, (whole, result) in enumerate(zip(wholes, results, strict=True)):

@@ -152,7 +152,7 @@ def _in_chunks(run: RunContext, prepared: Prepared, results: tuple[ArrayType, ..
         wall = details["limits"]["wall_seconds"]
         plan = compared_with_plan(run, task, wall, files, streamed=True)
     computed = computation_of(streamed.task, prepared.fusion)
-    known = streamed.task.known
+    known = streamed.task.stored
     return Finished(computed, type_record(known[0]), known, verify=proof, plan=plan, stream=details)
 
 
@@ -189,7 +189,7 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
         files = Files(source_chunks=file_chunks(run.sources), sink_chunks=file_chunks(sinks))
         plan = compared_with_plan(run, task, wall, files, streamed=False)
     computed = computation_of(task, prepared.fusion, overlap=pipeline.overlap)
-    return Finished(computed, type_record(task.known[0]), task.known, verify=proof, plan=plan)
+    return Finished(computed, type_record(task.stored[0]), task.stored, verify=proof, plan=plan)
 
 
 def refuse_options(run: RunContext, task: Task, memory: Sequence[MemoryUse]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.arrays.inputs import Inputs, input_key, note
+from meshrun.runner.arrays.several_sizes import open_sinks, spread_sources, stored_type
 from meshrun.runner.compiler.captured import Captured, captured
 from meshrun.runner.compiler.decide import Fusion, common_fusion, fused_alone
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
@@ -29,7 +30,7 @@ from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_pr
 from meshrun.runner.run.files import check_files, check_no_overwrite, name_files
 from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.image_folder import Folder
-from meshrun.runner.storage.formats.registry import Sink, Source, create, open_sink
+from meshrun.runner.storage.formats.registry import Sink, Source, create
 from meshrun.runner.storage.journal import Journal
 from meshrun.runner.storage.paths import CONTAINERS, KEPT, partial_path, split, suffix
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -170,10 +171,11 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
         if steps is not None:
             check_steps(run, additions)
         # Plan the task, and compile its kernel.
-        types = [(source.shape, source.dtype) for source in run.sources]
+        types = [stored_type(source) for source in run.sources]
         run.job = with_inferred_halo(run.job, types, run.parameters, world.backend.device.kind)
         own_grid = steps is None and has_own_grid(options.grid, world.size)
         task = made = planned(run, world.size, None if own_grid else options.grid)
+        run.sources = spread_sources(task, run.sources)
         fusion = None
         if (mode or run.job.fuse) != "off":
             with world.phases("prepare"):
@@ -276,8 +278,7 @@ def make_outputs(run: RunContext, sinks: list[Sink], before: Sequence[Sink] = ()
 
 def make_task_outputs(run: RunContext, task: Task) -> list[Sink]:
     """Create a task's outputs like `make_outputs`. task: its results known."""
-    pairs = zip(run.targets, task.known, strict=True)
-    return make_outputs(run, [open_sink(target, *known, run.world.run_id) for target, known in pairs])
+    return make_outputs(run, open_sinks(task, run.targets, run.world.run_id))
 
 
 def check_nothing_unfinished(run: RunContext) -> None:

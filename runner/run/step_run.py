@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshrun.runner.arrays.load import load_arrays
+from meshrun.runner.arrays.several_sizes import spread_sources
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.errors import RunError, UserError
@@ -239,7 +240,7 @@ def run_in_passes(run: RunContext, task: Task, computed: Computation) -> Finishe
         **_observed(until, checkpoints, frames),
         **_rates(task, taken.steps - streamed.first, seconds, _slowest(world)[0]),
     }
-    known = task.known
+    known = task.stored
     return Finished(computed, type_record(known[0]), known, verify=proof, stream=taken.stream, steps=record)
 
 
@@ -327,7 +328,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
         **_observed(until, checkpoints, frames),
         **_rates(task, stepper.taken, seconds, copy),
     }
-    known, computed = task.known, replace(computed, overlap=stepper.overlap)
+    known, computed = task.stored, replace(computed, overlap=stepper.overlap)
     return Finished(computed, type_record(known[0]), known, verify=proof, steps=record)
 
 
@@ -420,7 +421,8 @@ def _observed(until: Until | StoppingRule | None, checkpoints: Checkpoints, fram
 
 def _sources(task: Task, sources: Sequence[Source], saved: dict[str, Source]) -> list[Source]:
     """Return the source to load each input from: a checkpoint's file, or else its own."""
-    return [saved.get(field.name, source) for field, source in zip(task.fields, sources, strict=True)]
+    found = [saved.get(field.name, source) for field, source in zip(task.fields, sources, strict=True)]
+    return spread_sources(task, found)
 
 
 def _until(

@@ -26,7 +26,7 @@ from meshrun.runner.compiler.trace.array import (
     check_computable,
     real_dtype,
 )
-from meshrun.runner.compiler.trace.functions import FUNCTIONS
+from meshrun.runner.compiler.trace.composites import FUNCTIONS
 from meshrun.runner.compiler.trace.graph import Graph, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.whole_axes import WHOLE_AXES, cell_axes, whole_axes

@@ -14,8 +14,8 @@ from typing import Any
 from meshrun.runner.compiler.trace.array import MOST_NODES
 from meshrun.runner.compiler.trace.graph import Node, Offset, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.whole.graph import LEAVES, Definition, Reduction, WholeGraph
-from meshrun.runner.compiler.whole.program import Cut, WholeProgram
+from meshrun.runner.compiler.whole.graph import LEAVES, Cut, Definition, Reduction, WholeGraph
+from meshrun.runner.compiler.whole.program import WholeProgram
 
 # Operations for each byte that is written and read again, of a 4-byte and of an 8-byte dtype.
 OPERATIONS_PER_BYTE = {"cuda": {4: 7.0, 8: 3.5}, "cpu": {4: 2.0, 8: 1.0}}
@@ -29,12 +29,18 @@ def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
     `written`, `reduced` and `values`, those remain that are needed.
     """
     needed = _Needed(program)
+    if (needed.reduced or needed.values) and (program.graph.points or program.series):
+        what = "series" if program.series else "points"
+        raise NotTraceable(f"has {what} beside reductions", "one function for each, or a value in outputs=")
+    if program.graph.points:
+        kind = None
     cuts = _cuts(program, needed, kind or "cpu")
     choices = [[]] if kind is None else [[number for number, cut in cuts.items() if cut.written], list(cuts)]
     for kept in choices:
         found = _with_arrays(program, needed, set(kept))
         if len(_nodes_of(found)) <= MOST_NODES:
-            return replace(found, cuts=tuple(cuts.values()))
+            program.graph.cuts = tuple(cuts.values())
+            return found
     raise NotTraceable(f"does more than {MOST_NODES} operations for each cell")
 
 
@@ -46,6 +52,7 @@ class _Needed:
         self.reduced: dict[int, Reduction] = {}
         self.values: dict[int, Definition] = {}
         roots = [node for output in program.outputs for node in output.nodes]
+        roots += [node for series in program.series for node in series.nodes]
         open_nodes = roots + [check.count for check in program.checks]
         while open_nodes:
             for node in in_order([open_nodes.pop()]):

@@ -1,8 +1,8 @@
 """Nodes of whole arrays: values per position in space, and conditions on the position.
 
 All arrays of a function share one space, whose positions along an axis are counted from 0. A node is a value
-per position p. A load reads an array at the position plus an offset. Offsets count around the array's end:
-what lies n - 1 cells ahead of n is the cell before.
+per position p. A load reads an array at the position plus an offset. Offsets count around the end of space:
+what lies n - 1 positions ahead of n is the one before.
 
 Arrays are numbered: first the function's inputs; then those that may be written between stages, each with
 the node that computes it; and those that reductions along some axes give. A load of an array that may be
@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.graph import Graph, Node, Offset, in_order
-from meshrun.runner.region import Shape
+from meshrun.runner.compiler.trace.graph import BOOL, Graph, Node, Offset, in_order
+from meshrun.runner.region import HostArray, Shape
 
-LEAVES = ("load", "place", "inside", "constant", "scalar")
+POSITIONED = ("load", "place", "inside", "point", "pick")  # leaves that depend on the position
+
+LEAVES = (*POSITIONED, "constant", "scalar")
 
 
 @dataclass(frozen=True)
@@ -61,34 +63,63 @@ class ValueCheck:
     line: int
 
 
+@dataclass(frozen=True)
+class Cut:
+    """Why an array is written, or is not. number: of the array. line: of the user's file that computes it.
+
+    distances: at which it is read. repeated: operations of a cell that one kernel would do again. worth: as
+    many operations as take as long as its bytes.
+    """
+
+    number: int
+    line: int
+    distances: int
+    repeated: int
+    worth: int
+
+    @property
+    def written(self) -> bool:
+        return self.repeated > self.worth
+
+
 Definition = InputValue | Reduction | Node  # of a value; a node is an expression of other values
 
 
 class WholeGraph(Graph):
     """Make nodes of whole arrays.
 
-    lengths: of each array, its cells along each axis of space; 0 along an axis that it does not have. wraps:
-    of each array, the axes along which some load counts around its end. space: lengths of the axes of space.
-    written: of the arrays that may be written between stages, by number, the node that computes their cells.
-    reduced: likewise, of the results of reductions along some axes. values: of each scalar, what defines it.
-    checks: of values, in the function's order.
+    Further leaves, of lists of points:
+
+    point   whether the position plus a shift is one of a list
+    pick    what a list has for the point at the position plus a shift, for the last one if it is repeated;
+            without a shift, for the point itself, where values are those of a list
+
+    points: the positions of each list. picked: constants or nodes for each point of a list, of `pick`.
+    lengths: of each array, the positions along each axis of space; 0 along an axis that it does not have.
+    space: positions along each axis. wraps: of each array, the axes along which some load counts around the
+    end of space. between: of the arrays that may be written between stages, by number, the node that computes
+    their cells. reduced: likewise, of the results of reductions along some axes. values: of each scalar, what
+    defines it. checks: of values, in the function's order. cuts: why arrays are written, or are not.
     """
 
     def __init__(self, lengths: Sequence[Shape], space: Shape) -> None:
         super().__init__()
         self.lengths, self.space = list(lengths), space
         self.wraps: list[set[int]] = [set() for _ in lengths]
-        self.written: dict[int, Node] = {}
+        self.between: dict[int, Node] = {}
         self.reduced: dict[int, Reduction] = {}
         self.values: list[Definition] = []
         self.checks: list[ValueCheck] = []
+        self.cuts: tuple[Cut, ...] = ()
         self._numbers: dict[Any, int] = {}  # of arrays and values, by what defines them
+        self.points: list[HostArray] = []
+        self.picked: list[HostArray | tuple[Node, ...]] = []
 
-    def written_array(self, node: Node) -> int:
+    def array_between(self, node: Node) -> int:
         """Return the number of the array that holds a node's values, if it is written."""
         if node not in self._numbers:
             self._numbers[node] = self._new_array(self.space)
-            self.written[self._numbers[node]] = node
+            self.between[self._numbers[node]] = node
         return self._numbers[node]
 
     def reduced_array(self, reduction: Reduction) -> Node:
@@ -112,6 +143,59 @@ class WholeGraph(Graph):
         self.wraps.append(set())
         return len(self.lengths) - 1
 
+    def list_points(self, positions: HostArray) -> int:
+        """Return the number of a list of points. positions: (points, axes of space)."""
+        for number, known in enumerate(self.points):
+            if known.shape == positions.shape and bool((known == positions).all()):
+                return number
+        self.points.append(positions)
+        return len(self.points) - 1
+
+    def point(self, points: int, shift: Offset) -> Node:
+        return self._node(("point", points, shift), lambda: Node("point", BOOL, value=(points, shift)))
+
+    def pick(self, points: int, values: Sequence[Node]) -> Node:
+        """Return a leaf. values: of each point of the list; they depend on no position."""
+        if all(value is values[0] for value in values):
+            return values[0]
+        constant = all(value.op == "constant" for value in values)
+        kind = values[0].dtype
+        self.picked.append(np.array([one.value for one in values], kind) if constant else tuple(values))
+        return self._pick(points, len(self.picked) - 1, None, kind)
+
+    def _pick(self, points: int, number: int, shift: Offset | None, dtype: np.dtype[Any]) -> Node:
+        key = "pick", points, number, shift
+        return self._node(key, lambda: Node("pick", dtype, value=(points, number, shift)))
+
+    def for_other_list(self, nodes: Iterable[Node], other: int, shift: Offset) -> list[Node]:
+        """Return the values at a list's points for those of another list, which lie `shift` before them."""
+
+        def leaf(node: Node) -> Node:
+            if node.op == "pick" and node.value[2] is None:
+                return self._pick(other, node.value[1], None, node.dtype)
+            return self._moved_leaf(node, shift)
+
+        return self._rewritten(nodes, leaf)
+
+    def written(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return the values of a list's points as those of the cells that they are written to."""
+
+        def leaf(node: Node) -> Node:
+            if node.op != "pick" or node.value[2] is not None:
+                return node
+            points, number, _ = node.value
+            return self._pick(points, number, (0,) * self.points[points].shape[1], node.dtype)
+
+        return self._rewritten(nodes, leaf)
+
+    def without_points(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return the values at positions that are none of any list."""
+        return self._rewritten(nodes, lambda node: self.constant(False, BOOL) if node.op == "point" else node)
+
+    def vary(self, nodes: Iterable[Node]) -> bool:
+        """Return whether values differ from position to position."""
+        return any(node.op in POSITIONED for node in in_order(nodes))
+
     def load_at(self, number: int, dtype: np.dtype[Any], offset: Offset, component: int = 0) -> Node:
         """Return a load. Its offset is brought to the nearest of those that lead to the same cell."""
         near = []
@@ -125,6 +209,33 @@ class WholeGraph(Graph):
             near.append(around)
         return self.load(number, dtype, tuple(near), component)
 
+    def operation(self, op: str, dtype: np.dtype[Any], operands: Sequence[Node], line: int = 0) -> Node:
+        """Return an operation; a choice by position without what no position selects.
+
+        An array put together from parts that cover it, as np.roll does, has no condition left.
+        """
+        span = _span(operands[0]) if op == "where" else None
+        if span is None:
+            return super().operation(op, dtype, operands, line)
+        axis, low, high = span
+        _, chosen, other = operands
+        while other.op == "where" and (beside := _span(other.operands[0])) is not None:
+            axis_of_other, first, last = beside
+            if axis_of_other != axis or first > high or low > last:
+                break
+            union = min(low, first), max(high, last)
+            if union == (low, high):
+                other = other.operands[2]
+            elif union[0] <= 0 and union[1] >= self.space[axis]:
+                other = other.operands[1]
+            elif other.operands[1] is chosen:
+                (low, high), other = union, other.operands[2]
+            else:
+                break
+        if low <= 0 and high >= self.space[axis]:
+            return chosen
+        return super().operation("where", dtype, (self.inside(axis, low, high), chosen, other), line)
+
     def moved(self, nodes: Iterable[Node], shift: Offset) -> list[Node]:
         """Return the same values for the position that is `shift` ahead.
 
@@ -136,7 +247,7 @@ class WholeGraph(Graph):
         found = []
         for node in nodes:
             if node.op not in LEAVES and all(self.varies([node], axis) for axis in every) and _reads([node]):
-                found.append(self.load(self.written_array(node), node.dtype, shift))
+                found.append(self.load(self.array_between(node), node.dtype, shift))
             else:
                 found += self.substituted([node], shift)
         return found
@@ -180,9 +291,17 @@ class WholeGraph(Graph):
     def _moved_leaf(self, node: Node, shift: Offset) -> Node:
         if node.op == "load":
             offset = tuple(a + b for a, b in zip(node.offset, shift, strict=True))
-            if node.input in self.written:
+            if node.input in self.between:
                 return self.load(node.input, node.dtype, offset)
             return self.load_at(node.input, node.dtype, offset, node.component)
+        if node.op in ("point", "pick"):
+            at = node.value[-1]
+            assert at is not None
+            further = tuple(a + b for a, b in zip(at, shift, strict=True))
+            if node.op == "point":
+                return self.point(node.value[0], further)
+            points, number, _ = node.value
+            return self._pick(points, number, further, node.dtype)
         axis = node.value[0]
         if axis < 0:  # a line that is along no axis yet
             return node
@@ -194,7 +313,7 @@ class WholeGraph(Graph):
     def _rewritten(self, nodes: Iterable[Node], leaf: Any) -> list[Node]:
         wanted, done = list(nodes), dict[Node, Node]()
         for node in in_order(wanted):
-            if node.op in ("load", "place", "inside"):
+            if node.op in POSITIONED:
                 done[node] = leaf(node)
             elif node.op in ("constant", "scalar"):
                 done[node] = node
@@ -208,11 +327,23 @@ class WholeGraph(Graph):
         for node in in_order(nodes):
             if node.op == "load" and self.lengths[node.input][axis]:
                 return True
+            if node.op in ("point", "pick"):
+                return True
             if node.op in ("place", "inside") and node.value[0] == axis:
                 return True
         return False
 
 
+def _span(condition: Node) -> tuple[int, int, int] | None:
+    """Return the axis, the first position and the one after the last for which a condition is true; None for
+    one that is not about positions one after the other."""
+    if condition.op != "inside" or condition.value[0] < 0 or condition.value[3] != 1:
+        return None
+    axis, low, high, _ = condition.value
+    return axis, low, high
+
+
 def _reads(nodes: Iterable[Node]) -> bool:
-    """Return whether values depend on cells of arrays."""
-    return any(node.op == "load" for node in in_order(nodes))
+    """Return whether values depend on cells of arrays, and on no points."""
+    ops = {node.op for node in in_order(nodes)}
+    return "load" in ops and not ops & {"point", "pick"}

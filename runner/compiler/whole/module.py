@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.array import choose
+from meshrun.runner.compiler.trace.composites import take
 from meshrun.runner.compiler.trace.graph import PLACE, Node, compute, in_order
 from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, made
 
@@ -23,7 +24,7 @@ LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
 
 MADE = (
     "zeros", "empty", "ones", "full", "asarray", "ascontiguousarray", "array", "arange", "linspace",
-    "meshgrid", "indices",
+    "meshgrid", "indices", "take", "fromfunction",
 )  # fmt: skip
 
 
@@ -128,6 +129,17 @@ class Module:
         shape = tuple(next(len(lines[n]) for n in range(count) if order[n] == axis) for axis in range(count))
         frame = self._zeros(shape, bool)
         return [choose(frame, one, one) for one in spread]
+
+    def _take(self, a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Any:
+        # NumPy's protocol does not look at the indices.
+        if isinstance(indices, Whole) or isinstance(a, Whole):
+            return take(a, indices, axis, out, mode)
+        return np.take(a, indices, axis, out, mode)  # type: ignore[call-overload]
+
+    def _fromfunction(
+        self, function: Callable[..., Any], shape: Any, *, dtype: Any = float, **options: Any
+    ) -> Any:
+        return function(*self._indices(shape, dtype), **options)
 
     def _indices(self, dimensions: Any, dtype: Any = int, sparse: bool = False) -> Any:
         lines = [self._arange(length, dtype=dtype) for length in dimensions]

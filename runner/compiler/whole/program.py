@@ -4,35 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from meshrun.runner.compiler.operations import inexact_operations
-from meshrun.runner.compiler.trace.graph import FREE, Node, Operand, Program, in_order
+from meshrun.runner.compiler.trace.graph import FREE, Extents, Node, Operand, Program, in_order
 from meshrun.runner.compiler.whole.graph import Definition, Reduction, ValueCheck, WholeGraph
-from meshrun.runner.region import Shape
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Why an array is written, or is not. number: of the array. line: of the user's file that computes it.
-
-    distances: at which it is read. repeated: operations of a cell that one kernel would do again. worth: as
-    many operations as take as long as its bytes.
-    """
-
-    number: int
-    line: int
-    distances: int
-    repeated: int
-    worth: int
-
-    @property
-    def written(self) -> bool:
-        return self.repeated > self.worth
+from meshrun.runner.compiler.whole.sizes import subgrid_of
+from meshrun.runner.region import HostArray, Shape, Sizes, Subgrid
 
 
 @dataclass(frozen=True)
@@ -46,12 +28,34 @@ class WholeInput:
 
 @dataclass(frozen=True, eq=False)
 class WholeOutput:
-    """An array that a function returns. nodes: per component, in C order of the axes after those of space."""
+    """An array that a function returns.
+
+    nodes: per component, in C order of the axes after those of space; zero at positions where the array has
+    no cell. every: per axis of space, positions from one of its cells to the next.
+    """
 
     name: str
     shape: Shape
     dtype: np.dtype[Any]
     nodes: tuple[Node, ...]
+    every: Shape
+
+
+@dataclass(frozen=True, eq=False)
+class WholeSeries:
+    """A short array that a function returns: the values of fields at points, or numbers.
+
+    nodes: per component. positions: at which they are computed, (points, axes of space). listed: shape of the
+    list's index arrays; at: the axis of the series before which these axes are.
+    """
+
+    name: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    nodes: tuple[Node, ...]
+    positions: HostArray
+    listed: Shape
+    at: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +63,10 @@ class WholeProgram:
     """What a function of whole arrays computes at each position.
 
     space: lengths of the axes that are split. wraps: of each input, the axes of space along which it is read
-    around its end. changed: the inputs that the function changes, by number. written, reduced, values: see
-    `WholeGraph`; `cuts.resolved` leaves those that are needed. cuts: why arrays are written, or are not.
+    around the end of space. changed: the inputs that the function changes, by number. series: results that
+    are no fields. written: of the arrays that stages write, by number, the node that computes their cells.
+    reduced: likewise, of the results of reductions along some axes. values: what defines each scalar.
+    checks: see `WholeGraph`.
     """
 
     space: Shape
@@ -68,11 +74,11 @@ class WholeProgram:
     outputs: tuple[WholeOutput, ...]
     graph: WholeGraph
     changed: tuple[int, ...]
+    series: tuple[WholeSeries, ...] = ()
     written: Mapping[int, Node] = field(default_factory=dict)
     reduced: Mapping[int, Reduction] = field(default_factory=dict)
     values: Mapping[int, Definition] = field(default_factory=dict)
     checks: tuple[ValueCheck, ...] = ()
-    cuts: tuple[Cut, ...] = ()
 
     @property
     def staged(self) -> bool:
@@ -81,19 +87,45 @@ class WholeProgram:
 
     @cached_property
     def program(self) -> Program:
-        """The program of each cell, for kernels: of a function that is computed in one stage."""
+        """The program of each cell, for kernels."""
         dimensions = len(self.space)
         inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.inputs)
         outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.outputs)
         results = tuple(one.nodes for one in self.outputs)
-        return Program(dimensions, inputs, outputs, results, self.graph, lengths=self.space)
+        program = Program(dimensions, inputs, outputs, results, self.graph, lengths=self.space)
+        return program if program.has_places else replace(program, lengths=())
+
+    @property
+    def wraps(self) -> list[set[int]]:
+        return self.graph.wraps
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """Where the arrays' cells lie; None if each has a cell at each position."""
+        inputs = tuple(subgrid_of(one.shape, self.space) for one in self.inputs)
+        outputs = tuple(Subgrid(one.shape, one.every) for one in self.outputs)
+        if all(one.fills(self.space) for one in (*inputs, *outputs)):
+            return None
+        return Sizes(self.space, inputs, outputs)
+
+    def footprint(self, number: int) -> Extents:
+        """Return how far from the own position an array is read, per axis: cells before and after."""
+        offsets = [node.offset for node in self.nodes if node.op == "load" and node.input == number]
+        return tuple(
+            (max((-at[axis] for at in offsets), default=0), max((at[axis] for at in offsets), default=0))
+            for axis in range(len(self.space))
+        )
 
     @property
     def nodes(self) -> tuple[Node, ...]:
         """All nodes of cells, operands before their users."""
-        roots = [node for output in self.outputs for node in output.nodes] + list(self.written.values())
-        for one in (*self.reduced.values(), *self.values.values()):
-            roots += one.nodes if isinstance(one, Reduction) else ()
+        roots = [node for output in self.outputs for node in output.nodes]
+        roots += [node for series in self.series for node in series.nodes]
+        roots += self.written.values()
+        reductions: list[Definition] = [*self.reduced.values(), *self.values.values()]
+        for definition in reductions:
+            if isinstance(definition, Reduction):
+                roots += definition.nodes
         return tuple(in_order(roots))
 
     @property
@@ -112,23 +144,11 @@ class WholeProgram:
         With their halos, and with what is reduced.
         """
         numbers = [*self.written, *self.reduced]
-        dtypes = [node.dtype for node in self.nodes if node.op == "load" and node.input in numbers]
-        size = max((dtype.itemsize for dtype in dtypes), default=0)
-        reads = [self.footprint(number) for number in range(len(self.inputs) + len(numbers))]
+        dtypes = [one.dtype for one in self.written.values()]
+        dtypes += [one.dtype for one in self.reduced.values()]
+        reads = [self.footprint(number) for number in (*range(len(self.inputs)), *numbers)]
         wide = [
             n + max(read[axis][0] for read in reads) + max(read[axis][1] for read in reads)
             for axis, n in enumerate(cells[: len(self.space)])
         ]
-        return math.prod(wide) * (size * len(numbers) + 8)
-
-    @property
-    def wraps(self) -> list[set[int]]:
-        return self.graph.wraps
-
-    def footprint(self, number: int) -> tuple[tuple[int, int], ...]:
-        """Return how far from the own position an input is read, per axis: cells before and after."""
-        offsets = [node.offset for node in self.nodes if node.op == "load" and node.input == number]
-        return tuple(
-            (max((-at[axis] for at in offsets), default=0), max((at[axis] for at in offsets), default=0))
-            for axis in range(len(self.space))
-        )
+        return math.prod(wide) * (sum(dtype.itemsize for dtype in dtypes) + 8)

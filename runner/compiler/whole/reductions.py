@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,13 @@ from meshrun.runner.compiler.whole.array import (
     Along,
     Inner,
     Scalar,
-    Selection,
     Whole,
     made,
     made_scalar,
 )
 from meshrun.runner.compiler.whole.functions import FUNCTIONS as OTHERS
 from meshrun.runner.compiler.whole.graph import Reduction, ValueCheck
+from meshrun.runner.compiler.whole.masks import Picked
 from meshrun.runner.compiler.whole.module import evaluated
 
 NOT_GIVEN: Any = np._NoValue
@@ -35,19 +34,10 @@ NOT_GIVEN: Any = np._NoValue
 IDENTITY: dict[Any, Any] = {np.add: 0, np.multiply: 1, np.logical_and: True, np.logical_or: False}
 
 
-def select(condition: Any, arr: Any) -> Selection:
-    """Return array[mask], for reductions."""
-    if condition.shape != arr.shape:
-        if condition.shape != arr.shape[: condition.ndim]:
-            raise IndexError("boolean index did not match indexed array")
-        raise NotTraceable("picks cells with several elements by a condition", "a condition of each element")
-    return Selection(arr.copy(), condition.copy())  # as NumPy copies the cells
-
-
 # Reductions of traced arrays: `a` is Whole, axes are its own
 
 
-def _axes_of(a: Whole, axis: Any) -> tuple[int, ...]:
+def _axes_of(a: Any, axis: Any) -> tuple[int, ...]:
     """Return the axes to reduce, in order. Raises NumPy's error for one that the array does not have."""
     if axis is None:
         return tuple(range(a.ndim))
@@ -149,15 +139,15 @@ def _of_line(kind: str, a: Whole, axes: Sequence[int]) -> Any:
 
 def _masked(a: Any, where: Any, fill: Any) -> Any:
     """Return an array whose cells that a mask does not pick are `fill`. a: a traced array or a selection."""
-    if isinstance(a, Selection):
+    if isinstance(a, Picked):
         mask = a.mask if where is True else np.logical_and(a.mask, where)
-        return choose(mask, a.array, a.dtype.type(fill))
+        return choose(mask, a.cells, a.dtype.type(fill))
     return a if where is True else choose(where, a, a.dtype.type(fill))
 
 
 def _count_of(a: Any, axes: Sequence[int], where: Any, *, keepdims: bool = False) -> Any:
     """Return the number of cells that are reduced: an intp, or what counts a mask's."""
-    mask = a.mask if isinstance(a, Selection) else None
+    mask = a.mask if isinstance(a, Picked) else None
     if where is not True:
         mask = where if mask is None else np.logical_and(mask, where)
     if mask is not None:
@@ -188,9 +178,11 @@ def _reduction(ufunc: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         initial: Any = NOT_GIVEN,
         where: Any = True,
     ) -> Any:
-        array = a.array if isinstance(a, Selection) else a
+        array = a.cells if isinstance(a, Picked) else a
         axes, keep = _axes_of(array, axis), keepdims is True
-        if isinstance(a, Selection) and axes != tuple(range(array.ndim)):
+        if isinstance(a, Picked) and a.mask.shape != array.shape:
+            raise NotTraceable("picks cells with several elements", "a condition of each element")
+        if isinstance(a, Picked) and axes != tuple(range(array.ndim)):
             raise NotTraceable("reduces the cells that a condition picks along an axis", "where=condition")
         plain = array is a and where is True and initial is NOT_GIVEN
         if inner is not None and plain and not any(isinstance(array._axes[one], Along) for one in axes):
@@ -212,11 +204,11 @@ def _reduction(ufunc: Any, function: Callable[..., Any]) -> Callable[..., Any]:
                     f"reduction operation '{name}' does not have an identity, so to use a where mask one has "
                     "to specify 'initial'"
                 )
-        if isinstance(a, Selection) and ufunc not in IDENTITY and initial is NOT_GIVEN:
+        if isinstance(a, Picked) and ufunc not in IDENTITY and initial is NOT_GIVEN:
             (count,) = _count_nonzero(a.mask).read().ravel()
             what = f"numpy.{function.__name__} of the cells that a condition picks, and it picks none"
             array._recorder.graph.checks.append(ValueCheck(count, what, array._recorder.line()))
-        cells = _masked(Selection(typed, a.mask) if isinstance(a, Selection) else typed, where, fill)
+        cells = _masked(Picked(a.mask, typed) if isinstance(a, Picked) else typed, where, fill)
         if kind == np.float16 and ufunc in (np.add, np.multiply):  # rounded once
             found = combined(combine, cells.astype(np.float32), axes, keepdims=keep).astype(kind)
         else:
@@ -246,9 +238,9 @@ _all = _reduction(np.logical_and, np.all)
 
 
 def _count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
-    array = a.array if isinstance(a, Selection) else a
+    array = a.cells if isinstance(a, Picked) else a
     nonzero = array if array.dtype == bool else np.not_equal(array, array.dtype.type(0))
-    cells = Selection(nonzero, a.mask) if isinstance(a, Selection) else nonzero
+    cells = Picked(a.mask, nonzero) if isinstance(a, Picked) else nonzero
     found = _sum(cells, axis, np.intp, None, keepdims)
     counted: Any = np.count_nonzero(np.ones(1))
     if isinstance(found, Scalar) and not isinstance(counted, np.generic):  # of older NumPys
@@ -259,7 +251,7 @@ def _count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
 def _mean(
     a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True
 ) -> Any:
-    array = a.array if isinstance(a, Selection) else a
+    array = a.cells if isinstance(a, Picked) else a
     axes, keep = _axes_of(array, axis), keepdims is True
     kind = np.mean(np.ones(1, array.dtype), **({} if dtype is None else {"dtype": dtype})).dtype
     adding = np.dtype(np.float32) if kind == np.float16 and dtype is None else kind
@@ -297,7 +289,7 @@ def _var(
     correction: Any = NOT_GIVEN,
 ) -> Any:
     """numpy.var, by a second pass over the differences from the mean, as NumPy computes it."""
-    array = a.array if isinstance(a, Selection) else a
+    array = a.cells if isinstance(a, Picked) else a
     axes, keep = _axes_of(array, axis), keepdims is True
     if correction is not NOT_GIVEN:
         ddof = correction
@@ -308,7 +300,7 @@ def _var(
         mean = np.true_divide(_sum(a, axis, adding, None, True, where=where), count).astype(adding)
     apart = np.subtract(array.astype(adding, copy=False), mean)
     squares: Any = np.multiply(apart, apart)
-    cells = Selection(squares, a.mask) if isinstance(a, Selection) else squares
+    cells = Picked(a.mask, squares) if isinstance(a, Picked) else squares
     total = _sum(cells, axis, adding, None, keep, where=where)
     count = _count_of(a, axes, where, keepdims=keep)
     degrees = np.maximum(count - ddof, 0)
@@ -326,8 +318,8 @@ def _ptp(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False) -> An
 def _arg(name: str) -> Callable[..., Any]:
     """Return numpy.argmax or argmin: the first index of ties; of NaN, the first."""
 
-    def arg(a: Whole, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
-        if isinstance(a, Selection):
+    def arg(a: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
+        if isinstance(a, Picked):
             raise NotTraceable(f"takes numpy.{name} of the cells that a condition picks")
         axes = _axes_of(a, axis)
         if any(isinstance(a._axes[one], Inner) and a.shape[one] > 1 for one in axes):
@@ -390,7 +382,6 @@ def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> 
 
 
 REDUCTIONS: dict[Any, Callable[..., Any]] = {
-    np.extract: select,
     np.sum: _sum,
     np.prod: _prod,
     np.max: _without_dtype(_max),
@@ -408,11 +399,4 @@ REDUCTIONS: dict[Any, Callable[..., Any]] = {
     np.dot: _dot,
     np.vdot: _vdot,
     np.linalg.norm: _norm,
-    # ufunc.reduce, whose axis is 0 if none is named.
-    np.add: partial(_sum, axis=0),
-    np.multiply: partial(_prod, axis=0),
-    np.maximum: partial(_max, axis=0),
-    np.minimum: partial(_min, axis=0),
-    np.logical_or: partial(_any, axis=0),
-    np.logical_and: partial(_all, axis=0),
 }

@@ -18,28 +18,13 @@ from meshrun.runner.compiler.whole.cuts import resolved
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import InputValue, WholeGraph
 from meshrun.runner.compiler.whole.module import Module, rebound
-from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram
+from meshrun.runner.compiler.whole.points import Listed
+from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram, WholeSeries
 from meshrun.runner.compiler.whole.reductions import REDUCTIONS
-from meshrun.runner.region import Shape
+from meshrun.runner.compiler.whole.sizes import only_own, space_of, subgrid_of
+from meshrun.runner.region import Shape, Subgrid
 
-__all__ = ["WholeInput", "WholeOutput", "WholeProgram", "space_of", "trace_whole"]
-LEAST_FACES = 8  # cells of an axis of which another array may have one more or one less
-
-
-def space_of(inputs: Sequence[WholeInput]) -> Shape:
-    """Return the lengths of the axes that all fields share, from the first on.
-
-    An array of faces has one cell more than one of cells; space is as long as the longer one. An input
-    without axes belongs to no field.
-    """
-    shapes = [one.shape for one in inputs if one.shape]
-    space: list[int] = []
-    for lengths in zip(*shapes, strict=False):
-        near = max(lengths) - min(lengths) <= 1 and min(lengths) >= LEAST_FACES
-        if len(set(lengths)) > 1 and not near:
-            break
-        space.append(max(lengths))
-    return tuple(space)
+__all__ = ["WholeInput", "WholeOutput", "WholeProgram", "WholeSeries", "trace_whole"]
 
 
 def trace_whole(
@@ -48,6 +33,7 @@ def trace_whole(
     parameters: dict[str, Any],
     names: Sequence[str] = ("output",),
     axes: Sequence[int] | None = None,
+    series: Sequence[str] = (),
     kind: str | None = None,
 ) -> WholeProgram:
     """Return what `function` computes at each position. Raises NotTraceable, with the line.
@@ -59,26 +45,42 @@ def trace_whole(
     parameters: the function's keywords.
     names: of the results.
     axes: number of the axes that are split, from the first on. None: those that all inputs share.
+    series: names of further results, which are no fields.
     kind: of the device for which it is decided what stages write, "cpu" or "cuda". None: they write nothing
         that can be computed where it is read.
     """
-    space = space_of(inputs)
+    space = space_of([one.shape for one in inputs])
     if axes is not None:
         space = tuple(space[axis] for axis in axes)
+    program = _traced(function, inputs, parameters, (names, series), space)
+    # Space is as long as the longest array: a result may have faces at both ends.
+    shapes = [(*one.shape[: len(space)], *space[len(one.shape) :]) for one in program.outputs]
+    longest = tuple(max(lengths) for lengths in zip(space, *shapes, strict=True))
+    if longest != space:
+        program = _traced(function, inputs, parameters, (names, series), longest)
+    return resolved(program, kind)
+
+
+def _traced(
+    function: Callable[..., Any],
+    inputs: Sequence[WholeInput],
+    parameters: dict[str, Any],
+    names: tuple[Sequence[str], Sequence[str]],
+    space: Shape,
+) -> WholeProgram:
+    """Return what the function computes at each position of so long a space. names: of fields and series."""
     dimensions = len(space)
-    lengths = [tuple(one.shape[:dimensions]) if one.shape else (0,) * dimensions for one in inputs]
-    graph = WholeGraph(lengths, space)
+    graph = WholeGraph([space if one.shape else (0,) * dimensions for one in inputs], space)
     recorder = Tracing(function, graph, space, {**FUNCTIONS, **REDUCTIONS})
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     with refused_with_line(function):
         returned = rebound(function, Module(recorder))(*arrays, **parameters)
-        outputs = _outputs(recorder, returned, arrays, inputs, names)
+        fields, numbers = _separate(returned, arrays, *names)
+        outputs = _outputs(recorder, fields, names[0])
+        series = [_series(recorder, name, one) for name, one in zip(names[1], numbers, strict=True)]
     changed = tuple(number for number, one in enumerate(arrays) if one._storage.changed)
-    values = dict(enumerate(graph.values))
-    arrays_made = graph.written, graph.reduced
-    checks = tuple(graph.checks)
-    whole = WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed, *arrays_made, values, checks)
-    return resolved(whole, kind)
+    parts = graph.between, graph.reduced, dict(enumerate(graph.values)), tuple(graph.checks)
+    return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed, tuple(series), *parts)
 
 
 def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
@@ -87,7 +89,9 @@ def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
     if not one.shape:  # a value
         node = recorder.graph.value(InputValue(number), one.dtype)
         return made(recorder, (), {}, np.full((), node, object), one.dtype, number)
-    axes: list[Axis] = [Along(axis, 0, 1, n) for axis, n in enumerate(one.shape[:dimensions])]
+    subgrid = subgrid_of(one.shape, recorder.space)
+    pairs = zip(subgrid.every, one.shape[:dimensions], strict=True)
+    axes: list[Axis] = [Along(axis, 0, step, n) for axis, (step, n) in enumerate(pairs)]
     axes += [Inner(length) for length in one.shape[dimensions:]]
     nodes = np.empty(inner_shape(axes), object)
     for component in range(math.prod(nodes.shape)):
@@ -96,34 +100,63 @@ def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
     return made(recorder, axes, {}, nodes, one.dtype, number)
 
 
-def _outputs(
-    recorder: Tracing,
-    returned: Any,
-    arrays: Sequence[Whole],
-    inputs: Sequence[WholeInput],
-    names: Sequence[str],
-) -> list[WholeOutput]:
-    """Return the results: what the function returned, or the inputs that it changed."""
-    if returned is None:
-        returned = [one for one in arrays if one._storage.changed]
-        if not returned:
+def _separate(
+    returned: Any, arrays: Sequence[Whole], names: Sequence[str], series: Sequence[str]
+) -> tuple[list[Any], list[Any]]:
+    """Return the fields and the series among what a function returned: its last results are the series.
+
+    One that returns no fields has those that it changed.
+    """
+    found = list(returned) if isinstance(returned, (tuple, list)) else [] if returned is None else [returned]
+    if len(found) == len(series):
+        changed = [one for one in arrays if one._storage.changed]
+        if not changed:
             raise NotTraceable("returns nothing and changes none of its arrays")
-    found = list(returned) if isinstance(returned, (tuple, list)) else [returned]
-    if len(found) != len(names):
-        raise NotTraceable(f"returns {len(found)} results, not {len(names)}")
+        found = [*changed, *found]
+    if len(found) != len(names) + len(series):
+        raise NotTraceable(f"returns {len(found)} results, not {len(names) + len(series)}")
+    return found[: len(names)], found[len(names) :]
+
+
+def _series(recorder: Tracing, name: str, value: Any) -> WholeSeries:
+    """Return a result that is no field."""
+    one = recorder.operand(value)
+    if any(isinstance(axis, Along) for axis in one._axes):
+        raise NotTraceable(
+            f"returns a field of shape {one.shape} as the series {name}",
+            "its values at points, such as u[ys, xs]",
+        )
+    graph, listed = recorder.graph, [axis for axis in one._axes if isinstance(axis, Listed)]
+    nodes = tuple(one.read().ravel())
+    if listed:
+        positions, shape = graph.points[listed[0].points], tuple(axis.length for axis in listed)
+        at = next(number for number, axis in enumerate(one._axes) if isinstance(axis, Listed))
+        return WholeSeries(name, one.shape, one.dtype, nodes, positions, shape, at)
+    # One point, or none: a number has one value everywhere.
+    if set(one._fixed) != set(range(len(recorder.space))) and graph.vary(nodes):
+        raise NotTraceable(
+            f"returns one row of a field as the series {name}", "a number for each axis: u[5, 7]"
+        )
+    position = np.array([[one._fixed.get(axis, 0) for axis in range(len(recorder.space))]])
+    return WholeSeries(name, one.shape, one.dtype, nodes, position, (), 0)
+
+
+def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> list[WholeOutput]:
+    """Return the results that are fields."""
     outputs = []
-    for name, one in zip(names, found, strict=True):
+    for name, one in zip(names, fields, strict=True):
         if not isinstance(one, Whole) or one._recorder is not recorder:
             raise NotTraceable(f"returns a {type(one).__name__} that does not come from its arrays")
         if not one._axes:
-            outputs.append(WholeOutput(name, (), one.dtype, tuple(taken(one).ravel())))
+            outputs.append(WholeOutput(name, (), one.dtype, tuple(taken(one).ravel()), ()))
             continue
         along = [axis for axis in one._axes if isinstance(axis, Along)]
-        places = [(axis.axis, axis.step) for axis in along]
-        if one._fixed or places != [(axis, 1) for axis in range(len(recorder.space))]:
+        if one._fixed or [axis.axis for axis in along] != [*range(len(recorder.space))]:
             raise NotTraceable("returns an array without the axes of its inputs")
         # A result begins at position 0: move what was cut from the middle of a field.
         shift = tuple(axis.first for axis in along)
         nodes = recorder.graph.moved(one.read().ravel(), shift)
-        outputs.append(WholeOutput(name, one.shape, one.dtype, tuple(nodes)))
+        every = tuple(axis.step for axis in along)
+        own = only_own(recorder.graph, nodes, Subgrid(one.shape, every), recorder.space)
+        outputs.append(WholeOutput(name, one.shape, one.dtype, tuple(own), every))
     return outputs

@@ -11,6 +11,7 @@ from typing import Any
 
 from meshrun.runner.arrays.fingerprint import fingerprint, warn_of_unknown
 from meshrun.runner.arrays.inputs import Inputs
+from meshrun.runner.arrays.several_sizes import open_sinks
 from meshrun.runner.errors import UserError
 from meshrun.runner.files import check_own
 from meshrun.runner.maps.streamed.chunk_agreement import chunks_of, known_results
@@ -28,7 +29,7 @@ from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.spans import Spans
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.spelling import option
-from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, create, open_sink, read_back
+from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, create, read_back
 from meshrun.runner.storage.journal import Journal, Syncer
 from meshrun.runner.storage.paths import KEPT, suffix
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -63,8 +64,7 @@ class StreamedRun:
         world, options = self.world, self.options
         self._spans.recorder = world.recorder
         self.task = known_results(world, self.task, self.sources)
-        pairs = zip(self.targets, self.task.known, strict=True)
-        self.sinks = [open_sink(target, *known, KEPT) for target, known in pairs]
+        self.sinks = open_sinks(self.task, self.targets, KEPT)
         for sink in self.sinks:
             sink.threads = threads_of(world)
         self.journal = Journal(self.sinks[0].path)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
+from meshrun.runner.arrays.several_sizes import stored_type
 from meshrun.runner.report.record import SCHEMA, Record, envelope, plain, type_record, write_json
 from meshrun.runner.run.finish import Finished
 from meshrun.runner.run.prepare import RunContext
@@ -20,7 +21,7 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
     begin, started: when the run began, on the `perf_counter` clock and as a date.
     """
     world, job, options, computed = run.world, run.job, run.options, done.computed
-    types = [type_record((source.shape, source.dtype)) for source in run.sources]
+    types = [type_record(stored_type(source)) for source in run.sources]
     outputs = [type_record(known) for known in done.results or ()]
     domain = done.domain or (types[0] if types else {"shape": None, "dtype": None})
     checksum = checksum_record(world, options.checksum)

@@ -16,22 +16,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from meshrun.runner.arrays.fingerprint import fingerprint, warn_of_unknown
 from meshrun.runner.arrays.inputs import Inputs
+from meshrun.runner.arrays.several_sizes import open_spread
 from meshrun.runner.arrays.store import Store, store_of
 from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import SaveInterval
-from meshrun.runner.plan.task import Task
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.plan.task import ArrayType, Task
+from meshrun.runner.region import Array, Subgrid
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.spelling import option
 from meshrun.runner.steps.loop import NEVER, next_multiple
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.checkpoint_folder import CheckpointFolder, Colors, SavedState
-from meshrun.runner.storage.formats.registry import Sink, Source, open_sink, rename
+from meshrun.runner.storage.formats.registry import Sink, Source, rename
 from meshrun.runner.storage.paths import split
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import World
@@ -179,8 +178,10 @@ class Checkpoints:
         values = {one.name: one.save() for one in self.observers}
         place_of = world.on_root(folder.begin)
 
-        def save(name: str, shape: Shape, dtype: np.dtype[Any], write: Callable[[Sink], None]) -> None:
-            sink = open_sink(place_of / f"{name}.npy", shape, dtype, world.run_id)
+        def save(
+            name: str, known: ArrayType, write: Callable[[Sink], None], subgrid: Subgrid | None = None
+        ) -> None:
+            sink = open_spread(place_of / f"{name}.npy", subgrid, known, world.run_id)
             world.on_root(sink.create)
             write(sink)
             world.collective_call(sink.sync)
@@ -189,9 +190,10 @@ class Checkpoints:
         fields = {field.name: field for field in self.task.fields}
         for number, name in enumerate(self.task.job.feeds):
             if name is not None:
-                save(name, fields[name].shape, fields[name].dtype, partial(write, number))
+                one = fields[name]
+                save(name, (one.shape, one.dtype), partial(write, number), one.subgrid)
         for name, cells in self.more(done).items():
-            save(name, self.task.shape, cells.dtype, partial(self._store, cells))
+            save(name, (self.task.shape, cells.dtype), partial(self._store, cells))
         world.on_root(lambda: folder.commit(done, self.fingerprint(), colors, values))
         self.keep_unfinished()
         self.start(done)

@@ -24,7 +24,7 @@ from meshrun.runner.device.api import Mark
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.halo import Slices
-from meshrun.runner.plan.task import Task
+from meshrun.runner.plan.task import Field, Task
 from meshrun.runner.region import Array, HostArray, Region, Shape
 from meshrun.runner.report.colors import indices, palette, value_range
 from meshrun.runner.spelling import option
@@ -117,7 +117,7 @@ class Frames:
         most = ANIMATED if self.path.suffix else PIXELS
         self._margin = self.content.margin if self.content else 0
         if self._as_array:
-            self._slices: Slices = tuple(slice(0, n, 1) for n in self._field.shape)
+            self._slices: Slices = _own_cells(self._field)
         elif self.content is not None:
             self._slices = self.content.view(self._field.shape, most)
         else:
@@ -495,14 +495,22 @@ def picture_slices(task: Task, place: int, most: int = PIXELS) -> Slices:
     Of an array with more than two axes: the first element along axes after those of space, such as a
     vector's, and the middle along others. most: rows and columns.
     """
-    shape, space = task.fields[place].shape, _space_axes(task, place)
+    shape, space = task.fields[place].stored, _space_axes(task, place)
     axes = picture_axes(task, place)
     stride = max(-(-max((shape[axis] for axis in axes), default=1) // most), 1)
     slices = []
-    for axis, length in enumerate(shape):
-        at = 0 if axis >= space else length // 2
-        slices.append(slice(0, length, stride) if axis in axes else slice(at, min(at + 1, length), 1))
+    for axis, (length, own) in enumerate(zip(shape, _own_cells(task.fields[place]), strict=True)):
+        at = 0 if axis >= space else own.step * (length // 2)
+        chosen = slice(0, own.stop, own.step * stride)
+        slices.append(chosen if axis in axes else slice(at, min(at + 1, own.stop), 1))
     return tuple(slices)
+
+
+def _own_cells(field: Field) -> Slices:
+    """Return where an input's own cells are in memory."""
+    if field.subgrid is None:
+        return tuple(slice(0, length, 1) for length in field.shape)
+    return field.subgrid.places(Region((0,) * len(field.shape), field.shape))
 
 
 def picture_axes(task: Task, place: int) -> list[int]:

@@ -14,8 +14,9 @@ from whole_kernels import halo_of, in_blocks
 
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import compute_piece, pieces_of
+from meshrun.runner.compiler.whole.point_pass import point_writes, without_points
 from meshrun.runner.compiler.whole.trace import WholeInput, WholeProgram, trace_whole
-from tests.facts.whole_positions import evaluate
+from tests.facts.whole_positions import evaluate, spread, spread_results
 
 Arrays = Sequence[np.ndarray[Any, Any]]
 
@@ -44,14 +45,12 @@ def check(
     for want, found in zip(wanted, evaluate(program, arrays), strict=True):
         assert (found.dtype, found.shape) == (want.dtype, want.shape)
         assert found.tobytes() == np.ascontiguousarray(want).tobytes(), f"{found}\n{want}"
-    check_blocks(program, arrays, wanted)
+    check_blocks(program, [spread(program, one) for one in arrays], spread_results(program, wanted))
 
 
 def check_blocks(program: WholeProgram, arrays: Arrays, wanted: Arrays) -> None:
     """Compute blocks of the results with NumPy, each from its own cells and their halo."""
-    plain = program.program
-    if any(one.shape[: plain.axes] != program.space for one in (*program.inputs, *program.outputs)):
-        return  # blocks are of arrays of one size
+    plain, points = without_points(program.program), point_writes(program.program, halo_of(program.program))
 
     def run(blocks: Arrays, outs: Arrays, first: Sequence[int]) -> None:
         start = tuple(first)
@@ -60,11 +59,13 @@ def check_blocks(program: WholeProgram, arrays: Arrays, wanted: Arrays) -> None:
             cells = tuple(
                 slice(a - at, b - at) for a, b, at in zip(piece.first, piece.last, start, strict=True)
             )
-            results = compute_piece(np, plain, piece, blocks, halo_of(plain), start)
+            results = compute_piece(np, plain, piece, blocks, halo_of(program.program), start)
             for whole, result in zip(outs, results, strict=True):
                 whole[cells] = result
+        if points is not None:
+            points.fill(blocks, outs, start)
 
-    in_blocks(plain, run, arrays, wanted, wraps=any(program.wraps), beyond=0)
+    in_blocks(program.program, run, arrays, wanted, wraps=any(program.wraps), beyond=0)
 
 
 def field(*shape: int, dtype: Any = float, seed: int = 0) -> Any:
@@ -293,7 +294,7 @@ def test_random_programs(text: str) -> None:
         ("u[...] = u[3:4]", "one row of an array with all rows"),
         ("u[...] = u.T", "different axes|could not broadcast"),
         ("u[:6] = u[::2]", "every second"),
-        ("u[[1, 2]] = 3", "picks cells by an array"),
+        ("u[[1, 2]] = 3", "picks rows of a field by an array"),
         ("u[...] = u[::-1]", "reverses"),
         ("u[...] = np.sort(u)", r"numpy\.sort"),
         ("u[...] = np.random.default_rng(0).random((11, 11))", "was not made in the function"),

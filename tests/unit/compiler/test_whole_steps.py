@@ -1,4 +1,4 @@
-"""Kernels of several steps of whole-array functions, compiled for the host: the bits of the plain function."""
+"""Kernels of several steps of whole-array functions, compiled for the host: bits of the plain function."""
 
 from __future__ import annotations
 

@@ -315,7 +315,7 @@ def test_random_programs_whose_arrays_are_all_written(text: str) -> None:
         ("return float(u.sum()) * u", "value of a reduction to a Python number"),
         ("return u * len(u[u > 1])", "number of cells that a condition picks"),
         ("return np.median(u) * u", r"numpy\.median"),
-        ("return u + u[u > 1]", "cells that a condition picks"),
+        ("return u + u[u > 1]", "combines cells that different conditions pick"),
         ("return u * u.max(axis=5)", "axis 5 is out of bounds"),
         ("return np.linalg.norm(u, 2) * u", "norm"),
         ("m = u.max(); m[...] = 3", "item assignment"),
