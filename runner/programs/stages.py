@@ -143,6 +143,18 @@ class StagedProgram:
 
 def plan_program(program: WholeProgram) -> StagedProgram:
     """Return the stages of a program."""
+    # A result that is an array between stages is written with it.
+    zero = (0,) * len(program.space)
+    outputs = []
+    for output in program.outputs:
+        nodes = [
+            program.written[node.input]
+            if node.op == "load" and node.input in program.written and node.offset == zero
+            else node
+            for node in output.nodes
+        ]
+        outputs.append(replace(output, nodes=tuple(nodes)))
+    program = replace(program, outputs=tuple(outputs))
     order = _Order(program)
     stages = tuple(_stages(program, order))
     dimensions, count = len(program.space), len(program.inputs)

@@ -25,6 +25,7 @@ class ProgramStepper(Stepper):
 
     def __post_init__(self) -> None:
         task, world = self.task, self.world
+        self._peers, self._device_halos = "", None
         self.program = plan_program(task.job.program)
         self.stages = ProgramRun(world, self.program, task.partition.grid, self.phases, task.compiled, self)
         self.plans = [
@@ -39,7 +40,6 @@ class ProgramStepper(Stepper):
         self.overlap, self.graph, self.exchanges_by_kernel = False, False, False
         self.graph_reason, self.single_reason = IN_STAGES, ""
         self.halo_taken, self.halo_reason = "", ""
-        self._peers, self._device_halos = "", None
         self._spans: list[tuple[Mark, Mark]] = []
 
     def start(self, arrays: Sequence[DistributedArray]) -> None:

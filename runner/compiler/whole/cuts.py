@@ -38,9 +38,12 @@ def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
     choices = [[]] if kind is None else [[number for number, cut in cuts.items() if cut.written], list(cuts)]
     for kept in choices:
         found = _with_arrays(program, needed, set(kept))
+        if kind is not None:
+            found = _with_shared(found, kind)
         if len(_nodes_of(found)) <= MOST_NODES:
-            program.graph.cuts = tuple(cuts.values())
+            program.graph.cuts += tuple(cuts.values())
             return found
+        program.graph.cuts = ()
     raise NotTraceable(f"does more than {MOST_NODES} operations for each cell")
 
 
@@ -180,6 +183,71 @@ def _with_arrays(program: WholeProgram, needed: _Needed, kept: set[int]) -> Whol
         reduced=reduced,
         values=values | uniform.made,
         checks=checks,
+    )
+
+
+def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
+    """Return the program in which a stage also writes what several stages would compute of one cell.
+
+    Every reduction is a stage, and so is all that fields and arrays between stages need.
+    """
+    graph = program.graph
+    reductions = [one for one in program.values.values() if isinstance(one, Reduction)]
+    stages = [list(one.nodes) for one in (*program.reduced.values(), *reductions)]
+    stages.append([node for output in program.outputs if output.shape for node in output.nodes])
+    stages += [[node] for node in program.written.values()]
+    # How many stages compute each node.
+    computing: dict[Node, int] = {}
+    for roots in stages:
+        for node in _main_path(program.space, roots):
+            computing[node] = computing.get(node, 0) + 1
+    # From the results down, the first that is worth its bytes.
+    chosen: dict[Node, Node] = {}
+    open_nodes, seen = [node for roots in stages for node in roots], set[Node]()
+    while open_nodes:
+        node = open_nodes.pop()
+        if node in seen or node in chosen:
+            continue
+        seen.add(node)
+        again = computing.get(node, 1) - 1
+        if again and node.op not in LEAVES and node not in program.written.values():
+            own = [one for one in _main_path(program.space, [node]) if one.op not in FREE]
+            varies = all(graph.varies([node], axis) for axis in range(len(program.space)))
+            size = max(node.dtype.itemsize, 1)
+            worth = int(2 * size * OPERATIONS_PER_BYTE[kind][8 if size > 4 else 4])
+            if varies and again * len(own) > worth:
+                number = graph.array_between(node)
+                chosen[node] = graph.load(number, node.dtype, (0,) * len(program.space))
+                graph.cuts += (Cut(number, node.line, again + 1, again * len(own), worth),)
+                continue
+        open_nodes += node.operands
+    if not chosen:
+        return program
+
+    done = dict(chosen)
+
+    def of(nodes: Iterable[Node]) -> tuple[Node, ...]:
+        wanted = list(nodes)
+        for node in in_order(wanted):
+            if node not in done:
+                operands = [done[one] for one in node.operands]
+                done[node] = rebuilt(graph, node, operands) if operands else node
+        return tuple(done[node] for node in wanted)
+
+    written = {number: of([node])[0] for number, node in program.written.items()}
+    for node, load in chosen.items():
+        operands = of(node.operands)
+        written[load.input] = rebuilt(graph, node, operands)
+    values: dict[int, Definition] = {
+        number: replace(one, nodes=of(one.nodes)) if isinstance(one, Reduction) else one
+        for number, one in program.values.items()
+    }
+    return replace(
+        program,
+        outputs=tuple(replace(one, nodes=of(one.nodes)) for one in program.outputs),
+        written=written,
+        reduced={number: replace(one, nodes=of(one.nodes)) for number, one in program.reduced.items()},
+        values=values,
     )
 
 

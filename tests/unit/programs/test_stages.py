@@ -227,7 +227,7 @@ def test_bits_are_the_same_whatever_is_written(monkeypatch: pytest.MonkeyPatch) 
     few = run_program(planned(function, [u], ["out"], "cuda"), [u], (2, 1))
     monkeypatch.setattr(cuts, "OPERATIONS_PER_BYTE", {"cpu": {4: 0.0, 8: 0.0}})
     many = planned(function, [u], ["out"])
-    assert len(many.kernels) == 4
+    assert len(many.kernels) >= 4
     assert run_program(many, [u], (3, 1))[0].tobytes() == few[0].tobytes()
 
 

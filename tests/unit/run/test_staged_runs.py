@@ -103,6 +103,29 @@ def test_a_run_is_resumed_from_its_checkpoint(
     assert np.load(files[1][1]).tobytes() == np.asarray(stepped(9, files)[1]).tobytes()
 
 
+def test_arrays_between_stages(files: Any, tmp_path: Path) -> None:
+    @distribute
+    def advected(u, *, dt: float = 0.1):
+        """Runge-Kutta, whose third stage reads what the second one has written."""
+
+        def slope(w):
+            change = np.zeros_like(w)
+            change[1:-1, 1:-1] = w[1:-1, 2:] - w[1:-1, :-2] + 0.5 * (w[2:, 1:-1] - w[:-2, 1:-1])
+            return change
+
+        first = slope(u)
+        second = slope(u + dt / 2 * first)
+        third = slope(u + dt / 2 * second)
+        u += dt / 6 * (first + 2 * second + 2 * third + slope(u + dt * third))
+        return u
+
+    steps = StepOptions(steps=4)
+    record = on_ranks(
+        3, advected, ([files[0][0]], [tmp_path / "out.npy"]), Options(verify="full", steps=steps)
+    )
+    assert record["steps"]["exchanges"] > 4
+
+
 def test_observers_see_the_fields(files: Any, tmp_path: Path) -> None:
     steps = StepOptions(steps=50, frames=str(tmp_path / "film.npy"), every=2, until=0.2, check_finite=1)
     record = on_ranks(2, heat, files, Options(steps=steps))
