@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
-from meshrun.runner.compiler.whole.cuts import rebuilt
+from meshrun.runner.compiler.whole.between.cuts import rebuilt
 from meshrun.runner.compiler.whole.graph import Cut, InputValue, Reduction, ValueCheck, WholeGraph
 from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram
 from meshrun.runner.region import Shape

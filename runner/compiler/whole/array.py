@@ -9,7 +9,7 @@ of points have axes of that list instead (`points`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from meshrun.runner.compiler.trace.array import (
 )
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.whole.graph import Reduction, WholeGraph
+from meshrun.runner.compiler.whole.graph import Reduction, ValueCheck, WholeGraph
 from meshrun.runner.compiler.whole.masks import Picked, picked, write_masked
 from meshrun.runner.compiler.whole.points import (
     MOST_POINTS,
@@ -113,7 +113,7 @@ class Alignment(ResultAxes):
 
 
 class Tracing(TracedCall):
-    """One call of the function: its graph and the lengths of space."""
+    """One call of the function: its graph and the lengths of space. checks: of values, in order."""
 
     graph: WholeGraph
 
@@ -122,6 +122,7 @@ class Tracing(TracedCall):
     ) -> None:
         super().__init__(function, graph, functions)
         self.space = space
+        self.checks: list[ValueCheck] = []
         self._lines = 0
 
     def new_line(self) -> int:
@@ -326,6 +327,15 @@ class Whole(TracedArray):
 
     def reduce_cells(self, name: str, axes: Sequence[int], dtype: Any, out: Any, keepdims: bool) -> Any:
         raise NotTraceable(f"reduces the cells of an array (numpy.{name})")
+
+    def moved(self, nodes: Iterable[Node], shift: Shape) -> list[Node]:
+        """Return values of this array's for the position that is `shift` ahead."""
+        graph, space = self._recorder.graph, self._recorder.space
+        extents = [one for one in self._storage.extents.values() if one.axis >= 0]
+        # An array between stages has the positions of space, and no more.
+        if all(one.first >= 0 and one.stop <= space[one.axis] for one in extents):
+            return graph.moved(nodes, shift)
+        return graph.substituted(nodes, shift)
 
     def _of_cells(self) -> bool:
         """Return whether its values differ from cell to cell, or are one cell's."""
@@ -592,7 +602,7 @@ class _Moves:
         graph = self.operand._recorder.graph
         nodes = np.empty(self.nodes.shape, object)
         renamed = graph.renamed(self.nodes.ravel(), self.names)
-        nodes.ravel()[:] = graph.moved(renamed, tuple(self.shift))
+        nodes.ravel()[:] = self.operand.moved(renamed, tuple(self.shift))
         return nodes
 
 
@@ -600,10 +610,14 @@ def taken(operand: Whole) -> Nodes:
     """Return the nodes of an array that is one cell, as values that all cells share."""
     recorder, nodes = operand._recorder, operand.read()
     graph, count = recorder.graph, len(recorder.space)
-    first = tuple(operand._fixed.get(axis, 0) for axis in range(count))
+    at = tuple(operand._fixed.get(axis, 0) for axis in range(count))
     ones, axes, line = (1,) * count, tuple(range(count)), recorder.line()
+    # A place beyond the fields, of a longer array, becomes the first one.
+    first = tuple(place if 0 <= place < n else 0 for place, n in zip(at, recorder.space, strict=True))
+    shift = tuple(a - b for a, b in zip(at, first, strict=True))
     for place, node in np.ndenumerate(nodes):
         if any(graph.varies([node], axis) for axis in operand._fixed):
-            cell = Reduction("take", (node,), node.dtype, first, ones, ones, axes, line)
+            (cell_node,) = graph.substituted([node], shift)
+            cell = Reduction("take", (cell_node,), node.dtype, first, ones, ones, axes, line)
             nodes[place] = graph.value(cell, node.dtype)
     return nodes

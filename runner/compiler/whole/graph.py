@@ -99,7 +99,7 @@ class WholeGraph(Graph):
     space: positions along each axis. wraps: of each array, the axes along which some load counts around the
     end of space. between: of the arrays that may be written between stages, by number, the node that computes
     their cells. reduced: likewise, of the results of reductions along some axes. values: of each scalar, what
-    defines it. checks: of values, in the function's order. cuts: why arrays are written, or are not.
+    defines it. cuts: why arrays are written, or are not.
     """
 
     def __init__(self, lengths: Sequence[Shape], space: Shape) -> None:
@@ -109,7 +109,6 @@ class WholeGraph(Graph):
         self.between: dict[int, Node] = {}
         self.reduced: dict[int, Reduction] = {}
         self.values: list[Definition] = []
-        self.checks: list[ValueCheck] = []
         self.cuts: tuple[Cut, ...] = ()
         self._numbers: dict[Any, int] = {}  # of arrays and values, by what defines them
         self.points: list[HostArray] = []

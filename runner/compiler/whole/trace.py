@@ -14,13 +14,13 @@ import numpy as np
 
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made, taken
-from meshrun.runner.compiler.whole.cuts import resolved
+from meshrun.runner.compiler.whole.between.cuts import resolved
+from meshrun.runner.compiler.whole.between.reductions import REDUCTIONS
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import InputValue, WholeGraph
 from meshrun.runner.compiler.whole.module import Module, rebound
 from meshrun.runner.compiler.whole.points import Listed
 from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram, WholeSeries
-from meshrun.runner.compiler.whole.reductions import REDUCTIONS
 from meshrun.runner.compiler.whole.sizes import only_own, space_of, subgrid_of
 from meshrun.runner.region import Shape, Subgrid
 
@@ -79,7 +79,7 @@ def _traced(
         outputs = _outputs(recorder, fields, names[0])
         series = [_series(recorder, name, one) for name, one in zip(names[1], numbers, strict=True)]
     changed = tuple(number for number, one in enumerate(arrays) if one._storage.changed)
-    parts = graph.between, graph.reduced, dict(enumerate(graph.values)), tuple(graph.checks)
+    parts = graph.between, graph.reduced, dict(enumerate(graph.values)), tuple(recorder.checks)
     return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed, tuple(series), *parts)
 
 
@@ -155,7 +155,7 @@ def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> 
             raise NotTraceable("returns an array without the axes of its inputs")
         # A result begins at position 0: move what was cut from the middle of a field.
         shift = tuple(axis.first for axis in along)
-        nodes = recorder.graph.moved(one.read().ravel(), shift)
+        nodes = one.moved(one.read().ravel(), shift)
         every = tuple(axis.step for axis in along)
         own = only_own(recorder.graph, nodes, Subgrid(one.shape, every), recorder.space)
         outputs.append(WholeOutput(name, one.shape, one.dtype, tuple(own), every))

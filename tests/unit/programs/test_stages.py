@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshrun.runner.arrays import reduce
 from meshrun.runner.compiler.trace.trace import NotTraceable
-from meshrun.runner.compiler.whole import cuts
+from meshrun.runner.compiler.whole.between import cuts
 from meshrun.runner.programs import execute
 from meshrun.runner.programs.stages import KernelStage, ReductionStage, StagedProgram
 from tests.facts.program_runs import plain, planned, run_program
@@ -244,6 +244,8 @@ STATEMENTS = (
     "{a} = {b} * {c}[{i}, {i}]",
     "{a} = np.where({b} > {c}.max() * 0.5, {a}, 1)",
     "{a}[{b} > 1] = {c}.min()",
+    "{a} = np.pad({b}, 1, mode='edge')[2:, 1:-1] - {c}",
+    "{a} += np.pad({b}, 2)[0, 0] + np.pad({b}, 2, mode='reflect')[1, 1]",
     "{a} = {b} + 0.01 * np.count_nonzero({c} > 0, axis=0)",
 )
 ADDED = (

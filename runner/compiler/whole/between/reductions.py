@@ -96,6 +96,17 @@ def _over_space(kind: str, a: Whole, axes: Sequence[int], dtype: np.dtype[Any] |
         along.get(axis, Along(axis, 0, 1, n if axis in remain else 1))
         for axis, n in enumerate(recorder.space)
     ]
+    # Cells beyond the fields, of a view of a longer array, are brought to the first places.
+    shift = [0] * len(places)
+    for axis, (one, n) in enumerate(zip(places, recorder.space, strict=True)):
+        if one.length and (one.first < 0 or one.stop > n):
+            if one.stop - one.first > n:
+                raise NotTraceable("reduces an array that is longer than the fields", "a part of it")
+            shift[axis], places[axis] = one.first, Along(axis, 0, one.step, one.length)
+    kept = [
+        Along(one.axis, one.first - shift[one.axis], one.step, one.length) if isinstance(one, Along) else one
+        for one in kept
+    ]
     reduced = tuple(axis for axis in range(len(recorder.space)) if axis not in remain)
 
     def of(nodes: tuple[Node, ...]) -> Node:
@@ -116,7 +127,8 @@ def _over_space(kind: str, a: Whole, axes: Sequence[int], dtype: np.dtype[Any] |
     empty = any(axis.length == 0 for axis in taken)
     for place, node in np.ndenumerate(nodes):
         identity = kind in ("multiply", "minimum")
-        found[place] = graph.constant(identity, node.dtype) if empty else of((node,))
+        (cell,) = graph.substituted([node], tuple(shift))
+        found[place] = graph.constant(identity, node.dtype) if empty else of((cell,))
     if not kept:
         return made_scalar(recorder, {}, found.ravel()[0])
     inner = tuple(axis.length for axis in kept if isinstance(axis, Inner))
@@ -207,7 +219,7 @@ def _reduction(ufunc: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(a, Picked) and ufunc not in IDENTITY and initial is NOT_GIVEN:
             (count,) = _count_nonzero(a.mask).read().ravel()
             what = f"numpy.{function.__name__} of the cells that a condition picks, and it picks none"
-            array._recorder.graph.checks.append(ValueCheck(count, what, array._recorder.line()))
+            array._recorder.checks.append(ValueCheck(count, what, array._recorder.line()))
         cells = _masked(Picked(a.mask, typed) if isinstance(a, Picked) else typed, where, fill)
         if kind == np.float16 and ufunc in (np.add, np.multiply):  # rounded once
             found = combined(combine, cells.astype(np.float32), axes, keepdims=keep).astype(kind)
