@@ -63,6 +63,11 @@ class Job:
     series_pass: Any = None
 
     @property
+    def result_names(self) -> tuple[str, ...]:
+        """The names of all results, each of which is written to a file."""
+        return (*self.output_names, *self.series)
+
+    @property
     def takes_steps(self) -> bool:
         """Return whether the options of time steps apply."""
         return self.kind == "map" or "simulate" in self.services

@@ -10,14 +10,15 @@ from meshrun.runner.arrays.load import load_arrays
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
-from meshrun.runner.maps.split_probe import check_split, refuse_split
+from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, streamed_results
 from meshrun.runner.plan.chunking import Files, MemoryUse, block_memory, has_own_grid, streamed_grid
 from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import ArrayType, Task
+from meshrun.runner.region import Array, Region
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.spans import STAGES
-from meshrun.runner.run.finish import Finished, commit, compared_with_plan, computation_of
+from meshrun.runner.run.finish import Finished, commit, commit_series, compared_with_plan, computation_of
 from meshrun.runner.run.prepare import (
     Prepared,
     RunContext,
@@ -28,6 +29,7 @@ from meshrun.runner.run.prepare import (
     prepare,
 )
 from meshrun.runner.spelling import option
+from meshrun.runner.steps.observers.series import SeriesRows
 from meshrun.runner.steps.program_steps import ProgramStepper
 from meshrun.runner.storage.formats.registry import Sink, first_serial
 
@@ -78,6 +80,8 @@ def _start(run: RunContext, prepared: Prepared) -> MapStart:
     """Decide whether to stream; if not, create the outputs. On rank 0."""
     world, options, task = run.world, run.options, prepared.task
     streamed = _streamed_results(run, task, too_large=prepared.too_large)
+    if streamed is not None and run.series:
+        raise no_series_in_chunks(run, options.stream.named)
     if streamed is not None:
         return MapStart(streamed)
     if has_own_grid(options.grid, world.size):
@@ -89,40 +93,50 @@ def _start(run: RunContext, prepared: Prepared) -> MapStart:
 
 
 def _streamed_results(run: RunContext, task: Task, *, too_large: bool) -> tuple[ArrayType, ...] | None:
-    keep_whole = run.options.overlap is not None  # applies only to runs in memory
-    return streamed_results(
-        run.world,
+    """Return the types of the results of a streamed run, once its blocks are checked; None: it is in memory.
+    On rank 0."""
+    world, options = run.world, run.options
+    results = streamed_results(
+        world,
         task,
         run.sources,
         run.targets,
-        run.options.stream,
+        options.stream,
         too_large=too_large,
-        keep_whole=keep_whole,
+        keep_whole=options.overlap is not None,  # applies only to runs in memory
+    )
+    if results is None:
+        return None
+    if options.overlap is not None:
+        raise UserError(f"{option('overlap')} does not apply: streamed runs always overlap")
+    if has_own_grid(options.grid, world.size):
+        check_blocks(streamed_grid(options.grid, world.size)[0])
+    # A function that has a kernel is called on the host, whatever is cut.
+    refuse_split(world, replace(_blocks(run, replace(task, results=results)), kernel=task.kernel))
+    return results
+
+
+def _blocks(run: RunContext, task: Task) -> Task:
+    """Return the task of a streamed run, cut into the blocks that are cut into chunks. task: its results
+    known. The result is without them, and without a kernel, if other axes are cut."""
+    grid, count = streamed_grid(run.options.grid, run.world.size)
+    blocks = planned(run, count, grid)
+    return (
+        replace(blocks, results=task.results, kernel=task.kernel)
+        if blocks.leading == task.leading
+        else blocks
     )
 
 
 def _in_chunks(run: RunContext, prepared: Prepared, results: tuple[ArrayType, ...]) -> Finished:
     """Run streamed. results: shapes and dtypes of the task's."""
     world, options = run.world, run.options
-    if options.overlap is not None:
-        raise UserError(f"{option('overlap')} does not apply: streamed runs always overlap", everywhere=True)
     task = replace(prepared.task, results=results)
-    grid, count = streamed_grid(options.grid, world.size)
-    own_grid = has_own_grid(options.grid, world.size)
-
-    def cut() -> Task:
-        if own_grid:
-            check_blocks(grid)
-        return planned(run, count, grid)
-
-    blocks = world.collective_call(cut)
-    if blocks.leading == task.leading:  # else other axes are cut, and the result types must be found again
-        blocks = replace(blocks, results=task.results, kernel=task.kernel)
-    elif task.kernel is not None:
+    blocks = _blocks(run, task)
+    if blocks.kernel is None and task.kernel is not None:
         with world.phases("prepare"):
             blocks, fusion = fused(world, blocks, options.fuse, options.fuse_math)
         prepared = replace(prepared, fusion=fusion)
-    check_split(world, blocks)
     from meshrun.runner.maps.streamed.streaming import StreamedRun
 
     streamed = StreamedRun(
@@ -131,6 +145,7 @@ def _in_chunks(run: RunContext, prepared: Prepared, results: tuple[ArrayType, ..
         run.sources,
         run.targets,
         options.stream,
+        prepared.memory,
         run.transaction,
         world.phases,
         run.inputs,
@@ -146,7 +161,7 @@ def _in_chunks(run: RunContext, prepared: Prepared, results: tuple[ArrayType, ..
     streamed.commit()
     # No forecast for resumed runs, nor for a grid of chunks that differs from the ranks'.
     plan = None
-    if not details["resumed"] and not own_grid:
+    if not details["resumed"] and not has_own_grid(options.grid, world.size):
         sink_chunks = file_chunks(streamed.sinks)
         files = Files(True, sink_chunks is not None, file_chunks(run.sources), sink_chunks)
         wall = details["limits"]["wall_seconds"]
@@ -163,10 +178,13 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
         run.transaction.track_partial(*(sink.partial for sink in sinks))
     # Read.
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap
-    pipeline = Pipeline(world, task, world.phases, overlap, run.progress.rows)
-    task = pipeline.prepare(load_arrays(world, run.sources, pipeline.plans, world.phases))
+    pipeline = Pipeline(world, task, world.phases, overlap and not run.series, run.progress.rows)
+    arrays = load_arrays(world, run.sources, pipeline.plans, world.phases)
+    task = pipeline.prepare(arrays)
     if sinks is None:
-        sinks = create_outputs(run, task)
+        sinks = world.on_root(lambda: make_task_outputs(run, task))
+        run.transaction.track_partial(*(sink.partial for sink in sinks))
+    series = _series_of(run, task, [array.block for array in arrays], pipeline.region)
     # Compute and write.
     stores = [store_of(world, task, sink, world.phases, number) for number, sink in enumerate(sinks)]
     for region, results in pipeline.results():
@@ -181,6 +199,7 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
     # Verify and commit.
     proof = _proof(run, task, sinks)
     commit(run, sinks)
+    commit_series(run, series)
     run.transaction.forget_partial()
     plan = None
     if (
@@ -189,7 +208,8 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
         files = Files(source_chunks=file_chunks(run.sources), sink_chunks=file_chunks(sinks))
         plan = compared_with_plan(run, task, wall, files, streamed=False)
     computed = computation_of(task, prepared.fusion, overlap=pipeline.overlap)
-    return Finished(computed, type_record(task.stored[0]), task.stored, verify=proof, plan=plan)
+    rows = [known for one in series for known in one.types]
+    return Finished(computed, type_record(task.stored[0]), task.stored, rows, verify=proof, plan=plan)
 
 
 def refuse_options(run: RunContext, task: Task, memory: Sequence[MemoryUse]) -> None:
@@ -257,11 +277,30 @@ def run_program(run: RunContext, prepared: Prepared) -> Finished:
     return Finished(computed, type_record(task.known[0]), task.known, verify=proof)
 
 
-def create_outputs(run: RunContext, task: Task) -> list[Sink]:
-    """Create the output files under temporary names. Collective."""
-    sinks = run.world.on_root(lambda: make_task_outputs(run, task))
-    run.transaction.track_partial(*(sink.partial for sink in sinks))
-    return sinks
+def _series_of(run: RunContext, task: Task, blocks: Sequence[Array], region: Region) -> list[SeriesRows]:
+    """Write the only row of each result that is no field. Collective.
+
+    blocks: of the inputs, with their halo. region: this rank's own cells.
+    """
+    if not run.series:
+        return []
+    series = SeriesRows(run.world, task, run.series)
+    run.world.on_root(lambda: run.transaction.lock(*run.series))
+    run.transaction.track_partial(*run.transaction.partials, *series.unfinished)
+    series.open()
+    cut = [parts > 1 for parts in task.partition.grid]
+    series.add(1, series.take(blocks, region, cut) if region.size else [])
+    series.finish()
+    return [series]
+
+
+def no_series_in_chunks(run: RunContext, named: str | None) -> UserError:
+    """Build the error for a job with series whose arrays do not stay in memory. named: the option."""
+    return UserError(
+        f"job {run.job.name} returns series, which are not computed in chunks",
+        got=named or "arrays that pass through the ranks in chunks",
+        hint=f"leave {named} out" if named else "more ranks, and outputs such as .npy",
+    )
 
 
 def _proof(run: RunContext, task: Task, sinks: Sequence[Sink], redo: Redo | None = None) -> Record | None:

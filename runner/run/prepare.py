@@ -73,8 +73,11 @@ class OpenedFiles:
 
 @dataclass
 class RunContext:
-    """What the functions of one run share. paths: of the inputs, as they were given. sources: the opened
-    inputs; none of a folder of images, or for a job that opens its input itself."""
+    """What the functions of one run share.
+
+    paths: of the inputs, as they were given. targets: of the outputs. series: of those that are no fields.
+    sources: the opened inputs; none of a folder of images, or for a job that opens its input itself.
+    """
 
     world: World
     job: Job
@@ -83,6 +86,7 @@ class RunContext:
     transaction: OutputTransaction
     paths: Sequence[Path] = ()
     targets: Sequence[Path] = ()
+    series: Sequence[Path] = ()
     sources: Sequence[Source] = ()
     inputs: Inputs = field(default_factory=Inputs)
     progress: RunProgress = field(default_factory=RunProgress)
@@ -98,8 +102,8 @@ class Prepared:
     """What the ranks agreed on before they read.
 
     task: cut into a block for each rank. fusion: why it has a kernel or none; None: it was not to have one.
-    memory: what each rank may use, in rank order; empty if an option of streamed runs is given. too_large:
-    whether a rank's block does not fit its memory.
+    memory: what each rank may use, in rank order. too_large: whether a rank's block does not fit its memory,
+    and no option of streamed runs is given.
     """
 
     task: Task
@@ -125,7 +129,7 @@ def open_files(run: RunContext, inputs: Sequence[str | Path], outputs: Sequence[
     sources: list[Source] = []
     if folder is None:
         with run.world.phases("read"):
-            forms = forms_of_inputs(options.form, len(opened))
+            forms = None if options.form is None else forms_of_inputs(options.form, len(opened))
             sources = open_decoded(opened, forms, options.stream.host_memory)
     check_no_overwrite(job, run.parameters, (paths, targets), sources, options)
     return OpenedFiles(paths, targets, folder, sources, states)
@@ -159,15 +163,15 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
     """
     world, options = run.world, run.options
     steps, mode = options.steps.steps, options.fuse
-    # Streamed runs check the given limits with their chunks. Steps in memory may be resumed.
+    # Steps in memory may be resumed.
     stream = options.stream if steps is None else replace(options.stream, resume=False)
     tasks: list[Task] = []
 
-    def alone() -> tuple[Fusion | None, MemoryUse | None, bool]:
+    def alone() -> tuple[Fusion | None, MemoryUse, bool]:
         # Check what the options ask of the job.
         if additions is None:
             join(run)
-        options.steps.check()
+        options.steps.check(series=bool(run.job.series))
         if steps is not None:
             check_steps(run, additions)
         # Plan the task, and compile its kernel.
@@ -182,9 +186,9 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
                 made, fusion = fused_alone(world.backend.device, task, mode, options.fuse_math, steps or 1)
         tasks[:] = task, made
         # Compare the block with the memory, unless an option decides.
-        if stream.named is not None:
-            return fusion, None, False
         memory, on_device = limits(world, stream), world.backend.asynchronous
+        if stream.named is not None:
+            return fusion, memory, False
         return fusion, memory, is_too_large(made, made.partition[world.rank], memory, asynchronous=on_device)
 
     everyone = world.gather_calls(alone)
@@ -192,7 +196,7 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
     fusion = None
     if fusions:
         task, fusion = agreed_kernel(world, task, made, fusions, mode, steps or 1)
-    memory = tuple(limit for _, limit, _ in everyone if limit is not None)
+    memory = tuple(limit for _, limit, _ in everyone)
     return Prepared(task, fusion, memory, any(too_large for _, _, too_large in everyone))
 
 

@@ -22,13 +22,14 @@ from meshrun.runner.plan.steps import fields_memory, step_memory
 from meshrun.runner.plan.task import ArrayType, Task, check_feeds
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record, type_record
-from meshrun.runner.run.finish import Computation, Finished, commit, computation_of
-from meshrun.runner.run.map_run import create_outputs, refuse_options
+from meshrun.runner.run.finish import Computation, Finished, commit, commit_series, computation_of
+from meshrun.runner.run.map_run import no_series_in_chunks, refuse_options
 from meshrun.runner.run.prepare import (
     Prepared,
     RunContext,
     changing_inputs,
     check_nothing_unfinished,
+    make_task_outputs,
     must_fuse,
     named_rule,
     planned,
@@ -37,8 +38,9 @@ from meshrun.runner.run.prepare import (
 from meshrun.runner.spelling import option
 from meshrun.runner.steps.loop import CheckFinite, StepObserver, Until, take_steps
 from meshrun.runner.steps.observers.additions import Additions, StoppingRule
-from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state
-from meshrun.runner.steps.observers.frames import Frames, open_frames
+from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state, restore
+from meshrun.runner.steps.observers.frames import Frames, check_frames_fit
+from meshrun.runner.steps.observers.series import SeriesRows
 from meshrun.runner.steps.program_steps import ProgramStepper
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.steps.steps_per_kernel import choose_steps
@@ -55,22 +57,37 @@ class StepStart:
     """What rank 0 found out before any rank reads.
 
     results: shapes and dtypes of the task's results. copies: of the fields in memory; 0: they pass through it
-    in chunks. stages: see `stage_lines`.
+    in chunks. stages: see `stage_lines`. state: what the run continues from; None: it starts at the
+    beginning. frames: the number of the input that they show; None without frames. sinks: the outputs.
     """
 
     results: tuple[ArrayType, ...]
     copies: int
     stages: list[int] | None
+    state: SavedState | None
+    frames: int | None
+    sinks: list[Sink]
 
 
 def _start(run: RunContext, prepared: Prepared, additions: Additions | None) -> StepStart:
-    """Find the types of the results, and decide where the fields are. On rank 0."""
+    """Find the types of the results, decide where the fields are, and create the outputs. On rank 0."""
     check_nothing_unfinished(run)
     task = with_trial_results(run.world, prepared.task, run.sources)
     check_feeds(task)
     copies = _copies(run, task, prepared.memory, additions)
     refuse_split(run.world, task)
-    return StepStart(task.known, copies, stage_lines(replace(task, kernel=None)) or None)
+    stages = stage_lines(replace(task, kernel=None)) or None
+    # Find what the run continues from.
+    checkpoints = _checkpoints(run, task, additions.kept if additions else ())
+    state = find_state(checkpoints, resume=run.options.stream.resume)
+    # Check the frames, and create the outputs.
+    first, content = state.step if state else 0, additions.content if additions else None
+    resume = run.options.stream.resume
+    frames = check_frames_fit(run.world, task, run.options.steps, first, content, resume=resume)
+    if additions is not None:
+        run.transaction.lock(*additions.files)
+    sinks = [] if additions else make_task_outputs(run, task)
+    return StepStart(task.known, copies, stages, state, frames, sinks)
 
 
 def _copies(run: RunContext, task: Task, memory: Sequence[MemoryUse], additions: Additions | None) -> int:
@@ -83,6 +100,8 @@ def _copies(run: RunContext, task: Task, memory: Sequence[MemoryUse], additions:
     if task.job.program is not None:
         refuse_options(run, task, memory)
         return 2
+    if run.series:
+        return _for_series(run, task, memory, stream)
     if additions is not None:
         several = options.steps.steps_per_exchange or 1
         if additions.before_step is not None and several > 1:
@@ -97,6 +116,13 @@ def _copies(run: RunContext, task: Task, memory: Sequence[MemoryUse], additions:
     if options.steps.copies == "one" and stream.named is None:
         return _one_or_two(run, task, memory, 0, f"{option('copies', 'auto')}, for steps in chunks")
     return 0 if _in_chunks(run, task, memory, stream) else 2
+
+
+def _for_series(run: RunContext, task: Task, memory: Sequence[MemoryUse], stream: StreamOptions) -> int:
+    """Return the copies of the fields in memory, for a job with series. On rank 0."""
+    if stream.named is not None:
+        raise no_series_in_chunks(run, stream.named)
+    return _one_or_two(run, task, memory, 0, "smaller arrays: series are not computed in chunks")
 
 
 def _in_chunks(run: RunContext, task: Task, memory: Sequence[MemoryUse], stream: StreamOptions) -> bool:
@@ -181,15 +207,15 @@ def _too_large(world: World, needed: int, least: int, otherwise: str) -> UserErr
     )
 
 
-def run_in_passes(run: RunContext, task: Task, computed: Computation) -> Finished:
+def run_in_passes(
+    run: RunContext, prepared: Prepared, task: Task, start: StepStart, computed: Computation
+) -> Finished:
     """Take the steps in passes over chunks. Collective."""
-    world, options = run.world, run.options
+    world, options, state, sinks = run.world, run.options, start.state, start.sinks
     checkpoints = _checkpoints(run, task)
-    state = find_state(checkpoints, resume=options.stream.resume)
-    frames = _frames(run, task, checkpoints, state)
+    frames = _frames(run, task, checkpoints, start)
     until = _until_change(run)
     whole = replace(planned(run, 1, None), results=task.results, kernel=task.kernel)
-    sinks = create_outputs(run, task)
     partials = [sink.partial for sink in sinks] + _unfinished(checkpoints, frames)
     run.transaction.track_partial(*partials)
     streamed = StreamedSteps(
@@ -198,6 +224,7 @@ def run_in_passes(run: RunContext, task: Task, computed: Computation) -> Finishe
         _sources(task, run.sources, state.fields if state else {}),
         sinks,
         replace(options.stream, resume=False),
+        prepared.memory,
         run.world.phases,
         lambda folder: run.transaction.track_partial(*partials, folder),
         run.progress.stream,
@@ -221,6 +248,7 @@ def run_in_passes(run: RunContext, task: Task, computed: Computation) -> Finishe
     run.transaction.forget_partial()
     checkpoints.remove()
     _warn_of_single_steps(world, taken.single_reason)
+    own, copy, _, _ = _slowest(world)
     fused_steps = 1 if taken.single_reason else min(choose_steps(whole).per_kernel, taken.steps_per_pass)
     record = {
         "steps": taken.steps,
@@ -238,10 +266,12 @@ def run_in_passes(run: RunContext, task: Task, computed: Computation) -> Finishe
         "exchange_fraction": 0.0,
         "passes": taken.passes,
         **_observed(until, checkpoints, frames),
-        **_rates(task, taken.steps - streamed.first, seconds, _slowest(world)[0]),
+        **_rates(task, taken.steps - streamed.first, seconds, copy),
     }
     known = task.stored
-    return Finished(computed, type_record(known[0]), known, verify=proof, stream=taken.stream, steps=record)
+    return Finished(
+        computed, type_record(known[0]), known, verify=proof, stream=taken.stream, steps=record, copy_rate=own
+    )
 
 
 def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
@@ -253,12 +283,16 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
     task = replace(prepared.task, results=start.results)
     computed = computation_of(task, prepared.fusion, stages=start.stages)
     if start.copies == 0:
-        return run_in_passes(run, task, computed)
-    checkpoints = _checkpoints(run, task, additions.kept if additions else ())
-    state = find_state(checkpoints, resume=options.stream.resume)
-    frames = _frames(run, task, checkpoints, state, additions)
-    sinks = [] if additions else create_outputs(run, task)
-    more = _own(run, additions.files) if additions else []
+        return run_in_passes(run, prepared, task, start, computed)
+    state, sinks = start.state, start.sinks
+    series = _series(run, task)
+    kept = (*(additions.kept if additions else ()), *series)
+    checkpoints = _checkpoints(run, task, kept)
+    frames = _frames(run, task, checkpoints, start, additions)
+    more = [
+        *(partial_path(file, world.run_id) for file in (additions.files if additions else ())),
+        *(file for rows in series for file in rows.unfinished),
+    ]
     run.transaction.track_partial(*(sink.partial for sink in sinks), *_unfinished(checkpoints, frames), *more)
     cells = sum(region.size for region in task.partition)
     of_task = Stepper if task.job.program is None else ProgramStepper
@@ -273,18 +307,16 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
         keep_finals=steps.until is not None,
         done=state.step if state else 0,
         must_fuse=must_fuse(run.job, run.options),
-        one_by_one=additions is not None and additions.before_step is not None,
+        one_by_one=_one_by_one(additions, series),
         one_copy=start.copies == 1,
     )
-    if stepper.lowered:
-        asked, taken = steps.steps_per_exchange, stepper.steps_per_exchange
-        run.world.warn(f"{option('steps_per_exchange', asked)} is lowered to {taken}: {stepper.lowered}")
+    _warn_of_lowered(world, stepper, steps)
     sources = _sources(task, run.sources, state.fields if state else {})
     stepper.start(load_arrays(world, sources, stepper.plans, world.phases, stepper))
     world.control.barrier()  # another rank may still be reading
     run.inputs.check(world)
     until = _until(run, additions, state)
-    observers = _observers(steps, additions, frames, until, checkpoints)
+    observers = _observers(steps, additions, frames, until, checkpoints, series)
     if additions is not None and additions.before_step is not None:
         stepper.before_step = additions.before_step(stepper)
     begin, beside = time.perf_counter(), _seconds_beside(run)
@@ -294,22 +326,20 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
     try:
         done = take_steps(stepper, steps.steps, observers)
     except BaseException:
-        _abandon(stepper, frames, additions)
+        _abandon(stepper, frames, kept)
         raise
     _warn_of_single_steps(world, stepper.single_reason)
     world.control.barrier()
     seconds = time.perf_counter() - begin - (_seconds_beside(run) - beside)
     stepper.finish()
-    for number, sink in enumerate(sinks):
-        store = store_of(world, task, sink, run.world.phases, number)
-        store.put(store.region, stepper.result(number))
-        store.finish()
+    _store(run, stepper, sinks)
     proof = _verified(run, task, sinks, done, checkpoints)
     commit(run, sinks)
+    commit_series(run, series)
     run.transaction.forget_partial()
     checkpoints.remove()
     exchanging = _exchange_fraction(run, filled, seconds, by_kernel=stepper.exchanges_by_kernel)
-    copy, exchanged, fraction = _slowest(world, stepper.exchange_bytes, exchanging)
+    own, copy, exchanged, fraction = _slowest(world, stepper.exchange_bytes, exchanging)
     record = {
         "steps": done,
         "first": state.step if state else 0,
@@ -329,13 +359,31 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
         **_rates(task, stepper.taken, seconds, copy),
     }
     known, computed = task.stored, replace(computed, overlap=stepper.overlap)
-    return Finished(computed, type_record(known[0]), known, verify=proof, steps=record)
+    rows = [of_file for one in series for of_file in one.types]
+    return Finished(computed, type_record(known[0]), known, rows, verify=proof, steps=record, copy_rate=own)
 
 
-def _abandon(stepper: Stepper, frames: Frames | None, additions: Additions | None) -> None:
+def _store(run: RunContext, stepper: Stepper, sinks: Sequence[Sink]) -> None:
+    """Write the results. Collective."""
+    for number, sink in enumerate(sinks):
+        store = store_of(run.world, stepper.task, sink, run.world.phases, number)
+        store.put(store.region, stepper.result(number))
+        store.finish()
+
+
+def _series(run: RunContext, task: Task) -> list[SeriesRows]:
+    """Return what writes the results that are no fields: one, or none."""
+    if not run.series:
+        return []
+    run.world.on_root(lambda: run.transaction.lock(*run.series))
+    steps = run.options.steps
+    return [SeriesRows(run.world, task, run.series, steps.every or 1, steps.steps or 1)]
+
+
+def _abandon(stepper: Stepper, frames: Frames | None, kept: Sequence[KeepsState]) -> None:
     """End what a loop that fails has under way."""
     stepper.drop_graphs()
-    for one in (frames, *(additions.kept if additions else ())):
+    for one in (frames, *kept):
         if one is not None:
             one.abandon()
 
@@ -344,6 +392,23 @@ def _seconds_beside(run: RunContext) -> float:
     """Return the seconds so far that are not the loop's: kernels are compiled when it is known of how many
     steps and with the first frame, and the last frames are completed after the last step."""
     return run.world.phases.seconds("prepare") + run.world.phases.seconds("frames")
+
+
+def _one_by_one(additions: Additions | None, series: Sequence[SeriesRows]) -> bool:
+    """Return whether no kernel takes several steps: something is done before each, or reads halos then."""
+    before = additions is not None and additions.before_step is not None
+    return before or any(one.series.reads_halo for one in series)
+
+
+def _unfinished_rows(series: Sequence[SeriesRows]) -> list[Path]:
+    return [file for one in series for file in one.unfinished]
+
+
+def _warn_of_lowered(world: World, stepper: Stepper, steps: StepOptions) -> None:
+    """Warn if fewer steps than asked for lie between two exchanges."""
+    if stepper.lowered:
+        asked, taken = steps.steps_per_exchange, stepper.steps_per_exchange
+        world.warn(f"{option('steps_per_exchange', asked)} is lowered to {taken}: {stepper.lowered}")
 
 
 def _warn_of_single_steps(world: World, reason: str) -> None:
@@ -371,18 +436,21 @@ def _frames(
     run: RunContext,
     task: Task,
     checkpoints: Checkpoints,
-    state: SavedState | None,
+    start: StepStart,
     additions: Additions | None = None,
 ) -> Frames | None:
-    """Return what writes frames, which a checkpoint waits for; None if there are none. Collective.
+    """Restore the observers, and return what writes frames, which a checkpoint waits for; None if there are
+    none. Collective.
 
     Of a run that fails, frames in a folder and checkpoints stay.
     """
-    first, colors = (state.step, state.colors) if state else (0, None)
-    content = additions.content if additions else None
-    resume = run.options.stream.resume
-    frames = open_frames(run.world, task, run.options.steps, first, colors, content, resume=resume)
-    if frames is not None:
+    state, frames = start.state, None
+    if state is not None:
+        restore(checkpoints, state)
+    if start.frames is not None:
+        first, colors = (state.step, state.colors) if state else (0, None)
+        content = additions.content if additions else None
+        frames = Frames(run.world, task, run.options.steps, start.frames, first, colors, content)
         checkpoints.before = frames.flush
     if frames is not None or checkpoints.interval is not None:
         run.transaction.keep_files()
@@ -393,12 +461,6 @@ def _unfinished(checkpoints: Checkpoints, frames: Frames | None) -> list[Path]:
     """Return what to remove, besides outputs, if the run fails."""
     found = [] if frames is None or frames.partial is None else [frames.partial]
     return found + ([] if checkpoints.interval is None else [checkpoints.folder.partial])
-
-
-def _own(run: RunContext, files: Sequence[Path]) -> list[Path]:
-    """Lock files that observers write, and return them as they are called until they are complete."""
-    run.world.on_root(lambda: run.transaction.lock(*files))
-    return [partial_path(file, run.world.run_id) for file in files]
 
 
 def _observed(until: Until | StoppingRule | None, checkpoints: Checkpoints, frames: Frames | None) -> Record:
@@ -451,11 +513,13 @@ def _observers(
     frames: Frames | None,
     until: Until | StoppingRule | None,
     checkpoints: Checkpoints,
+    series: Sequence[SeriesRows],
 ) -> list[StepObserver]:
     """Return the observers.
 
-    The check for finite values is before checkpoints: none may have other values. Checkpoints are the last:
-    the step at which `until` stops the run gets none, or a run resumed from it would go on.
+    Series are after what stops the run: they compute the row of a step before it. The check for finite values
+    is before checkpoints: none may have other values. Checkpoints are the last: the step at which `until`
+    stops the run gets none, or a run resumed from it would go on.
     """
     found: list[StepObserver] = [*additions.observers] if additions else []
     if steps.check_finite is not None:
@@ -466,6 +530,7 @@ def _observers(
         found.append(until)
     if until is not None and not isinstance(until, Until):
         checkpoints.more = until.to_save
+    found += series
     if steps.checkpoint is not None:
         found.append(checkpoints)
     return found
@@ -485,13 +550,14 @@ def _exchange_fraction(run: RunContext, before: float, seconds: float, *, by_ker
 
 def _slowest(
     world: World, exchanged: int = 0, fraction: float | None = None
-) -> tuple[float, int, float | None]:
-    """Return the least rate at which a rank copies memory while all do, and of all ranks the most bytes
-    exchanged and the largest fraction of the loop that this took; None if a rank has none. Collective."""
+) -> tuple[float, float, int, float | None]:
+    """Return the rate at which this rank copies memory while all do, and the least of all ranks; of all ranks
+    the most bytes exchanged and the largest fraction of the loop that this took; None if a rank has none.
+    Collective."""
     world.control.barrier()  # ranks may share a memory: all measure at once, each its share
-    everyone = world.control.allgather((world.backend.copy_rate(), exchanged, fraction))
-    rates, counts, fractions = zip(*everyone, strict=True)
-    return min(rates), max(counts), None if None in fractions else max(fractions)
+    own = world.backend.copy_rate()
+    rates, counts, fractions = zip(*world.control.allgather((own, exchanged, fraction)), strict=True)
+    return own, min(rates), max(counts), None if None in fractions else max(fractions)
 
 
 def _rates(task: Task, taken: int, seconds: float, copy: float) -> dict[str, Any]:

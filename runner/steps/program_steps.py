@@ -54,8 +54,8 @@ class ProgramStepper(Stepper):
                 self.halo_taken = self.world.arrays.label.replace(",", " ").split()[0].lower()
             self.world.control.barrier()
 
-    def advance(self, steps: int, *, last: bool = False) -> None:
-        """Take so many steps."""
+    def advance(self, steps: int, *, last: bool = False, ahead: int = 0) -> None:
+        """Take so many steps. last, ahead: as of `Stepper`; there is nothing to save."""
         backend, recorder = self.world.backend, self.world.recorder
         name = 0 if recorder is None else recorder.name("step")
         begin = backend.mark() if backend.asynchronous else None

@@ -208,33 +208,6 @@ class WholeGraph(Graph):
             near.append(around)
         return self.load(number, dtype, tuple(near), component)
 
-    def operation(self, op: str, dtype: np.dtype[Any], operands: Sequence[Node], line: int = 0) -> Node:
-        """Return an operation; a choice by position without what no position selects.
-
-        An array put together from parts that cover it, as np.roll does, has no condition left.
-        """
-        span = _span(operands[0]) if op == "where" else None
-        if span is None:
-            return super().operation(op, dtype, operands, line)
-        axis, low, high = span
-        _, chosen, other = operands
-        while other.op == "where" and (beside := _span(other.operands[0])) is not None:
-            axis_of_other, first, last = beside
-            if axis_of_other != axis or first > high or low > last:
-                break
-            union = min(low, first), max(high, last)
-            if union == (low, high):
-                other = other.operands[2]
-            elif union[0] <= 0 and union[1] >= self.space[axis]:
-                other = other.operands[1]
-            elif other.operands[1] is chosen:
-                (low, high), other = union, other.operands[2]
-            else:
-                break
-        if low <= 0 and high >= self.space[axis]:
-            return chosen
-        return super().operation("where", dtype, (self.inside(axis, low, high), chosen, other), line)
-
     def moved(self, nodes: Iterable[Node], shift: Offset) -> list[Node]:
         """Return the same values for the position that is `shift` ahead.
 
@@ -331,15 +304,6 @@ class WholeGraph(Graph):
             if node.op in ("place", "inside") and node.value[0] == axis:
                 return True
         return False
-
-
-def _span(condition: Node) -> tuple[int, int, int] | None:
-    """Return the axis, the first position and the one after the last for which a condition is true; None for
-    one that is not about positions one after the other."""
-    if condition.op != "inside" or condition.value[0] < 0 or condition.value[3] != 1:
-        return None
-    axis, low, high, _ = condition.value
-    return axis, low, high
 
 
 def _reads(nodes: Iterable[Node]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.operations import inexact_operations
+from meshrun.runner.compiler.passes.ends import narrowed
 from meshrun.runner.compiler.trace.graph import FREE, Extents, Node, Operand, Program, in_order
 from meshrun.runner.compiler.whole.graph import Definition, Reduction, ValueCheck, WholeGraph
 from meshrun.runner.compiler.whole.sizes import subgrid_of
@@ -64,9 +65,9 @@ class WholeProgram:
 
     space: lengths of the axes that are split. wraps: of each input, the axes of space along which it is read
     around the end of space. changed: the inputs that the function changes, by number. series: results that
-    are no fields. written: of the arrays that stages write, by number, the node that computes their cells.
-    reduced: likewise, of the results of reductions along some axes. values: what defines each scalar.
-    checks: see `WholeGraph`.
+    are no fields. lost: the changed inputs that are no results, and the line of the first change. between: of
+    the arrays between stages, by number, what computes them: a node for each cell, or a reduction along some
+    axes. values: what defines each scalar. checks: of values, in the function's order.
     """
 
     space: Shape
@@ -75,15 +76,25 @@ class WholeProgram:
     graph: WholeGraph
     changed: tuple[int, ...]
     series: tuple[WholeSeries, ...] = ()
-    written: Mapping[int, Node] = field(default_factory=dict)
-    reduced: Mapping[int, Reduction] = field(default_factory=dict)
+    lost: Mapping[int, int] = field(default_factory=dict)
+    between: Mapping[int, Node | Reduction] = field(default_factory=dict)
     values: Mapping[int, Definition] = field(default_factory=dict)
     checks: tuple[ValueCheck, ...] = ()
 
     @property
+    def written(self) -> dict[int, Node]:
+        """The arrays that stages write, by number: the node that computes their cells."""
+        return {number: one for number, one in self.between.items() if isinstance(one, Node)}
+
+    @property
+    def reduced(self) -> dict[int, Reduction]:
+        """The results of reductions along some axes, by number."""
+        return {number: one for number, one in self.between.items() if isinstance(one, Reduction)}
+
+    @property
     def staged(self) -> bool:
         """Whether one pass over the cells cannot compute it."""
-        return bool(self.written or self.reduced or self.values)
+        return bool(self.between or self.values)
 
     @cached_property
     def program(self) -> Program:
@@ -91,7 +102,7 @@ class WholeProgram:
         dimensions = len(self.space)
         inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.inputs)
         outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.outputs)
-        results = tuple(one.nodes for one in self.outputs)
+        results = narrowed(self.graph, [one.nodes for one in self.outputs], (0,) * dimensions, self.space)
         program = Program(dimensions, inputs, outputs, results, self.graph, lengths=self.space)
         return program if program.has_places else replace(program, lengths=())
 
@@ -110,6 +121,8 @@ class WholeProgram:
 
     def footprint(self, number: int) -> Extents:
         """Return how far from the own position an array is read, per axis: cells before and after."""
+        if not self.staged and not self.series:
+            return self.program.footprint(number)
         offsets = [node.offset for node in self.nodes if node.op == "load" and node.input == number]
         return tuple(
             (max((-at[axis] for at in offsets), default=0), max((at[axis] for at in offsets), default=0))

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made, taken
 from meshrun.runner.compiler.whole.between.cuts import resolved
 from meshrun.runner.compiler.whole.between.reductions import REDUCTIONS
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
-from meshrun.runner.compiler.whole.graph import InputValue, WholeGraph
+from meshrun.runner.compiler.whole.graph import InputValue, Reduction, WholeGraph
 from meshrun.runner.compiler.whole.module import Module, rebound
 from meshrun.runner.compiler.whole.points import Listed
 from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram, WholeSeries
@@ -78,9 +80,13 @@ def _traced(
         fields, numbers = _separate(returned, arrays, *names)
         outputs = _outputs(recorder, fields, names[0])
         series = [_series(recorder, name, one) for name, one in zip(names[1], numbers, strict=True)]
-    changed = tuple(number for number, one in enumerate(arrays) if one._storage.changed)
-    parts = graph.between, graph.reduced, dict(enumerate(graph.values)), tuple(recorder.checks)
-    return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed, tuple(series), *parts)
+    changed = {number: one._storage.line for number, one in enumerate(arrays) if one._storage.changed}
+    kept = [one._storage for one in fields if isinstance(one, Whole)]
+    lost = {number: line for number, line in changed.items() if arrays[number]._storage not in kept}
+    between: dict[int, Node | Reduction] = {**graph.between, **graph.reduced}
+    parts = between, dict(enumerate(graph.values)), tuple(recorder.checks)
+    results = tuple(outputs), graph, tuple(changed), tuple(series), lost
+    return WholeProgram(space, tuple(inputs), *results, *parts)
 
 
 def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
@@ -141,8 +147,19 @@ def _series(recorder: Tracing, name: str, value: Any) -> WholeSeries:
     return WholeSeries(name, one.shape, one.dtype, nodes, position, (), 0)
 
 
+def _check_apart(fields: Sequence[Any], names: Sequence[str]) -> None:
+    """Refuse results that share memory: each would change with the other in the next step."""
+    for (name, one), (other, two) in combinations(zip(names, fields, strict=True), 2):
+        if not (isinstance(one, Whole) and isinstance(two, Whole)) or one._storage is not two._storage:
+            continue
+        apart = {one._part, two._part} == {"real", "imag"}
+        if not apart and np.intersect1d(one._cells, two._cells).size:
+            raise NotTraceable(f"returns {name} and {other}, which share memory", f"{other}.copy()")
+
+
 def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> list[WholeOutput]:
     """Return the results that are fields."""
+    _check_apart(fields, names)
     outputs = []
     for name, one in zip(names, fields, strict=True):
         if not isinstance(one, Whole) or one._recorder is not recorder:

@@ -111,12 +111,13 @@ def chunks_of(
     sources: Sequence[Source],
     sinks: Sequence[Sink],
     options: StreamOptions,
-    rows: int | None,
+    memory: Sequence[MemoryUse],
+    rows: int | None = None,
 ) -> Chunks:
-    """Return the chunks of `task.partition`, the same on every rank. Collective.
+    """Return the chunks of `task.partition`, the same on every rank.
 
-    rows: rows of an unfinished run's chunks, which are kept. Raises UserError if not even the smallest chunk
-    fits.
+    memory: what each rank may use. rows: rows of an unfinished run's chunks, which are kept. Raises UserError
+    if not even the smallest chunk fits.
     """
     chunked = [sink for sink in sinks if sink.chunks]
     if chunked and math.prod(task.partition.grid) > 1:
@@ -126,9 +127,8 @@ def chunks_of(
             hint=f"no {option('grid')}",
             everywhere=True,
         )
-    everyone = world.control.allgather(world.collective_call(lambda: limits(world, options)))
     files = Files(source_chunks=file_chunks(sources), sink_chunks=_common_rows(sinks))
-    facts = Facts(world.size, world.backend.asynchronous, least(everyone), files)
+    facts = Facts(world.size, world.backend.asynchronous, least(memory), files)
     return plan_chunks(task, facts, options, rows)
 
 

@@ -223,37 +223,35 @@ class Checkpoints:
 
 
 def find_state(checkpoints: Checkpoints, *, resume: bool) -> SavedState | None:
-    """Return the state to continue from, and restore observers; None to start at the beginning. Collective.
+    """Return the state to continue from; None to start at the beginning. On rank 0.
 
     Raises UserError if there are checkpoints and the run is not resumed, if another program left them, or if
     they are not before the last step.
     """
     folder = checkpoints.folder
+    state = folder.newest()
+    if state is None:
+        if checkpoints.interval is not None:
+            folder.check_place()
+        return None
+    if not resume:
+        raise UserError(
+            f"an earlier run of {folder.output} left checkpoints, the last after step {state.step:,}",
+            hint=f"the same command with {option('resume', True)}, or {folder.discard}",
+        )
+    folder.check(state, checkpoints.fingerprint())
+    if state.step >= checkpoints.steps:
+        raise UserError(
+            f"the checkpoint of {folder.output} is not before the last step",
+            got=option("steps", checkpoints.steps),
+            expected=f"at least {state.step + 1}: the checkpoint is of step {state.step}",
+        )
+    return state
 
-    def find() -> SavedState | None:
-        state = folder.newest()
-        if state is None:
-            if checkpoints.interval is not None:
-                folder.check_place()
-            return None
-        if not resume:
-            raise UserError(
-                f"an earlier run of {folder.output} left checkpoints, the last after step {state.step:,}",
-                hint=f"the same command with {option('resume', True)}, or {folder.discard}",
-            )
-        folder.check(state, checkpoints.fingerprint())
-        if state.step >= checkpoints.steps:
-            raise UserError(
-                f"the checkpoint of {folder.output} is not before the last step",
-                got=option("steps", checkpoints.steps),
-                expected=f"at least {state.step + 1}: the checkpoint is of step {state.step}",
-            )
-        return state
 
-    found: SavedState | None = checkpoints.world.on_root(find)
-    if found is not None:
-        warn_of_unknown(checkpoints.world, checkpoints.task.job.name, checkpoints.inputs)
-        checkpoints.set_hint()
-        for one in checkpoints.observers:
-            one.restore(found.values.get(one.name))
-    return found
+def restore(checkpoints: Checkpoints, state: SavedState) -> None:
+    """Restore the observers from the state that the run continues from. Collective."""
+    warn_of_unknown(checkpoints.world, checkpoints.task.job.name, checkpoints.inputs)
+    checkpoints.set_hint()
+    for observer in checkpoints.observers:
+        observer.restore(state.values.get(observer.name))

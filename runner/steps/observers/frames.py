@@ -440,48 +440,41 @@ class Frames:
         self._pictures.write(step, picture)
 
 
-def open_frames(
+def check_frames_fit(
     world: World,
     task: Task,
     options: StepOptions,
     first: int,
-    colors: Colors | None = None,
     content: FrameContent | None = None,
     *,
     resume: bool = False,
-) -> Frames | None:
-    """Check the options of frames and return their writer; None if there are none. Collective.
+) -> int | None:
+    """Check the options of frames; return the number of the input that they show, None without frames. On
+    rank 0.
 
-    first: the step at which the run starts. colors: of the checkpoint that it is resumed from. content: what
-    frames show; None: one input. resume: frames of an earlier attempt may be in their folder. Raises
-    UserError before the first step for an unknown format, an unknown field, or frames that do not fit the
-    disk.
+    first: the step at which the run starts. content: what frames show; None: one input. resume: frames of an
+    earlier attempt may be in their folder. Raises UserError for an unknown format, an unknown field, or
+    frames that do not fit the disk.
     """
     if options.frames is None or options.every is None:
         return None
     path, every = Path(options.frames), options.every
     names = [field.name for field in task.fields]
-    fed = [name for name in names if name in task.job.feeds]
-
-    def check() -> Frames:
-        again = range(0, (options.steps or 0) + 1, every) if resume else range(0)
-        check_frames(path, resume=first > 0, again=again, arrays=content is None)
-        if content is not None and (options.frame_field or path.suffix.lower() in ARRAYS):
-            name = option("frame_field", options.frame_field) if options.frame_field else path
-            raise UserError(f"frames show the {content.name}, as pictures", got=name)
-        chosen = options.frame_field or fed[0]
-        if chosen not in names:
-            raise UserError(f"{option('frame_field')} names no input", got=chosen, expected=", ".join(names))
-        frames = Frames(world, task, options, names.index(chosen), first, None, content)
-        if 0 in frames.shape and path.suffix.lower() not in ARRAYS:
-            raise UserError(f"frames show {chosen}, which has no cells", hint=f"leave {option('frames')} out")
-        parent = path.parent if path.parent.is_dir() else Path()
-        hint = f"a larger {option('every')}, or another disk"
-        check_room(parent, frames.bytes, f"{frames.count:,} frames", path, hint)
-        return frames
-
-    place = world.on_root(lambda: check().place)
-    return Frames(world, task, options, place, first, colors, content)
+    again = range(0, (options.steps or 0) + 1, every) if resume else range(0)
+    check_frames(path, resume=first > 0, again=again, arrays=content is None)
+    if content is not None and (options.frame_field or path.suffix.lower() in ARRAYS):
+        name = option("frame_field", options.frame_field) if options.frame_field else path
+        raise UserError(f"frames show the {content.name}, as pictures", got=name)
+    chosen = options.frame_field or next(name for name in names if name in task.job.feeds)
+    if chosen not in names:
+        raise UserError(f"{option('frame_field')} names no input", got=chosen, expected=", ".join(names))
+    frames = Frames(world, task, options, names.index(chosen), first, None, content)
+    if 0 in frames.shape and path.suffix.lower() not in ARRAYS:
+        raise UserError(f"frames show {chosen}, which has no cells", hint=f"leave {option('frames')} out")
+    parent = path.parent if path.parent.is_dir() else Path()
+    hint = f"a larger {option('every')}, or another disk"
+    check_room(parent, frames.bytes, f"{frames.count:,} frames", path, hint)
+    return frames.place
 
 
 def _shape_of(view: Slices, shape: Shape) -> Shape:

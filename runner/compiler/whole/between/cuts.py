@@ -179,8 +179,7 @@ def _with_arrays(program: WholeProgram, needed: _Needed, kept: set[int]) -> Whol
     return replace(
         program,
         outputs=outputs,
-        written=written,
-        reduced=reduced,
+        between={**written, **reduced},
         values=values | uniform.made,
         checks=checks,
     )
@@ -238,6 +237,7 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
     for node, load in chosen.items():
         operands = of(node.operands)
         written[load.input] = rebuilt(graph, node, operands)
+    reduced = {number: replace(one, nodes=of(one.nodes)) for number, one in program.reduced.items()}
     values: dict[int, Definition] = {
         number: replace(one, nodes=of(one.nodes)) if isinstance(one, Reduction) else one
         for number, one in program.values.items()
@@ -245,8 +245,7 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
     return replace(
         program,
         outputs=tuple(replace(one, nodes=of(one.nodes)) for one in program.outputs),
-        written=written,
-        reduced={number: replace(one, nodes=of(one.nodes)) for number, one in program.reduced.items()},
+        between={**written, **reduced},
         values=values,
     )
 
