@@ -201,7 +201,8 @@ class DeviceKernel:
 
     def prepare(self, shape: Shape) -> None:
         """Compile the kernel of one pass for results of this shape. Raises NotCompiled."""
-        self._pass(shape)
+        stepped = self.row > 0 and self.most_steps == 1 and self.stores_beyond
+        self._pass(shape, beyond=stepped and self._beyond is not None)
 
     def _pass(
         self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False

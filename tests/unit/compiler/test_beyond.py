@@ -12,6 +12,7 @@ from fused import GXX, cases, example, launchers, same, widths_of
 from nvrtc_log import log_of
 from step_runs import PAD, beyond_ends
 
+from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.beyond import Beyond, Sides, cells_beyond, sides_word
 from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit, finds_ends, launch_arguments
 from meshrun.runner.compiler.trace.evaluate import evaluate
@@ -134,6 +135,29 @@ def test_what_is_read_beyond_the_ends_is_what_the_next_pass_reads() -> None:
     assert cells_beyond(program, feeds, "constant") is None
     assert cells_beyond(example("axpy", "float64"), [0], "wrap") is None
     assert sides_word(((True, False), (False, True))) == 0b1001
+
+
+def test_the_kernel_of_steps_is_compiled_when_it_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And launched by a pass that stores beyond some side; one that stores nothing is another kernel."""
+    compiled: list[bool] = []
+
+    def compile_source(kernel: DeviceKernel, source: str, name: str) -> Any:
+        compiled.append("copy_beyond" in source)
+        return lambda *launch: None
+
+    monkeypatch.setattr(DeviceKernel, "_compiled", compile_source)
+    monkeypatch.setattr(DeviceKernel, "most_steps", 1)
+    program = example("heat", "float32")
+    kernel = DeviceKernel(program, widths_of(program), feeds=(0,), boundary="wrap", row=70)
+    kernel.prepare((11, 70))
+    blocks, outs = cases(program, (11, 70), 0)
+    kernel.bind(blocks, outs, (0, 0), sides=[(True, True)])
+    assert compiled == [True]
+    kernel.bind(blocks, outs, (0, 0), sides=[(False, False)])
+    assert compiled == [True, False]
+    plain = DeviceKernel(program, widths_of(program), feeds=(0,), boundary="constant", row=70)
+    plain.prepare((11, 70))
+    assert compiled == [True, False, False]
 
 
 @pytest.mark.parametrize(
