@@ -8,7 +8,7 @@ from typing import Any
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import single_pass
-from meshrun.runner.compiler.cuda.steps.layout import NotFusable
+from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel, interior
 from meshrun.runner.compiler.decide import not_one_kernel
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
@@ -77,24 +77,40 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
             f"streams tiles of {stepping.valid + 2 * stepping.margin} columns, {stepping.valid} valid",
         ),
         ("memory", f"each cell read and written once in {counted(steps, 'step')}"),
+        *_edges(stepping),
     ]
     return KernelReport(stepping.source, facts + _registers(stepping.source, stepping.name, options))
 
 
+def _edges(kernel: StepKernel) -> list[tuple[str, str]]:
+    """Return how far cells near the array's ends read, if that is further than those between."""
+    inside, facts = interior(kernel.program), []
+    for axis, ends in enumerate(kernel.ends[-kernel.program.axes :]):
+        reads = [inside.footprint(number)[axis] for number in kernel.feeds]
+        between = max(max(one) for one in reads)
+        if ends.reach <= between:
+            continue
+        wider = kernel.radius[axis - kernel.program.axes] > between
+        cost = "all cells are computed with that reach" if wider else f"others with a reach of {between}"
+        facts.append((f"axis {axis}", f"edges read {ends.reach} cells away; {cost}"))
+    return facts
+
+
 def _facts(program: Program, *, cpu: bool) -> list[tuple[str, str]]:
+    inside = interior(program)  # of the cells that are not near the array's ends
     moved = sum(one.dtype.itemsize * one.components for one in (*program.inputs, *program.outputs))
-    widest = max(node.dtype.itemsize for node in program.nodes)
+    widest = max(node.dtype.itemsize for node in inside.nodes)
     least = moved * OPERATIONS_PER_BYTE[8 if widest == 8 else 4]
-    limit = "memory" if common_operations(program) < least else "arithmetic"
+    limit = "memory" if common_operations(inside) < least else "arithmetic"
     inexact = inexact_operations(program.nodes)
     facts = [(one.name, f"read {_extents(program, number)}") for number, one in enumerate(program.inputs)]
     facts += [
-        ("a cell", f"{counted(moved, 'byte')} of memory, {counted(program.operations, 'operation')}"),
+        ("a cell", f"{counted(moved, 'byte')} of memory, {counted(inside.operations, 'operation')}"),
         ("limit", f"{limit}: a GPU computes about {least:.0f} operations while it moves these bytes"),
     ]
-    if branches := branch_costs(program):
+    if branches := branch_costs(inside):
         together = "a row's segment" if cpu else "a thread"
-        common = counted(common_operations(program), "operation")
+        common = counted(common_operations(inside), "operation")
         facts.append(("branches", f"{common} for cells of {together} that take none"))
         facts += [(f"line {one.line}" if one.line else "", _branch(one)) for one in branches]
     if inexact:

@@ -18,8 +18,12 @@ from whole_functions import compiled, programs
 
 from meshrun.runner.compiler.cuda.steps.kernel import build
 from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel, Tuning, layout_of
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program
 from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
+from meshrun.runner.plan.task import plan_task
+from meshrun.runner.run.declare import distribute
+from meshrun.runner.run.kernel_report import kernel_report
 
 pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")
 
@@ -436,6 +440,28 @@ def test_edges_that_read_too_far_are_refused() -> None:
     program, _ = traced(Case(far), (40, 50))
     with pytest.raises(NotFusable, match="reads 7 cells beside its own"):
         layout_of(program, (0,))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("dirichlet", {}),
+        ("neumann", dict.fromkeys(["axis 0", "axis 1"], "edges read 2 cells away; others with a reach of 1")),
+        (
+            "periodic_by_hand",
+            {
+                "axis 0": "edges read 3 cells away; all cells are computed with that reach",
+                "axis 1": "edges read 3 cells away; others with a reach of 1",
+            },
+        ),
+    ],
+)
+def test_the_report_says_how_far_edges_read(name: str, says: dict[str, str]) -> None:
+    types = [((40, 50), np.dtype(kind)) for kind in CASES[name].dtypes]
+    job = with_inferred_halo(distribute(CASES[name].function), types, {})
+    facts = dict(kernel_report(plan_task(job, {}, types, 1), "strict", 2, cpu=False).facts)
+    assert {fact: text for fact, text in facts.items() if fact.startswith("axis")} == says
+    assert facts["a cell"] == "8 bytes of memory, 7 operations"
 
 
 @settings(max_examples=max(settings.default.max_examples // 6, 1), deadline=None)
