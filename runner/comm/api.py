@@ -61,6 +61,10 @@ class Arrays(Protocol):
     def capturable(self) -> bool:
         """Whether a CUDA graph can hold exchanges: they are work of the device alone."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the next messages need no connection to be made first; the same on every rank."""
+
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         """Start all messages as one group. Messages between two ranks arrive in the order sent."""
 
@@ -125,43 +129,3 @@ class Control(Arrays, Protocol):
 
     def abort(self, status: int) -> None:
         """End every rank of the run immediately."""
-
-
-class ForwardedControl:
-    """The methods of `Control` beyond those of `Arrays`, forwarded to `control`; a base of wrappers.
-
-    A wrapper overrides those that it changes, and `split`, whose parts it wraps too.
-    """
-
-    control: Control
-    trail: Trail | None = None  # the wrapped communicator has one
-
-    @property
-    def rank(self) -> int:
-        return self.control.rank
-
-    @property
-    def size(self) -> int:
-        return self.control.size
-
-    @property
-    def library(self) -> str:
-        return self.control.library
-
-    def barrier(self) -> None:
-        self.control.barrier()
-
-    def broadcast(self, value: Any) -> Any:
-        return self.control.broadcast(value)
-
-    def allgather(self, value: Any) -> list[Any]:
-        return self.control.allgather(value)
-
-    def shared_memory_size(self) -> int | None:
-        return self.control.shared_memory_size()
-
-    def counters(self) -> Counters:
-        return self.control.counters()
-
-    def abort(self, status: int) -> None:
-        self.control.abort(status)

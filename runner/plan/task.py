@@ -96,8 +96,19 @@ class TaskKernel(Protocol):
         outs: Sequence[Array],
         first: Sequence[int],
         scalars: Array | None = None,
+        sides: Sequence[tuple[bool, bool]] = (),
     ) -> Callable[[], None]:
-        """Return what does the same as a call with these arrays, whenever it is called."""
+        """Return what does the same as a call with these arrays, whenever it is called.
+
+        sides: per axis but the last, whether it also stores the cells before the first one and after the last
+        one of `outs` that equal own ones, as far as the next pass reads them. Only if it `stores_beyond`;
+        each axis with a side is longer than its halo.
+        """
+
+    @property
+    def stores_beyond(self) -> bool:
+        """Whether the next pass reads no other cells beyond the array than `bind` can store, or than a
+        constant boundary has, which no pass changes."""
 
     @property
     def capturable(self) -> bool:
@@ -532,7 +543,7 @@ def plan_task(
     common = min(len(one) for one, _ in inputs)
     widths = normalize(job.halo_for(parameters), common)
     check_widths(widths, shape[:common])
-    parts = parse_grid(str(ranks) if grid is None else grid, shape, ranks)
+    parts = (ranks, *(1,) * (len(shape) - 1)) if grid is None else parse_grid(grid, shape, ranks)
     constant = job.cval if cval is None else cval
     fields = []
     for name, (one, of_one), subgrid in zip(job.arrays, inputs, subgrids, strict=True):

@@ -8,10 +8,11 @@ from typing import Any
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import single_pass
-from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel, interior
+from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel
 from meshrun.runner.compiler.decide import not_one_kernel
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
+from meshrun.runner.compiler.passes.ends import ends_of, interior
 from meshrun.runner.compiler.passes.real_parts import in_real_parts
 from meshrun.runner.compiler.trace.graph import Program, merge_components
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -97,20 +98,28 @@ def _edges(kernel: StepKernel) -> list[tuple[str, str]]:
 
 
 def _facts(program: Program, *, cpu: bool) -> list[tuple[str, str]]:
-    inside = interior(program)  # of the cells that are not near the array's ends
+    inner, ends = interior(program), ends_of(program)
     moved = sum(one.dtype.itemsize * one.components for one in (*program.inputs, *program.outputs))
-    widest = max(node.dtype.itemsize for node in inside.nodes)
+    widest = max(node.dtype.itemsize for node in inner.nodes)
     least = moved * OPERATIONS_PER_BYTE[8 if widest == 8 else 4]
-    limit = "memory" if common_operations(inside) < least else "arithmetic"
+    limit = "memory" if common_operations(inner) < least else "arithmetic"
     inexact = inexact_operations(program.nodes)
-    facts = [(one.name, f"read {_extents(program, number)}") for number, one in enumerate(program.inputs)]
+    facts = [(one.name, f"read {_extents(inner, number)}") for number, one in enumerate(program.inputs)]
     facts += [
-        ("a cell", f"{counted(moved, 'byte')} of memory, {counted(inside.operations, 'operation')}"),
+        ("a cell", f"{counted(moved, 'byte')} of memory, {counted(inner.operations, 'operation')}"),
         ("limit", f"{limit}: a GPU computes about {least:.0f} operations while it moves these bytes"),
     ]
-    if branches := branch_costs(inside):
+    if inner is not program:
+        cells = " x ".join(f"{before} + {after}" for before, after in ends)
+        facts.append(("at the ends", f"{counted(program.operations, 'operation')}, of {cells} cells"))
+        facts += [
+            ("", f"{one.name} read {_extents(program, number)}")
+            for number, one in enumerate(program.inputs)
+            if program.footprint(number) != inner.footprint(number)
+        ]
+    if branches := branch_costs(inner):
         together = "a row's segment" if cpu else "a thread"
-        common = counted(common_operations(inside), "operation")
+        common = counted(common_operations(inner), "operation")
         facts.append(("branches", f"{common} for cells of {together} that take none"))
         facts += [(f"line {one.line}" if one.line else "", _branch(one)) for one in branches]
     if inexact:

@@ -129,7 +129,7 @@ def open_files(run: RunContext, inputs: Sequence[str | Path], outputs: Sequence[
     sources: list[Source] = []
     if folder is None:
         with run.world.phases("read"):
-            forms = forms_of_inputs(options.form, len(opened))
+            forms = None if options.form is None else forms_of_inputs(options.form, len(opened))
             sources = open_decoded(opened, forms, options.stream.host_memory)
     check_no_overwrite(job, run.parameters, (paths, targets), sources, options)
     return OpenedFiles(paths, targets, folder, sources, states)

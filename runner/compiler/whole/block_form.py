@@ -42,6 +42,14 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
     _check_sizes(job, arrays)
     try:
         program = trace_whole(job.function, arrays, parameters, job.output_names, series=job.series)
+        for number, line in program.lost.items():
+            if job.arrays[number] not in job.feeds:
+                refusal = NotTraceable(
+                    f"changes its input {job.arrays[number]}, which is no result and which no result feeds",
+                    f"a copy, {job.arrays[number]}.copy(), or return it",
+                )
+                refusal.line = line
+                raise refusal
         footprints = [program.footprint(number) for number in range(len(arrays))]
         halo = tuple(
             (max(0, *(one[axis][0] for one in footprints)), max(0, *(one[axis][1] for one in footprints)))
@@ -49,11 +57,11 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
         )
         points = point_writes(program.program, halo)
     except NotTraceable as reason:
-        line = f", line {reason.line}" if reason.line else ""
+        at = f", line {reason.line}" if reason.line else ""
         file = job.function.__code__.co_filename if hasattr(job.function, "__code__") else ""
         raise UserError(
             f"job {job.name} cannot be computed in blocks",
-            why=f"it {reason.reason}{f' ({file}{line})' if line else ''}",
+            why=f"it {reason.reason}{f' ({file}{at})' if at else ''}",
             hint=reason.hint,
         ) from reason
     return replace(

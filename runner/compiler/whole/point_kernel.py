@@ -23,6 +23,7 @@ class PointKernel:
     sends: ClassVar[bool] = False
     finds_ends: ClassVar[Sequence[int]] = ()
     capturable: ClassVar[bool] = False
+    stores_beyond: ClassVar[bool] = False
 
     @property
     def aligned(self) -> bool:
@@ -53,8 +54,10 @@ class PointKernel:
         outs: Sequence[Array],
         first: Sequence[int],
         scalars: Array | None = None,
+        sides: Sequence[tuple[bool, bool]] = (),
     ) -> Callable[[], None]:
         """Return the launches of one pass; see `TaskKernel`."""
+        assert not sides
         dense = self.dense.bind(blocks, outs, first, scalars)
         return functools.partial(self._run, dense, [*blocks], [*outs], tuple(first), scalars)
 

@@ -7,9 +7,10 @@ so that an index is a place whatever the length of an axis is; a program is of o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from meshrun.runner.compiler.passes.ends import narrowed
 from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
-from meshrun.runner.compiler.whole.functions import FUNCTIONS
+from meshrun.runner.compiler.whole.functions.shifts import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.module import Module, rebound
 from meshrun.runner.compiler.whole.points import Listed
@@ -73,7 +74,7 @@ class WholeProgram:
 
     space: lengths of the axes that are split. wraps: of each input, the axes of space along which it is read
     around the end of space. changed: the inputs that the function changes, by number. series: results that
-    are no fields.
+    are no fields. lost: the changed inputs that are no results, and the line of the first change.
     """
 
     space: Shape
@@ -82,6 +83,7 @@ class WholeProgram:
     graph: WholeGraph
     changed: tuple[int, ...]
     series: tuple[WholeSeries, ...] = ()
+    lost: Mapping[int, int] = field(default_factory=dict)
 
     @cached_property
     def program(self) -> Program:
@@ -168,8 +170,10 @@ def _traced(
         fields, numbers = _separate(returned, arrays, *names)
         outputs = _outputs(recorder, fields, names[0])
         series = [_series(recorder, name, one) for name, one in zip(names[1], numbers, strict=True)]
-    changed = tuple(number for number, one in enumerate(arrays) if one._storage.changed)
-    return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed, tuple(series))
+    changed = {number: one._storage.line for number, one in enumerate(arrays) if one._storage.changed}
+    kept = [one._storage for one in fields if isinstance(one, Whole)]
+    lost = {number: line for number, line in changed.items() if arrays[number]._storage not in kept}
+    return WholeProgram(space, tuple(inputs), tuple(outputs), graph, tuple(changed), tuple(series), lost)
 
 
 def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
@@ -227,8 +231,19 @@ def _series(recorder: Tracing, name: str, value: Any) -> WholeSeries:
     return WholeSeries(name, one.shape, one.dtype, nodes, position, (), 0)
 
 
+def _check_apart(fields: Sequence[Any], names: Sequence[str]) -> None:
+    """Refuse results that share memory: each would change with the other in the next step."""
+    for (name, one), (other, two) in combinations(zip(names, fields, strict=True), 2):
+        if not (isinstance(one, Whole) and isinstance(two, Whole)) or one._storage is not two._storage:
+            continue
+        apart = {one._part, two._part} == {"real", "imag"}
+        if not apart and np.intersect1d(one._cells, two._cells).size:
+            raise NotTraceable(f"returns {name} and {other}, which share memory", f"{other}.copy()")
+
+
 def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> list[WholeOutput]:
     """Return the results that are fields."""
+    _check_apart(fields, names)
     outputs = []
     for name, one in zip(names, fields, strict=True):
         if not isinstance(one, Whole) or one._recorder is not recorder:
