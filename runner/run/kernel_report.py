@@ -8,7 +8,7 @@ from typing import Any
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import single_pass
-from meshrun.runner.compiler.cuda.steps.layout import NotFusable
+from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel
 from meshrun.runner.compiler.decide import not_one_kernel
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
@@ -91,6 +91,7 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
             f"streams tiles of {stepping.valid + 2 * stepping.margin} columns, {stepping.valid} valid",
         ),
         ("memory", f"each cell read and written once in {counted(steps, 'step')}"),
+        *_edges(stepping),
     ]
     return KernelReport(stepping.source, facts + _registers(stepping.source, stepping.name, options))
 
@@ -138,10 +139,24 @@ def _stage(staged: StagedProgram, stage: Stage) -> str:
     return f"reduces ({reduction.ufunc}, line {reduction.line}) over {axes}: {source}"
 
 
+def _edges(kernel: StepKernel) -> list[tuple[str, str]]:
+    """Return how far cells near the array's ends read, if that is further than those between."""
+    inside, facts = interior(kernel.program), []
+    for axis, ends in enumerate(kernel.ends[-kernel.program.axes :]):
+        reads = [inside.footprint(number)[axis] for number in kernel.feeds]
+        between = max(max(one) for one in reads)
+        if ends.reach <= between:
+            continue
+        wider = kernel.radius[axis - kernel.program.axes] > between
+        cost = "all cells are computed with that reach" if wider else f"others with a reach of {between}"
+        facts.append((f"axis {axis}", f"edges read {ends.reach} cells away; {cost}"))
+    return facts
+
+
 def _facts(program: Program, *, cpu: bool) -> list[tuple[str, str]]:
     inner, ends = interior(program), ends_of(program)
     moved = sum(one.dtype.itemsize * one.components for one in (*program.inputs, *program.outputs))
-    widest = max(node.dtype.itemsize for node in program.nodes)
+    widest = max(node.dtype.itemsize for node in inner.nodes)
     least = moved * OPERATIONS_PER_BYTE[8 if widest == 8 else 4]
     limit = "memory" if common_operations(inner) < least else "arithmetic"
     inexact = inexact_operations(program.nodes)
