@@ -167,7 +167,8 @@ def _facts(program: Program, *, cpu: bool) -> list[tuple[str, str]]:
     ]
     if inner is not program:
         cells = " x ".join(f"{before} + {after}" for before, after in ends)
-        facts.append(("at the ends", f"{counted(program.operations, 'operation')}, of {cells} cells"))
+        operations = counted(program.operations, "operation")
+        facts.append(("at the ends", f"{operations} for the first + last cells of each axis: {cells}"))
         facts += [
             ("", f"{one.name} read {_extents(program, number)}")
             for number, one in enumerate(program.inputs)
