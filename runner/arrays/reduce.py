@@ -26,6 +26,7 @@ COMBINE = {"sum": "add", "min": "minimum", "max": "maximum"}
 WHOLE = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
 COMBINED = {name: "maximum" if name == "take" else name for name in (*WHOLE, "take")}
 NO_INDEX = np.iinfo(np.int64).max
+DEVICE_SLAB = 1 << 30  # likewise on a device, whose launches take long
 SLAB = 4 << 20  # bytes of cells that are combined at a time
 
 
@@ -253,7 +254,8 @@ def _combine_nodes(
 
 def _combine_cells(factors: tuple[Array, ...], out: Array, combine: Combine) -> None:
     """Combine 2^k cells along the last axis, pair by pair, into `out`: some rows of other axes at a time."""
-    rows = max(SLAB // max(out[:1].size * factors[0].shape[-1] * out.itemsize, 1), 1) if out.ndim else 1
+    slab = SLAB if isinstance(out, np.ndarray) else DEVICE_SLAB
+    rows = max(slab // max(out[:1].size * factors[0].shape[-1] * out.itemsize, 1), 1) if out.ndim else 1
     for first in range(0, len(out) if out.ndim else 1, rows):
         part = slice(first, first + rows) if out.ndim else ...
         cells = factors[0][part].astype(out.dtype, copy=False)

@@ -33,8 +33,8 @@ from meshrun.runner.report.phases import Phases
 from meshrun.runner.world.world import World
 
 SLOT = np.dtype(np.uint64)
-# Bytes of cells that are computed and reduced at once, while they are in a cache.
-SLAB = {"cpu": 1 << 20, "cuda": 16 << 20}
+# Bytes of cells that are computed and reduced at once: in a cache; on a device, all.
+SLAB = {"cpu": 1 << 20, "cuda": 1 << 60}
 
 
 class ValueSlots:
@@ -80,6 +80,7 @@ class ProgramRun:
         self._failed.fill(False)
         self._kernels: dict[int, CellKernel] = {}
         self._bound: dict[tuple[int, ...], Callable[[], None]] = {}
+        self._reduced: dict[tuple[int, Shape], Array] = {}
         self.arrays = [None] * len(program.arrays)
         for number in range(program.function_inputs, len(program.arrays)):
             plan = self.plans[number]
@@ -299,9 +300,17 @@ class ProgramRun:
             slice(a, a + n + low + high)
             for a, n, (low, high) in zip(corner, lengths, cells.widths, strict=True)
         )
-        out = self.world.backend.empty(lengths, cells.program.outputs[0].dtype)
-        kernel = self._kernel(number, cells)
-        kernel.bind([block[around] for block in blocks], [out], first, self.values.row)()
+        # The memory, and the kernel bound to it, are kept: parts of one shape share the memory.
+        if (number, lengths) not in self._reduced:
+            dtype = cells.program.outputs[0].dtype
+            self._reduced[number, lengths] = self.world.backend.empty(lengths, dtype)
+        out = self._reduced[number, lengths]
+        key = number, *first, *(id(self.arrays[place]) for place in cells.reads)
+        if key not in self._bound:
+            kernel = self._kernel(number, cells)
+            given = [block[around] for block in blocks]
+            self._bound[key] = kernel.bind(given, [out], first, self.values.row)
+        self._bound[key]()
         return out[every]
 
 
