@@ -15,6 +15,7 @@ from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit
+from meshrun.runner.compiler.passes.real_parts import in_real_parts
 from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
 from meshrun.runner.region import Shape
 from meshrun.runner.system.compiler import find_compiler
@@ -82,28 +83,38 @@ def _spoil(block: Array, first: Sequence[int], widths: Extents, shape: Shape) ->
         block[(slice(None),) * axis + (beyond,)] = 99
 
 
-def compile_texts(folder: Path, programs: Sequence[Program], **options: Any) -> list[Run]:
+def compile_texts(
+    folder: Path, programs: Sequence[Program], *, ends: str = "", row: int = 0, **options: Any
+) -> list[Run]:
     """Return what runs the CUDA text of each program, one thread after the other.
 
-    options: of `emit`. Blocks that are smaller than the tile are computed cell by cell.
+    ends: the boundary of rows of `row` cells, whose cells beyond the ends are not in memory. options: of
+    `emit`. Blocks that are smaller than the tile are computed cell by cell.
     """
-    merged = [merge_components(program)[0] for program in programs]
-    kernels = [[emit(one, **options), emit(one, lengths=(1,) * one.axes)] for one in merged]
+    merged = [merge_components(in_real_parts(program))[0] for program in programs]
+    kernels = [
+        [emit(one, ends=ends, **options), emit(one, ends=ends, lengths=(1,) * one.axes)] for one in merged
+    ]
     launches = iter(launchers(folder, [one for each in kernels for one in each]))
     runs: list[Run] = []
     for program, each in zip(programs, kernels, strict=True):
-        runs.append(TextKernel(program, [(one, next(launches)) for one in each]))
+        compiled = [(one, next(launches)) for one in each]
+        runs.append(TextKernel(program, compiled, ends, row))
     return runs
 
 
 class TextKernel(DeviceKernel):
     """A kernel of one pass whose texts are compiled for the host."""
 
-    def __init__(self, program: Program, compiled: Sequence[tuple[PassKernel, Launch]]) -> None:
-        super().__init__(program, halo_of(program))
+    def __init__(
+        self, program: Program, compiled: Sequence[tuple[PassKernel, Launch]], ends: str, row: int
+    ) -> None:
+        super().__init__(program, halo_of(program), boundary=ends or "none", row=row)
         self.compiled = compiled
 
-    def _pass(self, shape: Shape, apart: bool = False, wide: bool = False) -> tuple[PassKernel, Launch]:
+    def _pass(
+        self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False
+    ) -> tuple[PassKernel, Launch]:
         lengths = (*shape[: self.program.axes - 1], math.prod(shape[self.program.axes - 1 :]))
         return next(
             (kernel, launch)
@@ -116,8 +127,9 @@ def compile_loops(folder: Path, programs: Sequence[Program]) -> list[Run]:
     """Return what runs the C++ of each program."""
     compiler = find_compiler()
     assert compiler is not None
-    loaded = host.library(host_source.source(programs), compiler, folder)
+    real = [in_real_parts(program) for program in programs]
+    loaded = host.library(host_source.source(real), compiler, folder)
     return [
-        HostKernel(program, halo_of(program), host.HostProgram(program, loaded, number))
-        for number, program in enumerate(programs)
+        HostKernel(program, halo_of(program), host.HostProgram(parts, loaded, number))
+        for number, (program, parts) in enumerate(zip(programs, real, strict=True))
     ]

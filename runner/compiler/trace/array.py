@@ -36,6 +36,7 @@ _UFUNCS = """
 """
 UFUNCS = frozenset(_UFUNCS.split())
 COMPUTABLE = "?bhilqBHILQefdFD"  # NumPy's codes of dtypes
+NOT_FOREIGN = ("", "numpy", "cupy", "meshrun", "runner")
 COMPARISONS = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
 
 REDUCTIONS: Mapping[np.ufunc, Any] = {
@@ -75,6 +76,17 @@ class TracedCall(ABC):
         while frame is not None and frame.f_code.co_filename != self._file:
             frame = frame.f_back
         return frame.f_lineno if frame else 0
+
+    def library(self) -> str:
+        """Return the library, other than NumPy, that the user's file calls now; "" if it calls none."""
+        frame: types.FrameType | None = sys._getframe(1)
+        name = ""
+        while frame is not None and frame.f_code.co_filename != self._file:
+            name = frame.f_globals.get("__name__", "")
+            frame = frame.f_back
+        package = name.partition(".")[0]
+        own = (*NOT_FOREIGN, *sys.stdlib_module_names)
+        return "" if frame is None or package in own else ".".join(name.split(".")[:2])
 
     @abstractmethod
     def operand(self, value: Any, like: np.dtype[Any] | None = None) -> TracedArray:
@@ -123,6 +135,7 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
     FOREIGN: ClassVar[tuple[str, str]]
     dtype: np.dtype[Any]
     _recorder: Any  # of the class's own kind
+    _weak: type | None = None  # of a value that is a Python number, its type
     _part: str  # "real" or "imag", of a view of these parts of complex numbers; else ""
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -228,6 +241,13 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
     __float__ = __int__ = __complex__ = __index__ = _as_number
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        library = self._recorder.library()
+        if library:
+            raise NotTraceable(
+                f"calls {library} with an array that is cut over ranks",
+                f"{self.MODULE}.roll, {self.MODULE}.pad and slices; or @meshrun.map_blocks(fuse='off'), "
+                "whose blocks are NumPy's arrays",
+            )
         raise NotTraceable(*self.FOREIGN)
 
     def __getattr__(self, name: str) -> Any:
@@ -236,7 +256,8 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
             raise AttributeError(name)
         if hasattr(np.ndarray, name) and callable(getattr(np, name, None)):
             return partial(getattr(np, name), self)
-        raise NotTraceable(f"uses .{name} of an array, which is not traced")
+        refusal = self.untraced(name, np.empty, (), {})
+        raise NotTraceable(f"uses .{name} of an array, which is not traced", refusal.hint)
 
     def copy(self, order: str = "C") -> Any:
         return self.new(self.read())
@@ -276,8 +297,9 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
         # What other functions do.
         if method == "reduce" and ufunc in REDUCTIONS:
             reduction: Any = REDUCTIONS[ufunc]
-            (out,) = options.pop("out", None) or (None,)
-            return reduction(*inputs, axis=options.pop("axis", 0), out=out, **options)
+            (out,) = options.get("out") or (None,)
+            others = {name: value for name, value in options.items() if name not in ("axis", "out")}
+            return reduction(*inputs, axis=options.get("axis", 0), out=out, **others)
         if method == "outer":
             first, second = (one if isinstance(one, TracedArray) else np.asarray(one) for one in inputs)
             spread = first[(Ellipsis,) + (None,) * second.ndim]
@@ -389,7 +411,7 @@ def is_typed(value: Any) -> bool:
 def weak_dtype(value: Any) -> Any:
     """Return an operand's dtype, or the type of a Python number, to resolve a loop's types (NEP 50)."""
     if is_typed(value):
-        return value.dtype
+        return getattr(value, "_weak", None) or value.dtype
     if isinstance(value, bool):
         return np.dtype(bool)
     for kind in (int, float, complex):
@@ -447,7 +469,10 @@ def elementwise(recorder: TracedCall, ufunc: Any, inputs: Sequence[Any], dtype: 
     name = ufunc.__name__
     if name == "conjugate" and kinds[-1].kind != "c":
         return recorder.result(layout, operands[0], kinds[-1])
-    return recorder.result(layout, recorder.each(name, kinds[-1], *operands), kinds[-1])
+    result = recorder.result(layout, recorder.each(name, kinds[-1], *operands), kinds[-1])
+    if not any(isinstance(weak_dtype(one), np.dtype) for one in inputs):  # Python's operators on its numbers
+        result._weak = {"b": bool, "f": float, "c": complex}.get(kinds[-1].kind, int)
+    return result
 
 
 def within_range(inputs: Sequence[Any]) -> Sequence[Any]:

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.array import choose
-from meshrun.runner.compiler.trace.composites import take
+from meshrun.runner.compiler.trace.functions.composites import take
 from meshrun.runner.compiler.trace.graph import PLACE, Node, compute, in_order
 from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, made
+from meshrun.runner.compiler.whole.functions.outside import as_table, protected
 
 LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
 
@@ -60,7 +61,7 @@ class Module:
         if isinstance(object, (list, tuple)) and any(isinstance(one, Whole) for one in object):
             return np.stack(object)
         if not isinstance(object, Whole):
-            return np.array(object, dtype, copy=copy, **options)
+            return as_table(np.array(object, dtype, copy=copy, **options))
         return object.astype(object.dtype if dtype is None else dtype)
 
     def _arange(self, *bounds: Any, dtype: Any = None) -> Any:
@@ -134,7 +135,8 @@ class Module:
         # NumPy's protocol does not look at the indices.
         if isinstance(indices, Whole) or isinstance(a, Whole):
             return take(a, indices, axis, out, mode)
-        return np.take(a, indices, axis, out, mode)  # type: ignore[call-overload]
+        of_numpy: Any = np.take
+        return of_numpy(a, indices, axis, out, mode)
 
     def _fromfunction(
         self, function: Callable[..., Any], shape: Any, *, dtype: Any = float, **options: Any
@@ -188,6 +190,8 @@ class _Copies:
             if value.__name__ in ("numpy", "cupy"):
                 return self._module
             return value if _is_library(value.__name__) else _Seen(self, value)
+        if type(value) is np.ndarray:
+            return protected(value)
         if id(value) in self._made:
             return self._made[id(value)]
         plain = value.function if getattr(value, "whole", False) is True else value

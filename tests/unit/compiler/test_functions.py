@@ -85,7 +85,7 @@ def reordered(u, v):
         np.take(v, [2, 0], axis=-1),
         np.repeat(u, 2, axis=-1)[..., 1:3],
         np.tile(v, (1, 1, 2))[..., 2:4],
-        np.squeeze(u[..., 1:2]),
+        np.squeeze(u[..., 1:2]) * 1,
     )
 
 
@@ -144,7 +144,7 @@ def test_blocks_and_whole_arrays_have_numpys_bits(
         ),
         (lambda u: np.take(u, [1, 2], axis=0), "gathers cells", "slices"),
         (lambda u: np.cross(u[..., :2], u[..., 1:]), "of other vectors", r"a\[\.\.\., 0\]"),
-        (lambda u: np.linalg.norm(u, "fro", axis=-1), "ord=fro", "sum of squares"),
+        (lambda u: np.linalg.norm(u, 0, axis=-1), "ord=0", "sum of squares"),
     ],
 )
 def test_what_has_no_bound_or_no_place_is_refused(

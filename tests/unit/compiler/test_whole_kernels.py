@@ -15,7 +15,7 @@ import whole_functions as whole
 from fused import GXX
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from whole_kernels import Run, compile_loops, compile_texts, in_blocks
+from whole_kernels import Run, block_of, compile_loops, compile_texts, halo_of, in_blocks
 
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cuda import single_pass
@@ -28,23 +28,19 @@ needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
 F4, F8 = np.dtype("f4"), np.dtype("f8")
 
 
-def cube(u):
-    """Heat in a cube with faces written by index, and a source in its middle."""
-    new = u.copy()
-    sides = u[2:, 1:-1, 1:-1] + u[:-2, 1:-1, 1:-1] + u[1:-1, 2:, 1:-1] + u[1:-1, :-2, 1:-1]
-    sides = sides + u[1:-1, 1:-1, 2:] + u[1:-1, 1:-1, :-2]
-    new[1:-1, 1:-1, 1:-1] += 0.1 * (sides - 6 * u[1:-1, 1:-1, 1:-1])
-    new[0], new[-1] = 1, new[-2]
-    new[:, 0] = new[:, 1]
-    new[..., -1] = 2
-    new[6, 5, 4] += 3
-    return new
-
-
 def line(u):
     new = u * 0.5
     new[0], new[-2:] = u[1], 3
     new[1:-1] += u[2:]
+    return new
+
+
+def turned(u):
+    """Complex numbers, turned by a quarter."""
+    new = u * 0.5
+    new[1:-1] += 1j * u[2:] - u[:-2]
+    new[0] = 0
+    new[:, -1] = u[:, -2]
     return new
 
 
@@ -101,13 +97,15 @@ PLANES = (
 
 def cases() -> dict[str, Case]:
     found = {"divided": case(divided, whole.field(23, 37, dtype="i4"))}
+    numbers = whole.field(23, 17) + 1j * whole.field(23, 17, seed=1)
+    found["turned"] = case(turned, numbers.astype("c8"))
     found["wave"] = case(whole.wave, whole.field(20, 17), whole.field(20, 17, seed=1), names=("u", "before"))
     for number, function in enumerate(PLANES):
         for dtype in ("f4", ("u1", "f2", "f8", "i4")[number % 4]):
             with suppress(TypeError):  # NumPy refuses it
                 found[f"{function.__name__} {dtype}"] = case(function, whole.field(23, 37, dtype=dtype))
     for dtype in ("f4", "f8", "f2"):
-        found[f"cube {dtype}"] = case(cube, whole.field(12, 10, 9, dtype=dtype))
+        found[f"cube {dtype}"] = case(whole.cube, whole.field(12, 10, 9, dtype=dtype))
         found[f"line {dtype}"] = case(line, whole.field(61).astype(dtype))
     return found
 
@@ -153,7 +151,34 @@ def test_random_programs(text: str, tile: tuple[int, int]) -> None:
             made.check(run)
 
 
-MUTANTS = {"no rows at an end": ((0, 0), (2, 2)), "no columns at an end": ((1, 1), (0, 0))}
+def rolled(u):
+    """Rows whose ends meet, with edges all the same."""
+    new = u + np.roll(u, 1, 1) - np.roll(u, -2, 1) + np.roll(u, 1, 0)
+    new[0] = 3
+    new[:, 0] = new[:, 1]
+    new[:, -1] = u[:, 3]
+    return new
+
+
+@needs_compiler
+@pytest.mark.parametrize("options", [{}, {"tile": (2, 4)}])
+@pytest.mark.parametrize("dtype", ["f4", "u1", "f8"])
+def test_cells_beyond_the_ends_of_whole_rows_need_not_be_in_memory(
+    dtype: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    made = case(rolled, whole.field(20, 43, dtype=dtype))
+    widths, (array,), (wanted,) = halo_of(made.program), made.arrays, made.wanted
+    low, high = widths[1]
+    (run,) = compile_texts(tmp_path, [made.program], ends="wrap", row=43, **options)
+    for first, last in ((0, 7), (7, 20), (0, 20)):
+        block = block_of(array, (first, 0), (last, 43), widths)
+        block[:, :low] = block[:, block.shape[1] - high :] = 99
+        out = np.zeros((last - first, 43), wanted.dtype)
+        run([block], [out], (first, 0))
+        assert out.tobytes() == wanted[first:last].tobytes()
+
+
+MUTANTS = {"no rows at an end": ((0, 0), (1, 1)), "no columns at an end": ((1, 1), (0, 0))}
 
 
 @needs_compiler
@@ -162,7 +187,7 @@ def test_the_comparison_finds(mutant: str, tmp_path: Path, monkeypatch: pytest.M
     launch = single_pass.launch_arguments
 
     def at_the_first_cell(*given: Any) -> Any:
-        return launch(*given[:4], [0, 0], given[5])
+        return launch(*given[:4], [0, 0], *given[5:])
 
     if mutant == "edges of each block":
         monkeypatch.setattr(single_pass, "launch_arguments", at_the_first_cell)
@@ -185,7 +210,7 @@ def program_of(function: Callable[..., Any], *shape: int, dtype: str = "f4") -> 
 
 def test_the_interior_has_no_conditions_of_edges() -> None:
     heat = program_of(whole.heat, 64, 48)
-    assert ends_of(heat) == ((1, 1), (2, 2))
+    assert ends_of(heat) == ((1, 1), (1, 1))
     assert not interior(heat).has_places
     assert interior(heat).footprint(0) == ((1, 1), (1, 1))
     assert heat.footprint(0) == ((1, 1), (2, 2))
