@@ -15,7 +15,7 @@ import numpy as np
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import single_pass
-from meshrun.runner.compiler.cuda.beyond import Beyond, Sides, cells_beyond
+from meshrun.runner.compiler.cuda.beyond import MOST_BYTES, Beyond, Sides, cells_beyond
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
 from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, Sending, StepKernel, Tuning
@@ -201,7 +201,9 @@ class DeviceKernel:
 
     def prepare(self, shape: Shape) -> None:
         """Compile the kernel of one pass for results of this shape. Raises NotCompiled."""
-        stepped = self.row > 0 and self.most_steps == 1 and self.stores_beyond
+        operands = (*self.program.inputs, *self.program.outputs)
+        small = math.prod(shape) * sum(one.dtype.itemsize for one in operands) <= MOST_BYTES
+        stepped = self.row > 0 and self.most_steps == 1 and self.stores_beyond and small
         self._pass(shape, beyond=stepped and self._beyond is not None)
 
     def _pass(
