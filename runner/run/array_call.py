@@ -20,7 +20,7 @@ from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.in_memory import Pipeline
-from meshrun.runner.maps.split_probe import check_split
+from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.values import whole_number
 from meshrun.runner.plan.task import Task, check_feeds, masked_cells, plan_task
@@ -163,7 +163,7 @@ def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, A
         return kept[1]
     task = plan_task(with_inferred_halo(job, types, parameters), parameters, types, 1)
     task, _ = fused(world, task, None, "strict", steps)
-    check_split(world, task)
+    world.on_root(lambda: refuse_split(world, task))
     if key is not None:
         with _LOCK:
             _KEPT[key] = job, task  # the job, so that no other one has its id

@@ -141,7 +141,6 @@ def _in_chunks(run: RunContext, prepared: Prepared, results: tuple[ArrayType, ..
         options.stream,
         prepared.memory,
         run.transaction,
-        world.phases,
         run.inputs,
         run.progress.stream,
     )

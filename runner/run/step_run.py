@@ -221,7 +221,6 @@ def run_in_passes(
         sinks,
         replace(options.stream, resume=False),
         prepared.memory,
-        run.world.phases,
         lambda folder: run.transaction.track_partial(*partials, folder),
         run.progress.stream,
         run.world.warn,

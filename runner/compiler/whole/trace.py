@@ -19,7 +19,7 @@ from meshrun.runner.compiler.passes.ends import narrowed
 from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
-from meshrun.runner.compiler.whole.functions import FUNCTIONS
+from meshrun.runner.compiler.whole.functions.shifts import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.module import Module, rebound
 from meshrun.runner.compiler.whole.points import Listed

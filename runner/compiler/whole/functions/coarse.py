@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace import composites, functions
 from meshrun.runner.compiler.trace.array import MOST_COMPONENTS, stored
-from meshrun.runner.compiler.trace.functions import LONGEST_SUM
+from meshrun.runner.compiler.trace.functions import basic, composites
+from meshrun.runner.compiler.trace.functions.basic import LONGEST_SUM
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Whole, inner_shape, made
 
@@ -102,7 +102,7 @@ def sum_(
     a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, **options: Any
 ) -> Any:
     """Record numpy.sum; of groups of cells along several axes, in NumPy's order."""
-    plain: Callable[..., Any] = functions.FUNCTIONS[np.sum]
+    plain: Callable[..., Any] = basic.FUNCTIONS[np.sum]
     axes = sorted(one % a.ndim for one in axis) if isinstance(axis, tuple) else []
     if len(axes) < 2 or options or not _are_groups(a, axes):
         return plain(a, axis, dtype, out, keepdims, **options)
@@ -122,7 +122,7 @@ def mean(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims:
     """Record numpy.mean; of groups of cells along several axes, in NumPy's order."""
     axes = sorted(one % a.ndim for one in axis) if isinstance(axis, tuple) else []
     if len(axes) < 2 or not _are_groups(a, axes):
-        return functions.mean(a, axis, dtype, out, keepdims)
+        return basic.mean(a, axis, dtype, out, keepdims)
     kind = np.mean(np.ones(1, a.dtype), dtype=dtype).dtype
     total = sum_(a, axis, kind, None, keepdims)
     return np.divide(total, kind.type(a.size // total.size), **({} if out is None else {"out": out}))
