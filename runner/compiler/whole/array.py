@@ -326,7 +326,7 @@ class Whole(TracedArray):
         return Whole(self._recorder, self._storage, self._axes, self._fixed, self._cells, kind, name)
 
     def reshape(self, *shape: Any, order: str = "C") -> Any:
-        return np.reshape(self, shape[0] if len(shape) == 1 else shape, order)  # type: ignore[call-overload]
+        return self._recorder.functions[np.reshape](self, shape[0] if len(shape) == 1 else shape, order)
 
     def reduce_cells(self, name: str, axes: Sequence[int], dtype: Any, out: Any, keepdims: bool) -> Any:
         raise NotTraceable(f"reduces the cells of an array (numpy.{name})")
