@@ -148,7 +148,7 @@ class Tracing(TracedCall):
         along = [Along(axis, 0, step, n) for axis, (step, n) in enumerate(zip(steps, shape, strict=False))]
         return (*along, *(Inner(length) for length in shape[len(along) :]))
 
-    def filled(self, shape: Any, value: Any, dtype: Any) -> Any:
+    def filled(self, shape: Any, value: Any, dtype: Any = None) -> Any:
         """Return numpy.full's result, as a traced array if it has an axis of space."""
         wanted = tuple(map(operator.index, (shape,) if isinstance(shape, (int, np.integer)) else shape))
         kind = np.asarray(value).dtype if dtype is None else np.dtype(dtype)
