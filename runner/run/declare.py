@@ -158,7 +158,7 @@ class DeclaredJob(TypedJob[Function_contra]):
         return reduced_job(self)
 
     def __repr__(self) -> str:
-        return f"<meshrun job {self.name} ({', '.join(self.arrays)} -> {', '.join(self.output_names)})>"
+        return f"<meshrun job {self.name} ({', '.join(self.arrays)} -> {', '.join(self.result_names)})>"
 
     def __call__(self, *arrays: Any, **parameters: Any) -> Any:
         """Apply the job to whole arrays in this process. Returns the result; a tuple if there are several."""

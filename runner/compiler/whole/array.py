@@ -149,7 +149,7 @@ class Tracing(TracedCall):
         along = [Along(axis, 0, step, n) for axis, (step, n) in enumerate(zip(steps, shape, strict=False))]
         return (*along, *(Inner(length) for length in shape[len(along) :]))
 
-    def filled(self, shape: Any, value: Any, dtype: Any) -> Any:
+    def filled(self, shape: Any, value: Any, dtype: Any = None) -> Any:
         """Return numpy.full's result, as a traced array if it has an axis of space."""
         wanted = tuple(map(operator.index, (shape,) if isinstance(shape, (int, np.integer)) else shape))
         kind = np.asarray(value).dtype if dtype is None else np.dtype(dtype)
@@ -334,7 +334,7 @@ class Whole(TracedArray):
         return Whole(self._recorder, self._storage, self._axes, self._fixed, self._cells, kind, name)
 
     def reshape(self, *shape: Any, order: str = "C") -> Any:
-        return np.reshape(self, shape[0] if len(shape) == 1 else shape, order)  # type: ignore[call-overload]
+        return self._recorder.functions[np.reshape](self, shape[0] if len(shape) == 1 else shape, order)
 
     def copy(self, order: str = "C") -> Any:
         if self._axes or isinstance(self, Scalar):

@@ -71,7 +71,11 @@ def subgrid_of(shape: Shape, space: Shape) -> Subgrid:
 
 
 def steps_of(shape: Shape, space: Shape) -> list[int]:
-    """Return the steps along the leading axes of an array that suit those of space."""
+    """Return the steps along the leading axes of an array that the function makes, as suits space.
+
+    It is a coarse grid if it is one along all axes. Along a single one it may be a short table: only half as
+    many elements are a grid.
+    """
 
     def steps() -> Iterator[int | None]:
         before = 1
@@ -82,7 +86,9 @@ def steps_of(shape: Shape, space: Shape) -> list[int]:
             before = step or 1
             yield step
 
-    return [step for step in takewhile(lambda step: step is not None, steps()) if step is not None]
+    found = [step for step in takewhile(lambda step: step is not None, steps()) if step is not None]
+    is_grid = len(found) == len(space) and (len(space) > 1 or found == [2])
+    return found if is_grid else [*takewhile(lambda step: step == 1, found)]
 
 
 def only_own(graph: WholeGraph, nodes: Sequence[Node], subgrid: Subgrid, space: Shape) -> list[Node]:

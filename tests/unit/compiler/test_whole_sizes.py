@@ -138,6 +138,21 @@ def test_space_of_shapes(shapes: list[tuple[int, ...]], space: tuple[int, ...]) 
     assert space_of(shapes) == space
 
 
+def tables(u):
+    """Short arrays that the function makes are no coarse grids."""
+    w = np.zeros(5)
+    w[1], w[2] = 2, 3
+    pair = np.ones((5, 2))
+    half = np.zeros((u.shape[0] // 2, u.shape[1] // 2))
+    half[...] = u[::2, ::2] * w[1]
+    return u * w[1] + w[2] * pair[4, 1], half
+
+
+def test_tables_beside_coarse_grids() -> None:
+    check(tables, field(40, 80), names=("u", "half"))
+    check(lambda u: u * np.full(10, 3.0)[2], field(80), names=("u",))
+
+
 @given(
     length=st.integers(1, 40), step=st.sampled_from([1, 2, 4]), less=st.integers(0, 1),
     first=st.integers(0, 45), more=st.integers(0, 45),

@@ -13,9 +13,8 @@ from meshrun.runner.compiler.trace.functions import composites
 from meshrun.runner.compiler.trace.functions.basic import full_like, slices
 from meshrun.runner.compiler.trace.graph import PLACE, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.whole import coarse
 from meshrun.runner.compiler.whole.array import Along, Whole, made
-from meshrun.runner.compiler.whole.functions import masks, products
+from meshrun.runner.compiler.whole.functions import coarse, masks, products
 from meshrun.runner.compiler.whole.functions.padding import lengthened, pad
 from meshrun.runner.compiler.whole.module import evaluated
 
