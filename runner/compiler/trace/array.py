@@ -135,6 +135,7 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
     FOREIGN: ClassVar[tuple[str, str]]
     dtype: np.dtype[Any]
     _recorder: Any  # of the class's own kind
+    _weak: type | None = None  # of a value that is a Python number, its type
     _part: str  # "real" or "imag", of a view of these parts of complex numbers; else ""
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -296,8 +297,9 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
         # What other functions do.
         if method == "reduce" and ufunc in REDUCTIONS:
             reduction: Any = REDUCTIONS[ufunc]
-            (out,) = options.pop("out", None) or (None,)
-            return reduction(*inputs, axis=options.pop("axis", 0), out=out, **options)
+            (out,) = options.get("out") or (None,)
+            others = {name: value for name, value in options.items() if name not in ("axis", "out")}
+            return reduction(*inputs, axis=options.get("axis", 0), out=out, **others)
         if method == "outer":
             first, second = (one if isinstance(one, TracedArray) else np.asarray(one) for one in inputs)
             spread = first[(Ellipsis,) + (None,) * second.ndim]
@@ -409,7 +411,7 @@ def is_typed(value: Any) -> bool:
 def weak_dtype(value: Any) -> Any:
     """Return an operand's dtype, or the type of a Python number, to resolve a loop's types (NEP 50)."""
     if is_typed(value):
-        return value.dtype
+        return getattr(value, "_weak", None) or value.dtype
     if isinstance(value, bool):
         return np.dtype(bool)
     for kind in (int, float, complex):
@@ -467,7 +469,10 @@ def elementwise(recorder: TracedCall, ufunc: Any, inputs: Sequence[Any], dtype: 
     name = ufunc.__name__
     if name == "conjugate" and kinds[-1].kind != "c":
         return recorder.result(layout, operands[0], kinds[-1])
-    return recorder.result(layout, recorder.each(name, kinds[-1], *operands), kinds[-1])
+    result = recorder.result(layout, recorder.each(name, kinds[-1], *operands), kinds[-1])
+    if not any(isinstance(weak_dtype(one), np.dtype) for one in inputs):  # Python's operators on its numbers
+        result._weak = {"b": bool, "f": float, "c": complex}.get(kinds[-1].kind, int)
+    return result
 
 
 def within_range(inputs: Sequence[Any]) -> Sequence[Any]:
