@@ -645,7 +645,7 @@ class _Body:
                 for other in range(program.axes)
                 for bound in ((low, high) if other == axis else (f"begin{other}", f"end{other}"))
             ]
-            lines.append(f"AtEnds::compute({', '.join(box)}, {given});")
+            lines.append(f"NearEnds::compute({', '.join(box)}, {given});")
         return [*lines, "}"]
 
     def _threads_along(self) -> list[str]:
@@ -681,7 +681,7 @@ class _Body:
         size = " * ".join(f"uint32(high{axis} - low{axis})" for axis in range(program.axes))
         empty = " || ".join(f"low{axis} >= high{axis}" for axis in range(program.axes))
         lines = [
-            f"struct AtEnds {{ OUTLINE void compute({', '.join(parameters)}) {{",
+            f"struct NearEnds {{ OUTLINE void compute({', '.join(parameters)}) {{",
             f"if ({empty}) return;",
             f"const uint32 cells = {size}, threads = blockDim.x * blockDim.y;",
             "#pragma unroll 1",

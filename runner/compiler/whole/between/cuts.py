@@ -98,7 +98,7 @@ def _cuts(program: WholeProgram, needed: _Needed, kind: str) -> dict[int, Cut]:
         own = _main_path(space, [node])
         operations = sum(one.op not in FREE for one in own)
         size = max(node.dtype.itemsize, 1)
-        rate = OPERATIONS_PER_BYTE[kind][8 if size > 4 else 4]
+        rate = OPERATIONS_PER_BYTE["cpu" if kind == "cpu" else "cuda"][8 if size > 4 else 4]
         repeated = max(len(distances) - 1, 0) * operations
         cut = Cut(number, node.line, len(distances), repeated, int(2 * size * rate))
         found[number] = cut
