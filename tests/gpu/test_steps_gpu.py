@@ -14,6 +14,7 @@ from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.step_options import SaveInterval, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.run.execute import Options, run
+from meshrun.runner.steps.blocks import StepBlocks
 
 PAD: dict[str, Any] = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}
 
@@ -53,6 +54,25 @@ def test_steps_over_three_axes_are_a_plain_loop(
     record = run(warmed, [before], [after], {}, options)
     assert record["devices"][0]["kind"] == "cuda"
     for _ in range(8):
+        field = warmed.function(padded(field, boundary))
+    assert np.load(after).tobytes() == field.tobytes()
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("shape", [(5, 4, 3), (37, 23, 29), (64, 130, 128)])
+def test_single_passes_store_the_cells_beyond_the_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: str, shape: tuple[int, ...]
+) -> None:
+    """In graphs too: no launch fills these cells between two steps."""
+    monkeypatch.setattr("meshrun.runner.compiler.compiled.DeviceKernel.most_steps", 1)
+    monkeypatch.setattr(StepBlocks, "_fill_outside", lambda *_: pytest.fail("a launch fills them"))
+    field = np.random.default_rng(1).random(shape, np.float32)
+    before, after = tmp_path / "a.npy", tmp_path / "b.npy"
+    np.save(before, field)
+    options = Options(device="cuda", boundary=boundary, fuse="require", steps=StepOptions(75))
+    record = run(warmed, [before], [after], {}, options)
+    assert record["steps"]["graph"] is True
+    for _ in range(75):
         field = warmed.function(padded(field, boundary))
     assert np.load(after).tobytes() == field.tobytes()
 
