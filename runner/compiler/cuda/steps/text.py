@@ -161,7 +161,7 @@ def file_text(name: str, folder: Path = KERNELS) -> str:
     return (folder / name).read_text(encoding="utf-8").replace("#pragma once\n", "")
 
 
-class Cells:
+class LaneCells:
     """The values of a lane's cells, as nodes for the lane's first cell.
 
     A place or a condition on it is that of a cell, whose distance from the lane's first one is the leaf's
@@ -217,7 +217,7 @@ class Writer:
     columns: int
     rows: int
     cval: float
-    cells: Cells
+    cells: LaneCells
     at_ends: bool
 
     def __post_init__(self) -> None:
@@ -426,7 +426,7 @@ def body(
     than the lane's row.
     """
     rows, columns = constants.get("H", 1), constants["C"]
-    lane = Cells(program.graph)
+    lane = LaneCells(program.graph)
     writer = Writer(layout, columns, rows, cval, lane, at_ends)
     cells = []  # plane and cell of a result, and its node
     for row, column in product(range(rows), range(columns)):
