@@ -191,7 +191,8 @@ class DeviceKernel:
         given = (merged.inputs, blocks), (merged.outputs, outs)
         apart = not all(single_pass.have_equal_pitches(*one, merged.axes) for one in given)
         wide = single_pass.is_wide([*blocks, *outs])
-        kernel, launch = self._pass(outs[0].shape, apart, wide, any(map(any, sides)))
+        sides = sides if any(map(any, sides)) else ()
+        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0)
         places = [at % n for at, n in zip(first, self.program.lengths, strict=False)]
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
         if call.grid == (0,):
@@ -200,7 +201,8 @@ class DeviceKernel:
 
     def prepare(self, shape: Shape) -> None:
         """Compile the kernel of one pass for results of this shape. Raises NotCompiled."""
-        self._pass(shape)
+        stepped = self.row > 0 and self.most_steps == 1 and self.stores_beyond
+        self._pass(shape, beyond=stepped and self._beyond is not None)
 
     def _pass(
         self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False

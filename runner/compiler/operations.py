@@ -29,13 +29,13 @@ TWO_TYPES = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "g
 
 def inexact_operations(nodes: Iterable[Node]) -> list[str]:
     """Return the names of the operations among nodes whose last bits depend on the machine."""
-    return sorted(
-        {
-            node.op
-            for node in nodes
-            if node.op in INEXACT or (node.op in INEXACT_COMPLEX and node.operands[0].dtype.kind == "c")
-        }
-    )
+    names = set()
+    for node in nodes:
+        if node.op in INEXACT:
+            names.add(node.op)
+        elif node.op in INEXACT_COMPLEX and node.operands[0].dtype.kind == "c":
+            names.add(f"complex {node.op}")
+    return sorted(names)
 
 
 def ctype(dtype: np.dtype[Any]) -> str:

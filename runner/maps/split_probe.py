@@ -50,11 +50,6 @@ class Difference:
     repeatable: bool
 
 
-def check_split(world: World, task: Task) -> None:
-    """Raise UserError on every rank if the task's result depends on how its array is cut. Collective."""
-    world.on_root(lambda: refuse_split(world, task))
-
-
 def refuse_split(world: World, task: Task) -> None:
     """Raise UserError if the task's result depends on how its array is cut. On one rank.
 
@@ -76,12 +71,6 @@ def refuse_split(world: World, task: Task) -> None:
 
 def refusal(task: Task, backend: Backend, host: str = "") -> UserError | None:
     """Return the error of a task whose result depends on how its array is cut; None for others."""
-    found = find_difference(task, backend, host)
-    return None if found is None else _error(task, found)
-
-
-def find_difference(task: Task, backend: Backend, host: str = "") -> Difference | None:
-    """Return the first difference between a small array's result and its parts' results; None without one."""
     needs = needs_of(task.job.function, len(task.shape), task.parameters)
     with hide_output(failures=False), np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -89,7 +78,7 @@ def find_difference(task: Task, backend: Backend, host: str = "") -> Difference 
             for sample in _samples(task, needs.lengths, magnitude):
                 judged, difference = _judged(sample, backend, host)
                 if difference is not None:
-                    return difference
+                    return _error(task, difference)
                 if judged:
                     break
     return None

@@ -17,6 +17,7 @@ from meshrun.runner.compiler.passes.real_parts import in_real_parts
 from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import output_types, traced
+from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.programs.stages import KernelStage, Stage, StagedProgram, ValueStage, plan_program
@@ -49,6 +50,15 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
     except NotTraceable as reason:
         raise not_one_kernel(task, reason) from reason
     facts = _facts(program, cpu=cpu)
+    points = task.job.function.points if isinstance(task.job.function, BlockFunction) else None
+    if points is not None:
+        facts.append(("points", f"{counted(points.count, 'cell')} near them are computed after the others"))
+        if steps is not None and steps > 1:
+            raise UserError(
+                f"job {task.job.name}: {steps} steps cannot be one kernel",
+                why="it writes to points in each step",
+                hint=f"leave {option('steps')} out",
+            )
     try:
         program = in_real_parts(program)
     except NotTraceable as reason:

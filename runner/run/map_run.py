@@ -147,7 +147,6 @@ def _in_chunks(run: RunContext, prepared: Prepared, results: tuple[ArrayType, ..
         options.stream,
         prepared.memory,
         run.transaction,
-        world.phases,
         run.inputs,
         run.progress.stream,
     )
@@ -199,7 +198,8 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
     # Verify and commit.
     proof = _proof(run, task, sinks)
     commit(run, sinks)
-    commit_series(run, series)
+    if series:
+        commit_series(run, series)
     run.transaction.forget_partial()
     plan = None
     if (

@@ -225,7 +225,6 @@ def run_in_passes(
         sinks,
         replace(options.stream, resume=False),
         prepared.memory,
-        run.world.phases,
         lambda folder: run.transaction.track_partial(*partials, folder),
         run.progress.stream,
         run.world.warn,
@@ -335,7 +334,8 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
     _store(run, stepper, sinks)
     proof = _verified(run, task, sinks, done, checkpoints)
     commit(run, sinks)
-    commit_series(run, series)
+    if series:
+        commit_series(run, series)
     run.transaction.forget_partial()
     checkpoints.remove()
     exchanging = _exchange_fraction(run, filled, seconds, by_kernel=stepper.exchanges_by_kernel)
@@ -397,7 +397,7 @@ def _seconds_beside(run: RunContext) -> float:
 def _one_by_one(additions: Additions | None, series: Sequence[SeriesRows]) -> bool:
     """Return whether no kernel takes several steps: something is done before each, or reads halos then."""
     before = additions is not None and additions.before_step is not None
-    return before or any(one.series.reads_halo for one in series)
+    return before or any(one.series.reads_halo(after=True) for one in series)
 
 
 def _unfinished_rows(series: Sequence[SeriesRows]) -> list[Path]:
@@ -484,7 +484,7 @@ def _observed(until: Until | StoppingRule | None, checkpoints: Checkpoints, fram
 def _sources(task: Task, sources: Sequence[Source], saved: dict[str, Source]) -> list[Source]:
     """Return the source to load each input from: a checkpoint's file, or else its own."""
     found = [saved.get(field.name, source) for field, source in zip(task.fields, sources, strict=True)]
-    return spread_sources(task, found)
+    return found if task.job.sizes is None else spread_sources(task, found)
 
 
 def _until(

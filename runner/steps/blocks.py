@@ -311,13 +311,17 @@ class StepBlocks(Generic[Block]):
 
     def _compute_by_kernel(self, piece: Piece, keep: bool) -> None:
         """Compute the cells of `piece` by the task's kernel, whose calls are bound to the blocks once."""
+        # The work of a device is timed by the loop.
+        with nullcontext() if self.world.backend.asynchronous else self.phases("kernel"):
+            for call in self._calls_of(piece, keep):
+                call()
+
+    def _calls_of(self, piece: Piece, keep: bool) -> list[Callable[[], None]]:
+        """Return what computes the cells of `piece` from the blocks; at first, kernels may be compiled."""
         key = piece, keep, *map(id, self.arrays), *map(id, self.spare.values())
         if key not in self._calls:
             self._calls[key] = self._bound_calls(piece, keep)
-        # The work of a device is timed by the loop.
-        with nullcontext() if self.world.backend.asynchronous else self.phases("kernel"):
-            for call in self._calls[key]:
-                call()
+        return self._calls[key]
 
     def _bound_calls(self, piece: Piece, keep: bool) -> list[Callable[[], None]]:
         """Return what computes the cells of `piece` from the blocks as they lie in memory now."""

@@ -182,7 +182,7 @@ class _Writer:
         )
         zero = self.test("logical_and", *(self.test("equal", x, self.number(0, x)) for x in (real, imag)))
         by_zero = op("divide", a[0], real), op("divide", a[1], real)
-        first = self._where((zero,), by_zero, first)  # type: ignore[assignment]
+        parts = self._where((zero,), by_zero, first)
 
         # Where the imaginary part is.
         ratio = op("divide", b[0], b[1])
@@ -191,7 +191,7 @@ class _Writer:
             op("multiply", op("add", op("multiply", a[0], ratio), a[1]), scale),
             op("multiply", op("subtract", op("multiply", a[1], ratio), a[0]), scale),
         )
-        return self._where((self.test("greater_equal", real, imag),), first, second)
+        return self._where((self.test("greater_equal", real, imag),), parts, second)
 
     def _reciprocal(self, z: Parts) -> Parts:
         return self._divide((self.number(1, z[0]), self.number(0, z[0])), z)

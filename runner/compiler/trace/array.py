@@ -297,8 +297,9 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
         # What other functions do.
         if method == "reduce" and ufunc in REDUCTIONS:
             reduction: Any = REDUCTIONS[ufunc]
-            (out,) = options.pop("out", None) or (None,)
-            return reduction(*inputs, axis=options.pop("axis", 0), out=out, **options)
+            (out,) = options.get("out") or (None,)
+            others = {name: value for name, value in options.items() if name not in ("axis", "out")}
+            return reduction(*inputs, axis=options.get("axis", 0), out=out, **others)
         if method == "outer":
             first, second = (one if isinstance(one, TracedArray) else np.asarray(one) for one in inputs)
             spread = first[(Ellipsis,) + (None,) * second.ndim]

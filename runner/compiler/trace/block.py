@@ -26,10 +26,10 @@ from meshrun.runner.compiler.trace.array import (
     check_computable,
     real_dtype,
 )
-from meshrun.runner.compiler.trace.composites import FUNCTIONS
+from meshrun.runner.compiler.trace.functions.composites import FUNCTIONS
+from meshrun.runner.compiler.trace.functions.whole_axes import WHOLE_AXES, cell_axes, whole_axes
 from meshrun.runner.compiler.trace.graph import Graph, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.trace.whole_axes import WHOLE_AXES, cell_axes, whole_axes
 from meshrun.runner.region import Shape
 
 NEAR = 16  # cells by which an array's length may differ from the block's, with halos of no cells

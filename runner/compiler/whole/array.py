@@ -27,8 +27,8 @@ from meshrun.runner.compiler.trace.array import (
 )
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole.functions.masks import Picked, picked, write_masked
 from meshrun.runner.compiler.whole.graph import Reduction, ValueCheck, WholeGraph
-from meshrun.runner.compiler.whole.masks import Picked, picked, write_masked
 from meshrun.runner.compiler.whole.points import (
     MOST_POINTS,
     Listed,
@@ -43,22 +43,16 @@ from meshrun.runner.region import Shape
 
 ONE_ROW = "combines one row of an array with all rows of another"
 # What to write instead of functions that are not traced.
-ANY_OTHER = (
-    "slices, np.roll, np.where and functions of each cell; or @meshrun.job, which has the ranks' blocks"
+ANY_OTHER = "slices, np.roll, np.where and functions of each cell; or @meshrun.job, which has blocks of ranks"
+_HINTS = (
+    ("ravel flatten reshape resize", "the array in its own shape"),
+    ("frexp ldexp spacing nextafter", "np.log2 and np.exp2"),
+    ("vectorize apply_along_axis fromiter", "functions of whole arrays"),
+    ("nonzero argwhere flatnonzero extract", "np.where(condition, a, b)"),
+    ("dot matmul tensordot einsum inner", "sums of products of components"),
+    ("diagonal diag trace", "np.where(i == j, u, 0) with np.indices"),
 )
-HINTS = {
-    **dict.fromkeys(
-        ["ravel", "flatten", "reshape", "resize"], "the array as it is: np.reshape moves cells between ranks"
-    ),
-    **dict.fromkeys(["frexp", "ldexp", "spacing", "nextafter"], "np.log2 and np.exp2"),
-    **dict.fromkeys(["vectorize", "apply_along_axis", "fromiter"], "functions of whole arrays"),
-    **dict.fromkeys(
-        ["nonzero", "argwhere", "flatnonzero", "extract", "compress"], "np.where(condition, a, b)"
-    ),
-    **dict.fromkeys(["dot", "matmul", "tensordot", "einsum", "inner"], "sums of products of components"),
-    **dict.fromkeys(["diagonal", "diag", "trace"], "np.where(i == j, u, 0) with np.indices"),
-    "add.at": "u[ys, xs] += values",
-}
+HINTS = {name: hint for names, hint in _HINTS for name in names.split()}
 MOST_REVERSED = 8  # cells of a reversed axis, each of which is an operation of its own
 OTHER_AXES = "combines different axes of arrays"
 
@@ -339,6 +333,9 @@ class Whole(TracedArray):
         kind = real_dtype(self.dtype)
         return Whole(self._recorder, self._storage, self._axes, self._fixed, self._cells, kind, name)
 
+    def reshape(self, *shape: Any, order: str = "C") -> Any:
+        return np.reshape(self, shape[0] if len(shape) == 1 else shape, order)  # type: ignore[call-overload]
+
     def copy(self, order: str = "C") -> Any:
         if self._axes or isinstance(self, Scalar):
             return self.new(self.read())
@@ -475,10 +472,10 @@ class Whole(TracedArray):
             storage.changed, storage.line = True, line
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if any(isinstance(one, Picked) for one in inputs):
+            return NotImplemented  # what a condition picked stays so
         if method == "at" and inputs[0] is self:
             return accumulated(ufunc, *inputs)
-        if any(isinstance(one, Picked) for one in inputs):
-            return NotImplemented  # which says what is wrong
         return super().__array_ufunc__(ufunc, method, *inputs, **options)
 
     def _at_points(self, index: Any) -> Whole:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.array import choose
-from meshrun.runner.compiler.trace.composites import take
+from meshrun.runner.compiler.trace.functions.composites import take
 from meshrun.runner.compiler.trace.graph import PLACE, Node, compute, in_order
 from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, made
-from meshrun.runner.compiler.whole.outside import as_table, protected
+from meshrun.runner.compiler.whole.functions.outside import as_table, protected
 
 LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
 
@@ -135,7 +135,8 @@ class Module:
         # NumPy's protocol does not look at the indices.
         if isinstance(indices, Whole) or isinstance(a, Whole):
             return take(a, indices, axis, out, mode)
-        return np.take(a, indices, axis, out, mode)  # type: ignore[call-overload]
+        of_numpy: Any = np.take
+        return of_numpy(a, indices, axis, out, mode)
 
     def _fromfunction(
         self, function: Callable[..., Any], shape: Any, *, dtype: Any = float, **options: Any

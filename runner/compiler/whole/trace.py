@@ -18,7 +18,7 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_lin
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made, taken
 from meshrun.runner.compiler.whole.between.cuts import resolved
 from meshrun.runner.compiler.whole.between.reductions import REDUCTIONS
-from meshrun.runner.compiler.whole.functions import FUNCTIONS
+from meshrun.runner.compiler.whole.functions.shifts import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import InputValue, Reduction, WholeGraph
 from meshrun.runner.compiler.whole.module import Module, rebound
 from meshrun.runner.compiler.whole.points import Listed

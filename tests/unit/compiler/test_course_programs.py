@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import meshrun
 from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole.block_form import block_form
+from meshrun.runner.errors import UserError
 from tests.unit.compiler.test_whole import check, field, traced
 
 PREAMBLE = "import numpy as np\nfrom numpy import exp, sin, pi, roll, zeros_like\n"
@@ -402,12 +405,51 @@ def f(u):
     u[:, -2:] = -u[:, -3:-5:-1]
     return u
 """),
+    "a table of labels": ("f8", """
+SPEED = np.array([1.5, 0.5, 3.0, 2.0])
+PAIRS = np.array([[1.0, 2.0], [3.0, 4.0]])
+
+def f(u):
+    layer = np.where(u > 1, 2, np.where(u < -1, 0, 1))
+    weights = np.array([0.25, 0.5])
+    return u * SPEED[layer] + weights[(u > 0).astype(int)] * PAIRS[layer % 2, 1]
+"""),
     "heaviside source": ("f8", """
 def f(u):
     x = np.linspace(-1, 1, u.shape[1])
     return u + 0.1 * np.heaviside(x, 0.5) * np.interp(u, [-2, 0, 2], [1.0, 0.0, 1.0])
 """),
 }  # fmt: skip
+
+
+def products(w):
+    turn = np.array([[0.0, -1.0, 0.5], [1.0, 0.0, 0.25]])
+    sums = np.einsum("ijk,lk->ijl", w, turn) + w @ turn.T + np.dot(w, turn.T) + np.tensordot(w, turn, (2, 1))
+    return np.einsum("...k,...k->...", w, w)[..., None] + sums + np.inner(w, turn)
+
+
+def test_sums_of_products_agree_within_rounding() -> None:
+    from tests.facts.whole_positions import evaluate
+
+    w = field(19, 17, 3)
+    (found,) = evaluate(traced(products, [w], ["out"], (0, 1)), [w])
+    assert found.shape == (19, 17, 2)
+    assert np.allclose(found, products(w), rtol=1e-13, atol=1e-13)
+    with pytest.raises(NotTraceable, match="sums products of cells"):
+        traced(lambda u: u @ u.T, [field(19, 17)], ["out"])
+
+
+def test_a_change_that_no_step_would_see_is_refused() -> None:
+    @meshrun.distribute(feeds="u")
+    def cool(u, source):
+        source[0] = 1  # here
+        return u + source
+
+    fields = [((19, 17), np.dtype("f8"))] * 2
+    with pytest.raises(UserError, match=r"changes its input source.*line") as refused:
+        block_form(cool, fields, {})
+    assert "source.copy()" in str(refused.value)
+
 
 REFUSED: dict[str, tuple[str, str, str]] = {
     "scipy's filter": (

@@ -21,6 +21,8 @@ def picks(u, v):
     np.putmask(u, u < -3, v)
     np.place(v, v > 3, 0.5)
     np.copyto(u, v, where=u == 0)
+    u[u < 0] = 0.5 * u[u < 0] - 1 / (2 + u[u < 0] ** 2)
+    np.heaviside(v, 0.5, out=v)
     inside = u[2:-2, 1:-3]
     inside[inside < 0] = -inside[inside < 0]
     return u, v
@@ -114,6 +116,7 @@ def test_convolutions(mode: Any, count: int) -> None:
     ("line", "says", "hint"),
     [
         ("u[u > 0] = v[v > 0]", "different conditions", r"np\.where"),
+        ("u[u > 0] = v * u[u > 0]", "different conditions", r"np\.where"),
         ("u[u > 0] = v", "cells that a condition picks", r"a\[mask\] = b\[mask\]"),
         ("n = len(u[u > 0])", "cells that a condition picks|no len", ""),
         ("u = np.pad(u, 1, mode='empty')", "pads by mode='empty'", "constant"),

@@ -24,9 +24,9 @@ from meshrun.runner.compiler.whole.array import (
     made,
     made_scalar,
 )
-from meshrun.runner.compiler.whole.functions import FUNCTIONS as OTHERS
+from meshrun.runner.compiler.whole.functions.masks import Picked
+from meshrun.runner.compiler.whole.functions.shifts import FUNCTIONS as OTHERS
 from meshrun.runner.compiler.whole.graph import Reduction, ValueCheck
-from meshrun.runner.compiler.whole.masks import Picked
 from meshrun.runner.compiler.whole.module import evaluated
 
 NOT_GIVEN: Any = np._NoValue
@@ -198,7 +198,8 @@ def _reduction(ufunc: Any, function: Callable[..., Any]) -> Callable[..., Any]:
             raise NotTraceable("reduces the cells that a condition picks along an axis", "where=condition")
         plain = array is a and where is True and initial is NOT_GIVEN
         if inner is not None and plain and not any(isinstance(array._axes[one], Along) for one in axes):
-            return inner(a, axis, dtype, out, keep)
+            of_dtype = {} if dtype is None else {"dtype": dtype}
+            return inner(a, axis=axis, out=out, keepdims=keep, **of_dtype)
         # The dtype of NumPy's result, and the one to compute in.
         given = {} if dtype is None else {"dtype": dtype}
         kind = function(np.ones(1, array.dtype), **given).dtype

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace import functions
 from meshrun.runner.compiler.trace.array import (
     TracedArray,
     as_scalar,
@@ -19,7 +18,8 @@ from meshrun.runner.compiler.trace.array import (
     stored,
     weak_dtype,
 )
-from meshrun.runner.compiler.trace.functions import moveaxis
+from meshrun.runner.compiler.trace.functions import basic
+from meshrun.runner.compiler.trace.functions.basic import moveaxis
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 
 MOST_ENTRIES = 32  # of a table that is looked up by choices
@@ -28,12 +28,12 @@ MOST_ENTRIES = 32  # of a table that is looked up by choices
 # Ufuncs
 
 
-def _heaviside(x: Any, at_zero: Any) -> Any:
+def _heaviside(x: Any, at_zero: Any, out: Any = None) -> Any:
     kind = np.heaviside.resolve_dtypes((weak_dtype(x), weak_dtype(at_zero), None))[-1]
     recorder = recorder_of(x, at_zero)
     x, at_zero = (recorder.operand(as_scalar(v, kind)).astype(kind, copy=False) for v in (x, at_zero))
     zero, one = kind.type(0), kind.type(1)
-    return choose(np.isnan(x), x, choose(x == zero, at_zero, choose(x < zero, zero, one)))
+    return stored(choose(np.isnan(x), x, choose(x == zero, at_zero, choose(x < zero, zero, one))), out)
 
 
 def _modf(x: Any) -> Any:
@@ -311,7 +311,7 @@ def outer(a: Any, b: Any, out: Any = None) -> Any:
 
 
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    **functions.FUNCTIONS,
+    **basic.FUNCTIONS,
     np.heaviside: _heaviside,
     np.modf: _modf,
     np.divmod: _divmod,

@@ -66,9 +66,8 @@ class Picked(NDArrayOperatorsMixin):
                 f"uses numpy.{ufunc.__name__}.{method} of the cells that a condition picks",
                 "np.where(mask, a, b) first",
             )
-        options.pop("out", None)
-        result = Picked(self.mask, ufunc(*map(self._plain, inputs), **options))
-        return result
+        others = {name: value for name, value in options.items() if name != "out"}
+        return Picked(self.mask, ufunc(*map(self._plain, inputs), **others))
 
     def __array_function__(
         self, function: Callable[..., Any], kinds: Any, args: Sequence[Any], kwargs: dict[str, Any]

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace import composites
 from meshrun.runner.compiler.trace.array import Functions, choose, common_dtype, recorder_of, stored
-from meshrun.runner.compiler.trace.functions import full_like, slices
+from meshrun.runner.compiler.trace.functions import composites
+from meshrun.runner.compiler.trace.functions.basic import full_like, slices
 from meshrun.runner.compiler.trace.graph import PLACE, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.whole import masks
+from meshrun.runner.compiler.whole import coarse
 from meshrun.runner.compiler.whole.array import Along, Whole, made
+from meshrun.runner.compiler.whole.functions import masks, products
+from meshrun.runner.compiler.whole.functions.padding import lengthened, pad
 from meshrun.runner.compiler.whole.module import evaluated
-from meshrun.runner.compiler.whole.padding import lengthened, pad
 
 # Shifts
 
@@ -227,6 +228,7 @@ def _hstack(tup: Sequence[Any], **options: Any) -> Any:
 
 FUNCTIONS: Functions = {
     **composites.FUNCTIONS,
+    **coarse.FUNCTIONS,
     np.concatenate: _concatenate,
     np.roll: _roll,
     np.pad: pad,
@@ -242,5 +244,10 @@ FUNCTIONS: Functions = {
     np.copyto: masks.copyto,
     np.putmask: masks.putmask,
     np.place: masks.place,
+    np.einsum: products.einsum,
+    np.tensordot: products.tensordot,
+    np.dot: products.dot,
+    np.inner: products.inner,
+    np.matmul: products.matmul,
     np.piecewise: masks.piecewise,
 }

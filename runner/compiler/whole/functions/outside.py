@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.array import MOST_COMPONENTS, TracedArray
-from meshrun.runner.compiler.trace.composites import MOST_ENTRIES, take
+from meshrun.runner.compiler.trace.functions.composites import MOST_ENTRIES, take
 
 
 class LookupTable(np.ndarray[Any, Any]):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.functions import slices
+from meshrun.runner.compiler.trace.functions.basic import slices
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.array import Along, Inner, Whole, inner_shape, made
 
