@@ -296,16 +296,15 @@ def _var(
     out: Any = None,
     ddof: Any = 0,
     keepdims: Any = False,
-    *,
     where: Any = True,
-    mean: Any = NOT_GIVEN,
-    correction: Any = NOT_GIVEN,
+    **options: Any,
 ) -> Any:
     """numpy.var, by a second pass over the differences from the mean, as NumPy computes it."""
     array = a.cells if isinstance(a, Picked) else a
     axes, keep = _axes_of(array, axis), keepdims is True
-    if correction is not NOT_GIVEN:
-        ddof = correction
+    if unknown := options.keys() - {"mean", "correction"}:
+        raise TypeError(f"var() got an unexpected keyword argument {min(unknown)!r}")
+    ddof, mean = options.get("correction", ddof), options.get("mean", NOT_GIVEN)
     kind = np.var(np.ones(1, array.dtype), **({} if dtype is None else {"dtype": dtype})).dtype
     adding = np.dtype(np.float32) if kind == np.float16 and dtype is None else kind
     count = _count_of(a, axes, where, keepdims=True)
