@@ -198,8 +198,8 @@ def _reduction(ufunc: Any, function: Callable[..., Any]) -> Callable[..., Any]:
             raise NotTraceable("reduces the cells that a condition picks along an axis", "where=condition")
         plain = array is a and where is True and initial is NOT_GIVEN
         if inner is not None and plain and not any(isinstance(array._axes[one], Along) for one in axes):
-            typed = {} if dtype is None else {"dtype": dtype}
-            return inner(a, axis=axis, out=out, keepdims=keep, **typed)
+            of_dtype = {} if dtype is None else {"dtype": dtype}
+            return inner(a, axis=axis, out=out, keepdims=keep, **of_dtype)
         # The dtype of NumPy's result, and the one to compute in.
         given = {} if dtype is None else {"dtype": dtype}
         kind = function(np.ones(1, array.dtype), **given).dtype
@@ -296,16 +296,15 @@ def _var(
     out: Any = None,
     ddof: Any = 0,
     keepdims: Any = False,
-    *,
     where: Any = True,
-    mean: Any = NOT_GIVEN,
-    correction: Any = NOT_GIVEN,
+    **options: Any,
 ) -> Any:
     """numpy.var, by a second pass over the differences from the mean, as NumPy computes it."""
     array = a.cells if isinstance(a, Picked) else a
     axes, keep = _axes_of(array, axis), keepdims is True
-    if correction is not NOT_GIVEN:
-        ddof = correction
+    if unknown := options.keys() - {"mean", "correction"}:
+        raise TypeError(f"var() got an unexpected keyword argument {min(unknown)!r}")
+    ddof, mean = options.get("correction", ddof), options.get("mean", NOT_GIVEN)
     kind = np.var(np.ones(1, array.dtype), **({} if dtype is None else {"dtype": dtype})).dtype
     adding = np.dtype(np.float32) if kind == np.float16 and dtype is None else kind
     count = _count_of(a, axes, where, keepdims=True)
