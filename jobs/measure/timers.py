@@ -6,9 +6,11 @@ nccl-tests' loop, which counts host time around a whole sequence of collectives,
 
 from __future__ import annotations
 
+import gc
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,18 @@ if TYPE_CHECKING:
 SHORTEST_SAMPLE = 200e-6  # seconds, many times the resolution of every clock
 FEWEST_CALLS = 16  # on a GPU in a sample
 Work = Callable[[], object]
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection inside, which would be timed."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.region import Array, Region, Shape, Subgrid
@@ -27,9 +28,12 @@ def stored_type(source: Source) -> ArrayType:
 
 def open_sinks(task: Task, targets: Sequence[Path], run_id: str) -> list[Sink]:
     """Return a sink for each result of a task, which are known."""
+    pairs = zip(targets, task.known, strict=False)  # the last targets may be of series
+    if task.job.sizes is None:
+        return [open_sink(target, *known, run_id) for target, known in pairs]
     return [
         open_spread(target, task.subgrid(number), known, run_id)
-        for number, (target, known) in enumerate(zip(targets, task.known, strict=True))
+        for number, (target, known) in enumerate(pairs)
     ]
 
 
@@ -41,7 +45,7 @@ def open_spread(path: Path, subgrid: Subgrid | None, known: ArrayType, run_id: s
     shape, dtype = known
     if subgrid is None:
         return open_sink(path, shape, dtype, run_id)
-    return SpreadSink(open_sink(path, subgrid.shape, dtype, run_id), subgrid, shape)
+    return cast(Sink, SpreadSink(open_sink(path, subgrid.shape, dtype, run_id), subgrid, shape))
 
 
 def own_cells(array: Array, subgrid: Subgrid | None) -> Array:

@@ -17,6 +17,8 @@ from meshrun.runner.compiler.passes.branches import common_operations
 from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import reads_of, traced
+from meshrun.runner.compiler.whole.block_form import BlockFunction
+from meshrun.runner.compiler.whole.point_kernel import PointKernel
 from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.place import Place
 from meshrun.runner.forecast.record import plan_envelope
@@ -241,7 +243,7 @@ def _too_large(what: str, place: Place, needed: int, hint: str, more: str = "") 
 
 def _understood(task: Task, *, gpu: bool) -> tuple[Task, Program | None]:
     """Return the task with its kernel, not compiled, and the program of its function; None if it is none."""
-    if task.job.fuse == "off":
+    if task.job.fuse == "off" or task.job.program is not None:
         return task, None
     try:
         program = traced(task)
@@ -251,6 +253,10 @@ def _understood(task: Task, *, gpu: bool) -> tuple[Task, Program | None]:
     kernel: DeviceKernel | HostKernel = HostKernel(program, widths)
     if gpu:
         kernel = DeviceKernel(program, widths, "strict", task.feed_numbers, task.boundary_read, task.cval)
+    points = task.job.function.points if isinstance(task.job.function, BlockFunction) else None
+    if points is not None or task.job.series_pass is not None:
+        chosen = kernel if points is None else PointKernel(kernel, points)
+        return replace(task, reads=None, kernel=chosen), program
     return replace(task, reads=reads_of(task, program), kernel=kernel), program
 
 

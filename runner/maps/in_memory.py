@@ -68,6 +68,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         self.plans = halo_plans(self.task, self.world.rank)
+        self.region = self.plans[0].region
         low, high = self.plans[0].widths[0]
         rows = self.region.shape[0]
         partition = self.task.partition
@@ -96,11 +97,6 @@ class Pipeline:
             for one in self.task.fields
             for parts, width in zip(one.partition.grid, one.widths, strict=True)
         )
-
-    @property
-    def region(self) -> Region:
-        """This rank's own cells, in the first array's indices."""
-        return self.plans[0].region
 
     def prepare(self, arrays: Sequence[DistributedArray]) -> Task:
         """Prepare `arrays` for the first call, and determine the results' shapes and dtypes.

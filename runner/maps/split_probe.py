@@ -50,11 +50,6 @@ class Difference:
     repeatable: bool
 
 
-def check_split(world: World, task: Task) -> None:
-    """Raise UserError on every rank if the task's result depends on how its array is cut. Collective."""
-    world.on_root(lambda: refuse_split(world, task))
-
-
 def refuse_split(world: World, task: Task) -> None:
     """Raise UserError if the task's result depends on how its array is cut. On one rank.
 
@@ -76,12 +71,6 @@ def refuse_split(world: World, task: Task) -> None:
 
 def refusal(task: Task, backend: Backend, host: str = "") -> UserError | None:
     """Return the error of a task whose result depends on how its array is cut; None for others."""
-    found = find_difference(task, backend, host)
-    return None if found is None else _error(task, found)
-
-
-def find_difference(task: Task, backend: Backend, host: str = "") -> Difference | None:
-    """Return the first difference between a small array's result and its parts' results; None without one."""
     needs = needs_of(task.job.function, len(task.shape), task.parameters)
     with hide_output(failures=False), np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -89,7 +78,7 @@ def find_difference(task: Task, backend: Backend, host: str = "") -> Difference 
             for sample in _samples(task, needs.lengths, magnitude):
                 judged, difference = _judged(sample, backend, host)
                 if difference is not None:
-                    return difference
+                    return _error(task, difference)
                 if judged:
                     break
     return None
@@ -112,18 +101,23 @@ def _judged(sample: Sample, backend: Backend, host: str) -> tuple[bool, Differen
     first difference. A function whose calls take long is called on no parts of three."""
     task, xp, until = sample.task, backend.xp, time.monotonic() + PATIENCE
     shape, axes = task.shape, [axis for axis, cut in enumerate(task.cut_axes) if cut]
-    unwritten = result_buffers(task, shape, backend)
+    unwritten: list[Array] | None = None  # poisoned results, of a function that fills them
 
     def computed(axis: int, first: int, last: int, part: int = 0, parts: int = 1) -> Results | None:
         """Return the results for cells of an axis, on the host; None if the function raises."""
+        nonlocal unwritten
         offset, own = [0] * len(shape), list(shape)
         offset[axis], own[axis] = first, last - first
         here = BlockContext(part, parts, host, tuple(offset), tuple(own), shape, backend.stream, xp)
         ends = (last + sum(field.widths[axis]) for field in task.fields)
         padded = zip(sample.padded, ends, strict=True)
-        blocks = [xp.array(whole[_along(axis, first, end)]) for whole, end in padded]
-        outs = unwritten and [out[_result_cells(shape, axis, first, last, out)].copy() for out in unwritten]
         try:
+            if parts == 1:
+                unwritten = result_buffers(task, shape, backend)
+            blocks = [xp.array(whole[_along(axis, first, end)]) for whole, end in padded]
+            outs = unwritten and [
+                out[_result_cells(shape, axis, first, last, out)].copy() for out in unwritten
+            ]
             # The whole's results are checked, and those of parts compared with them.
             results = (task.call if parts == 1 else task.returned)(blocks, here, outs)
             return tuple(np.asarray(result if xp is np else to_host(result)) for result in results)

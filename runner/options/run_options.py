@@ -19,7 +19,7 @@ from meshrun.runner.options.values import (
     FlagValue,
     LengthsValue,
     NumberValue,
-    PathValue,
+    TextValue,
 )
 
 RANKS_MOST = 1 << 17  # of a plan, which visits every rank's block
@@ -53,7 +53,7 @@ class Options:
 
     device: DeviceChoice = row(ChoiceValue(DeviceChoice), "Device that computes blocks.", "auto", "auto")
     json: str | None = row(
-        PathValue(), "Write the run's record to FILE; - is standard output.", metavar="FILE"
+        TextValue(paths=True), "Write the run's record to FILE; - is standard output.", metavar="FILE"
     )
     verify: Verify = row(
         ChoiceValue(Verify, flags=True),

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.choices import COLORS, Colors, Copies, HaloChoice
 from meshrun.runner.options.table import first_given, row
-from meshrun.runner.options.values import ChoiceValue, CountValue, ParsedValue, PathValue, TextValue
+from meshrun.runner.options.values import ChoiceValue, CountValue, ParsedValue, TextValue
 from meshrun.runner.spelling import option
 
 STEPS_MOST = 10**12
@@ -152,7 +152,7 @@ class StepOptions:
         CountValue(STEPS_MOST), "Steps between two frames, or checks of {until}.", metavar="N"
     )
     frames: str | None = row(
-        PathValue(),
+        TextValue(paths=True),
         "Write frames: a folder of PNGs, .gif, .webp, .png or .mp4; or all cells to .npy or .zarr.",
         metavar="DIR|FILE",
     )

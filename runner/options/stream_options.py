@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from meshrun.runner.options.table import first_given, row
-from meshrun.runner.options.values import CountValue, FlagValue, PathValue, SizeValue
+from meshrun.runner.options.values import CountValue, FlagValue, SizeValue, TextValue
 
 DEPTH = 3
 DEPTH_MOST = 1024  # chunks in flight: each has a thread and buffers of its own
@@ -23,14 +24,16 @@ class StreamOptions:
     )
     resume: bool = row(FlagValue(), "Continue an unfinished run of the same job.", default=False)
     static: bool = row(FlagValue(), "Do not move chunks from slower ranks to faster ones.", default=False)
-    timeline: str | None = row(PathValue(), "Write a timeline: .html, or .json for Perfetto.", metavar="FILE")
+    timeline: str | None = row(
+        TextValue(paths=True), "Write a timeline: .html, or .json for Perfetto.", metavar="FILE"
+    )
 
     @property
     def under_way(self) -> int:
         """Chunks in flight at once."""
         return self.depth or DEPTH
 
-    @property
+    @cached_property
     def named(self) -> str | None:
         """The first given option that applies only to streamed runs, as `option` spells it."""
         return first_given(self)

@@ -104,27 +104,18 @@ class NumberValue:
 
 @dataclass(frozen=True)
 class TextValue:
-    """A text."""
+    """A text or, with `paths`, the path of a file or folder."""
 
-    python: Any = str
+    paths: bool = False
     form: str = ""
 
-    def read(self, value: Any) -> str:
-        if not isinstance(value, str):
-            raise UserError(f"{value!r} is not a text")
-        return value
-
-
-@dataclass(frozen=True)
-class PathValue:
-    """The path of a file or folder."""
-
-    python: Any = str | Path
-    form: str = ""
+    @property
+    def python(self) -> Any:
+        return str | Path if self.paths else str
 
     def read(self, value: Any) -> str:
-        if not isinstance(value, str | os.PathLike):
-            raise UserError(f"{value!r} is not a path")
+        if not isinstance(value, str | os.PathLike if self.paths else str):
+            raise UserError(f"{value!r} is not a {'path' if self.paths else 'text'}")
         return str(os.fspath(value))
 
 
@@ -229,7 +220,6 @@ OptionValue = (
     | CountValue
     | NumberValue
     | TextValue
-    | PathValue
     | LengthsValue
     | DtypeValue
     | SizeValue

@@ -20,7 +20,7 @@ from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.in_memory import Pipeline
-from meshrun.runner.maps.split_probe import check_split
+from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.values import whole_number
 from meshrun.runner.plan.task import Task, check_feeds, masked_cells, plan_task
@@ -31,6 +31,7 @@ from meshrun.runner.run.prepare import RunContext, fused
 from meshrun.runner.run.services.job_run import call, usable_memory
 from meshrun.runner.spelling import python_caller
 from meshrun.runner.steps.observers.series import SeriesRows
+from meshrun.runner.steps.program_steps import ProgramStepper
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import MemorySource
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -135,9 +136,10 @@ def _stepper(
 ) -> Stepper:
     task = with_known_results(_task(world, job, arrays, parameters, steps), world.backend)
     check_feeds(task)
-    one_by_one = task.job.series_pass is not None and task.job.series_pass.reads_halo
+    one_by_one = task.job.series_pass is not None and task.job.series_pass.reads_halo(after=False)
     phases = Phases(world.backend.synchronize)
-    stepper = Stepper(world, task, phases, keep_finals=True, one_by_one=one_by_one)
+    of_task = Stepper if task.job.program is None else ProgramStepper
+    stepper = of_task(world, task, phases, keep_finals=True, one_by_one=one_by_one)
     stepper.start(_distributed(world, task, stepper.plans, arrays))
     return stepper
 
@@ -161,9 +163,9 @@ def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, A
         kept = None if key is None else _KEPT.get(key)
     if kept is not None:
         return kept[1]
-    task = plan_task(with_inferred_halo(job, types, parameters), parameters, types, 1)
+    task = plan_task(with_inferred_halo(job, types, parameters, device.kind), parameters, types, 1)
     task, _ = fused(world, task, None, "strict", steps)
-    check_split(world, task)
+    world.on_root(lambda: refuse_split(world, task))
     if key is not None:
         with _LOCK:
             _KEPT[key] = job, task  # the job, so that no other one has its id

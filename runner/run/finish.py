@@ -104,8 +104,7 @@ def commit_series(run: RunContext, series: Sequence[SeriesRows]) -> None:
         for file in [file for one in series for file in one.files]:
             run.transaction.commit(file.partial, file.path)
 
-    if series:
-        run.world.on_root(rename)
+    run.world.on_root(rename)
 
 
 def compared_with_plan(

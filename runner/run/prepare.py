@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.arrays.inputs import Inputs, input_key, note
-from meshrun.runner.arrays.several_sizes import open_sinks, spread_sources, stored_type
+from meshrun.runner.arrays.several_sizes import open_sinks, spread_sources
 from meshrun.runner.compiler.captured import Captured, captured
 from meshrun.runner.compiler.decide import Fusion, common_fusion, fused_alone
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
@@ -75,7 +75,7 @@ class OpenedFiles:
 class RunContext:
     """What the functions of one run share.
 
-    paths: of the inputs, as they were given. targets: of the outputs. series: of those that are no fields.
+    paths: of the inputs, as they were given. targets: of the outputs, at last those that are no fields.
     sources: the opened inputs; none of a folder of images, or for a job that opens its input itself.
     """
 
@@ -86,10 +86,14 @@ class RunContext:
     transaction: OutputTransaction
     paths: Sequence[Path] = ()
     targets: Sequence[Path] = ()
-    series: Sequence[Path] = ()
     sources: Sequence[Source] = ()
     inputs: Inputs = field(default_factory=Inputs)
     progress: RunProgress = field(default_factory=RunProgress)
+
+    @property
+    def series(self) -> Sequence[Path]:
+        """The paths of the outputs that are no fields."""
+        return self.targets[len(self.targets) - len(self.job.series) :]
 
     @property
     def source(self) -> Source:
@@ -175,11 +179,12 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
         if steps is not None:
             check_steps(run, additions)
         # Plan the task, and compile its kernel.
-        types = [stored_type(source) for source in run.sources]
-        run.job = with_inferred_halo(run.job, types, run.parameters)
+        types = [(source.shape, source.dtype) for source in run.sources]
+        run.job = with_inferred_halo(run.job, types, run.parameters, world.backend.device.kind)
         own_grid = steps is None and has_own_grid(options.grid, world.size)
         task = made = planned(run, world.size, None if own_grid else options.grid)
-        run.sources = spread_sources(task, run.sources)
+        if run.job.sizes is not None:
+            run.sources = spread_sources(task, run.sources)
         fusion = None
         if (mode or run.job.fuse) != "off":
             with world.phases("prepare"):

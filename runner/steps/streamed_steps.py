@@ -33,7 +33,6 @@ from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.steps import for_chunks, least_rows
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import HostArray, Region, Shape
-from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.spans import Spans
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.spelling import option
@@ -105,7 +104,6 @@ class StreamedSteps:
     sinks: Sequence[Sink]
     options: StreamOptions
     memory: Sequence[MemoryUse]
-    phases: Phases
     track: Callable[..., None]
     show: OnStreamProgress = no_stream_progress
     warn: Callable[[str], None] = lambda sentence: None
@@ -162,7 +160,7 @@ class StreamedSteps:
                 if self.until.reached:
                     break
             if done < steps and self.checkpoints is not None and self.checkpoints.interval is not None:
-                with self.phases("checkpoint"):
+                with self.world.phases("checkpoint"):
                     self.checkpoints.after_pass(done, partial(self._copy, chunks, sinks))
         if done < steps:  # the results are between two passes
             for output, sink in enumerate(self.sinks):
@@ -179,7 +177,7 @@ class StreamedSteps:
             "direct": False,
             "own": [one[0] for one in counts],
             "taken_over": [one[1] for one in counts],
-            **report(world, self.phases, self._spans),
+            **report(world, self.world.phases, self._spans),
         }
         reason = next(filter(None, world.control.allgather(single)), "")
         return TakenInPasses(done, wide.steps, number + 1, reason, stream)

@@ -131,11 +131,11 @@ def simulate(flow: Flow, steps: int, every: int, device: str = "host") -> Histor
     links = links.on(xp)
     tables = [addresses(xp, one) if device == "cuda" else None for one in blocks]
 
-    def function(inputs: Sequence[Array], outs: Sequence[Array]) -> None:
+    def function(inputs: Sequence[Array], outs: Sequence[Array], first: Sequence[int]) -> None:
         for out, one in zip(outs, job.function(*inputs, xp=xp, **parameters), strict=True):
             out[...] = one
 
-    kernel: Callable[[Sequence[Array], Sequence[Array]], None] = function
+    kernel: Callable[[Sequence[Array], Sequence[Array], Sequence[int]], None] = function
     if device != "numpy":
         inputs = [
             Operand(name, one.dtype) for name, one in zip(job.arrays, [*state, cells, wind], strict=True)
@@ -146,7 +146,7 @@ def simulate(flow: Flow, steps: int, every: int, device: str = "host") -> Histor
 
     def step(turn: int) -> None:
         set_slots(blocks[turn], links, xp, tables[turn])
-        kernel([*blocks[turn], *steady], [one[own] for one in blocks[1 - turn]])
+        kernel([*blocks[turn], *steady], [one[own] for one in blocks[1 - turn]], (0, 0))
 
     def two_steps() -> None:
         step(0)

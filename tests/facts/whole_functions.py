@@ -45,6 +45,19 @@ def periodic_by_hand(u):
     return v
 
 
+def cube(u):
+    """Heat in a cube with faces written by index, and a source in its middle."""
+    new = u.copy()
+    sides = u[2:, 1:-1, 1:-1] + u[:-2, 1:-1, 1:-1] + u[1:-1, 2:, 1:-1] + u[1:-1, :-2, 1:-1]
+    sides = sides + u[1:-1, 1:-1, 2:] + u[1:-1, 1:-1, :-2]
+    new[1:-1, 1:-1, 1:-1] += 0.1 * (sides - 6 * u[1:-1, 1:-1, 1:-1])
+    new[0], new[-1] = 1, new[-2]
+    new[:, 0] = new[:, 1]
+    new[..., -1] = 2
+    new[6, 5, 4] += 3
+    return new
+
+
 def life(cells):
     shifts = [(a, b) for a in (-1, 0, 1) for b in (-1, 0, 1) if (a, b) != (0, 0)]
     count = sum(np.roll(np.roll(cells, a, 0), b, 1) for a, b in shifts)

@@ -83,28 +83,38 @@ def _spoil(block: Array, first: Sequence[int], widths: Extents, shape: Shape) ->
         block[(slice(None),) * axis + (beyond,)] = 99
 
 
-def compile_texts(folder: Path, programs: Sequence[Program], **options: Any) -> list[Run]:
+def compile_texts(
+    folder: Path, programs: Sequence[Program], *, ends: str = "", row: int = 0, **options: Any
+) -> list[Run]:
     """Return what runs the CUDA text of each program, one thread after the other.
 
-    options: of `emit`. Blocks that are smaller than the tile are computed cell by cell.
+    ends: the boundary of rows of `row` cells, whose cells beyond the ends are not in memory. options: of
+    `emit`. Blocks that are smaller than the tile are computed cell by cell.
     """
     merged = [merge_components(in_real_parts(program))[0] for program in programs]
-    kernels = [[emit(one, **options), emit(one, lengths=(1,) * one.axes)] for one in merged]
+    kernels = [
+        [emit(one, ends=ends, **options), emit(one, ends=ends, lengths=(1,) * one.axes)] for one in merged
+    ]
     launches = iter(launchers(folder, [one for each in kernels for one in each]))
     runs: list[Run] = []
     for program, each in zip(programs, kernels, strict=True):
-        runs.append(TextKernel(program, [(one, next(launches)) for one in each]))
+        compiled = [(one, next(launches)) for one in each]
+        runs.append(TextKernel(program, compiled, ends, row))
     return runs
 
 
 class TextKernel(DeviceKernel):
     """A kernel of one pass whose texts are compiled for the host."""
 
-    def __init__(self, program: Program, compiled: Sequence[tuple[PassKernel, Launch]]) -> None:
-        super().__init__(program, halo_of(program))
+    def __init__(
+        self, program: Program, compiled: Sequence[tuple[PassKernel, Launch]], ends: str, row: int
+    ) -> None:
+        super().__init__(program, halo_of(program), boundary=ends or "none", row=row)
         self.compiled = compiled
 
-    def _pass(self, shape: Shape, apart: bool = False, wide: bool = False) -> tuple[PassKernel, Launch]:
+    def _pass(
+        self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False
+    ) -> tuple[PassKernel, Launch]:
         lengths = (*shape[: self.program.axes - 1], math.prod(shape[self.program.axes - 1 :]))
         return next(
             (kernel, launch)

@@ -7,16 +7,15 @@ small messages do not stay in a cache.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from meshrun.jobs.bench.collectives.session import STEADY_BYTES, STEADY_SECONDS, Bench, Point
+from meshrun.jobs.measure.timers import uncollected
 from meshrun.runner.comm.collectives.api import Call, Pointer
 
 STEADY_CALLS = 20  # untimed calls at once
@@ -85,18 +84,6 @@ def clock(bench: Bench, point: Point) -> CallTimes:
             return _clock_queued(bench, synchronise, steps)
     finally:
         bench.progress.done()
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage collection inside, which would be timed."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def keep_busy(bench: Bench, first: Sequence[Any]) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 from meshrun import World
 from meshrun.jobs.measure import check, patterns
 from meshrun.jobs.measure.patterns import Segment
+from meshrun.jobs.measure.timers import uncollected
 from meshrun.jobs.validate.probe.api import Seconds, WrongData
 from meshrun.runner.comm.collectives.api import DATATYPES, Datatype
 from meshrun.runner.system.processor_counters import stolen_seconds
@@ -87,7 +86,7 @@ def sample(
     elif workload.seconds:
         count = _repeats_in(workload.seconds, world, progress, workload)
     cores = os.sched_getaffinity(0)
-    with _without_collection():
+    with uncollected():
         for number in range(samples):
             checked = {0: seed, samples - 1: seed + 1}.get(number)
             progress.begin(f"{label}, sample {number + 1}", "preparing the data")
@@ -119,18 +118,6 @@ def _repeats_in(seconds: float, world: World, progress: MeasurementProgress, wor
     progress.done("waiting for other ranks")
     slowest = max((one for one in world.control.allgather(once) if one > 0), default=1.0)
     return max(math.ceil(seconds / slowest), 1)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Disable garbage collection, which would be timed."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def checked_workload(

@@ -20,14 +20,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshrun.runner.comm.api import Arrays, Control, ForwardedControl, Message, Operation, Pending
+from meshrun.runner.comm.api import Arrays, Control, Message, Operation, Pending
 from meshrun.runner.comm.checksum.sums import HostSums, Sums
 from meshrun.runner.errors import RunError
 from meshrun.runner.region import Array, HostArray
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.recorded import Trail
 
 SHARE = {"sample": 64, "full": 1}  # one of so many messages is checked
 HINT = "another GPU or host in place of these; `meshrun validate` tests the links between them"
@@ -204,13 +207,19 @@ class CheckedPending:
         self._arrays.compare(self._incoming, self._table, self._operation)
 
 
-class CheckedControl(CheckedArrays, ForwardedControl):
+class CheckedControl(CheckedArrays):
     """`control`, with checksums of the host arrays that it moves, and the communicators split from it."""
 
     def __init__(self, control: Control, checksums: Checksums, members: Sequence[int] | None = None) -> None:
         ranks = range(control.size) if members is None else members
         super().__init__(control, checksums, HostSums(), ranks, control.rank)
-        self.control = control
+        self.control, self.library = control, control.library
+        self.rank, self.size = control.rank, control.size
+        self.trail: Trail | None = None  # the communicator has one
+        # What moves no arrays is the communicator's own.
+        self.barrier, self.broadcast, self.allgather = control.barrier, control.broadcast, control.allgather
+        self.shared_memory_size, self.counters = control.shared_memory_size, control.counters
+        self.abort = control.abort
 
     def split(self, color: int, key: int = 0) -> Control:
         part = self.control.split(color, key)

@@ -84,7 +84,7 @@ class PassKernel:
     along the last grid axis and the one before. apart: whether operands of the same dtype may have different
     pitches. wide: whether an operand may have more than `MOST_NARROW` elements. corners: for each input, the
     row that its pointer is of, relative to that of the first own cell. It is the first one that a thread
-    reads, on each axis before the last. beyond: cells beyond the ends of axes that it also stores.
+    reads, on each axis before the last.
     """
 
     name = "single_pass"
@@ -98,7 +98,6 @@ class PassKernel:
     wide: bool
     corners: tuple[Offset, ...]
     description: Description
-    beyond: Beyond | None = None
 
 
 @dataclass(frozen=True)
@@ -322,7 +321,7 @@ def emit(
     ends: str = "",
     beyond: Beyond | None = None,
 ) -> PassKernel:
-    """Write the kernel of a program: threads whose cells are far from the array's ends compute its interior.
+    """Write the kernel of a program: of its interior, and of what cells near the array's ends have instead.
 
     tile: cells that a thread computes, per grid axis; default: `choose_tile`. lengths: own cells per grid
     axis; the chosen tile is no longer. threads: most threads of a block along the last grid axis and the one
@@ -363,13 +362,14 @@ def emit(
         ("/* @threads@ */", bounds),
         (
             "/* @parameters@ */",
-            ", ".join(f"{kind} {name}" for kind, name, _ in _parameters(program, apart, wide, beyond)),
+            ", ".join(
+                f"{kind} {name}" for kind, name, _ in _parameters(program, apart, wide, beyond is not None)
+            ),
         ),
         ("// @body@", "\n    ".join(body.lines)),
     ):
         text = text.replace(mark, instead)
-    shape = (tile, march, sweep, threads, apart, wide)
-    return PassKernel(text, program, *shape, body.corners, body.description, beyond)
+    return PassKernel(text, program, tile, march, sweep, threads, apart, wide, body.corners, body.description)
 
 
 def finds_ends(program: Program, boundary: str, row: int) -> list[int]:
@@ -415,7 +415,7 @@ def is_wide(arrays: Sequence[Array]) -> bool:
 
 
 def _parameters(
-    program: Program, apart: bool, wide: bool, beyond: Beyond | None
+    program: Program, apart: bool, wide: bool, beyond: bool
 ) -> Iterator[tuple[str, str, type[np.generic]]]:
     """Yield the kernel's parameters: C++ type, name, and NumPy type of the argument."""
     last = program.axes - 1
@@ -432,7 +432,7 @@ def _parameters(
         for name in ("tiles", "factor", "bits"):
             yield "uint32", f"{name}{axis}", np.uint32
     yield column[0], "shift", column[1]
-    if beyond is not None:
+    if beyond:
         yield "uint32", "sides", np.uint32
     for axis in range(program.axes if program.has_places else 0):
         yield "int64", f"first{axis}", np.int64
@@ -540,16 +540,14 @@ class _Body:
         self.corners = tuple(tuple(map(min, *rows, *rows)) for rows in (one or origin for one in read_rows))
         self.branches = False
         stores = self._compute(values, march)
+        self._has_ends = program is not whole
         self._find_place()
-        if whole.has_places:
-            self._find_positions()
+        self._find_positions()
         self._find_first("i", whole.inputs, {one.input for one in whole.loads})
         reads = self._reads(values)
-        ends = self._far_from_ends(march)
         if march:
-            self._march(values, reads, stores, ends)
+            self._march(values, reads, stores)
         else:
-            self.lines += [f"if ({ends}) {{"] if ends else []
             for read in reads:
                 self.lines += [f"auto {name} = {text};" for name, text in read.loads.items()]
             self.lines += [f"align({name});" for read in reads for name in read.windows]
@@ -559,7 +557,8 @@ class _Body:
             else:
                 self.lines += values.lines + [one.results for one in stores]
             self.lines += self._written(stores)
-            self.lines += ["} else {", *self._cell_by_cell(march), "}"] if ends else []
+        if self._has_ends:
+            self.lines = [*self._function_at_ends(), *self.lines, "}", *self._at_ends()]
         cells = math.prod(tile) // (tile[0] if march else self._turns)
         counts = Counter[str]()
         for strip in self._strips.all:
@@ -581,6 +580,9 @@ class _Body:
             if axis:
                 add(f"const uint32 before{axis} = uint64(place) * factor{axis} >> bits{axis};")
             tiles = f"place - before{axis} * tiles{axis}" if axis else "place"
+            if self._has_ends:
+                add(f"const uint32 tile{axis} = {tiles};")
+                tiles = f"tile{axis}"
             if axis == last:
                 thread = f"{self._column}({tiles}) * {self._column}(blockDim.x) + {self._column}(threadIdx.x)"
                 add(f"{self._column} x{axis} = ({thread}) * {self.tile[axis]} - shift;")
@@ -591,7 +593,7 @@ class _Body:
             if axis:
                 add(f"place = before{axis};")
         outside = " || ".join(f"x{axis} >= length{axis}" for axis in range(self.program.axes))
-        add(f"if ({outside}) return;")
+        add(f"if (part_one() && !({outside})) {{" if self._has_ends else f"if ({outside}) return;")
         for axis, cells in enumerate(self.tile):
             if cells > 1:
                 kind = self._column if axis == last else "uint32"
@@ -609,64 +611,117 @@ class _Body:
     def _find_positions(self) -> None:
         """Write the position of the thread's first cell in the whole array: p<axis>."""
         kind = place_type(self._whole)
-        for axis in sorted({node.value[0] for node in self._whole.nodes if node.op in PLACES}):
+        for axis in sorted({node.value[0] for node in self.program.nodes if node.op in PLACES}):
             self.lines.append(f"const {kind} p{axis} = {kind}(first{axis} + int64(x{axis}));")
 
-    def _far_from_ends(self, march: bool) -> str:
-        """Return C++ of whether a thread's cells, of one turn of a march, are all in the interior.
+    def _at_ends(self) -> list[str]:
+        """Return the statements with which a block of threads makes the cells near the array's ends again.
 
-        "" if the interior's program is the one of all cells.
+        All threads have computed the interior's program by then. Now those of a block that holds such cells
+        share them: slabs along each axis, of which a function makes the cells one by one.
         """
-        found = []
-        for axis, (before, after) in enumerate(ends_of(self._whole)):
-            if before or after:
-                cells = 1 if march and axis == 0 else self.tile[axis]
-                place = f"p0 + {place_type(self._whole)}(turn - 1)" if march and axis == 0 else f"p{axis}"
-                last = max(self._whole.lengths[axis] - after - (cells - 1), before)
-                found.append(f"numpy::inside<{before}, {last}ll, 1>({place})")
-        return " & ".join(found)
+        program, last = self._whole, self.program.axes - 1
+        lines, slabs = list[str](), list[tuple[int, str, str]]()
+        for axis, (cells, threads) in enumerate(zip(self.tile, self._threads_along(), strict=True)):
+            # The block's cells, as far as they are own ones.
+            start = f"int64(tile{axis}) * {threads} * {cells}" + (" - shift" if axis == last else "")
+            length = f"int64(length{axis})"
+            first = f"at_least(at_most({start}, {length} - {cells}), 0)"
+            beyond = f"at_most(at_least({start} + {threads} * {cells}, {cells}), {length})"
+            lines += [f"const int64 begin{axis} = {first};", f"const int64 end{axis} = {beyond};"]
+        for axis, (before, after) in enumerate(ends_of(program)):
+            begin, end, first = f"begin{axis}", f"end{axis}", f"first{axis}"
+            if before:
+                slabs.append((axis, begin, f"at_least({begin}, at_most({end}, {before} - {first}))"))
+            if after:
+                rest = f"{program.lengths[axis] - after}ll - {first}"
+                slabs.append((axis, f"at_least({begin}, at_most({end}, {rest}))", end))
+        touched = " | ".join(f"({low} < {high})" for _, low, high in slabs)
+        lines.append(f"if (({touched}) && together()) {{")
+        given = ", ".join(self._pointers())
+        for axis, low, high in slabs:
+            box = [
+                bound
+                for other in range(program.axes)
+                for bound in ((low, high) if other == axis else (f"begin{other}", f"end{other}"))
+            ]
+            lines.append(f"AtEnds::compute({', '.join(box)}, {given});")
+        return [*lines, "}"]
 
-    def _cell_by_cell(self, march: bool) -> list[str]:
-        """Return the statements with which a thread makes its cells, of one turn of a march, one by one.
+    def _threads_along(self) -> list[str]:
+        """Return C++ of a block's threads along each axis."""
+        return [*["1"] * (self.program.axes - 2), "blockDim.y", "blockDim.x"][-self.program.axes :]
 
-        Few threads do, which then need no more registers than those of the interior.
+    def _pointers(self) -> dict[str, str]:
+        """Return what the function for cells near the ends is given, and the types of it."""
+        program, last = self._whole, self.program.axes - 1
+        given: dict[str, str] = {}
+        for letter, operands in (("i", program.inputs), ("o", program.outputs)):
+            read = {node.input for node in program.loads} if letter == "i" else range(len(operands))
+            for number in sorted(read):
+                leader, const = self._leaders[letter][number], "const " if letter == "i" else ""
+                given[f"{letter}{number}"] = f"{const}{ctype(operands[number].dtype)}*"
+                given |= {f"{letter}{leader}_pitch{axis}": self._place for axis in range(last)}
+        given |= {f"first{axis}": "int64" for axis in range(program.axes)}
+        if self._found:
+            given[f"length{last}"] = self._column
+        if program.scalars:
+            given["scalars"] = "const uint64*"
+        return given
+
+    def _function_at_ends(self) -> list[str]:
+        """Return a function that makes the cells of a slab one by one, each by one of a block's threads.
+
+        It is not inlined: its registers add nothing to those of the interior.
         """
         program, last, kind = self._whole, self.program.axes - 1, place_type(self._whole)
-        turned = (1, *self.tile[1:]) if march else self.tile
-        looped = [axis for axis, cells in enumerate(turned) if cells > 1]
-        cell = [f"a{axis}" if axis in looped else "0" for axis in range(program.axes)]
-        lines = []
-        for axis in looped:
-            of = self._column if axis == last else "uint32"
-            lines += ["#pragma unroll 1", f"for ({of} a{axis} = 0; a{axis} < {turned[axis]}; ++a{axis}) {{"]
+        types = ["uint32"] * last + [self._column]
+        bounds = [f"{of} low{axis}, {of} high{axis}" for axis, of in enumerate(types)]
+        parameters = [*bounds, *(f"{of} {name}" for name, of in self._pointers().items())]
+        size = " * ".join(f"uint32(high{axis} - low{axis})" for axis in range(program.axes))
+        empty = " || ".join(f"low{axis} >= high{axis}" for axis in range(program.axes))
+        lines = [
+            f"struct AtEnds {{ OUTLINE void compute({', '.join(parameters)}) {{",
+            f"if ({empty}) return;",
+            f"const uint32 cells = {size}, threads = blockDim.x * blockDim.y;",
+            "#pragma unroll 1",
+            "for (uint32 cell = threadIdx.y * blockDim.x + threadIdx.x; cell < cells; cell += threads) {",
+            "uint32 left = cell;",
+        ]
+        for axis in reversed(range(program.axes)):
+            width = f"uint32(high{axis} - low{axis})"
+            lines.append(
+                f"const {types[axis]} x{axis} = low{axis} + left % {width};"
+                if axis
+                else f"const {types[0]} x0 = low0 + left;"
+            )
+            lines += [f"left /= {width};"] if axis else []
+        for axis in sorted({node.value[0] for node in program.nodes if node.op in PLACES}):
+            lines.append(f"const {kind} p{axis} = {kind}(first{axis}) + {kind}(x{axis});")
 
-        def row(letter: str, number: int, offset: Offset) -> str:
-            leader = self._leaders[letter][number]
+        def pointer(letter: str, number: int, offset: Offset) -> str:
             corner = self.corners[number] if letter == "i" else (0,) * last
-            terms = [f"{FIRST[letter]}{leader}"]
-            if march and letter == "i":  # the march has gone on to the next plane
-                terms[0] += f" - (turn < {self.tile[0]} ? {letter}{leader}_pitch0 : 0)"
-            for axis, (at, first) in enumerate(zip(offset, corner, strict=True)):
-                more = [part for part in (cell[axis], str(at - first)) if part != "0"]
-                terms += [f"({' + '.join(more)}) * {letter}{leader}_pitch{axis}"] if more else []
-            return f"({letter}{number} + ({' + '.join(terms)}))"
+            leader = self._leaders[letter][number]
+            terms = [
+                f"(x{axis} + {at - first}) * {letter}{leader}_pitch{axis}"
+                for axis, (at, first) in enumerate(zip(offset, corner, strict=True))
+            ]
+            return f"{letter}{number}" + (f" + ({' + '.join(terms)})" if terms else "")
 
         def loaded(node: Node) -> str:
             beside, components = node.offset[last], program.inputs[node.input].components
-            column = f"{cell[last]} + {beside}"
+            column = f"x{last} + {beside}"
             if beside and node.input in self._found:
-                here = f"(x{last} + {cell[last]})"
-                column = f"own_place<Ends::{self._ends}>({here} + {beside}, length{last}) - x{last}"
-            return f"{row('i', node.input, node.offset[:-1])}[({column}) * {components} + {node.component}]"
+                column = f"own_place<Ends::{self._ends}>({column}, length{last})"
+            element = f"({column}) * {components} + {node.component}"
+            return f"({pointer('i', node.input, node.offset[:-1])})[{element}]"
 
         names: dict[Node, str] = {}
         for number, node in enumerate(program.nodes):
             if node.op == "load":
                 text = loaded(node)
             elif node.op in PLACES:
-                axis = node.value[0]
-                turn = " + (turn - 1)" if march and axis == 0 else ""
-                text = at_place(node, f"{kind}(p{axis} + {kind}({cell[axis]}){turn})")
+                text = at_place(node, f"p{node.value[0]}")
             elif node.op == "scalar":
                 text = slot(node)
             else:
@@ -674,10 +729,9 @@ class _Body:
             names[node] = f"c{number}"
             lines.append(f"const {ctype(node.dtype)} c{number} = {text};")
         for number, (output, result) in enumerate(zip(program.outputs, program.results, strict=True)):
-            place = f"{cell[last]} * {output.components}"
-            target = row("o", number, (0,) * last)
-            lines += [f"{target}[{place} + {part}] = {names[node]};" for part, node in enumerate(result)]
-        return lines + ["}"] * len(looped)
+            target = f"({pointer('o', number, (0,) * last)})[x{last} * {output.components}"
+            lines += [f"{target} + {part}] = {names[node]};" for part, node in enumerate(result)]
+        return [*lines, "}", "} };"]
 
     def _find_first(self, letter: str, operands: Sequence[Operand], numbers: Iterable[int]) -> None:
         """Write the element of the thread's first cell in operands: from<leader> or to<leader>."""
@@ -747,11 +801,8 @@ class _Body:
                 found.append(_Read((number, at), loads, [], len(loads)))
         return found
 
-    def _march(self, values: Values, reads: list[_Read], stores: Sequence[_Store], ends: str) -> None:
-        """Write a loop over the first axis. What the next turn reads, this one has read or is reading.
-
-        ends: of `_far_from_ends`.
-        """
+    def _march(self, values: Values, reads: list[_Read], stores: Sequence[_Store]) -> None:
+        """Write a loop over the first axis. What the next turn reads, this one has read or is reading."""
         numbers = {read.row: read for read in reads}
         kept: dict[str, str] = {}  # what is in which other variable one turn before
         for (number, at), line in values.rows.items():
@@ -775,9 +826,7 @@ class _Body:
         self.lines += [f"if (turn < {self.tile[0]}) {one}" for one in self._next_plane("i", inputs)]
         self.lines += [f"next_{name} = {text};" for name, text in loads.items() if name not in kept]
         self.lines += [f"align({name});" for name in windows if name not in kept]
-        self.lines += [f"if ({ends}) {{"] if ends else []
         self.lines += [*values.lines, *(one.results for one in stores), *self._written(stores)]
-        self.lines += ["} else {", *self._cell_by_cell(march=True), "}"] if ends else []
         add(f"if (turn == {self.tile[0]}) break;")
         for read in sorted(reads, key=lambda read: read.row[1]):
             self.lines += [f"{name} = {kept[name]};" for name in read.loads if name in kept]
@@ -905,7 +954,7 @@ def launch_arguments(
     Trailing axes that the operand lacks count as cells of the last grid axis (`merge_components`). widths:
     halo of all blocks, per grid axis; at least each input's footprint. first, scalars: as of `TaskKernel`; if
     they have places, all own cells are within the array. sides: ends of axes beyond which the kernel stores
-    cells, around `outs`; for a kernel of `Beyond`. Raises ValueError for arrays that do not fit the kernel.
+    cells, around `outs`, if it was written to do so. Raises ValueError for arrays that do not fit the kernel.
     """
     program, last = kernel.program, kernel.program.axes - 1
     targets = [_Rows(array, one, last) for array, one in zip(outs, program.outputs, strict=True)]
@@ -955,9 +1004,9 @@ def launch_arguments(
             pitches = (stride // rows.itemsize for stride in rows.strides[:last])
             values += [rows.address, *(pitches if leader == number else ())]
     values += [*lengths, *(value for one in tiles[1:] for value in (one, *division(one))), shift]
-    values += [sides_word(sides)] if kernel.beyond is not None else []
+    values += [sides_word(sides)] if sides else []
     values += [*(first[: program.axes] if program.has_places else ()), *_slots(program, scalars)]
-    kinds = [kind for _, _, kind in _parameters(program, kernel.apart, kernel.wide, kernel.beyond)]
+    kinds = [kind for _, _, kind in _parameters(program, kernel.apart, kernel.wide, len(sides) > 0)]
     arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))
     return PassLaunch((math.prod(tiles),), block, arguments)
 

@@ -21,6 +21,13 @@
 // cells that they equal, which are in its caches. To write them between the passes takes a write of a sector and
 // a read of another for each row.
 //
+// Along the other axes, the pass of a time step may store the cells beyond the ends that equal own ones, for the next
+// pass (beyond.cuh): whole rows, by the threads that made them.
+//
+// A function of whole arrays has other values near the array's ends. All threads compute what the interior has:
+// no thread takes a branch, or registers, for the few cells that differ. Then the threads of a block that holds
+// some of these wait for each other, share these cells, and write them again.
+//
 // Pointers are those of the first own cell, pitches are elements from one row (plane, ...) to the next,
 // lengths are own cells. `tiles`: blocks of threads along an axis. `shift`: the cells by which the last
 // axis begins after a multiple of the tile in memory, so that all threads but those at a row's ends store

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from types import ModuleType
 from typing import Any
@@ -58,12 +59,13 @@ class Blocks:
 
 @dataclass(eq=False)
 class PointCells:
-    """Nodes, and the positions at which to compute them."""
+    """Nodes, and the positions at which to compute them. known: nodes whose values are given."""
 
     graph: WholeGraph
     space: Shape
     nodes: tuple[Node, ...]
     positions: HostArray
+    known: tuple[Node, ...] = ()
     _kept: dict[Any, Any] = field(default_factory=dict)
 
     def owned(self, first: Shape, last: Shape) -> tuple[HostArray, HostArray]:
@@ -77,12 +79,34 @@ class PointCells:
             places.append(moved[inside])
         return np.concatenate(numbers), np.concatenate(places)
 
-    def compute(self, blocks: Blocks, row: Rows = None) -> tuple[list[Array], tuple[Array, ...]]:
-        """Return the nodes' values at the positions that are own cells, and these cells' indices."""
+    @cached_property
+    def order(self) -> tuple[Node, ...]:
+        """The nodes to compute, operands before their users."""
+        found: dict[Node, None] = {}
+        open_nodes = list(self.nodes)
+        while open_nodes:
+            node = open_nodes[-1]
+            missing = [one for one in node.operands if one not in found and one not in self.known]
+            if missing and node not in found and node not in self.known:
+                open_nodes += missing
+            else:
+                found.setdefault(open_nodes.pop())
+        return tuple(node for node in found if node not in self.known)
+
+    def compute(
+        self, blocks: Blocks, row: Rows = None, results: Array | None = None
+    ) -> tuple[list[Array], tuple[Array, ...]]:
+        """Return the nodes' values at the positions that are own cells, and these cells' indices.
+
+        results: an array that has the values of `known`, one for each of its components.
+        """
         indices, cells = self._indices(blocks)
         count, xp = len(cells[0]) if cells else 0, blocks.xp
         values: dict[Node, Any] = {}
-        for node in in_order(self.nodes):
+        if results is not None:
+            components = np.ndindex(results.shape[len(cells) :])
+            values = {node: results[cells + at] for node, at in zip(self.known, components, strict=True)}
+        for node in self.order:
             if node.op == "load":
                 block = blocks.arrays[node.input]
                 inner = np.unravel_index(node.component, block.shape[len(indices[node]) :] or (1,))
@@ -118,7 +142,7 @@ class PointCells:
         (mine, here), asarray = self.owned(blocks.first, blocks.last), blocks.xp.asarray
         at = self.positions[mine]
         found: dict[Node, Any] = {}
-        for node in in_order(self.nodes):
+        for node in self.order:
             if node.op == "load":
                 lengths = self.graph.lengths[node.input]
                 found[node] = tuple(
@@ -188,6 +212,11 @@ class PointWrites:
     outputs: tuple[Operand, ...]
     cells: tuple[PointCells, ...]
 
+    @property
+    def count(self) -> int:
+        """Number of cells, of all outputs."""
+        return sum(len(one.positions) for one in self.cells)
+
     def fill(
         self, blocks: Sequence[Array], outs: Sequence[Array], first: Sequence[int], row: Rows = None
     ) -> None:
@@ -202,7 +231,7 @@ class PointWrites:
         for output, cells, out in zip(self.outputs, self.cells, outs, strict=True):
             if len(cells.positions) == 0:
                 continue
-            values, at = cells.compute(here, row)
+            values, at = cells.compute(here, row, out)
             for component, value in zip(np.ndindex(output.trailing), values, strict=True):
                 out[at + component] = value
 
@@ -224,7 +253,9 @@ def point_writes(program: Program, widths: Extents) -> PointWrites | None:
         if count > MOST_CELLS:
             raise NotTraceable(f"has {count} cells that depend on points", f"at most {MOST_CELLS}")
         cells = np.unique(np.concatenate(near), axis=0)
-        found.append(PointCells(program.graph, program.graph.space, nodes, cells))
+        # What the dense program has computed of these cells is not computed again.
+        known = tuple(program.graph.without_points(nodes))
+        found.append(PointCells(program.graph, program.graph.space, nodes, cells, known))
     if not any(len(one.positions) for one in found):
         return None
     return PointWrites(widths, program.outputs, tuple(found))
@@ -243,12 +274,12 @@ def without_points(program: Program) -> Program:
 class SeriesPass:
     """What a function's series are in a step: computed from the blocks before it.
 
-    axes: of space. names, types: of each series; shape and dtype of a row. reads_halo: whether a cell beside
-    a point is read.
+    axes: of space. names, types: of each series; shape and dtype of a row. same_as: the output that has the
+    values of a series after the step; None: none has.
     """
 
     axes: int
-    reads_halo: bool
+    same_as: tuple[int | None, ...]
 
     names: tuple[str, ...]
     types: tuple[ArrayType, ...]
@@ -259,14 +290,33 @@ class SeriesPass:
     def of(cls, program: WholeProgram) -> SeriesPass:
         cells = [PointCells(program.graph, program.space, one.nodes, one.positions) for one in program.series]
         types = tuple((one.shape, one.dtype) for one in program.series)
-        every = in_order(node for one in program.series for node in one.nodes)
-        reads_halo = any(node.op == "load" and any(node.offset) for node in every)
+        outputs = [one.nodes for one in program.outputs]
+        same = [outputs.index(one.nodes) if one.nodes in outputs else None for one in program.series]
         names = tuple(one.name for one in program.series)
-        return cls(len(program.space), reads_halo, names, types, program.series, tuple(cells))
+        return cls(len(program.space), tuple(same), names, types, program.series, tuple(cells))
 
     def owned(self, number: int, first: Shape, last: Shape) -> HostArray:
         """Return the numbers of the points of a series within a box, in the order of `compute`."""
         return self.cells[number].owned(first, last)[0]
+
+    def reads_halo(self, *, after: bool) -> bool:
+        """Return whether a cell beside a point is read. after: series that an output has are read of that."""
+        pairs = zip(self.series, self.same_as, strict=True)
+        every = in_order(node for one, same in pairs if not after or same is None for node in one.nodes)
+        return any(node.op == "load" and any(node.offset) for node in every)
+
+    def gather(self, number: int, own: Array, first: Shape, last: Shape, xp: ModuleType) -> Array:
+        """Return (components, points) of a series of the output that has it.
+
+        own: the output's cells from position `first` to before `last`.
+        """
+        cells = self.cells[number]
+        key = first, last, xp.__name__
+        if key not in cells._kept:
+            _, here = cells.owned(first, last)
+            cells._kept[key] = tuple(xp.asarray(here[:, axis] - a) for axis, a in enumerate(first))
+        at = cells._kept[key]
+        return xp.stack([own[at + component] for component in np.ndindex(own.shape[self.axes :])])
 
     def compute(self, number: int, blocks: Blocks, row: Rows = None) -> Array:
         """Return (components, points) of a series within the blocks' own cells."""

@@ -21,7 +21,7 @@ from meshrun.runner.compiler.decide import ImageKernels
 from meshrun.runner.errors import UserError
 from meshrun.runner.files import check_own, sync_folder
 from meshrun.runner.maps.folders.engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
-from meshrun.runner.maps.split_probe import check_split
+from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import known_results, limits
 from meshrun.runner.maps.streamed.dispatch import draw, process_chunks, report, threads_of
 from meshrun.runner.maps.streamed.resume import Fingerprint, check_inputs, find_unfinished, start_or_resume
@@ -159,7 +159,7 @@ class StreamedFolder:
                 sink_for(self.partial, path.name, *task.known[0], world.run_id)
 
         task = self.fuse(world.collective_call(plan_task))
-        check_split(world, task)
+        world.on_root(lambda: refuse_split(world, task))
         task = known_results(world, task, [source])
         world.on_root(lambda: check(task))
         return task

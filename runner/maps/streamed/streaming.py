@@ -26,7 +26,6 @@ from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import MemoryUse
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.task import Task
-from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.spans import Spans
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.spelling import option
@@ -48,7 +47,6 @@ class StreamedRun:
     options: StreamOptions
     memory: Sequence[MemoryUse]
     transaction: OutputTransaction
-    phases: Phases
     inputs: Inputs
     show: OnStreamProgress = no_stream_progress
     _spans: Spans = field(default_factory=Spans, init=False)
@@ -93,7 +91,7 @@ class StreamedRun:
             "direct": direct is not None,
             "own": [one[0] for one in counts],
             "taken_over": [one[1] for one in counts],
-            **report(world, self.phases, endpoints.spans),
+            **report(world, self.world.phases, endpoints.spans),
         }
 
     @property

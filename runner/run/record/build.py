@@ -33,7 +33,7 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
         **domain,
         "output": str(run.targets[0]) if run.targets else None,
         "inputs": _file_records(job.arrays, run.paths, types),
-        "outputs": _file_records(job.result_names, [*run.targets, *run.series], outputs),
+        "outputs": _file_records((*job.output_names, *job.series), run.targets, outputs),
         "ranks": world.size,
         "hosts": world.hosts,
         "devices": world.places(),

@@ -1,7 +1,8 @@
 """Results that are no fields: a row for each step, or every so many steps, to files that rank 0 writes.
 
-A row belongs to the step that returned it: it is computed before that step, from the blocks that the step
-reads. Rows stay on the device until there are some; then each rank sends its points' to rank 0.
+A row belongs to the step that returned it. What a field has at points after the step is read of that field;
+the rest is computed before the step, from the blocks that it reads. Rows stay on the device until there are
+some; then each rank sends its points' to rank 0.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ class SeriesRows:
         assert isinstance(self.task.job.series_pass, SeriesPass)
         self.series = self.task.job.series_pass
         of_each = zip(self.paths, self.series.names, self.series.types, strict=False)
+        feeds = self.task.feed_numbers
+        # Whether a series is read of a field after the step.
+        self._fed = [same is not None and feeds[same] is not None for same in self.series.same_as]
         self.files = [SeriesFile(path, name, *known) for path, name, known in of_each]
 
     @property
@@ -70,20 +74,22 @@ class SeriesRows:
 
     def next_step(self, done: int) -> int:
         after = min(next_multiple(done + 1, self.every), max(self.last, done + 2))
-        return after - 1 if after <= self.last else NEVER
+        before = after - 1 if after <= self.last else NEVER
+        waits = self._next is not None and self._next[0] > done
+        return min(before, self._next[0]) if self._next is not None and waits and any(self._fed) else before
 
     def observe(self, stepper: Stepper) -> bool:
         self._prepare_next(stepper)
         return False
 
     def end(self, stepper: Stepper) -> None:
-        self._take_next(stepper.done)
+        self._take_next(stepper)
         self.finish()
 
     def save(self) -> list[dict[str, int]]:
         """Have all rows so far on the disk; return how many there are, for `restore`."""
         assert self._stepper is not None
-        self._take_next(self._stepper.done)
+        self._take_next(self._stepper)
         self._flush()
         self.world.on_root(self._sync)
         return [{"rows": file.rows, "checksum": file.checksum} for file in self.files]
@@ -102,17 +108,20 @@ class SeriesRows:
         """Begin the files, or go on with those of an earlier run."""
         self.world.on_root(self._open)
 
-    def take(self, arrays: Sequence[Array], region: Region, cut: Sequence[bool]) -> list[Array]:
+    def take(
+        self, arrays: Sequence[Array], region: Region, cut: Sequence[bool], but: Sequence[bool] = ()
+    ) -> list[Array]:
         """Return a row: (components, own points) of each series.
 
         arrays: of each input the cells of `region`, this rank's own, with the halo of one step. cut: whether
-        it is only part of each axis.
+        it is only part of each axis. but: whether a series is left out.
         """
         axes = self.series.axes
         first, last = region.start[:axes], region.stop[:axes]
         whole = tuple(not part for part in cut[:axes])
         blocks = Blocks(self.world.xp, arrays, self.task.widths[:axes], first, last, whole)
-        return [self.series.compute(number, blocks) for number in range(len(self.series.names))]
+        left_out = [*but] or [False] * len(self.series.names)
+        return [None if one else self.series.compute(n, blocks) for n, one in enumerate(left_out)]
 
     def row_of(self, number: int, values: Array) -> Array:
         """Return a row of a series whose points are all this rank's."""
@@ -147,19 +156,28 @@ class SeriesRows:
 
     def _prepare_next(self, stepper: Stepper) -> None:
         """Compute the row of the next step, if it has one."""
-        self._take_next(stepper.done)
+        self._take_next(stepper)
         step = stepper.done + 1
         if step > self.last or (step % self.every and step != self.last):
             return
-        windows, cut = stepper.windows() if stepper.region.size else [], stepper.cut
-        row = self.take(windows, stepper.region, cut) if windows else []
+        row: list[Array] = []
+        if stepper.region.size:
+            computed = not all(self._fed)
+            row = self.take(stepper.windows() if computed else [], stepper.region, stepper.cut, self._fed)
         self._next = step, row
 
-    def _take_next(self, done: int) -> None:
+    def _take_next(self, stepper: Stepper) -> None:
         """Keep the row of the next step, if it has been taken."""
-        if self._next is not None and self._next[0] <= done:
-            (step, row), self._next = self._next, None
-            self.add(step, row)
+        if self._next is None or self._next[0] > stepper.done:
+            return
+        (step, row), self._next = self._next, None
+        start, stop = (side[: self.series.axes] for side in (stepper.region.start, stepper.region.stop))
+        for number, fed in enumerate(self._fed if row else ()):
+            same = self.series.same_as[number]
+            place = self.task.feed_numbers[same] if same is not None else None
+            if fed and place is not None:
+                row[number] = self.series.gather(number, stepper.own(place), start, stop, self.world.xp)
+        self.add(step, row)
 
     def _flush(self) -> None:
         """Send the rows that wait to rank 0, which writes them."""

@@ -50,7 +50,7 @@ class FlatSource:
     decoded_bytes: ClassVar[int] = 0
     chunks: ClassVar[Shape | None] = None
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         native: np.dtype[Any] = self.stored.newbyteorder("=")
         return native

@@ -233,15 +233,18 @@ class SpreadSource:
 class SpreadSink:
     """A sink as one of an array with a cell at each position of space; others than the own are not stored.
 
-    sink: of the own cells. subgrid: where they lie. shape: of the array that is written.
+    sink: of the own cells, whose attributes it has. subgrid: where they lie. shape: of the array that is
+    written.
     """
 
     def __init__(self, sink: Sink, subgrid: Subgrid, shape: Shape) -> None:
-        self.sink, self.subgrid, self.shape, self.dtype = sink, subgrid, shape, sink.dtype
-        self.path, self.partial, self.name, self.form = sink.path, sink.partial, sink.name, sink.form
-        self.parallel, self.lossless, self.threads = sink.parallel, sink.lossless, sink.threads
-        self.create, self.sync = sink.create, sink.sync
+        self.sink, self.subgrid, self.shape, self.threads = sink, subgrid, shape, sink.threads
         self.chunks = None if sink.chunks is None else subgrid.spread(sink.chunks)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "sink" not in self.__dict__:  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.sink, name)
 
     def write(self, region: Region, array: HostArray) -> None:
         self.sink.threads = self.threads

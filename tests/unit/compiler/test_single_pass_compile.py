@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from fused import EXAMPLES, example
 from nvrtc_log import log_of
+from whole_functions import cube, field, heat, runge_kutta, traced
 
 from meshrun.jobs.filters.elementwise import _apply
 from meshrun.jobs.filters.expression import FUNCTIONS
 from meshrun.runner.compiler.cuda.fill import kernel_of
 from meshrun.runner.compiler.cuda.single_pass import emit
+from meshrun.runner.compiler.passes.ends import interior
 from meshrun.runner.compiler.trace.graph import Operand, merge_components
 
 ARCHITECTURES = ("90", "80", "100")
@@ -79,3 +81,23 @@ def test_a_formula_with_every_function_compiles(source: str, result: str, archit
     inputs, outputs = (Operand("block0", np.dtype(source)),), (Operand("out0", np.dtype(result)),)
     kernel = kernel_of(_apply, inputs, outputs, ((0, 0),), (("expression", EVERYTHING),), 0)
     log_of(emit(kernel.program), architecture)
+
+
+MORE_REGISTERS = 16  # of the cells near the ends, where the interior needs few
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "dtype"),
+    [(heat, (512, 512), "f4"), (runge_kutta, (512, 512), "f8"), (cube, (128, 128, 128), "f4")],
+)
+def test_cells_near_the_ends_cost_the_interior_no_registers(
+    function: Any, shape: tuple[int, ...], dtype: str
+) -> None:
+    program = traced(function, [field(*shape, dtype=dtype)], ("out",)).program
+    registers = []
+    for one in (program, interior(program)):
+        log = log_of(emit(one), ARCHITECTURES[0])
+        assert "warning" not in log
+        assert set(re.findall(r"(\d+) bytes spill stores", log)) == {"0"}
+        registers += map(int, re.findall(r"Used (\d+) registers", log))
+    assert registers[0] <= max(registers[1] + MORE_REGISTERS, 32)

@@ -15,7 +15,7 @@ import whole_functions as whole
 from fused import GXX
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from whole_kernels import Run, compile_loops, compile_texts, in_blocks
+from whole_kernels import Run, block_of, compile_loops, compile_texts, halo_of, in_blocks
 
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cuda import single_pass
@@ -26,19 +26,6 @@ from meshrun.runner.compiler.whole.trace import WholeProgram
 
 needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
 F4, F8 = np.dtype("f4"), np.dtype("f8")
-
-
-def cube(u):
-    """Heat in a cube with faces written by index, and a source in its middle."""
-    new = u.copy()
-    sides = u[2:, 1:-1, 1:-1] + u[:-2, 1:-1, 1:-1] + u[1:-1, 2:, 1:-1] + u[1:-1, :-2, 1:-1]
-    sides = sides + u[1:-1, 1:-1, 2:] + u[1:-1, 1:-1, :-2]
-    new[1:-1, 1:-1, 1:-1] += 0.1 * (sides - 6 * u[1:-1, 1:-1, 1:-1])
-    new[0], new[-1] = 1, new[-2]
-    new[:, 0] = new[:, 1]
-    new[..., -1] = 2
-    new[6, 5, 4] += 3
-    return new
 
 
 def line(u):
@@ -118,7 +105,7 @@ def cases() -> dict[str, Case]:
             with suppress(TypeError):  # NumPy refuses it
                 found[f"{function.__name__} {dtype}"] = case(function, whole.field(23, 37, dtype=dtype))
     for dtype in ("f4", "f8", "f2"):
-        found[f"cube {dtype}"] = case(cube, whole.field(12, 10, 9, dtype=dtype))
+        found[f"cube {dtype}"] = case(whole.cube, whole.field(12, 10, 9, dtype=dtype))
         found[f"line {dtype}"] = case(line, whole.field(61).astype(dtype))
     return found
 
@@ -164,7 +151,34 @@ def test_random_programs(text: str, tile: tuple[int, int]) -> None:
             made.check(run)
 
 
-MUTANTS = {"no rows at an end": ((0, 0), (2, 2)), "no columns at an end": ((1, 1), (0, 0))}
+def rolled(u):
+    """Rows whose ends meet, with edges all the same."""
+    new = u + np.roll(u, 1, 1) - np.roll(u, -2, 1) + np.roll(u, 1, 0)
+    new[0] = 3
+    new[:, 0] = new[:, 1]
+    new[:, -1] = u[:, 3]
+    return new
+
+
+@needs_compiler
+@pytest.mark.parametrize("options", [{}, {"tile": (2, 4)}])
+@pytest.mark.parametrize("dtype", ["f4", "u1", "f8"])
+def test_cells_beyond_the_ends_of_whole_rows_need_not_be_in_memory(
+    dtype: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    made = case(rolled, whole.field(20, 43, dtype=dtype))
+    widths, (array,), (wanted,) = halo_of(made.program), made.arrays, made.wanted
+    low, high = widths[1]
+    (run,) = compile_texts(tmp_path, [made.program], ends="wrap", row=43, **options)
+    for first, last in ((0, 7), (7, 20), (0, 20)):
+        block = block_of(array, (first, 0), (last, 43), widths)
+        block[:, :low] = block[:, block.shape[1] - high :] = 99
+        out = np.zeros((last - first, 43), wanted.dtype)
+        run([block], [out], (first, 0))
+        assert out.tobytes() == wanted[first:last].tobytes()
+
+
+MUTANTS = {"no rows at an end": ((0, 0), (1, 1)), "no columns at an end": ((1, 1), (0, 0))}
 
 
 @needs_compiler
@@ -173,7 +187,7 @@ def test_the_comparison_finds(mutant: str, tmp_path: Path, monkeypatch: pytest.M
     launch = single_pass.launch_arguments
 
     def at_the_first_cell(*given: Any) -> Any:
-        return launch(*given[:4], [0, 0], given[5])
+        return launch(*given[:4], [0, 0], *given[5:])
 
     if mutant == "edges of each block":
         monkeypatch.setattr(single_pass, "launch_arguments", at_the_first_cell)

@@ -58,7 +58,7 @@ def gradient(p):
 
 
 def every_second(a):
-    return a[::2], a[1::2], a[::2, ::2] * 2, a[1::4, 2::4]
+    return a[::2] + 1, -a[1::2], a[::2, ::2] * 2, a[1::4, 2::4]
 
 
 def restricted(a):
@@ -83,6 +83,20 @@ def cycle(u, c):
     u[1:-1:2] = 0.5 * (u[:-2:2] + u[2::2])
 
 
+def in_groups(a):
+    n, m = a.shape
+    groups = a.reshape(n // 2, 2, m // 2, 2)
+    c = groups.mean(axis=(1, 3))
+    d = np.reshape(a, (n // 4, 4, m)).sum(axis=1) - a.reshape(-1, 4, m)[:, 0]
+    return c, d, groups.sum(axis=(1, 3)), groups.max(axis=(1, 3)) - groups[:, 1, :, 0]
+
+
+def repeated(c, fine):
+    fine += np.repeat(np.repeat(c, 2, axis=0), 2, axis=1)
+    fine[1:-1] -= c.repeat(2, axis=0).repeat(2, axis=1)[2:]
+    return fine
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(20, 17), (11, 16)])
 def test_faces_beside_cells(rows: int, columns: int) -> None:
     n, m = rows, columns
@@ -98,6 +112,11 @@ def test_coarse_beside_fine(rows: int, columns: int) -> None:
     check(every_second, field(rows, columns), names=("even", "odd", "both", "fourth"))
     check(cycle, field(21, 17), field(11, 9, seed=1), names=("u", "c"))
     if rows % 2 == columns % 2 == 0:
+        coarse = field(rows // 2, columns // 2, seed=1)
+        check(repeated, coarse, field(rows, columns), names=("fine",))
+        if rows % 4 == 0:
+            for dtype in ("f8", "f4"):
+                check(in_groups, field(rows, columns, dtype=dtype), names=tuple("cdef"))
         check(restricted, field(rows, columns), names=("c", "d"))
         coarse = field(rows // 2, columns // 2, seed=1)
         check(prolonged, coarse, field(rows, columns), names=("fine", "c"))

@@ -202,7 +202,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Chunks of a few rows, of files that need not be there."""
     monkeypatch.setattr(chunking, "ON_DEVICE", 100)
     monkeypatch.setattr(chunking, "ON_HOST", 80)
-    monkeypatch.setattr(chunk_agreement, "open_sink", lambda *_: SimpleNamespace(parallel=True))
+    monkeypatch.setattr(chunk_agreement, "open_sinks", lambda *_: [SimpleNamespace(parallel=True)])
     monkeypatch.setattr(chunk_agreement, "with_trial_results", lambda world, task, sources: known(task))
     return monkeypatch
 

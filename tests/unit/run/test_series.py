@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -191,3 +194,51 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"returns a field of shape .* as the series field"):
         run(whole, inputs[:1], outputs[1:3], {}, Options(device="cpu"))
+
+
+def test_a_failure_before_a_checkpoint_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, inputs, outputs = files(tmp_path)
+    before = sorted(tmp_path.iterdir())
+
+    def crash(self: Any, stepper: Any) -> None:
+        if stepper.done == 5:
+            raise RunError("stopped")
+
+    monkeypatch.setattr(CheckFinite, "_check", crash)
+    with pytest.raises(RunError, match="stopped"):
+        on_ranks(2, acoustic, inputs, outputs, Options(steps=StepOptions(steps=9, check_finite=1)))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+PROGRAM = """
+import numpy as np
+import meshrun
+
+@meshrun.distribute(series=("trace",))
+def cool(u):
+    new = u.copy()
+    new[1:-1] += 0.1 * (u[2:] - 2 * u[1:-1] + u[:-2])
+    new[[5, 9], [3, 4]] += 1
+    return new, new[[5, 7, 9], [3, 3, 4]]
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("suffix", [".npy", ".csv"])
+def test_a_killed_run_goes_on_without_losing_a_row(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "cool.py").write_text(PROGRAM)
+    np.save(tmp_path / "u.npy", np.random.default_rng(0).random((60, 50)))
+    words = [sys.executable, "-m", "meshrun", "run", "cool.py", "u.npy"]
+    steps = ["--steps", "1000", "--checkpoint", "50"]
+    subprocess.run([*words, "w.npy", f"t{suffix}", *steps[:2]], cwd=tmp_path, check=True)
+    process = subprocess.Popen([*words, "a.npy", f"b{suffix}", *steps], cwd=tmp_path)
+    kept = tmp_path / "a.npy.checkpoint"
+    while process.poll() is None and len(list(kept.glob("step-*"))) < 2:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    subprocess.run([*words, "a.npy", f"b{suffix}", *steps, "--resume"], cwd=tmp_path, check=True)
+    assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "w.npy").read_bytes()
+    assert (tmp_path / f"b{suffix}").read_bytes() == (tmp_path / f"t{suffix}").read_bytes()

@@ -38,9 +38,10 @@ from meshrun.jobs.bench.collectives.output.overlap import OverlapRow
 from meshrun.jobs.bench.collectives.output.screen import Screen
 from meshrun.jobs.bench.collectives.session import STEADY_BYTES, Bench, Point, check_gpus, opened
 from meshrun.jobs.bench.collectives.specs import bandwidths
-from meshrun.jobs.bench.collectives.timing import bound_call, keep_busy, uncollected
+from meshrun.jobs.bench.collectives.timing import bound_call, keep_busy
 from meshrun.jobs.measure.exit_codes import WrongResults
 from meshrun.jobs.measure.record_file import open_record
+from meshrun.jobs.measure.timers import uncollected
 from meshrun.jobs.measure.watchdog import watching
 from meshrun.runner.comm.collectives.api import Function
 from meshrun.runner.world.failure import FailureHandler

@@ -13,6 +13,7 @@ from meshrun.runner.compiler.trace.functions import composites
 from meshrun.runner.compiler.trace.functions.basic import full_like, slices
 from meshrun.runner.compiler.trace.graph import PLACE, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole import coarse
 from meshrun.runner.compiler.whole.array import Along, Whole, made
 from meshrun.runner.compiler.whole.functions import masks, products
 from meshrun.runner.compiler.whole.functions.padding import lengthened, pad
@@ -227,6 +228,7 @@ def _hstack(tup: Sequence[Any], **options: Any) -> Any:
 
 FUNCTIONS: Functions = {
     **composites.FUNCTIONS,
+    **coarse.FUNCTIONS,
     np.concatenate: _concatenate,
     np.roll: _roll,
     np.pad: pad,

@@ -1,0 +1,62 @@
+"""Functions of whole arrays with points, series and several sizes on GPUs: the bits of NumPy.
+
+`python -m pytest --with-mpi tests/gpu/test_whole_points_gpu.py`, alone and after `mpirun -n 2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import World, open_world
+from tests.unit.run import test_distribute_points as points
+from tests.unit.run import test_distribute_sizes as sizes
+from tests.unit.run import test_series as series
+from tests.unit.run.test_distribute import stepped
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    opened = open_world("cuda", oversubscribe=True)
+    yield opened
+    opened.arrays.close()
+
+
+@pytest.mark.parametrize("kind", ["one pass", "every step", "every fourth and the last", "a kernel"])
+def test_rows_of_series(world: World, tmp_path: Path, kind: str) -> None:
+    folder = Path(world.on_root(lambda: str(tmp_path)))
+    arrays, inputs, outputs = world.on_root(lambda: series.files(folder))
+    options, chosen = series.KINDS[kind]
+    run(series.acoustic, inputs, outputs, {}, options, world=world)
+    world.on_root(lambda: series.check(outputs, arrays, chosen[-1], chosen))
+
+
+@pytest.mark.parametrize("kind", ["one pass", "steps", "a kernel"])
+@pytest.mark.parametrize("job", [points.injected, points.injected_first], ids=lambda job: job.name)
+def test_points(world: World, tmp_path: Path, job: Any, kind: str) -> None:
+    folder, options = Path(world.on_root(lambda: str(tmp_path))), points.OPTIONS[kind]
+    shape = points.N, points.M
+    arrays = [np.random.default_rng(n).random(shape, dtype=np.float32) for n in range(len(job.arrays))]
+    inputs = [folder / f"{name}.npy" for name in job.arrays]
+    outputs = [folder / f"{name}_after.npy" for name in job.output_names]
+    world.on_root(lambda: [np.save(path, one) for path, one in zip(inputs, arrays, strict=True)] and None)
+    run(job, inputs, outputs, {}, options, world=world)
+    wanted = stepped(job.function, arrays, options.steps.steps or 1)
+    assert [np.load(path).tobytes() for path in outputs] == [one.tobytes() for one in wanted]
+
+
+@pytest.mark.parametrize("job", [sizes.acoustic, sizes.maxwell, sizes.two_grids], ids=lambda job: job.name)
+@pytest.mark.parametrize("kind", ["one pass", "steps"])
+def test_sizes(world: World, tmp_path: Path, job: Any, kind: str) -> None:
+    folder, options = Path(world.on_root(lambda: str(tmp_path))), sizes.OPTIONS[kind]
+    arrays, inputs, outputs = world.on_root(lambda: sizes.files(folder, job))
+    run(job, inputs, outputs, {}, Options(steps=options.steps), world=world)
+    wanted = sizes.after(job, arrays, options.steps.steps or 1)
+    assert [np.load(path).tobytes() for path in outputs] == [one.tobytes() for one in wanted]

@@ -1,0 +1,104 @@
+"""Steps of whole-array functions on simulated devices: single passes, and kernels of several steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import host_steps
+import numpy as np
+import pytest
+import whole_functions as whole
+from host_steps import HostStepKernel
+from step_runs import stepped
+
+import meshrun
+from meshrun.runner.arrays.block_layout import BlockLayout
+from meshrun.runner.compiler.cuda.steps.layout import Tuning
+from meshrun.runner.compiler.cuda.steps.tuning import Choice
+
+pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")
+STEPS = 7
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("whole")
+
+
+def rolled_with_edges(u):
+    new = u + 0.1 * (np.roll(u, 1, 0) - 2 * u + np.roll(u, -1, 0)) + 0.1 * (np.roll(u, 1, 1) - u)
+    new[:, 0] = 0.5 * new[:, 1]
+    new[4, 7] += 1
+    return new
+
+
+FUNCTIONS = {"heat": whole.heat, "rolled": rolled_with_edges, "stages": whole.runge_kutta}
+LAYOUTS = [(1, None), (2, None), (3, "1x3"), (4, "2x2")]
+
+
+def check(
+    tmp_path: Path, folder: Path, patch: pytest.MonkeyPatch, name: str, most: int, **options: Any
+) -> list[HostStepKernel]:
+    made: list[HostStepKernel] = []
+
+    def compile_for(
+        device: Any, program: Any, widths: Any, arithmetic: str, feeds: Any, boundary: str, cval: float,
+        shape: Any, row: int,
+    ) -> Any:  # fmt: skip
+        choice = Choice(most, Tuning(2, 2, 2, 2, rows=6))
+        kernel = HostStepKernel(program, widths, arithmetic, feeds, boundary, cval, choice, row)
+        kernel.folder, kernel.number = folder, len(made) + 1
+        made.append(kernel)
+        return kernel, "g++"
+
+    patch.setattr("meshrun.runner.compiler.compiled.compile_for", compile_for)
+    function = FUNCTIONS[name]
+    field = wanted = whole.field(37, 43, dtype="f4")
+    for _ in range(STEPS):
+        wanted = function(wanted)
+    job = meshrun.distribute(function)
+    (found,), record = stepped(tmp_path, job, [field], STEPS, fuse="require", devices=True, **options)
+    assert found.tobytes() == wanted.tobytes()
+    assert record["fused"]["compiler"] == "g++"
+    return made
+
+
+@pytest.mark.parametrize("every", [None, 3])
+@pytest.mark.parametrize(("ranks", "grid"), LAYOUTS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_single_passes(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch,
+    name: str, ranks: int, grid: str | None, every: int | None,
+) -> None:  # fmt: skip
+    check(tmp_path, folder, monkeypatch, name, 1, ranks=ranks, grid=grid, steps_per_exchange=every)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "grid"), [(1, None), (2, None), pytest.param(4, "2x2", marks=pytest.mark.nightly)]
+)
+@pytest.mark.parametrize("name", ["heat", "rolled"])
+def test_several_steps_of_one_kernel(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, ranks: int, grid: str | None
+) -> None:
+    made = check(tmp_path, folder, monkeypatch, name, 3, ranks=ranks, grid=grid)
+    assert all(kernel.launched for kernel in made)
+
+
+def test_no_step_fills_cells_that_no_function_uses(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fills: list[str] = []
+    for name in ("fill_outside", "fill_whole_axes"):
+        original = getattr(BlockLayout, name)
+
+        def fill(self: BlockLayout, block: Any, name: str = name, original: Any = original) -> None:
+            fills.append(name)
+            original(self, block)
+
+        monkeypatch.setattr(BlockLayout, name, fill)
+    check(tmp_path, folder, monkeypatch, "heat", 1)
+    first, fills[:] = fills.copy(), []
+    assert len(first) < STEPS  # those before the first step
+    check(tmp_path, folder, monkeypatch, "rolled", 1)
+    assert len(fills) > len(first) + STEPS
