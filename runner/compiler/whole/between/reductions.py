@@ -24,6 +24,7 @@ from meshrun.runner.compiler.whole.array import (
     made,
     made_scalar,
 )
+from meshrun.runner.compiler.whole.functions import products
 from meshrun.runner.compiler.whole.functions.masks import Picked
 from meshrun.runner.compiler.whole.functions.shifts import FUNCTIONS as OTHERS
 from meshrun.runner.compiler.whole.graph import Reduction, ValueCheck
@@ -198,7 +199,8 @@ def _reduction(ufunc: Any, function: Callable[..., Any]) -> Callable[..., Any]:
             raise NotTraceable("reduces the cells that a condition picks along an axis", "where=condition")
         plain = array is a and where is True and initial is NOT_GIVEN
         if inner is not None and plain and not any(isinstance(array._axes[one], Along) for one in axes):
-            return inner(a, axis, dtype, out, keep)
+            given = {} if dtype is None else {"dtype": dtype}
+            return inner(a, axis, out=out, keepdims=keep, **given)
         # The dtype of NumPy's result, and the one to compute in.
         given = {} if dtype is None else {"dtype": dtype}
         kind = function(np.ones(1, array.dtype), **given).dtype
@@ -353,8 +355,8 @@ def _arg(name: str) -> Callable[..., Any]:
 def _dot(a: Any, b: Any, out: Any = None) -> Any:
     if not np.ndim(a) or not np.ndim(b):
         return stored(np.multiply(a, b), out)
-    if a.ndim != 1 or b.ndim != 1:
-        raise NotTraceable("multiplies matrices", "np.vdot(a, b), for the sum of the products of all cells")
+    if np.ndim(a) != 1 or np.ndim(b) != 1:
+        return products.dot(a, b, out)  # over components
     if a.shape != b.shape:
         raise ValueError(f"shapes {a.shape} and {b.shape} not aligned")
     return stored(_product(a, b), out)
@@ -370,8 +372,8 @@ def _vdot(a: Any, b: Any) -> Any:
 
 def _product(a: Any, b: Any) -> Any:
     """Return the sum of the products of all cells, in the dtype of both."""
-    products = np.multiply(a, b)
-    return _any(products) if products.dtype == bool else _sum(products, None, products.dtype)
+    cells = np.multiply(a, b)
+    return _any(cells) if cells.dtype == bool else _sum(cells, None, cells.dtype)
 
 
 def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
