@@ -232,7 +232,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str, bool]] = [  # function, declared, 
     (counts, {}, "differs from one call to the next", True),
     (counts_rows, {}, "computes with the number of cells", True),
     (fails, {}, "raises ValueError: not today", True),
-    (two, {}, "returns 2 results, not 1", False),
+    (two, {}, "returns 2 results, not 1", True),
     (half, {"out": lambda shape, dtype: ((shape[0] // 2, *shape[1:]), dtype)}, "another size", False),
     (plus_one, {"out": lambda shape, dtype: (shape, "float64")}, "another dtype or shape than out=", False),
 ]

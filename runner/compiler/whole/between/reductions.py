@@ -24,6 +24,7 @@ from meshrun.runner.compiler.whole.array import (
     made,
     made_scalar,
 )
+from meshrun.runner.compiler.whole.functions import products
 from meshrun.runner.compiler.whole.functions.masks import Picked
 from meshrun.runner.compiler.whole.functions.shifts import FUNCTIONS as OTHERS
 from meshrun.runner.compiler.whole.graph import Reduction, ValueCheck
@@ -353,8 +354,8 @@ def _arg(name: str) -> Callable[..., Any]:
 def _dot(a: Any, b: Any, out: Any = None) -> Any:
     if not np.ndim(a) or not np.ndim(b):
         return stored(np.multiply(a, b), out)
-    if a.ndim != 1 or b.ndim != 1:
-        raise NotTraceable("multiplies matrices", "np.vdot(a, b), for the sum of the products of all cells")
+    if np.ndim(a) != 1 or np.ndim(b) != 1:
+        return products.dot(a, b, out)  # over components
     if a.shape != b.shape:
         raise ValueError(f"shapes {a.shape} and {b.shape} not aligned")
     return stored(_product(a, b), out)
@@ -370,8 +371,8 @@ def _vdot(a: Any, b: Any) -> Any:
 
 def _product(a: Any, b: Any) -> Any:
     """Return the sum of the products of all cells, in the dtype of both."""
-    products = np.multiply(a, b)
-    return _any(products) if products.dtype == bool else _sum(products, None, products.dtype)
+    cells = np.multiply(a, b)
+    return _any(cells) if cells.dtype == bool else _sum(cells, None, cells.dtype)
 
 
 def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
