@@ -7,8 +7,7 @@ with each neighbour. A figure is the time of one exchange of a loop of so many, 
 of several rounds of the slowest rank. Every method's halo is compared with NumPy's first.
 
 direct: `runner.arrays.halo.direct`; handshake: with flags that the neighbour is ready, as several steps
-per exchange need. packed: `runner.arrays.halo.packed`, one message for each neighbour between two
-launches. slices: `runner.arrays.halo.exchange`, as on CPUs. Ranks that share a GPU (no NCCL) wait for
+per exchange need. packed: `runner.arrays.halo.packed`, messages of whole rows. slices: `runner.arrays.halo.exchange`, as on CPUs. Ranks that share a GPU (no NCCL) wait for
 each other's time slices of milliseconds: their figures say nothing of a link.
 """
 

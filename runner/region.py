@@ -64,8 +64,8 @@ class Subgrid:
     every: Shape
 
     def in_space(self, space: Shape) -> Shape:
-        """Return the shape of an array with a cell at each position."""
-        return space + self.shape[len(space) :]
+        """Return the shape of an array with a cell at each position; of a value, which has none, its own."""
+        return space + self.shape[len(space) :] if self.shape else ()
 
     def fills(self, space: Shape) -> bool:
         """Return whether the array has a cell at each position."""

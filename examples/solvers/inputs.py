@@ -47,8 +47,15 @@ def waves():
     return packet.astype(np.complex64), earlier.astype(np.complex64), wall
 
 
+def basin():
+    """Return a wave's height and the depth of a basin with a shoal, in metres."""
+    shape = (160, 200)
+    return 0.3 * hill(shape, (80, 40), 8), 20 - 17 * hill(shape, (90, 120), 20)
+
+
 def arrays():
     """Return every array by name."""
+    height, depth = basin()
     populations, body = flow()
     packet, earlier, wall = waves()
     return {
@@ -60,6 +67,10 @@ def arrays():
         "packet": packet,
         "earlier": earlier,
         "wall": wall,
+        "height": height,
+        "still": np.zeros_like(height),
+        "depth": depth,
+        "clock": np.zeros(()),
     }
 
 

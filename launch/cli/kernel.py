@@ -27,7 +27,7 @@ def show(job: Job, inputs: tuple[str, ...], parameters: dict[str, Any], **option
     form = form_of(*(options[f"input_{part}"] for part in ("shape", "dtype", "order")))
     arrays, _, _ = describe_inputs(job, open_inputs(job, inputs, form), form)
     given = job.complete(parameters)
-    job = with_inferred_halo(job, arrays, given)
+    job = with_inferred_halo(job, arrays, given, "cpu" if options["cpu"] else "cuda")
     task = plan_task(job, given, arrays, 1, boundary=options["boundary"], cval=options["cval"])
     report = kernel_report(task, options["fuse_math"], options["steps"], cpu=options["cpu"])
     click.echo(report.source)

@@ -78,6 +78,8 @@ class BlockLayout:
 
     def empty(self, allocator: Allocator, dtype: np.dtype[Any]) -> Array:
         """Return memory for a block; if rows are aligned, a view of an array of one axis."""
+        if not self.shape:
+            return allocator.empty((), dtype)
         lengths = (self.rows_before + self.shape[0], *self.shape[1:])
         if self.aligned:
             before, pitch = self.row(dtype.itemsize)
@@ -168,7 +170,9 @@ class PaddedBlock:
     filled: Array = field(init=False)
 
     def __post_init__(self) -> None:
-        self.interior, self.filled = self.block[self.layout.core], self.block[self.layout.part]
+        # Views, also of a block without axes.
+        core, part = (*self.layout.core, ...), (*self.layout.part, ...)
+        self.interior, self.filled = self.block[core], self.block[part]
 
 
 def reverse(array: Array, axes: Iterable[int]) -> Array:

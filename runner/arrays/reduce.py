@@ -7,20 +7,26 @@ The cuts between ranks determine which rank combines two parts, never which part
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.region import Array
 from meshrun.runner.world.world import World
 
+Nodes = Sequence[tuple[int, int]]  # subtrees: the number of the first cell, and how many
 Combine = Callable[[Any, Any], Any]
 Reduction = Literal["sum", "min", "max"]
 COMBINE = {"sum": "add", "min": "minimum", "max": "maximum"}
+WHOLE = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
+COMBINED = {name: "maximum" if name == "take" else name for name in (*WHOLE, "take")}
+NO_INDEX = np.iinfo(np.int64).max
+DEVICE_SLAB = 1 << 30  # likewise on a device, whose launches take long
 SLAB = 4 << 20  # bytes of cells that are combined at a time
 
 
@@ -81,40 +87,175 @@ def reduce_cells(world: World, partition: Partition, reduction: Reduction, *fact
     return factors[0].astype(result).reshape(())
 
 
+def reduce_axes(world: World, partition: Partition, axes: Sequence[int], cells: Array, ufunc: str) -> Array:
+    """Return this rank's cells of an array, combined along some axes. Collective.
+
+    Parameters
+    ----------
+    partition: of the array; ranks may have no cells.
+    axes: to combine, in ascending order.
+    cells: this rank's.
+    ufunc: "add", "multiply", "maximum" or "minimum"; or "take", of an array that is one cell. What is exact
+        is combined in any order, the rest in the tree.
+    """
+    whole, order = _in_any_order(cells.dtype, ufunc), list(range(len(partition.shape)))
+    combine = getattr(world.xp, COMBINED[ufunc])
+    for axis in reversed(axes):
+        last = world.xp.moveaxis(cells, order.index(axis), -1)
+        order.remove(axis)
+        cells = _without_axis(world, partition, axis, (last,), cells.dtype, combine, whole)
+    return _without_negative_zeros(cells, ufunc)
+
+
+def reduce_own(backend: Backend, axes: Sequence[int], cells: Array, ufunc: str) -> Array:
+    """Return cells combined along axes of which this rank has all cells, as `reduce_axes` does.
+
+    axes: of `cells`. Not collective.
+    """
+    whole, combine = _in_any_order(cells.dtype, ufunc), getattr(backend.xp, COMBINED[ufunc])
+    for axis in reversed(axes):
+        last = backend.xp.moveaxis(cells, axis, -1)
+        count = last.shape[-1]
+        nodes = [(0, count)] if whole else list(_nodes(0, count))
+        partials = backend.empty((len(nodes), *last.shape[:-1]), cells.dtype)
+        _combine_nodes(backend.xp, (last,), nodes, 0, partials, combine, whole)
+        cells = _total([(nodes, partials)], combine)
+    return _without_negative_zeros(cells, ufunc)
+
+
+def _in_any_order(dtype: np.dtype[Any], ufunc: str) -> str:
+    """Return NumPy's name of a reduction whose order does not change its bits; "" if it does."""
+    return WHOLE[COMBINED[ufunc]] if dtype.kind != "f" or ufunc not in ("add", "multiply") else ""
+
+
+def _without_negative_zeros(cells: Array, ufunc: str) -> Array:
+    """Return extremes in which all zeros are positive: which of two zeros is larger depends on the device."""
+    extreme = cells.dtype.kind == "f" and ufunc in ("maximum", "minimum")
+    return cells + cells.dtype.type(0) if extreme else cells
+
+
+def first_extreme(world: World, partition: Partition, axes: Sequence[int], cells: Array, name: str) -> Array:
+    """Return the index of the first largest or smallest cell along some axes, as NumPy counts. Collective.
+
+    name: "argmax" or "argmin". The other arguments are those of `reduce_axes`. NaN is the largest and the
+    smallest.
+    """
+    xp, start = world.xp, partition[world.rank].start
+    kept = [axis for axis in range(len(partition.shape)) if axis not in axes]
+    moved = xp.moveaxis(cells, axes, range(-len(axes), 0))
+    rest, lengths = moved.shape[: len(kept)], moved.shape[len(kept) :]
+    flat = moved.reshape(*rest, -1)
+    # The best own cell, and its index in the whole array.
+    if flat.shape[-1]:
+        at = getattr(xp, name)(flat, axis=-1)
+        best = xp.take_along_axis(flat, at[..., None], -1)[..., 0]
+        places = xp.unravel_index(at, lengths)
+        index = xp.zeros(rest, np.int64)
+        for axis, place in zip(axes, places, strict=True):
+            index = index * partition.shape[axis] + (place + start[axis])
+    else:
+        best, index = xp.zeros(rest, cells.dtype), xp.full(rest, NO_INDEX, np.int64)
+    # Of each line of ranks along an axis, the best.
+    for axis in axes:
+        for other, mine in _of_line(world, partition, axis, [best, index]):
+            best, index = _better(xp, name, (best, index), (other, mine))
+    return index
+
+
+def _of_line(world: World, partition: Partition, axis: int, arrays: Sequence[Array]) -> Iterator[list[Array]]:
+    """Yield the arrays of the other ranks along an axis. Collective."""
+    place = partition.coordinates(world.rank)
+    line = [partition.rank((*place[:axis], part, *place[axis + 1 :])) for part in range(partition.grid[axis])]
+    others = [rank for rank in line if rank != world.rank]
+    sent = [world.xp.ascontiguousarray(array) for array in arrays]
+    received = [[world.backend.empty(array.shape, array.dtype) for array in sent] for _ in others]
+    world.exchange(
+        [(rank, array) for rank in others for array in sent],
+        [(rank, array) for rank, of_rank in zip(others, received, strict=True) for array in of_rank],
+    )
+    yield from received
+
+
+def _better(xp: Any, name: str, one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Return the better of two cells and its index; of equal ones, the first."""
+    (a, i), (b, j) = one, other
+    larger = (b > a) if name == "argmax" else (b < a)
+    equal = b == a
+    if a.dtype.kind == "f":
+        larger = (larger & ~xp.isnan(a)) | (xp.isnan(b) & ~xp.isnan(a))
+        equal = equal | (xp.isnan(a) & xp.isnan(b))
+    chosen = (j != NO_INDEX) & ((i == NO_INDEX) | larger | (equal & (j < i)))
+    return xp.where(chosen, b, a), xp.where(chosen, j, i)
+
+
 def _without_axis(
-    world: World, partition: Partition, axis: int, factors: tuple[Array, ...], dtype: Any, combine: Combine
+    world: World,
+    partition: Partition,
+    axis: int,
+    factors: tuple[Array, ...],
+    dtype: Any,
+    combine: Combine,
+    whole: str = "",
 ) -> Array:
-    """Return the cells of the axes before `axis`, the last one of the factors, after its reduction."""
+    """Return the cells of the other axes after the reduction of `axis`, the last one of the factors.
+
+    whole: NumPy's name of the reduction, if the order does not change its bits.
+    """
     # The ranks of this one's line along the axis, and the subtrees that each has.
     place = partition.coordinates(world.rank)
     parts = range(partition.grid[axis])
     line = [partition.rank((*place[:axis], other, *place[axis + 1 :])) for other in parts]
     nodes = [list(_nodes(*partition.bounds(axis, other))) for other in parts]
+    if whole:
+        bounds = [partition.bounds(axis, other) for other in parts]
+        nodes = [[(first, last - first)] if last > first else [] for first, last in bounds]
     mine, rest = nodes[place[axis]], factors[0].shape[:-1]
     # Combine the own cells.
     partials = [world.backend.empty((len(of_rank), *rest), dtype) for of_rank in nodes]
     start, _ = partition.bounds(axis, place[axis])
-    for number, (first, count) in enumerate(mine):
-        cells = tuple(factor[..., first - start : first - start + count] for factor in factors)
-        _combine_cells(cells, partials[place[axis]][number, ...], combine)
+    _combine_nodes(world.xp, factors, mine, start, partials[place[axis]], combine, whole)
     # Exchange what is left over, and combine it on every rank of the line.
     others = [other for other in parts if other != place[axis]]
     world.exchange(
         [(line[other], partials[place[axis]]) for other in others],
         [(line[other], partials[other]) for other in others],
     )
-    subtrees = (
-        Subtree(first, count, of_rank[number, ...])
-        for found, of_rank in zip(nodes, partials, strict=True)
-        for number, (first, count) in enumerate(found)
-    )
-    total = finish(fold(subtrees, combine), combine)
+    total = _total(zip(nodes, partials, strict=True), combine)
     return world.xp.zeros(rest, dtype) if total is None else total
+
+
+def _total(parts: Iterable[tuple[Nodes, Array]], combine: Combine) -> Any:
+    """Return the combination of partial results, in the tree; None if there are none."""
+    subtrees = (
+        Subtree(first, count, partials[number, ...])
+        for nodes, partials in parts
+        for number, (first, count) in enumerate(nodes)
+    )
+    return finish(fold(subtrees, combine), combine)
+
+
+def _combine_nodes(
+    xp: Any,
+    factors: tuple[Array, ...],
+    nodes: Nodes,
+    start: int,
+    out: Array,
+    combine: Combine,
+    whole: str,
+) -> None:
+    """Combine the own cells of each subtree along the last axis. start: number of the first own cell."""
+    for number, (first, count) in enumerate(nodes):
+        cells = tuple(factor[..., first - start : first - start + count] for factor in factors)
+        if whole:
+            out[number, ...] = getattr(xp, whole)(cells[0], axis=-1)
+        else:
+            _combine_cells(cells, out[number, ...], combine)
 
 
 def _combine_cells(factors: tuple[Array, ...], out: Array, combine: Combine) -> None:
     """Combine 2^k cells along the last axis, pair by pair, into `out`: some rows of other axes at a time."""
-    rows = max(SLAB // max(out[:1].size * factors[0].shape[-1] * out.itemsize, 1), 1) if out.ndim else 1
+    slab = SLAB if isinstance(out, np.ndarray) else DEVICE_SLAB
+    rows = max(slab // max(out[:1].size * factors[0].shape[-1] * out.itemsize, 1), 1) if out.ndim else 1
     for first in range(0, len(out) if out.ndim else 1, rows):
         part = slice(first, first + rows) if out.ndim else ...
         cells = factors[0][part].astype(out.dtype, copy=False)

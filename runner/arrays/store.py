@@ -43,6 +43,11 @@ class Store:
         """Store `result`, a device array, as `region` of the output."""
         if result.size == 0:
             return
+        if not self.shape and self.world.rank and self._kept is None:
+            return  # a value, which rank 0 writes
+        if not self.region.shape:
+            self._keep(region, self._download(result) if self.world.backend.asynchronous else result)
+            return
         if not self.world.backend.asynchronous:
             self._keep(region, result)
             return

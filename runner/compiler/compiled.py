@@ -15,7 +15,7 @@ import numpy as np
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import single_pass
-from meshrun.runner.compiler.cuda.beyond import Beyond, Sides, cells_beyond
+from meshrun.runner.compiler.cuda.beyond import MOST_BYTES, Beyond, Sides, cells_beyond
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
 from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, Sending, StepKernel, Tuning
@@ -191,7 +191,8 @@ class DeviceKernel:
         given = (merged.inputs, blocks), (merged.outputs, outs)
         apart = not all(single_pass.have_equal_pitches(*one, merged.axes) for one in given)
         wide = single_pass.is_wide([*blocks, *outs])
-        kernel, launch = self._pass(outs[0].shape, apart, wide, any(map(any, sides)))
+        sides = sides if any(map(any, sides)) else ()
+        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0)
         places = [at % n for at, n in zip(first, self.program.lengths, strict=False)]
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
         if call.grid == (0,):
@@ -200,7 +201,10 @@ class DeviceKernel:
 
     def prepare(self, shape: Shape) -> None:
         """Compile the kernel of one pass for results of this shape. Raises NotCompiled."""
-        self._pass(shape)
+        operands = (*self.program.inputs, *self.program.outputs)
+        small = math.prod(shape) * sum(one.dtype.itemsize for one in operands) <= MOST_BYTES
+        stepped = self.row > 0 and self.most_steps == 1 and self.stores_beyond and small
+        self._pass(shape, beyond=stepped and self._beyond is not None)
 
     def _pass(
         self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False

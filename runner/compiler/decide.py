@@ -69,17 +69,21 @@ def fused_alone(
     # also a resumed one, has the same bits on any number of ranks.
     nbytes = steps * sum(math.prod(field.shape) * field.dtype.itemsize for field in task.fields)
     too_little = Fusion(why="too little work for a compiler", quiet=True)
-    program = None
+    program, staged = None, task.job.program
     if device.kind != "cuda" and wanted == "auto" and nbytes < WORTH_COMPILING:
         if nbytes < WORTH_TRACING * WORTH_COMPILING:
             return task, too_little
         try:
-            program = traced(task)
+            program = traced(task) if staged is None else None
         except NotTraceable:
             return task, too_little
-        operated = interior(program).operations * math.prod(task.shape) * task.dtype.itemsize
+        operations = staged.operations if program is None else interior(program).operations
+        operated = operations * math.prod(task.shape) * task.dtype.itemsize
         if operated * steps < OPERATED * WORTH_COMPILING:
             return task, too_little
+    if staged is not None:  # its stages have kernels of their own
+        compiler = "CUDA" if device.kind == "cuda" else "C++"
+        return replace(task, compiled=True), Fusion(compiler, operations=staged.operations)
     return _with_kernel(device, task, arithmetic, steps, program)
 
 

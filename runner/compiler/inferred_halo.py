@@ -20,17 +20,20 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.plan.task import ArrayType, Task, halo_hint
 
 
-def with_inferred_halo(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]) -> Job:
+def with_inferred_halo(
+    job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any], kind: str = "cpu"
+) -> Job:
     """Return the job with the halo that its function needs, if its decorator names none.
 
     Trace the function on blocks without halo. The halo is the number of cells by which the result is shorter,
     half of it before and half after the own cells. A function that cannot be traced gets no halo. inputs:
-    shape and dtype of each. Raises UserError for a result that is shorter by an odd number of cells.
+    shape and dtype of each. kind: of the device, "cpu" or "cuda". Raises UserError for a result that is
+    shorter by an odd number of cells.
     """
     if job.whole and job.halo is None:
         from meshrun.runner.compiler.whole.block_form import block_form
 
-        return block_form(job, inputs, parameters)
+        return block_form(job, inputs, parameters, kind)
     if job.halo is not None or job.kind != "map" or not job.services <= {"xp"}:
         return job
     if any(0 in shape for shape, _ in inputs) or not _may_slice(job.function):

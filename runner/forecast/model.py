@@ -222,6 +222,8 @@ def _moved(task: Task, region: Region, machine: Machine, *, chunks: int = 1) -> 
         return dict.fromkeys(STAGES, 0)
     kernel = 0
     for number, field in enumerate(task.fields):
+        if not field.shape:
+            continue
         own = task.field_region(number, region).shape
         padded = (own[0] + chunks * sum(field.widths[0]), *field.padded(own)[1:])
         kernel += math.prod(padded) * field.dtype.itemsize

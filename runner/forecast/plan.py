@@ -105,7 +105,7 @@ def _planned(
     if job.forecast is not None:
         return place, plan_job(job, arrays, parameters, options, place), notes
     given = job.complete(parameters)
-    job = with_inferred_halo(job, arrays, given)
+    job = with_inferred_halo(job, arrays, given, "cuda" if place.gpu else "cpu")
     task = _settled(
         plan_task(
             job, given, arrays, place.ranks, grid=options.grid, boundary=options.boundary, cval=options.cval

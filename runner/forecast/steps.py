@@ -243,7 +243,7 @@ def _too_large(what: str, place: Place, needed: int, hint: str, more: str = "") 
 
 def _understood(task: Task, *, gpu: bool) -> tuple[Task, Program | None]:
     """Return the task with its kernel, not compiled, and the program of its function; None if it is none."""
-    if task.job.fuse == "off":
+    if task.job.fuse == "off" or task.job.program is not None:
         return task, None
     try:
         program = traced(task)

@@ -25,9 +25,11 @@ class Job:
     whose rows are not contiguous with each other. whole_rows: the tiles of a "reduce" job hold whole rows.
     fuse: whether the function of a "map" job becomes one kernel, one of FUSE. split_dependent: the result of
     a "map" job may depend on how its array is cut into blocks. whole: the function of a "map" job takes whole
-    arrays. sizes: of these, if they differ along the axes that are split. series: names of its results that
-    are no fields. series_pass: computes these, `runner.compiler.whole.point_pass.SeriesPass`; None: there are
-    none. verify: checks the output of a "job", and forecast is for its plan, see `runner.run.declare.job`.
+    arrays. program: what it computes, a `compiler.whole.program.WholeProgram`, if that takes several stages;
+    then the function takes whole arrays, too, when it is run. sizes: of these, if they differ along the axes
+    that are split. series: names of its results that are no fields. series_pass: computes these,
+    `runner.compiler.whole.point_pass.SeriesPass`; None: there are none. verify: checks the output of a "job",
+    and forecast is for its plan, see `runner.run.declare.job`.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Job:
     fuse: str = "auto"
     split_dependent: bool = False
     whole: bool = False
+    program: Any = None
     sizes: Sizes | None = None
     series: tuple[str, ...] = ()
     series_pass: Any = None

@@ -101,18 +101,23 @@ def _judged(sample: Sample, backend: Backend, host: str) -> tuple[bool, Differen
     first difference. A function whose calls take long is called on no parts of three."""
     task, xp, until = sample.task, backend.xp, time.monotonic() + PATIENCE
     shape, axes = task.shape, [axis for axis, cut in enumerate(task.cut_axes) if cut]
-    unwritten = result_buffers(task, shape, backend)
+    unwritten: list[Array] | None = None  # poisoned results, of a function that fills them
 
     def computed(axis: int, first: int, last: int, part: int = 0, parts: int = 1) -> Results | None:
         """Return the results for cells of an axis, on the host; None if the function raises."""
+        nonlocal unwritten
         offset, own = [0] * len(shape), list(shape)
         offset[axis], own[axis] = first, last - first
         here = BlockContext(part, parts, host, tuple(offset), tuple(own), shape, backend.stream, xp)
         ends = (last + sum(field.widths[axis]) for field in task.fields)
         padded = zip(sample.padded, ends, strict=True)
-        blocks = [xp.array(whole[_along(axis, first, end)]) for whole, end in padded]
-        outs = unwritten and [out[_result_cells(shape, axis, first, last, out)].copy() for out in unwritten]
         try:
+            if parts == 1:
+                unwritten = result_buffers(task, shape, backend)
+            blocks = [xp.array(whole[_along(axis, first, end)]) for whole, end in padded]
+            outs = unwritten and [
+                out[_result_cells(shape, axis, first, last, out)].copy() for out in unwritten
+            ]
             # The whole's results are checked, and those of parts compared with them.
             results = (task.call if parts == 1 else task.returned)(blocks, here, outs)
             return tuple(np.asarray(result if xp is np else to_host(result)) for result in results)

@@ -82,6 +82,8 @@ def is_streamed(
     output is a chunked format, and on devices if a block has `FILLS` chunks or more, except with
     `keep_whole`. An input that one rank reads for all is never streamed.
     """
+    if task.job.program is not None:  # has stages that need all cells
+        return False
     fills = asynchronous and not keep_whole and fills_pipeline(task)
     return files.parallel and (options.named is not None or files.chunked_output or fills or too_large)
 
@@ -104,6 +106,8 @@ def block_memory(task: Task, block: Region, *, asynchronous: bool) -> int:
     A result that is not declared is assumed to be as large as the input, even if its type is already known.
     """
     use = memory_use(replace(task, results=task.declared(task.shape)), block, asynchronous=asynchronous)
+    if asynchronous and task.job.program is not None:
+        return use.device
     if asynchronous:  # the function's own arrays are as large as its block
         return 2 * use.device
     return use.host
@@ -175,6 +179,9 @@ def memory_use(task: Task, region: Region, *, asynchronous: bool, files: Files =
     padded, result = task.padded_bytes(region), task.result_bytes(region)
     use = chunk_memory(padded, result, halo=task.has_halo, asynchronous=asynchronous, steps=task.steps)
     decoded = math.prod(files.source_chunks) * task.dtype.itemsize if files.source_chunks else 0
+    if task.job.program is not None:  # two of each field, and what lies between stages
+        between = task.job.program.bytes_between(region.shape) + padded
+        use = MemoryUse(use.host + (0 if asynchronous else between), use.device + between * asynchronous)
     return MemoryUse(use.host + decoded, use.device)
 
 

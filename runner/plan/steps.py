@@ -193,7 +193,7 @@ def rows_apart(task: Task, region: Region, steps: int = 1) -> int:
     The rows of a band, and those that it reads beside them. steps: of one kernel.
     """
     names = set(task.job.feeds)
-    beside = [max(field.widths[0]) for field in task.fields if field.name in names]
+    beside = [max(field.widths[0]) for field in task.fields if field.name in names and field.shape]
     return band_rows(task, region) + steps * max(beside, default=0)
 
 
@@ -204,7 +204,11 @@ def step_memory(task: Task, region: Region, *, one_copy: bool = False) -> int:
     rows are rounded up to whole lines.
     """
     fed, total = set(task.job.feeds), 0
+    if task.job.program is not None:
+        total = task.job.program.bytes_between(region.shape)
     for number, field in enumerate(task.fields):
+        if not field.shape:
+            continue
         rows, *others = field.padded(task.field_region(number, region).shape)
         if others and task.kernel is not None and task.kernel.aligned:
             unit = max(LINE // field.dtype.itemsize, 1)

@@ -138,9 +138,11 @@ class Task:
 
     results: shape and dtype of each output array; None until they are known. steps: taken on each chunk.
     kernel: is called in place of the function; the results are known then. reads: for each output, how far
-    from the own cell the kernel reads each input; None: as far as the halo, for all that is known.
-    `shape`, `dtype`, `partition` and `widths` are those of the first input, in whose indices regions and the
-    block context are given.
+    from the own cell the kernel reads each input; None: as far as the halo, for all that is known. compiled:
+    whether the stages of a job's program become kernels.
+    `shape`, `dtype`, `partition` and `widths` are those of the first input that has axes, in whose indices
+    regions and the block context are given. An input or a result without axes is a value, which every rank
+    has.
     """
 
     job: Job
@@ -152,22 +154,28 @@ class Task:
     steps: int = 1
     kernel: TaskKernel | None = None
     reads: tuple[tuple[Widths, ...], ...] | None = None
+    compiled: bool = False
+
+    @cached_property
+    def first(self) -> int:
+        """The number of the first input that has axes."""
+        return next(number for number, field in enumerate(self.fields) if field.shape)
 
     @cached_property
     def shape(self) -> Shape:
-        return self.fields[0].shape
+        return self.fields[self.first].shape
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        return self.fields[0].dtype
+        return self.fields[self.first].dtype
 
     @cached_property
     def partition(self) -> Partition:
-        return self.fields[0].partition
+        return self.fields[self.first].partition
 
     @cached_property
     def widths(self) -> Widths:
-        return self.fields[0].widths
+        return self.fields[self.first].widths
 
     @property
     def known(self) -> tuple[ArrayType, ...]:
@@ -240,7 +248,7 @@ class Task:
 
         Blocks, chunks and calls hold multiples of them: 2 where a result is half as long.
         """
-        shapes = [shape for shape, _ in self.results or ()]
+        shapes = [shape for shape, _ in self.results or () if shape]
         return tuple(
             max(math.lcm(*(length // max(math.gcd(length, shape[axis]), 1) for shape in shapes)), 1)
             for axis, length in enumerate(self.shape[: self.leading])
@@ -248,7 +256,7 @@ class Task:
 
     def field_region(self, number: int, region: Region) -> Region:
         """Return the region of input `number` beside `region`, which is in the first input's indices."""
-        return self._beside(region, self.fields[number].shape) if number else region
+        return region if number == self.first else self._beside(region, self.fields[number].shape)
 
     def output_region(self, region: Region, number: int = 0) -> Region:
         """Return the region of output `number` that holds the result for `region` of the first input."""
@@ -513,16 +521,16 @@ def plan_task(
     """
     for name, (shape, dtype) in zip(job.arrays, inputs, strict=True):
         which = f"the input {name}" if len(inputs) > 1 else "the input"
-        if not shape:
+        if not shape and job.program is None:
             raise UserError(f"{which} is a scalar", got="no axes", expected="an array")
         check_numbers(name, len(inputs), dtype)
     subgrids: list[Subgrid | None] = [None] * len(inputs)
     if job.sizes is not None:
         space = job.sizes.space
-        subgrids = [None if one.fills(space) else one for one in job.sizes.inputs]
+        subgrids = [None if not one.shape or one.fills(space) else one for one in job.sizes.inputs]
         pairs = zip(job.sizes.inputs, inputs, strict=True)
-        inputs = [(one.in_space(space), of_one) for one, (_, of_one) in pairs]
-    shape, dtype = inputs[0]
+        inputs = [(one.in_space(space) if shape else (), of_one) for one, (shape, of_one) in pairs]
+    shape, dtype = next(one for one in inputs if one[0])
     if job.check is not None:
         job.check(shape, dtype, **parameters)
     chosen = boundary or job.boundary
@@ -540,7 +548,7 @@ def plan_task(
             got=f"{option('cval', cval)} and the boundary {chosen}",
             hint=option("boundary", "constant"),
         )
-    common = min(len(one) for one, _ in inputs)
+    common = min(len(one) for one, _ in inputs if one)
     widths = normalize(job.halo_for(parameters), common)
     check_widths(widths, shape[:common])
     parts = (ranks, *(1,) * (len(shape) - 1)) if grid is None else parse_grid(grid, shape, ranks)
@@ -549,7 +557,7 @@ def plan_task(
     for name, (one, of_one), subgrid in zip(job.arrays, inputs, subgrids, strict=True):
         if chosen == "constant":
             _check_constant(constant, of_one)
-        wide = widths + ((0, 0),) * (len(one) - common)
+        wide = widths + ((0, 0),) * (len(one) - common) if one else ()
         fields.append(Field(name, one, of_one, Partition(one, _grid_of(parts, len(one))), wide, subgrid))
     task = Task(job, parameters, tuple(fields), chosen, constant)
     _check_same_grid(task)
@@ -557,7 +565,8 @@ def plan_task(
     if declared is None:
         return task
     for number, (result, _) in enumerate(declared):
-        _check_factors(task, number, result)
+        if result or job.program is None:
+            _check_factors(task, number, result)
     task = replace(task, results=declared).in_units()
     _check_units(task)
     return task
@@ -570,9 +579,9 @@ def _grid_of(grid: Shape, ndim: int) -> Shape:
 
 def _check_same_grid(task: Task) -> None:
     """Raise UserError if inputs differ along an axis along which they are cut."""
-    first, shared = task.fields[0], task.leading
-    for field in task.fields[1:]:
-        if field.shape[:shared] != first.shape[:shared]:
+    first, shared = task.fields[task.first], task.leading
+    for field in task.fields:
+        if field.shape and field.shape[:shared] != first.shape[:shared]:
             axes = f"the first {shared} axes" if shared > 1 else "the first axis"
             raise UserError(
                 f"job {task.job.name}: its inputs have different shapes",
@@ -628,7 +637,8 @@ def _factor(task: Task, number: int, axis: int) -> Fraction | None:
 
 def _check_units(task: Task) -> None:
     """Raise UserError if a block of one unit of each axis would give results of another shape."""
-    if 0 in task.shape or all(shape[: task.leading] == task.shape[: task.leading] for shape, _ in task.known):
+    known = [shape for shape, _ in task.known if shape]
+    if 0 in task.shape or all(shape[: task.leading] == task.shape[: task.leading] for shape in known):
         return
     block = task.units + task.shape[task.leading :]
     for (whole, _), (shape, _) in zip(task.known, task.declared(block) or (), strict=True):
@@ -695,7 +705,7 @@ def check_feeds(task: Task) -> None:
         job.output_names, job.feeds, task.stored, in_memory, strict=True
     ):
         if name is None:
-            if whole[: task.leading] != task.shape[: task.leading]:
+            if whole and whole[: task.leading] != task.shape[: task.leading]:
                 raise UserError(
                     f"job {job.name} cannot take steps: its {_what(job.output_names, output)} has other "
                     "lengths along the axes along which arrays are cut",

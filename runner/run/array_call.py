@@ -31,6 +31,7 @@ from meshrun.runner.run.prepare import RunContext, fused
 from meshrun.runner.run.services.job_run import call, usable_memory
 from meshrun.runner.spelling import python_caller
 from meshrun.runner.steps.observers.series import SeriesRows
+from meshrun.runner.steps.program_steps import ProgramStepper
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import MemorySource
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -137,7 +138,8 @@ def _stepper(
     check_feeds(task)
     one_by_one = task.job.series_pass is not None and task.job.series_pass.reads_halo(after=False)
     phases = Phases(world.backend.synchronize)
-    stepper = Stepper(world, task, phases, keep_finals=True, one_by_one=one_by_one)
+    of_task = Stepper if task.job.program is None else ProgramStepper
+    stepper = of_task(world, task, phases, keep_finals=True, one_by_one=one_by_one)
     stepper.start(_distributed(world, task, stepper.plans, arrays))
     return stepper
 
@@ -161,7 +163,7 @@ def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, A
         kept = None if key is None else _KEPT.get(key)
     if kept is not None:
         return kept[1]
-    task = plan_task(with_inferred_halo(job, types, parameters), parameters, types, 1)
+    task = plan_task(with_inferred_halo(job, types, parameters, device.kind), parameters, types, 1)
     task, _ = fused(world, task, None, "strict", steps)
     world.on_root(lambda: refuse_split(world, task))
     if key is not None:

@@ -8,18 +8,19 @@ from typing import Any
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import single_pass
-from meshrun.runner.compiler.cuda.steps.layout import NotFusable
+from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel
 from meshrun.runner.compiler.decide import not_one_kernel
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
 from meshrun.runner.compiler.passes.ends import ends_of, interior
 from meshrun.runner.compiler.passes.real_parts import in_real_parts
-from meshrun.runner.compiler.trace.graph import Program, merge_components
+from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
+from meshrun.runner.programs.stages import KernelStage, Stage, StagedProgram, ValueStage, plan_program
 from meshrun.runner.report.units import counted
 from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
@@ -42,6 +43,8 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
 
     arithmetic: one of FUSE_MATH. steps: of a kernel that takes time steps; None: one pass. cpu: for a CPU.
     """
+    if task.job.program is not None:
+        return _stages_report(plan_program(task.job.program), cpu=cpu)
     try:
         program = traced(task)
     except NotTraceable as reason:
@@ -88,14 +91,72 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
             f"streams tiles of {stepping.valid + 2 * stepping.margin} columns, {stepping.valid} valid",
         ),
         ("memory", f"each cell read and written once in {counted(steps, 'step')}"),
+        *_edges(stepping),
     ]
     return KernelReport(stepping.source, facts + _registers(stepping.source, stepping.name, options))
+
+
+def _stages_report(staged: StagedProgram, *, cpu: bool) -> KernelReport:
+    """Return the kernels of a program in stages, and what each stage reads, computes and writes."""
+    sources, facts = [], []
+    for number, stage in enumerate(staged.stages, 1):
+        facts.append((f"stage {number}", _stage(staged, stage)))
+        if not isinstance(stage, KernelStage):
+            continue
+        program = in_real_parts(stage.cells.program.program)
+        if cpu:
+            sources.append(host_source.source([program]))
+        else:
+            sources.append(single_pass.emit(merge_components(program)[0]).source)
+    for cut in staged.cuts:
+        if not cut.repeated:
+            continue
+        name = staged.arrays[cut.number].name if cut.written else f"line {cut.line}"
+        again = f"{counted(cut.repeated, 'operation')} of a cell again, for {cut.distances} distances"
+        what = "written, instead of" if cut.written else "not written, but"
+        facts.append((name, f"{what} {again}; its bytes take as long as {cut.worth}"))
+    return KernelReport("\n".join(sources), facts)
+
+
+def _stage(staged: StagedProgram, stage: Stage) -> str:
+    """Return what a stage does."""
+    if isinstance(stage, ValueStage):
+        return f"computes {counted(len(stage.nodes), 'value')}"
+    reads = []
+    for number, extents in zip(stage.cells.reads, stage.cells.footprints, strict=True):
+        reach = _reach(extents)
+        reads.append(f"{staged.arrays[number].name} {reach}")
+    source = ", ".join(reads) or "no array"
+    if isinstance(stage, KernelStage):
+        written = [
+            staged.outputs[one.number].name if one.of_output else staged.arrays[one.number].name
+            for one in stage.writes
+        ]
+        operations = counted(stage.cells.program.operations, "operation")
+        return f"computes {', '.join(written)} from {source}: {operations} of a cell"
+    reduction = stage.reduction
+    axes = "all axes" if stage.value is not None else f"axes {', '.join(map(str, reduction.axes))}"
+    return f"reduces ({reduction.ufunc}, line {reduction.line}) over {axes}: {source}"
+
+
+def _edges(kernel: StepKernel) -> list[tuple[str, str]]:
+    """Return how far cells near the array's ends read, if that is further than those between."""
+    inside, facts = interior(kernel.program), []
+    for axis, ends in enumerate(kernel.ends[-kernel.program.axes :]):
+        reads = [inside.footprint(number)[axis] for number in kernel.feeds]
+        between = max(max(one) for one in reads)
+        if ends.reach <= between:
+            continue
+        wider = kernel.radius[axis - kernel.program.axes] > between
+        cost = "all cells are computed with that reach" if wider else f"others with a reach of {between}"
+        facts.append((f"axis {axis}", f"edges read {ends.reach} cells away; {cost}"))
+    return facts
 
 
 def _facts(program: Program, *, cpu: bool) -> list[tuple[str, str]]:
     inner, ends = interior(program), ends_of(program)
     moved = sum(one.dtype.itemsize * one.components for one in (*program.inputs, *program.outputs))
-    widest = max(node.dtype.itemsize for node in program.nodes)
+    widest = max(node.dtype.itemsize for node in inner.nodes)
     least = moved * OPERATIONS_PER_BYTE[8 if widest == 8 else 4]
     limit = "memory" if common_operations(inner) < least else "arithmetic"
     inexact = inexact_operations(program.nodes)
@@ -106,7 +167,8 @@ def _facts(program: Program, *, cpu: bool) -> list[tuple[str, str]]:
     ]
     if inner is not program:
         cells = " x ".join(f"{before} + {after}" for before, after in ends)
-        facts.append(("at the ends", f"{counted(program.operations, 'operation')}, of {cells} cells"))
+        operations = counted(program.operations, "operation")
+        facts.append(("at the ends", f"{operations} for the first + last cells of each axis: {cells}"))
         facts += [
             ("", f"{one.name} read {_extents(program, number)}")
             for number, one in enumerate(program.inputs)
@@ -128,7 +190,10 @@ def _branch(branch: BranchCost) -> str:
 
 
 def _extents(program: Program, number: int) -> str:
-    reach = program.footprint(number)
+    return _reach(program.footprint(number))
+
+
+def _reach(reach: Extents) -> str:
     if all(width == (0, 0) for width in reach):
         return "at the own cell only"
     return "from " + " x ".join(f"-{low}..+{high}" for low, high in reach)

@@ -12,7 +12,7 @@ from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
 from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, streamed_results
-from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
+from meshrun.runner.plan.chunking import Files, MemoryUse, block_memory, has_own_grid, streamed_grid
 from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.region import Array, Region
@@ -30,10 +30,14 @@ from meshrun.runner.run.prepare import (
 )
 from meshrun.runner.spelling import option
 from meshrun.runner.steps.observers.series import SeriesRows
+from meshrun.runner.steps.program_steps import ProgramStepper
 from meshrun.runner.storage.formats.registry import Sink, first_serial
 
 if TYPE_CHECKING:
     from meshrun.runner.maps.streamed.redo import Redo
+
+
+NEEDS_ALL = "has reductions or arrays between stages, for which all cells must be in memory"
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class MapStart:
 def run_map(run: RunContext) -> Finished:
     """Run one pass of a map job. Collective."""
     prepared = prepare(run)
+    if prepared.task.job.program is not None:
+        return run_program(run, prepared)
     start = run.world.on_root(lambda: _start(run, prepared))
     if start.streamed is not None:
         return _in_chunks(run, prepared, start.streamed)
@@ -206,6 +212,71 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
     return Finished(computed, type_record(task.stored[0]), task.stored, rows, verify=proof, plan=plan)
 
 
+def refuse_options(run: RunContext, task: Task, memory: Sequence[MemoryUse]) -> None:
+    """Raise UserError for options that do not apply to a program in stages, and for too little memory.
+
+    memory: of `Prepared`. On rank 0.
+    """
+    options, gpu = run.options, run.world.backend.asynchronous
+    given = {
+        options.stream.named or "": options.stream.named is not None and not _resumes(run),
+        option("overlap", options.overlap): options.overlap,
+        option("halo", options.steps.halo): options.steps.halo == "direct",
+        option("copies", options.steps.copies): options.steps.copies == "one",
+    }
+    named = next((name for name, is_given in given.items() if is_given), None)
+    if named is not None:
+        raise UserError(
+            f"{named} does not apply to job {run.job.name}: it {NEEDS_ALL}", hint=f"leave {named} out"
+        )
+    for region, limit in zip(task.partition, memory, strict=False):
+        needed, most = block_memory(task, region, asynchronous=gpu), limit.device if gpu else limit.host
+        if needed > most:
+            raise UserError(
+                f"job {run.job.name} {NEEDS_ALL}, and the memory of the ranks is too small",
+                got=f"{needed:,} bytes of a rank",
+                expected=f"at most {most:,}",
+                hint="more ranks",
+            )
+
+
+def _resumes(run: RunContext) -> bool:
+    """Return whether the only option of streamed runs is the one to resume, for steps."""
+    stream = run.options.stream
+    return run.options.steps.steps is not None and stream.named == option("resume", True)
+
+
+def run_program(run: RunContext, prepared: Prepared) -> Finished:
+    """Run all stages once. Collective."""
+    world, task = run.world, prepared.task
+    no_feeds = (None,) * len(task.job.output_names)
+    task = replace(task, job=replace(task.job, feeds=no_feeds))
+
+    def begin() -> list[Sink]:
+        check_nothing_unfinished(run)
+        refuse_options(run, task, prepared.memory)
+        return make_task_outputs(run, task)
+
+    sinks = world.on_root(begin)
+    run.transaction.track_partial(*(sink.partial for sink in sinks))
+    # Read, compute and write.
+    stepper = ProgramStepper(world, task, world.phases)
+    stepper.start(load_arrays(world, run.sources, stepper.plans, world.phases, stepper))
+    stepper.advance(1, last=True)
+    stepper.finish()
+    for number, sink in enumerate(sinks):
+        store = store_of(world, task, sink, world.phases, number)
+        store.put(store.region, stepper.result(number))
+        store.finish()
+    run.inputs.check(world)
+    # Verify and commit.
+    proof = _proof(run, task, sinks)
+    commit(run, sinks)
+    run.transaction.forget_partial()
+    computed = computation_of(task, prepared.fusion)
+    return Finished(computed, type_record(task.known[0]), task.known, verify=proof)
+
+
 def _series_of(run: RunContext, task: Task, blocks: Sequence[Array], region: Region) -> list[SeriesRows]:
     """Write the only row of each result that is no field. Collective.
 
@@ -235,6 +306,11 @@ def no_series_in_chunks(run: RunContext, named: str | None) -> UserError:
 def _proof(run: RunContext, task: Task, sinks: Sequence[Sink], redo: Redo | None = None) -> Record | None:
     if run.options.verify == "off":
         return None
+    if task.job.program is not None:
+        from meshrun.runner.run.verify.steps import verify_steps
+
+        with run.world.phases("verify"):
+            return verify_steps(run.world, task, run.sources, sinks, 1, run.options.verify)
     from meshrun.runner.run.verify.results import verify
 
     world, mode, progress = run.world, run.options.verify, run.progress.proof

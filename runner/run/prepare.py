@@ -180,7 +180,7 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
             check_steps(run, additions)
         # Plan the task, and compile its kernel.
         types = [(source.shape, source.dtype) for source in run.sources]
-        run.job = with_inferred_halo(run.job, types, run.parameters)
+        run.job = with_inferred_halo(run.job, types, run.parameters, world.backend.device.kind)
         own_grid = steps is None and has_own_grid(options.grid, world.size)
         task = made = planned(run, world.size, None if own_grid else options.grid)
         if run.job.sizes is not None:

@@ -23,7 +23,7 @@ from meshrun.runner.plan.task import ArrayType, Task, check_feeds
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.run.finish import Computation, Finished, commit, commit_series, computation_of
-from meshrun.runner.run.map_run import no_series_in_chunks
+from meshrun.runner.run.map_run import no_series_in_chunks, refuse_options
 from meshrun.runner.run.prepare import (
     Prepared,
     RunContext,
@@ -41,6 +41,7 @@ from meshrun.runner.steps.observers.additions import Additions, StoppingRule
 from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state, restore
 from meshrun.runner.steps.observers.frames import Frames, check_frames_fit
 from meshrun.runner.steps.observers.series import SeriesRows
+from meshrun.runner.steps.program_steps import ProgramStepper
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.steps.steps_per_kernel import choose_steps
 from meshrun.runner.steps.streamed_steps import StreamedSteps
@@ -96,6 +97,9 @@ def _copies(run: RunContext, task: Task, memory: Sequence[MemoryUse], additions:
     """
     options, region = run.options, task.partition[0]
     stream = replace(options.stream, resume=False)
+    if task.job.program is not None:
+        refuse_options(run, task, memory)
+        return 2
     if run.series:
         return _for_series(run, task, memory, stream)
     if additions is not None:
@@ -290,7 +294,8 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
     ]
     run.transaction.track_partial(*(sink.partial for sink in sinks), *_unfinished(checkpoints, frames), *more)
     cells = sum(region.size for region in task.partition)
-    stepper = Stepper(
+    of_task = Stepper if task.job.program is None else ProgramStepper
+    stepper = of_task(
         world,
         task,
         run.world.phases,

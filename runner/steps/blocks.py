@@ -23,6 +23,7 @@ from meshrun.runner.arrays.block_layout import BlockLayout, PaddedBlock
 from meshrun.runner.arrays.halo import boxes as halo_boxes
 from meshrun.runner.arrays.halo.boxes import HaloBox
 from meshrun.runner.compiler.cpp.host import Box, Copy
+from meshrun.runner.compiler.cuda.beyond import MOST_BYTES
 from meshrun.runner.compiler.cuda.steps.layout import Axis, Sending
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.device.api import poison
@@ -311,13 +312,17 @@ class StepBlocks(Generic[Block]):
 
     def _compute_by_kernel(self, piece: Piece, keep: bool) -> None:
         """Compute the cells of `piece` by the task's kernel, whose calls are bound to the blocks once."""
+        # The work of a device is timed by the loop.
+        with nullcontext() if self.world.backend.asynchronous else self.phases("kernel"):
+            for call in self._calls_of(piece, keep):
+                call()
+
+    def _calls_of(self, piece: Piece, keep: bool) -> list[Callable[[], None]]:
+        """Return what computes the cells of `piece` from the blocks; at first, kernels may be compiled."""
         key = piece, keep, *map(id, self.arrays), *map(id, self.spare.values())
         if key not in self._calls:
             self._calls[key] = self._bound_calls(piece, keep)
-        # The work of a device is timed by the loop.
-        with nullcontext() if self.world.backend.asynchronous else self.phases("kernel"):
-            for call in self._calls[key]:
-                call()
+        return self._calls[key]
 
     def _bound_calls(self, piece: Piece, keep: bool) -> list[Callable[[], None]]:
         """Return what computes the cells of `piece` from the blocks as they lie in memory now."""
@@ -357,9 +362,14 @@ class StepBlocks(Generic[Block]):
         kernel, task = self.task.kernel, self.task
         if kernel is None or not kernel.stores_beyond or not self._fills_in_place or self.one_copy:
             return False
+        if task.boundary == "constant":
+            return True
+        largest = task.partition[0]
+        if task.input_bytes(largest) + task.result_bytes(largest) > MOST_BYTES:
+            return False
         # What equals a cell beyond an end lies in the piece at that end, which is as long as the halo.
         more = task.boundary == "mirror"
-        return task.boundary == "constant" or all(
+        return all(
             max(task.widths[axis]) + more <= piece.place.shape[axis] < LONGEST_AXIS
             for piece in pieces
             for axis, is_cut in enumerate(self.cut)

@@ -120,6 +120,8 @@ def largest_change(new: Array, old: Array) -> float:
     """
     if new.size == 0:
         return 0.0
+    if new.ndim == 0:  # a value
+        new, old = new.reshape(1), old.reshape(1)
     if new.dtype.kind == "b":
         return float((new != old).any())
     if new.dtype.kind in "iu":  # unsigned, the difference of any two integers is exact

@@ -39,7 +39,7 @@ from meshrun.runner.compiler.decide import not_compiled
 from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.maps.in_memory import no_progress
 from meshrun.runner.options.choices import HaloChoice
-from meshrun.runner.plan.steps import LINE, halo_bytes, read_widths, rows_apart, wide_widths
+from meshrun.runner.plan.steps import LINE, Piece, halo_bytes, read_widths, rows_apart, wide_widths
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.report.phases import Phases
@@ -206,8 +206,23 @@ class Stepper(StepBlocks[DistributedArray]):
             if self._stores_beyond:
                 self.fill_beyond()  # with the constant, once for all steps
             self._try_a_row()
+            self._compile_passes()
             self.note_inputs_that_stay()
             world.control.barrier()  # or waiting for a later neighbour would count as exchange
+
+    def _compile_passes(self) -> None:
+        """Compile the passes of single steps of a device before the loop, whose time is measured."""
+        if self.task.kernel is None or self.fused_steps > 1 or not self.world.backend.asynchronous:
+            return
+        pieces = [piece for more in range(1, self.steps_per_exchange) for piece in self._pieces_of(more)]
+        for piece in (*pieces, *self._last_pieces()):
+            self._calls_of(piece, keep=self.keep_finals)
+
+    def _last_pieces(self) -> list[Piece]:
+        """Return the pieces of the last step before an exchange."""
+        if self.overlap:
+            return [self._rows(*rows) for rows in (*self._rows_sent(), self._rows_kept())]
+        return self._pieces_of(0)
 
     def _open_halos(self) -> None:
         """Prepare the exchange between devices."""
@@ -515,10 +530,7 @@ class Stepper(StepBlocks[DistributedArray]):
         kernel = self.task.kernel
         in_one = self.fused_steps > 1 and kernel is not None and not kernel.takes_rows
         self.overlap = chosen and self._may_overlap and not in_one
-        pieces = self._pieces_of(0)
-        if self.overlap:
-            pieces = [self._rows(*rows) for rows in (*self._rows_sent(), self._rows_kept())]
-        self._stores_beyond = self.fused_steps == 1 and self._can_store_beyond(pieces)
+        self._stores_beyond = self.fused_steps == 1 and self._can_store_beyond(self._last_pieces())
 
     def _check_halos(self) -> None:
         if self._device_halos is not None:

@@ -200,11 +200,13 @@ class ForceSamples:
         column = np.zeros(0)
         if plan.region.start[-1] <= INLET < plan.region.stop[-1]:
             place = (*inner[:-1], inner[-1].start + INLET - plan.region.start[-1])
-            at_inlet = [one[place] for one in blocks[: self.tunnel.lattice.size + 1]]
-            values = _on_host(stepper, pressure(at_inlet[:-1]))
-            column = values[_on_host(stepper, at_inlet[-1]) == int(Cell.FLUID)]
-        near = self._links.cells_beside(blocks)
-        beside = _on_host(stepper, pressure(near)) if len(near[0]) else np.zeros(0)
+            # On the host: the first sums of CuPy in a process take longer than these few cells.
+            *populations, kinds = (
+                _on_host(stepper, one[place]) for one in blocks[: self.tunnel.lattice.size + 1]
+            )
+            column = pressure(populations)[kinds == int(Cell.FLUID)]
+        near = [_on_host(stepper, one) for one in self._links.cells_beside(blocks)]
+        beside = pressure(near) if len(near[0]) else np.zeros(0)
         # Whole numbers add up to the same on any ranks.
         total = int(np.rint(column.astype(float) * links.UNIT).sum()) if np.isfinite(column).all() else None
         own = (

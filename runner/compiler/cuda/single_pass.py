@@ -84,7 +84,7 @@ class PassKernel:
     along the last grid axis and the one before. apart: whether operands of the same dtype may have different
     pitches. wide: whether an operand may have more than `MOST_NARROW` elements. corners: for each input, the
     row that its pointer is of, relative to that of the first own cell. It is the first one that a thread
-    reads, on each axis before the last. beyond: cells beyond the ends of axes that it also stores.
+    reads, on each axis before the last.
     """
 
     name = "single_pass"
@@ -98,7 +98,6 @@ class PassKernel:
     wide: bool
     corners: tuple[Offset, ...]
     description: Description
-    beyond: Beyond | None = None
 
 
 @dataclass(frozen=True)
@@ -363,13 +362,14 @@ def emit(
         ("/* @threads@ */", bounds),
         (
             "/* @parameters@ */",
-            ", ".join(f"{kind} {name}" for kind, name, _ in _parameters(program, apart, wide, beyond)),
+            ", ".join(
+                f"{kind} {name}" for kind, name, _ in _parameters(program, apart, wide, beyond is not None)
+            ),
         ),
         ("// @body@", "\n    ".join(body.lines)),
     ):
         text = text.replace(mark, instead)
-    shape = (tile, march, sweep, threads, apart, wide)
-    return PassKernel(text, program, *shape, body.corners, body.description, beyond)
+    return PassKernel(text, program, tile, march, sweep, threads, apart, wide, body.corners, body.description)
 
 
 def finds_ends(program: Program, boundary: str, row: int) -> list[int]:
@@ -415,7 +415,7 @@ def is_wide(arrays: Sequence[Array]) -> bool:
 
 
 def _parameters(
-    program: Program, apart: bool, wide: bool, beyond: Beyond | None
+    program: Program, apart: bool, wide: bool, beyond: bool
 ) -> Iterator[tuple[str, str, type[np.generic]]]:
     """Yield the kernel's parameters: C++ type, name, and NumPy type of the argument."""
     last = program.axes - 1
@@ -432,7 +432,7 @@ def _parameters(
         for name in ("tiles", "factor", "bits"):
             yield "uint32", f"{name}{axis}", np.uint32
     yield column[0], "shift", column[1]
-    if beyond is not None:
+    if beyond:
         yield "uint32", "sides", np.uint32
     for axis in range(program.axes if program.has_places else 0):
         yield "int64", f"first{axis}", np.int64
@@ -954,7 +954,7 @@ def launch_arguments(
     Trailing axes that the operand lacks count as cells of the last grid axis (`merge_components`). widths:
     halo of all blocks, per grid axis; at least each input's footprint. first, scalars: as of `TaskKernel`; if
     they have places, all own cells are within the array. sides: ends of axes beyond which the kernel stores
-    cells, around `outs`; for a kernel of `Beyond`. Raises ValueError for arrays that do not fit the kernel.
+    cells, around `outs`, if it was written to do so. Raises ValueError for arrays that do not fit the kernel.
     """
     program, last = kernel.program, kernel.program.axes - 1
     targets = [_Rows(array, one, last) for array, one in zip(outs, program.outputs, strict=True)]
@@ -1004,9 +1004,9 @@ def launch_arguments(
             pitches = (stride // rows.itemsize for stride in rows.strides[:last])
             values += [rows.address, *(pitches if leader == number else ())]
     values += [*lengths, *(value for one in tiles[1:] for value in (one, *division(one))), shift]
-    values += [sides_word(sides)] if kernel.beyond is not None else []
+    values += [sides_word(sides)] if sides else []
     values += [*(first[: program.axes] if program.has_places else ()), *_slots(program, scalars)]
-    kinds = [kind for _, _, kind in _parameters(program, kernel.apart, kernel.wide, kernel.beyond)]
+    kinds = [kind for _, _, kind in _parameters(program, kernel.apart, kernel.wide, len(sides) > 0)]
     arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))
     return PassLaunch((math.prod(tiles),), block, arguments)
 

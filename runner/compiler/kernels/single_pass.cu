@@ -21,6 +21,9 @@
 // cells that they equal, which are in its caches. To write them between the passes takes a write of a sector and
 // a read of another for each row.
 //
+// Along the other axes, the pass of a time step may store the cells beyond the ends that equal own ones, for the next
+// pass (beyond.cuh): whole rows, by the threads that made them.
+//
 // A function of whole arrays has other values near the array's ends. All threads compute what the interior has:
 // no thread takes a branch, or registers, for the few cells that differ. Then the threads of a block that holds
 // some of these wait for each other, share these cells, and write them again.

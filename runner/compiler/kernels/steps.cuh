@@ -1,6 +1,7 @@
 // What the kernels of several time steps share: places along an axis, boundaries, and values of other lanes.
 //
 // The generated text before this file defines, beside the program's dtypes:
+//   AXES    of the array
 //   K       time steps, C columns of a lane, RY and RX cells read on each side along each axis
 //   LOW_Y, HIGH_Y, LOW_X, HIGH_X  cells from each end for which conditions on the place differ from those between
 //   FAR_X     columns before the end of the array that those near it read; 0 if no further than others

@@ -88,14 +88,15 @@ INLINE int high_edge(const Axis& rows) {
 INLINE int begin_inside(const Axis& rows, int begin, int first) {
     const int low = low_edge(rows);
     if (PLACED) return first - (K - 1) * RY >= low ? begin : low + LATE + K * RY;
-    return low == NEVER ? begin : most(begin, low + (K + 1) * RY + BEYOND);
+    return low == NEVER ? begin : most(begin, low + K * RY + most(RY + BEYOND, LOW_Y));
 }
 INLINE int end_inside(const Axis& rows, int end) {
     const int high = high_edge(rows);
     int until = end;
     if (PLACED) until = least(end, high + RY - most(KEPT - 1, 0) - SLOTS + 1);
-    else if (high != NEVER) until = least(end, high - BEYOND - SLOTS + 1);
-    if (BOUNDARY != WRAP) until = least(until, rows.own + rows.after - SLOTS - AHEAD + 2);
+    else if (high != NEVER) until = least(end, high + least(-BEYOND, RY - HIGH_Y) - SLOTS + 1);
+    // Over one axis, all rows are the same one in memory.
+    if (BOUNDARY != WRAP && AXES > 1) until = least(until, rows.own + rows.after - SLOTS - AHEAD + 2);
     if (BOUNDARY == WRAP && PLACED && rows.whole() && !rows_turn(rows)) return NEVER;
     return until;
 }

@@ -135,6 +135,7 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
     FOREIGN: ClassVar[tuple[str, str]]
     dtype: np.dtype[Any]
     _recorder: Any  # of the class's own kind
+    _weak: type | None = None  # of a value that is a Python number, its type
     _part: str  # "real" or "imag", of a view of these parts of complex numbers; else ""
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -410,7 +411,7 @@ def is_typed(value: Any) -> bool:
 def weak_dtype(value: Any) -> Any:
     """Return an operand's dtype, or the type of a Python number, to resolve a loop's types (NEP 50)."""
     if is_typed(value):
-        return value.dtype
+        return getattr(value, "_weak", None) or value.dtype
     if isinstance(value, bool):
         return np.dtype(bool)
     for kind in (int, float, complex):
@@ -468,7 +469,10 @@ def elementwise(recorder: TracedCall, ufunc: Any, inputs: Sequence[Any], dtype: 
     name = ufunc.__name__
     if name == "conjugate" and kinds[-1].kind != "c":
         return recorder.result(layout, operands[0], kinds[-1])
-    return recorder.result(layout, recorder.each(name, kinds[-1], *operands), kinds[-1])
+    result = recorder.result(layout, recorder.each(name, kinds[-1], *operands), kinds[-1])
+    if not any(isinstance(weak_dtype(one), np.dtype) for one in inputs):  # Python's operators on its numbers
+        result._weak = {"b": bool, "f": float, "c": complex}.get(kinds[-1].kind, int)
+    return result
 
 
 def within_range(inputs: Sequence[Any]) -> Sequence[Any]:

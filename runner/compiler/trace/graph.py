@@ -159,6 +159,12 @@ def in_order(nodes: Iterable[Node]) -> list[Node]:
     return list(found.values())
 
 
+def slot_of(scalars: Any, number: int, dtype: np.dtype[Any]) -> Any:
+    """Return the view, of no axes, of a scalar in slots of `SLOT` bytes. scalars: of uint64."""
+    found = scalars[number : number + 1].view(np.uint8)[: dtype.itemsize]
+    return found.view(dtype).reshape(())
+
+
 def joined(xp: Any, dtype: np.dtype[Any], real: Any, imag: Any) -> Any:
     """Return the complex numbers of two parts. xp: numpy or cupy."""
     numbers = xp.empty(np.broadcast_shapes(np.shape(real), np.shape(imag)), dtype)

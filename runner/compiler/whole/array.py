@@ -9,7 +9,7 @@ of points have axes of that list instead (`points`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from meshrun.runner.compiler.trace.array import (
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.functions.masks import Picked, picked, write_masked
-from meshrun.runner.compiler.whole.graph import WholeGraph
+from meshrun.runner.compiler.whole.graph import Reduction, ValueCheck, WholeGraph
 from meshrun.runner.compiler.whole.points import (
     MOST_POINTS,
     Listed,
@@ -126,7 +126,7 @@ class Alignment(ResultAxes):
 
 
 class Tracing(TracedCall):
-    """One call of the function: its graph and the lengths of space."""
+    """One call of the function: its graph and the lengths of space. checks: of values, in order."""
 
     graph: WholeGraph
 
@@ -135,6 +135,7 @@ class Tracing(TracedCall):
     ) -> None:
         super().__init__(function, graph, functions)
         self.space = space
+        self.checks: list[ValueCheck] = []
         self._lines = 0
 
     def new_line(self) -> int:
@@ -224,6 +225,8 @@ class Tracing(TracedCall):
         return layout, [move.moved() for move in moves]
 
     def result(self, layout: Alignment, nodes: Nodes, dtype: np.dtype[Any]) -> Whole:
+        if not layout.axes:
+            return made_scalar(self, layout.fixed, nodes.ravel()[0])
         return made(self, layout.axes, layout.fixed, nodes.reshape(inner_shape(layout.axes)), dtype)
 
 
@@ -246,6 +249,11 @@ def made(
     storage = Storage(flat, {axis.axis: axis for axis in axes if isinstance(axis, Along)}, origin)
     cells = np.arange(len(flat)).reshape(nodes.shape)
     return Whole(recorder, storage, tuple(axes), dict(fixed), cells, dtype)
+
+
+def made_scalar(recorder: Tracing, fixed: Mapping[int, int], node: Node) -> Scalar:
+    """Return a NumPy scalar."""
+    return Scalar(recorder, Storage([node], {}), (), dict(fixed), np.zeros((), int), node.dtype)
 
 
 def _of_numpy(recorder: Tracing, array: np.ndarray[Any, Any]) -> Whole:
@@ -328,8 +336,38 @@ class Whole(TracedArray):
     def reshape(self, *shape: Any, order: str = "C") -> Any:
         return self._recorder.functions[np.reshape](self, shape[0] if len(shape) == 1 else shape, order)
 
+    def copy(self, order: str = "C") -> Any:
+        if self._axes or isinstance(self, Scalar):
+            return self.new(self.read())
+        return made(self._recorder, (), self._fixed, self.read(), self.dtype)
+
     def reduce_cells(self, name: str, axes: Sequence[int], dtype: Any, out: Any, keepdims: bool) -> Any:
         raise NotTraceable(f"reduces the cells of an array (numpy.{name})")
+
+    def moved(self, nodes: Iterable[Node], shift: Shape) -> list[Node]:
+        """Return values of this array's for the position that is `shift` ahead."""
+        graph, space = self._recorder.graph, self._recorder.space
+        extents = [one for one in self._storage.extents.values() if one.axis >= 0]
+        # An array between stages has the positions of space, and no more.
+        if all(one.first >= 0 and one.stop <= space[one.axis] for one in extents):
+            return graph.moved(nodes, shift)
+        return graph.substituted(nodes, shift)
+
+    def _of_cells(self) -> bool:
+        """Return whether its values differ from cell to cell, or are one cell's."""
+        return any(isinstance(axis, Along) for axis in self._axes) or bool(self._fixed)
+
+    def __bool__(self) -> bool:
+        what = "a cell" if self._of_cells() else "a reduction, which is not known yet"
+        hint = "np.where(condition, a, b), or & | ~"
+        raise NotTraceable(f"decides by the value of {what} (if, while, and, or, not)", hint)
+
+    def _as_number(self) -> Any:
+        what = "cells" if self._of_cells() else "a value of a reduction"
+        hint = "np functions instead of those of math"
+        raise NotTraceable(f"converts {what} to a Python number", hint)
+
+    __float__ = __int__ = __complex__ = __index__ = _as_number
 
     def untraced(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> NotTraceable:
         return NotTraceable(f"uses numpy.{name}, which is not traced", HINTS.get(name, ANY_OTHER))
@@ -337,6 +375,7 @@ class Whole(TracedArray):
     # Places
 
     def __getitem__(self, index: Any) -> Any:
+        """Return a view; of one element a copy, as NumPy does; of a mask, the cells that it picks."""
         if isinstance(index, Whole) and index.dtype == bool and index.ndim:
             return picked(self, index)
         if picks_points(index):
@@ -344,6 +383,15 @@ class Whole(TracedArray):
             return made(
                 self._recorder, target._axes, {}, target.read().reshape(target._cells.shape), self.dtype
             )
+        view = self.view(index)
+        if view._axes or index is Ellipsis or (isinstance(index, tuple) and Ellipsis in index):
+            return view
+        fixed = {axis: at for axis, at in view._fixed.items() if axis >= 0}
+        (node,) = self._recorder.graph.at_places(view.read().ravel(), view._fixed)
+        return node.value if node.op == "constant" else made_scalar(self._recorder, fixed, node)
+
+    def view(self, index: Any) -> Whole:
+        """Return a view of the cells at an index, in all cases."""
         axes: list[Axis] = []
         inner: list[Any] = []
         fixed = dict(self._fixed)
@@ -391,7 +439,7 @@ class Whole(TracedArray):
         if isinstance(index, Whole) and index.dtype == bool:
             write_masked(self, index, value)
             return
-        target = self._at_points(index) if picks_points(index) else self[index]
+        target = self._at_points(index) if picks_points(index) else self.view(index)
         given = recorder.operand(value, self.dtype)
         # A view that is reversed is written in order, and what is written is reversed.
         for back in range(1, target.ndim + 1):
@@ -459,6 +507,21 @@ class Whole(TracedArray):
             elif part.forward != extent:
                 found.append(graph.inside(number, part.forward.first, part.forward.stop, abs(part.step)))
         return found
+
+
+class Scalar(Whole):
+    """A stand-in for a NumPy scalar, or for a Python number that depends on cells: it cannot be changed."""
+
+    def _replaced(self, other: Any) -> Any:
+        return NotImplemented  # so that Python makes a new one
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _replaced
+    __ipow__ = __iand__ = __ior__ = __ixor__ = __ilshift__ = __irshift__ = __imatmul__ = _replaced
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TypeError(f"'numpy.{self.dtype.name}' object does not support item assignment")
+
+    item = Whole._as_number
 
 
 def _fits(shape: Shape, target: Shape) -> bool:
@@ -533,13 +596,18 @@ class _Moves:
 
     def fix(self, layout: Alignment) -> None:
         """Bring positions at which one index was taken to the result's, which gets those that it lacks."""
-        for axis, at in self.operand._fixed.items():
+        fixed = self.operand._fixed
+        lacking = [axis for axis in fixed if axis not in layout.fixed and layout.has(axis)]
+        if any(map(self.varies, lacking)):
+            if any(isinstance(axis, Along) for axis in self.operand._axes):
+                raise NotTraceable(ONE_ROW)
+            self.nodes = taken(self.operand)  # one cell with all cells
+            return
+        for axis, at in fixed.items():
             if axis in layout.fixed:
                 self.shift[axis] = at - layout.fixed[axis]
             elif not layout.has(axis):
                 layout.fixed[axis] = at
-            elif self.varies(axis):
-                raise NotTraceable(ONE_ROW)
 
     def check(self, layout: Alignment) -> None:
         """Refuse an operand without an axis along which the result has a position, if it varies along it."""
@@ -551,5 +619,22 @@ class _Moves:
         graph = self.operand._recorder.graph
         nodes = np.empty(self.nodes.shape, object)
         renamed = graph.renamed(self.nodes.ravel(), self.names)
-        nodes.ravel()[:] = graph.moved(renamed, tuple(self.shift))
+        nodes.ravel()[:] = self.operand.moved(renamed, tuple(self.shift))
         return nodes
+
+
+def taken(operand: Whole) -> Nodes:
+    """Return the nodes of an array that is one cell, as values that all cells share."""
+    recorder, nodes = operand._recorder, operand.read()
+    graph, count = recorder.graph, len(recorder.space)
+    at = tuple(operand._fixed.get(axis, 0) for axis in range(count))
+    ones, axes, line = (1,) * count, tuple(range(count)), recorder.line()
+    # A place beyond the fields, of a longer array, becomes the first one.
+    first = tuple(place if 0 <= place < n else 0 for place, n in zip(at, recorder.space, strict=True))
+    shift = tuple(a - b for a, b in zip(at, first, strict=True))
+    for place, node in np.ndenumerate(nodes):
+        if any(graph.varies([node], axis) for axis in operand._fixed):
+            (cell_node,) = graph.substituted([node], shift)
+            cell = Reduction("take", (cell_node,), node.dtype, first, ones, ones, axes, line)
+            nodes[place] = graph.value(cell, node.dtype)
+    return nodes

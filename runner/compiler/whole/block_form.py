@@ -25,14 +25,17 @@ MOST_KEPT = 256  # blocks whose pieces are kept: chunks of a streamed run have p
 ArrayType = tuple[Shape, np.dtype[Any]]
 
 
-def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]) -> Job:
+def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any], kind: str = "cpu") -> Job:
     """Return the job whose blocks, put together, are what the function returns for whole arrays.
+
+    If that takes several stages, return the job with its program.
 
     Parameters
     ----------
     job: its function takes whole arrays.
     inputs: shape and dtype of each.
     parameters: of the run.
+    kind: of the device, "cpu" or "cuda".
 
     Raises UserError, with the line, for what cannot be computed in blocks.
     """
@@ -41,7 +44,8 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
     ]
     _check_sizes(job, arrays)
     try:
-        program = trace_whole(job.function, arrays, parameters, job.output_names, series=job.series)
+        names = job.output_names
+        program = trace_whole(job.function, arrays, parameters, names, series=job.series, kind=kind)
         for number, line in program.lost.items():
             if job.arrays[number] not in job.feeds:
                 refusal = NotTraceable(
@@ -55,7 +59,7 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
             (max(0, *(one[axis][0] for one in footprints)), max(0, *(one[axis][1] for one in footprints)))
             for axis in range(len(program.space))
         )
-        points = point_writes(program.program, halo)
+        points = None if program.staged else point_writes(program.program, halo)
     except NotTraceable as reason:
         at = f", line {reason.line}" if reason.line else ""
         file = job.function.__code__.co_filename if hasattr(job.function, "__code__") else ""
@@ -64,6 +68,10 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
             why=f"it {reason.reason}{f' ({file}{at})' if at else ''}",
             hint=reason.hint,
         ) from reason
+    if program.staged:
+        boundary = "wrap" if any(program.wraps[: len(arrays)]) else "constant"
+        types, sizes = _types_of(program), program.sizes
+        return replace(job, program=program, halo=halo, boundary=boundary, out=types, sizes=sizes)
     return replace(
         job,
         function=BlockFunction(job.function, without_points(program.program), halo, points),
@@ -98,7 +106,10 @@ def _types_of(program: WholeProgram) -> Callable[..., Any]:
     dimensions = len(program.space)
 
     def out(shape: Shape, dtype: Any, **parameters: Any) -> Any:
-        types = [(shape[:dimensions] + one.shape[dimensions:], one.dtype) for one in program.outputs]
+        types = [
+            (shape[:dimensions] + one.shape[dimensions:] if one.shape else (), one.dtype)
+            for one in program.outputs
+        ]
         return types[0] if len(types) == 1 else types
 
     return out

@@ -17,7 +17,16 @@ import numpy as np
 
 from meshrun.runner.compiler.passes.ends import specialised
 from meshrun.runner.compiler.trace.evaluate import at_places
-from meshrun.runner.compiler.trace.graph import PLACES, Extents, Node, Program, compute, in_order, joined
+from meshrun.runner.compiler.trace.graph import (
+    PLACES,
+    Extents,
+    Node,
+    Program,
+    compute,
+    in_order,
+    joined,
+    slot_of,
+)
 from meshrun.runner.region import Array, Shape
 
 
@@ -73,6 +82,7 @@ def compute_piece(
     blocks: Sequence[Array],
     widths: Extents,
     offset: Shape,
+    scalars: Array | None = None,
 ) -> list[Array]:
     """Return the outputs' cells of a piece.
 
@@ -82,6 +92,7 @@ def compute_piece(
     blocks: of each input, with its halo.
     widths: of the blocks' halo, per axis: cells before and after.
     offset: position of the blocks' first own cell.
+    scalars: as of `TaskKernel`, for a program that takes some.
     """
     shape = tuple(b - a for a, b in zip(piece.first, piece.last, strict=True))
     dimensions, values = len(shape), dict[Node, Any]()
@@ -103,6 +114,9 @@ def compute_piece(
             values[node] = at_places(node, places)
         elif node.op == "constant":
             values[node] = node.value
+        elif node.op == "scalar":
+            assert scalars is not None
+            values[node] = slot_of(scalars, node.value, node.dtype)
         elif xp is np:
             values[node] = compute(node.op, node.dtype, [values[one] for one in node.operands])
         else:

@@ -7,119 +7,26 @@ so that an index is a place whatever the length of an axis is; a program is of o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.passes.ends import narrowed
-from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program
+from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
-from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
+from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made, taken
+from meshrun.runner.compiler.whole.between.cuts import resolved
+from meshrun.runner.compiler.whole.between.reductions import REDUCTIONS
 from meshrun.runner.compiler.whole.functions.shifts import FUNCTIONS
-from meshrun.runner.compiler.whole.graph import WholeGraph
+from meshrun.runner.compiler.whole.graph import InputValue, Reduction, WholeGraph
 from meshrun.runner.compiler.whole.module import Module, rebound
 from meshrun.runner.compiler.whole.points import Listed
+from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram, WholeSeries
 from meshrun.runner.compiler.whole.sizes import only_own, space_of, subgrid_of
-from meshrun.runner.region import HostArray, Shape, Sizes, Subgrid
+from meshrun.runner.region import Shape, Subgrid
 
-
-@dataclass(frozen=True)
-class WholeInput:
-    """An array that a function takes."""
-
-    name: str
-    shape: Shape
-    dtype: np.dtype[Any]
-
-
-@dataclass(frozen=True, eq=False)
-class WholeOutput:
-    """An array that a function returns.
-
-    nodes: per component, in C order of the axes after those of space; zero at positions where the array has
-    no cell. every: per axis of space, positions from one of its cells to the next.
-    """
-
-    name: str
-    shape: Shape
-    dtype: np.dtype[Any]
-    nodes: tuple[Node, ...]
-    every: Shape
-
-
-@dataclass(frozen=True, eq=False)
-class WholeSeries:
-    """A short array that a function returns: the values of fields at points, or numbers.
-
-    nodes: per component. positions: at which they are computed, (points, axes of space). listed: shape of the
-    list's index arrays; at: the axis of the series before which these axes are.
-    """
-
-    name: str
-    shape: Shape
-    dtype: np.dtype[Any]
-    nodes: tuple[Node, ...]
-    positions: HostArray
-    listed: Shape
-    at: int
-
-
-@dataclass(frozen=True, eq=False)
-class WholeProgram:
-    """What a function of whole arrays computes at each position.
-
-    space: lengths of the axes that are split. wraps: of each input, the axes of space along which it is read
-    around the end of space. changed: the inputs that the function changes, by number. series: results that
-    are no fields. lost: the changed inputs that are no results, and the line of the first change.
-    """
-
-    space: Shape
-    inputs: tuple[WholeInput, ...]
-    outputs: tuple[WholeOutput, ...]
-    graph: WholeGraph
-    changed: tuple[int, ...]
-    series: tuple[WholeSeries, ...] = ()
-    lost: Mapping[int, int] = field(default_factory=dict)
-
-    @cached_property
-    def program(self) -> Program:
-        """The program of each cell, for kernels."""
-        dimensions = len(self.space)
-        inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.inputs)
-        outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.outputs)
-        results = narrowed(self.graph, [one.nodes for one in self.outputs], (0,) * dimensions, self.space)
-        program = Program(dimensions, inputs, outputs, results, self.graph, lengths=self.space)
-        return program if program.has_places else replace(program, lengths=())
-
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return self.program.nodes
-
-    @property
-    def wraps(self) -> list[set[int]]:
-        return self.graph.wraps
-
-    @property
-    def sizes(self) -> Sizes | None:
-        """Where the arrays' cells lie; None if each has a cell at each position."""
-        inputs = tuple(subgrid_of(one.shape, self.space) for one in self.inputs)
-        outputs = tuple(Subgrid(one.shape, one.every) for one in self.outputs)
-        if all(one.fills(self.space) for one in (*inputs, *outputs)):
-            return None
-        return Sizes(self.space, inputs, outputs)
-
-    def footprint(self, number: int) -> Extents:
-        """Return how far from the own position an input is read, per axis: cells before and after."""
-        fields = self.program.footprint(number)
-        if not self.series:
-            return fields
-        results = tuple(one.nodes for one in self.series)
-        pairs = zip(fields, replace(self.program, results=results).footprint(number), strict=True)
-        return tuple((max(a[0], b[0]), max(a[1], b[1])) for a, b in pairs)
+__all__ = ["WholeInput", "WholeOutput", "WholeProgram", "WholeSeries", "trace_whole"]
 
 
 def trace_whole(
@@ -129,6 +36,7 @@ def trace_whole(
     names: Sequence[str] = ("output",),
     axes: Sequence[int] | None = None,
     series: Sequence[str] = (),
+    kind: str | None = None,
 ) -> WholeProgram:
     """Return what `function` computes at each position. Raises NotTraceable, with the line.
 
@@ -140,6 +48,8 @@ def trace_whole(
     names: of the results.
     axes: number of the axes that are split, from the first on. None: those that all inputs share.
     series: names of further results, which are no fields.
+    kind: of the device for which it is decided what stages write, "cpu" or "cuda". None: they write nothing
+        that can be computed where it is read.
     """
     space = space_of([one.shape for one in inputs])
     if axes is not None:
@@ -150,7 +60,7 @@ def trace_whole(
     longest = tuple(max(lengths) for lengths in zip(space, *shapes, strict=True))
     if longest != space:
         program = _traced(function, inputs, parameters, (names, series), longest)
-    return program
+    return resolved(program, kind)
 
 
 def _traced(
@@ -163,7 +73,7 @@ def _traced(
     """Return what the function computes at each position of so long a space. names: of fields and series."""
     dimensions = len(space)
     graph = WholeGraph([space if one.shape else (0,) * dimensions for one in inputs], space)
-    recorder = Tracing(function, graph, space, FUNCTIONS)
+    recorder = Tracing(function, graph, space, {**FUNCTIONS, **REDUCTIONS})
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     with refused_with_line(function):
         returned = rebound(function, Module(recorder))(*arrays, **parameters)
@@ -173,12 +83,18 @@ def _traced(
     changed = {number: one._storage.line for number, one in enumerate(arrays) if one._storage.changed}
     kept = [one._storage for one in fields if isinstance(one, Whole)]
     lost = {number: line for number, line in changed.items() if arrays[number]._storage not in kept}
-    return WholeProgram(space, tuple(inputs), tuple(outputs), graph, tuple(changed), tuple(series), lost)
+    between: dict[int, Node | Reduction] = {**graph.between, **graph.reduced}
+    parts = between, dict(enumerate(graph.values)), tuple(recorder.checks)
+    results = tuple(outputs), graph, tuple(changed), tuple(series), lost
+    return WholeProgram(space, tuple(inputs), *results, *parts)
 
 
 def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
     """Return the stand-in of an input."""
     dimensions = len(recorder.space)
+    if not one.shape:  # a value
+        node = recorder.graph.value(InputValue(number), one.dtype)
+        return made(recorder, (), {}, np.full((), node, object), one.dtype, number)
     subgrid = subgrid_of(one.shape, recorder.space)
     pairs = zip(subgrid.every, one.shape[:dimensions], strict=True)
     axes: list[Axis] = [Along(axis, 0, step, n) for axis, (step, n) in enumerate(pairs)]
@@ -248,12 +164,15 @@ def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> 
     for name, one in zip(names, fields, strict=True):
         if not isinstance(one, Whole) or one._recorder is not recorder:
             raise NotTraceable(f"returns a {type(one).__name__} that does not come from its arrays")
+        if not one._axes:
+            outputs.append(WholeOutput(name, (), one.dtype, tuple(taken(one).ravel()), ()))
+            continue
         along = [axis for axis in one._axes if isinstance(axis, Along)]
         if one._fixed or [axis.axis for axis in along] != [*range(len(recorder.space))]:
             raise NotTraceable("returns an array without the axes of its inputs")
         # A result begins at position 0: move what was cut from the middle of a field.
         shift = tuple(axis.first for axis in along)
-        nodes = recorder.graph.moved(one.read().ravel(), shift)
+        nodes = one.moved(one.read().ravel(), shift)
         every = tuple(axis.step for axis in along)
         own = only_own(recorder.graph, nodes, Subgrid(one.shape, every), recorder.space)
         outputs.append(WholeOutput(name, one.shape, one.dtype, tuple(own), every))

@@ -178,6 +178,13 @@ def verify_steps(
     cell where that is less work. progress: called with this rank's verified cells, and with all of them.
     """
     begin = time.perf_counter()
+    if task.job.program is not None:
+        from meshrun.runner.run.verify.program import AGAINST as PLAIN
+        from meshrun.runner.run.verify.program import compare_with_plain
+
+        compared = compare_with_plain(world, task, sources, sinks, steps)
+        found = gather_proof(world, mode, PLAIN, begin, compared)
+        return {**found, "processes": 1, "processes_reason": None}
     task = replace(task, kernel=None)  # the function itself is what is compared with
     drop_cached(world, sinks)
     alone = first_serial([*sources, *sinks]) is not None

@@ -12,6 +12,7 @@ from fused import GXX, cases, example, launchers, same, widths_of
 from nvrtc_log import log_of
 from step_runs import PAD, beyond_ends
 
+from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.beyond import Beyond, Sides, cells_beyond, sides_word
 from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit, finds_ends, launch_arguments
 from meshrun.runner.compiler.trace.evaluate import evaluate
@@ -83,17 +84,17 @@ def expected_memory(memory: Any, result: Any, widths: Any, boundary: str, sides:
 
 
 def run_and_compare(
-    kernel: PassKernel, launch: Any, program: Program, boundary: str, own: tuple[int, ...], sides: Sides
+    kernel: PassKernel, launch: Any, beyond: Beyond, own: tuple[int, ...], sides: Sides
 ) -> None:
+    program, boundary = kernel.program, beyond.boundary
     widths = widths_of(program)
     blocks, outs = cases(program, own, 1)
     filled = [beyond_ends(block, boundary, widths) for block in blocks]
-    assert kernel.beyond is not None
     memory, targets = padded_outs(outs)
     wanted = [
         expected_memory(one, result, of_output, boundary, sides)
         for one, result, of_output in zip(
-            memory, evaluate(program, filled, widths), kernel.beyond.widths, strict=True
+            memory, evaluate(program, filled, widths), beyond.widths, strict=True
         )
     ]
     call = launch_arguments(kernel, filled, targets, widths, sides=sides)
@@ -107,19 +108,20 @@ def run_and_compare(
 def test_a_pass_stores_the_cells_beyond_the_ends(boundary: str, tmp_path: Path) -> None:
     """Short and long axes, each side or neither: the cells are NumPy's, and nothing else is written."""
     made: list[Any] = []
-    for name, (program, feeds) in programs().items():
+    for program, feeds in programs().values():
         beyond = cells_beyond(program, feeds, boundary)
         for own in ((5, 4, 7), (11, 9, 70)):
             lengths = own[-program.axes :]
             row = lengths[-1] if finds_ends(program, boundary, lengths[-1]) else 0
             ends = boundary if row else ""
-            made.append((name, program, lengths, emit(program, lengths=lengths, ends=ends, beyond=beyond)))
-    for (_, program, lengths, kernel), launch in zip(
+            made.append((beyond, lengths, emit(program, lengths=lengths, ends=ends, beyond=beyond)))
+    for (beyond, lengths, kernel), launch in zip(
         made, launchers(tmp_path, [kernel for *_, kernel in made]), strict=True
     ):
         for side in product((False, True), repeat=2):
-            sides: Sides = (side, (True, True))[: program.axes - 1] if program.axes > 2 else (side,)
-            run_and_compare(kernel, launch, program, boundary, lengths, sides)
+            sides: Sides = (side, (True, True))[: len(lengths) - 1]
+            if any(map(any, sides)):
+                run_and_compare(kernel, launch, beyond, lengths, sides)
 
 
 def test_what_is_read_beyond_the_ends_is_what_the_next_pass_reads() -> None:
@@ -133,6 +135,29 @@ def test_what_is_read_beyond_the_ends_is_what_the_next_pass_reads() -> None:
     assert cells_beyond(program, feeds, "constant") is None
     assert cells_beyond(example("axpy", "float64"), [0], "wrap") is None
     assert sides_word(((True, False), (False, True))) == 0b1001
+
+
+def test_the_kernel_of_steps_is_compiled_when_it_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And launched by a pass that stores beyond some side; one that stores nothing is another kernel."""
+    compiled: list[bool] = []
+
+    def compile_source(kernel: DeviceKernel, source: str, name: str) -> Any:
+        compiled.append("copy_beyond" in source)
+        return lambda *launch: None
+
+    monkeypatch.setattr(DeviceKernel, "_compiled", compile_source)
+    monkeypatch.setattr(DeviceKernel, "most_steps", 1)
+    program = example("heat", "float32")
+    kernel = DeviceKernel(program, widths_of(program), feeds=(0,), boundary="wrap", row=70)
+    kernel.prepare((11, 70))
+    blocks, outs = cases(program, (11, 70), 0)
+    kernel.bind(blocks, outs, (0, 0), sides=[(True, True)])
+    assert compiled == [True]
+    kernel.bind(blocks, outs, (0, 0), sides=[(False, False)])
+    assert compiled == [True, False]
+    plain = DeviceKernel(program, widths_of(program), feeds=(0,), boundary="constant", row=70)
+    plain.prepare((11, 70))
+    assert compiled == [True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,6 @@ def test_convolutions(mode: Any, count: int) -> None:
         ("u[u > 0] = v[v > 0]", "different conditions", r"np\.where"),
         ("u[u > 0] = v * u[u > 0]", "different conditions", r"np\.where"),
         ("u[u > 0] = v", "cells that a condition picks", r"a\[mask\] = b\[mask\]"),
-        ("u[0, 0] = u[u > 0].sum()", r"uses \.sum of the cells", r"np\.where"),
         ("n = len(u[u > 0])", "cells that a condition picks|no len", ""),
         ("u = np.pad(u, 1, mode='empty')", "pads by mode='empty'", "constant"),
         ("u = np.pad(u, 1, mode='mean')", "statistic of", "stat_length="),

@@ -14,12 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_parts import Part, compare
+from step_runs import PAD
 from whole_functions import compiled, programs
 
 from meshrun.runner.compiler.cuda.steps.kernel import build
 from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel, Tuning, layout_of
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
+from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program
 from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
+from meshrun.runner.options.choices import BOUNDARIES
+from meshrun.runner.plan.task import plan_task
+from meshrun.runner.run.declare import distribute
+from meshrun.runner.run.kernel_report import kernel_report
 
 pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")
 
@@ -259,7 +266,7 @@ SMALL = {1: (5,), 2: (5, 7), 3: (4, 5, 6)}
 
 
 def steps_of(name: str) -> int:
-    return {"periodic_by_hand": 2, "one_sided": 3, "rolled_stages": 2, "cube_closed": 1}.get(
+    return {"periodic_by_hand": 2, "one_sided": 3, "rolled_stages": 2}.get(
         name, 4 if CASES[name].axes < 3 else 2
     )
 
@@ -334,6 +341,37 @@ def test_each_step_reads_its_own_row_of_scalars(kind: str, boundary: str, librar
     kernel = build(program, (0,), boundary, 0, steps, PLAIN[2])
     scalars = slots.view(np.uint64)
     compare(libraries, kernel, whole, [wanted], [(0, 0)] * 2, boundary == "wrap", scalars=scalars)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_places_beside_a_boundary(boundary: str, libraries: Path) -> None:
+    """In a function of blocks, cells beyond the array copy others, whatever their place is."""
+    dtype, graph, shape, steps = np.dtype("f4"), Graph(), (29, 132), 3
+    near = [graph.load(0, dtype, at) for at in ((-1, 0), (1, 0), (0, -1), (0, 1))]
+    total = near[0]
+    for node in near[1:]:
+        total = graph.operation("add", dtype, [total, node])
+    quarter = graph.operation("multiply", dtype, [graph.constant(0.25, dtype), total])
+    slope = graph.operation("cast", dtype, [graph.place(1, 3)])
+    value = graph.operation("add", dtype, [quarter, slope])
+    for axis, low, high in ((0, 0, 2), (0, 27, 29), (1, 0, 3), (1, 130, 132)):
+        condition = graph.inside(axis, low, high)
+        value = graph.operation("where", dtype, [condition, near[2 * axis], value])
+    field = Operand("u", dtype)
+    program = Program(2, (field,), (field,), ((value,),), graph, lengths=shape)
+    whole = [np.random.default_rng(2).random(shape).astype(dtype)]
+    wanted, widths = whole[0], ((1, 1), (1, 1))
+    for _ in range(steps):
+        beyond = np.pad(wanted, 1, "constant", constant_values=2)
+        if boundary != "constant":
+            beyond = np.pad(wanted, 1, PAD[boundary])
+        (wanted,) = evaluate(program, [beyond], widths, (0, 0))
+    rows = [Part(0, 10), Part(0, 132)], [Part(10, 29), Part(0, 132)]
+    for tuning in (PLAIN[2], VECTORS[2]):
+        kernel = build(program, (0,), boundary, 2, steps, tuning)
+        for part in (None, *rows):
+            wraps, vectors = boundary == "wrap", tuning.vectors
+            compare(libraries, kernel, whole, [wanted], widths, wraps, part, aligned=vectors)
 
 
 @pytest.mark.parametrize(
@@ -436,6 +474,28 @@ def test_edges_that_read_too_far_are_refused() -> None:
     program, _ = traced(Case(far), (40, 50))
     with pytest.raises(NotFusable, match="reads 7 cells beside its own"):
         layout_of(program, (0,))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("dirichlet", {}),
+        ("neumann", dict.fromkeys(["axis 0", "axis 1"], "edges read 2 cells away; others with a reach of 1")),
+        (
+            "periodic_by_hand",
+            {
+                "axis 0": "edges read 3 cells away; all cells are computed with that reach",
+                "axis 1": "edges read 3 cells away; others with a reach of 1",
+            },
+        ),
+    ],
+)
+def test_the_report_says_how_far_edges_read(name: str, says: dict[str, str]) -> None:
+    types = [((40, 50), np.dtype(kind)) for kind in CASES[name].dtypes]
+    job = with_inferred_halo(distribute(CASES[name].function), types, {})
+    facts = dict(kernel_report(plan_task(job, {}, types, 1), "strict", 2, cpu=False).facts)
+    assert {fact: text for fact, text in facts.items() if fact.startswith("axis")} == says
+    assert facts["a cell"] == "8 bytes of memory, 7 operations"
 
 
 @settings(max_examples=max(settings.default.max_examples // 6, 1), deadline=None)

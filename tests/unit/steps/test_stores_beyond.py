@@ -84,6 +84,34 @@ def test_no_launch_fills_the_cells_beyond_the_array(
         assert (same, filled) == (True, []) or (overlap and boundary == "mirror" and ranks > 1)
 
 
+def test_passes_are_bound_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device then compiles their kernels, which is no part of the loop's time."""
+    events: list[str] = []
+    for name in ("_bound_calls", "_compute_by_kernel"):
+        method = getattr(StepBlocks, name)
+
+        def noted(blocks: Any, *arguments: Any, name: str = name, method: Any = method, **named: Any) -> Any:
+            events.append(name)
+            return method(blocks, *arguments, **named)
+
+        monkeypatch.setattr(StepBlocks, name, noted)
+    assert same_as_a_plain_loop(tmp_path, monkeypatch, "wrap", devices=True)
+    assert events[0] == "_bound_calls"
+    assert events[1:3] == ["_compute_by_kernel"] * 2  # the other block is bound in the second step
+
+
+def test_another_launch_fills_them_in_large_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled: list[int] = []
+    monkeypatch.setattr(StepBlocks, "_fill_outside", lambda blocks, targets: filled.append(1))
+    moved = 17 * 7 * 6 * 4 * 4
+    monkeypatch.setattr("meshrun.runner.steps.blocks.MOST_BYTES", moved)
+    assert same_as_a_plain_loop(tmp_path, monkeypatch, "wrap", devices=True)
+    assert filled == []
+    monkeypatch.setattr("meshrun.runner.steps.blocks.MOST_BYTES", moved - 1)
+    assert not same_as_a_plain_loop(tmp_path, monkeypatch, "wrap", devices=True)
+    assert filled
+
+
 def test_another_launch_fills_them_where_a_pass_cannot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,22 +94,19 @@ def predicted_strips(
     registers = _registers(layout, steps, tuning) + UNCOUNTED
     at_once = PROCESSORS * max(resident_warps(tuning, registers), tuning.warps * tuning.blocks)
     edges = min(tiles, 2) if shape[1] % tuning.columns else 0
-    placed = layout.interior is not program
-    slow = _slow_rows(layout, steps, tuning, Axis(shape[0], 0, shape[0]), wraps=False, placed=placed)
+    slow = _slow_rows(layout, steps, tuning, Axis(shape[0], 0, shape[0]), wraps=False)
     return StripLayout(tiles, edges, shape[0], 2 * steps * layout.radius[0], at_once, slow)
 
 
-def _slow_rows(
-    layout: Layout, steps: int, tuning: Tuning, rows: Axis, *, wraps: bool, placed: bool
-) -> SlowRows:
-    """Return the rows in the loop for edges. placed: whether conditions on the place make the ends differ.
+def _slow_rows(layout: Layout, steps: int, tuning: Tuning, rows: Axis, *, wraps: bool) -> SlowRows:
+    """Return the rows in the loop for edges.
 
     Rows at an end of the array are computed in that loop, and so are the last ones in memory, as the loop
     inside asks for rows ahead (kernels/steps_2d.cuh).
     """
     reach, beyond, near = layout.radius[0], layout.beyond, layout.ends[0]
     starts, ends = rows.start == 0, rows.start + rows.own == rows.length
-    if placed and near.before + near.after:
+    if near.before + near.after:
         first = near.before + near.late + steps * reach if starts else 0
         last = near.after + steps * reach + max(near.kept - 1, 0) if ends else 0
         if not wraps:
@@ -192,12 +189,18 @@ def build(
     vector = vector_items(layout.widest, chosen.columns) if chosen.vectors else 1
     if vector > 1 and any(layout.operand(one).components > 1 for one in (*layout.state, *layout.fixed)):
         raise NotFusable("has components, which vectors do not hold apart")
+    elsewhere = boundary in ("wrap", "none")
+    if not elsewhere and any(
+        one.reach > width for one, width in zip(layout.ends, layout.radius, strict=True)
+    ):
+        raise NotFusable("reads further than elsewhere near the array's ends, beside copies of other cells")
     name = f"take_{steps}_steps"
     ends = layout.ends if program.axes > 1 else (Ends(), *layout.ends)
     far = far_of(layout, steps)
     if far and tile - 2 * margin <= far + chosen.columns:
         raise NotFusable(f"{steps} steps need {far} columns from the array's end")
     constants = {
+        "AXES": program.axes,
         "K": steps,
         "C": chosen.columns,
         "RY": radius[-2],
@@ -228,8 +231,8 @@ def build(
     constants |= more
     # Columns beyond the array are read on its other side, or not at all, or are those of the state: then no
     # fixed input may be read there.
-    elsewhere = boundary in ("wrap", "none") or all(layout.reach(place, -1) == 0 for place, _ in layout.fixed)
-    fast_ends = vector > 1 and elsewhere
+    known = elsewhere or all(layout.reach(place, -1) == 0 for place, _ in layout.fixed)
+    fast_ends = vector > 1 and known
     constants["SIDES_KNOWN"] = int(fast_ends)
     outside = cval if boundary == "constant" else 0.0
     largest = largest_field(program, layout.feeds, steps, outside) if program.axes < 3 else 0.0
@@ -293,8 +296,7 @@ def arguments(
         low = inside.index(True) if True in inside else tiles
         high = inside[::-1].index(True) if True in inside else 0
         at_once = PROCESSORS * resident_warps(tuning, taken, kernel.shared)
-        placed = kernel.none or (kernel.wraps and layout.interior is not kernel.program)
-        slow = _slow_rows(layout, kernel.steps, tuning, y, wraps=kernel.wraps, placed=placed)
+        slow = _slow_rows(layout, kernel.steps, tuning, y, wraps=kernel.wraps)
         strips = StripLayout(tiles, low + high, y.own, 2 * kernel.steps * kernel.radius[0], at_once, slow)
         height = tuning.rows or best_height(strips, BRANCH_WAVES if kernel.branches else WAVES)
         shorter, lead = strips.edge_height(height), strips.lead(height)

@@ -46,12 +46,12 @@ def suggested(program: Program, vectors: bool) -> Tuning:
     return Tuning(columns=columns, lane_rows=rows, warps=WARPS, vectors=vectors)
 
 
-def best_steps(program: Program, feeds: Sequence[int | None], most: int) -> int:
+def best_steps(program: Program, feeds: Sequence[int | None], most: int, tuning: Tuning | None = None) -> int:
     """Return the number of steps of one kernel, at most `most`, that is fastest as predicted.
 
     1: kernels of one step, which compile in less time, are about as fast.
     """
-    layout, tuning = layout_of(program, feeds), suggested(program, vectors=True)
+    layout, tuning = layout_of(program, feeds), tuning or suggested(program, vectors=True)
     seconds = [_seconds_per_cell(layout, steps, tuning) for steps in range(1, most + 1)]
     return seconds.index(min(seconds)) + 1 if min(seconds) < WORTH * seconds[0] else 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -73,7 +73,10 @@ def choices(program: Program, feeds: Sequence[int | None], shape: Shape | None =
     if program.axes > 2:
         tuning = step_kernel_3d.suggested(program, vectors=True)
         most = fitting_steps(program, feeds, tuning)
-        best = step_kernel_3d.best_steps(program, feeds, most) if most > 1 else 1
+        if most < 2 and interior(program) is not program:  # edges that read further than other cells
+            tuning = replace(tuning, lane_rows=max(tuning.lane_rows // 2, 1))
+            most = fitting_steps(program, feeds, tuning)
+        best = step_kernel_3d.best_steps(program, feeds, most, tuning) if most > 1 else 1
         return [Choice(best, tuning)] if best > 1 else []
     for columns, blocks in product(COLUMNS, BLOCKS):
         tuning = Tuning(columns=columns, ahead=3, blocks=blocks, vectors=True)

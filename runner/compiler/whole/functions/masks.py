@@ -7,17 +7,25 @@ is one on all cells, of which those at other places are not used.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from meshrun.runner.compiler.trace.array import TracedArray, choose
+from meshrun.runner.compiler.trace.array import REDUCTIONS, Functions, TracedArray, choose
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 
 OTHER_CELLS = (
     "combines cells that different conditions pick",
     "np.where(condition, a, b) on the whole arrays",
+)
+
+
+# Reductions, which take the cells that a condition picks, too.
+REDUCED = (
+    *(np.sum, np.prod, np.max, np.min, np.any, np.all, np.mean, np.average, np.var, np.std, np.ptp),
+    *(np.count_nonzero, np.argmax, np.argmin),
 )
 
 
@@ -51,6 +59,8 @@ class Picked(NDArrayOperatorsMixin):
         return Picked(self.mask, self.cells ** self._plain(exponent))
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if method == "reduce" and ufunc in REDUCTIONS:
+            return self._functions[REDUCTIONS[ufunc]](*inputs, **options)
         if method != "__call__" or options.get("out", (self,))[0] is not self:
             raise NotTraceable(
                 f"uses numpy.{ufunc.__name__}.{method} of the cells that a condition picks",
@@ -62,6 +72,8 @@ class Picked(NDArrayOperatorsMixin):
     def __array_function__(
         self, function: Callable[..., Any], kinds: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
+        if function in REDUCED:
+            return self._functions[function](*args, **kwargs)
         # Functions of each cell by itself.
         if function not in (np.clip, np.where, np.nan_to_num, np.round, np.real, np.imag, np.angle):
             raise NotTraceable(
@@ -79,10 +91,25 @@ class Picked(NDArrayOperatorsMixin):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        function: Any = getattr(np, name, None)
+        if function in REDUCED:
+            return partial(self._functions[function], self)
         raise NotTraceable(
             f"uses .{name} of the cells that a condition picks, whose number is not known",
             "np.where(mask, a, b) on the whole arrays",
         )
+
+    @property
+    def size(self) -> Any:
+        return self._functions[np.count_nonzero](self.mask)
+
+    def __len__(self) -> int:
+        raise NotTraceable("takes the number of cells that a condition picks", "np.count_nonzero(condition)")
+
+    @property
+    def _functions(self) -> Functions:
+        functions: Functions = self.cells._recorder.functions
+        return functions
 
     def __bool__(self) -> bool:
         raise NotTraceable("decides by the cells that a condition picks", "np.where(condition, a, b)")

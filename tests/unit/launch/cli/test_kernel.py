@@ -43,6 +43,13 @@ def masked(field, kinds, *, xp):
     wall = (field / 3 + 1) / 7 + field / 11
     return xp.where(kinds != 0, wall, root)
 
+@meshrun.distribute
+def plate(u):
+    new = u.copy()
+    new[1:-1, 1:-1] += 0.1 * (u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2] - 4 * u[1:-1, 1:-1])
+    new[0] = u[3]
+    return new
+
 @meshrun.map_blocks
 def clash(block, *, cpu: bool = False):
     return block
@@ -140,3 +147,15 @@ def test_mistakes_are_sentences(capsys: pytest.CaptureFixture[str], words: list[
     assert written.out == ""
     assert sentence in written.err
     assert "Traceback" not in written.err
+
+
+def test_a_function_of_whole_arrays_has_cells_far_from_the_ends_and_near_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for words in ([], ["--cpu"], ["--steps", "2"]):
+        source, facts = shown(capsys, "mine.py:plate", "in.npy", *words)
+        assert "inside<" in source
+        assert "u            read from -1..+1 x -1..+1\n" in facts
+        assert "a cell       8 bytes of memory, 7 operations\n" in facts
+        assert "at the ends  13 operations for the first + last cells of each axis: 1 + 1 x 1 + 1\n" in facts
+        assert "u read from -1..+3 x -1..+1\n" in facts

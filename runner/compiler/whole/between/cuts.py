@@ -1,0 +1,336 @@
+"""Where a program is cut into stages: which arrays are written, and which are computed where they are read.
+
+What is read at several distances can be computed again at each of them, by one kernel, from cells that lie
+further away; or it can be written by one stage and read by the next. Both give the same bits. It is written
+where the operations that would be repeated take longer than its bytes. Edges do not count: they are thin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from meshrun.runner.compiler.trace.array import MOST_NODES
+from meshrun.runner.compiler.trace.graph import Node, Offset, in_order
+from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole.graph import LEAVES, Cut, Definition, Reduction, WholeGraph
+from meshrun.runner.compiler.whole.program import WholeProgram
+
+# Operations for each byte that is written and read again, of a 4-byte and of an 8-byte dtype.
+OPERATIONS_PER_BYTE = {"cuda": {4: 7.0, 8: 3.5}, "cpu": {4: 2.0, 8: 1.0}}
+FREE = ("cast", "where", *LEAVES)
+
+
+def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
+    """Return the program with the arrays that stages write, and why.
+
+    kind: of device, "cpu" or "cuda"; None: nothing is written that can be computed where it is read. Of
+    `written`, `reduced` and `values`, those remain that are needed.
+    """
+    needed = _Needed(program)
+    if (needed.reduced or needed.values) and (program.graph.points or program.series):
+        what = "series" if program.series else "points"
+        raise NotTraceable(f"has {what} beside reductions", "one function for each, or a value in outputs=")
+    if program.graph.points or program.series:
+        kind = None
+    cuts = _cuts(program, needed, kind or "cpu")
+    choices = [[]] if kind is None else [[number for number, cut in cuts.items() if cut.written], list(cuts)]
+    for kept in choices:
+        found = _with_arrays(program, needed, set(kept))
+        if kind is not None:
+            found = _with_shared(found, kind)
+        if len(_nodes_of(found)) <= MOST_NODES:
+            program.graph.cuts += tuple(cuts.values())
+            return found
+        program.graph.cuts = ()
+    raise NotTraceable(f"does more than {MOST_NODES} operations for each cell")
+
+
+class _Needed:
+    """The arrays and values that a program's outputs need, in the function's order."""
+
+    def __init__(self, program: WholeProgram) -> None:
+        self.written: dict[int, Node] = {}
+        self.reduced: dict[int, Reduction] = {}
+        self.values: dict[int, Definition] = {}
+        roots = [node for output in program.outputs for node in output.nodes]
+        roots += [node for series in program.series for node in series.nodes]
+        open_nodes = roots + [check.count for check in program.checks]
+        while open_nodes:
+            for node in in_order([open_nodes.pop()]):
+                number = node.input if node.op == "load" else node.value
+                if node.op == "load" and number in program.written and number not in self.written:
+                    self.written[number] = program.written[number]
+                    open_nodes.append(self.written[number])
+                elif node.op == "load" and number in program.reduced and number not in self.reduced:
+                    self.reduced[number] = program.reduced[number]
+                    open_nodes += self.reduced[number].nodes
+                elif node.op == "scalar" and number not in self.values:
+                    definition = self.values[number] = program.values[number]
+                    if isinstance(definition, Reduction):
+                        open_nodes += definition.nodes
+
+    @property
+    def reductions(self) -> list[Reduction]:
+        of_values = [one for one in self.values.values() if isinstance(one, Reduction)]
+        return [*self.reduced.values(), *of_values]
+
+
+def _cuts(program: WholeProgram, needed: _Needed, kind: str) -> dict[int, Cut]:
+    """Decide from the last array to the first: how far from a cell one is read depends on the later ones."""
+    space = program.space
+    uses: dict[int, set[Offset]] = {number: set() for number in needed.written}
+    roots = [node for output in program.outputs for node in output.nodes]
+    roots += [node for reduction in needed.reductions for node in reduction.nodes]
+
+    def note(nodes: Iterable[Node], distances: Iterable[Offset]) -> int:
+        path = _main_path(space, nodes)
+        for node in path:
+            if node.op == "load" and node.input in uses:
+                uses[node.input] |= {_near(space, node.offset, further) for further in distances}
+        return sum(node.op not in FREE for node in path)
+
+    note(roots, [(0,) * len(space)])
+    found = {}
+    for number in sorted(needed.written, reverse=True):
+        node, distances = needed.written[number], uses[number]
+        own = _main_path(space, [node])
+        operations = sum(one.op not in FREE for one in own)
+        size = max(node.dtype.itemsize, 1)
+        rate = OPERATIONS_PER_BYTE[kind][8 if size > 4 else 4]
+        repeated = max(len(distances) - 1, 0) * operations
+        cut = Cut(number, node.line, len(distances), repeated, int(2 * size * rate))
+        found[number] = cut
+        note([node], [(0,) * len(space)] if cut.written else distances)
+    return dict(sorted(found.items()))
+
+
+def _near(space: Sequence[int], offset: Offset, further: Offset) -> Offset:
+    """Return the nearest of the distances that lead to the same cell."""
+    around = (
+        (a + b + (n - 1) // 2) % n - (n - 1) // 2 for a, b, n in zip(offset, further, space, strict=True)
+    )
+    return tuple(around)
+
+
+def _main_path(space: Sequence[int], nodes: Iterable[Node]) -> list[Node]:
+    """Return the nodes that most cells need: of conditions on the position, the branch of more cells."""
+    found: dict[Node, None] = {}
+    open_nodes = list(nodes)
+    while open_nodes:
+        node = open_nodes.pop()
+        if node in found:
+            continue
+        found[node] = None
+        if node.op == "where" and node.operands[0].op == "inside":
+            axis, low, high, step = node.operands[0].value
+            if step == 1 and axis >= 0:
+                most = 2 * (min(high, space[axis]) - max(low, 0)) >= space[axis]
+                open_nodes.append(node.operands[1 if most else 2])
+                continue
+        open_nodes += node.operands
+    return list(found)
+
+
+def _with_arrays(program: WholeProgram, needed: _Needed, kept: set[int]) -> WholeProgram:
+    """Return the program in which stages write the arrays `kept`."""
+    graph, done = program.graph, dict[Node, Node]()
+    definitions: dict[int, Node] = {}
+    nearest = _Nearest(graph, kept)
+
+    def of(nodes: Iterable[Node]) -> tuple[Node, ...]:
+        wanted = list(nodes)
+        for node in in_order(wanted):
+            if node in done:
+                continue
+            if node.op == "load" and node.input in needed.written:
+                if node.input in kept:
+                    done[node] = graph.load_at(node.input, node.dtype, node.offset, node.component)
+                else:
+                    done[node] = nearest.moved(definitions[node.input], node.offset)
+            elif node.op in LEAVES:
+                done[node] = node
+            else:
+                done[node] = rebuilt(graph, node, [done[one] for one in node.operands])
+        return tuple(done[node] for node in wanted)
+
+    # Arrays and the values that they need, in the function's order.
+    for number in sorted(needed.written):
+        (definitions[number],) = of([needed.written[number]])
+    uniform = _Uniform(graph)
+
+    def cells(nodes: Iterable[Node]) -> tuple[Node, ...]:
+        return uniform.of(of(nodes))
+
+    def reduction(one: Reduction) -> Reduction:
+        return replace(one, nodes=cells(one.nodes))
+
+    outputs = tuple(
+        replace(output, nodes=cells(output.nodes) if output.shape else uniform.values(of(output.nodes)))
+        for output in program.outputs
+    )
+    values: dict[int, Definition] = {
+        number: reduction(one) if isinstance(one, Reduction) else one for number, one in needed.values.items()
+    }
+    reduced = {number: reduction(one) for number, one in needed.reduced.items()}
+    written = {number: uniform.of([definitions[number]])[0] for number in sorted(kept)}
+    checks = tuple(replace(one, count=uniform.values([one.count])[0]) for one in program.checks)
+    return replace(
+        program,
+        outputs=outputs,
+        series=tuple(replace(one, nodes=of(one.nodes)) for one in program.series),
+        between={**written, **reduced},
+        values=values | uniform.made,
+        checks=checks,
+    )
+
+
+def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
+    """Return the program in which a stage also writes what several stages would compute of one cell.
+
+    Every reduction is a stage, and so is all that fields and arrays between stages need.
+    """
+    graph = program.graph
+    reductions = [one for one in program.values.values() if isinstance(one, Reduction)]
+    stages = [list(one.nodes) for one in (*program.reduced.values(), *reductions)]
+    stages.append([node for output in program.outputs if output.shape for node in output.nodes])
+    stages += [[node] for node in program.written.values()]
+    # How many stages compute each node.
+    computing: dict[Node, int] = {}
+    for roots in stages:
+        for node in _main_path(program.space, roots):
+            computing[node] = computing.get(node, 0) + 1
+    # From the results down, the first that is worth its bytes.
+    chosen: dict[Node, Node] = {}
+    open_nodes, seen = [node for roots in stages for node in roots], set[Node]()
+    while open_nodes:
+        node = open_nodes.pop()
+        if node in seen or node in chosen:
+            continue
+        seen.add(node)
+        again = computing.get(node, 1) - 1
+        if again and node.op not in LEAVES and node not in program.written.values():
+            own = [one for one in _main_path(program.space, [node]) if one.op not in FREE]
+            varies = all(graph.varies([node], axis) for axis in range(len(program.space)))
+            size = max(node.dtype.itemsize, 1)
+            worth = int(2 * size * OPERATIONS_PER_BYTE[kind][8 if size > 4 else 4])
+            if varies and again * len(own) > worth:
+                number = graph.array_between(node)
+                chosen[node] = graph.load(number, node.dtype, (0,) * len(program.space))
+                graph.cuts += (Cut(number, node.line, again + 1, again * len(own), worth),)
+                continue
+        open_nodes += node.operands
+    if not chosen:
+        return program
+
+    done = dict(chosen)
+
+    def of(nodes: Iterable[Node]) -> tuple[Node, ...]:
+        wanted = list(nodes)
+        for node in in_order(wanted):
+            if node not in done:
+                operands = [done[one] for one in node.operands]
+                done[node] = rebuilt(graph, node, operands) if operands else node
+        return tuple(done[node] for node in wanted)
+
+    written = {number: of([node])[0] for number, node in program.written.items()}
+    for node, load in chosen.items():
+        operands = of(node.operands)
+        written[load.input] = rebuilt(graph, node, operands)
+    reduced = {number: replace(one, nodes=of(one.nodes)) for number, one in program.reduced.items()}
+    values: dict[int, Definition] = {
+        number: replace(one, nodes=of(one.nodes)) if isinstance(one, Reduction) else one
+        for number, one in program.values.items()
+    }
+    return replace(
+        program,
+        outputs=tuple(replace(one, nodes=of(one.nodes)) for one in program.outputs),
+        between={**written, **reduced},
+        values=values,
+    )
+
+
+def rebuilt(graph: WholeGraph, node: Node, operands: Sequence[Node]) -> Node:
+    """Return an operation on other operands."""
+    if all(a is b for a, b in zip(operands, node.operands, strict=True)):
+        return node
+    return graph.operation(node.op, node.dtype, operands, node.line)
+
+
+class _Nearest:
+    """Computes nodes at a distance. Of arrays that are written, the nearest of equal distances is read."""
+
+    def __init__(self, graph: WholeGraph, kept: set[int]) -> None:
+        self._graph, self._kept = graph, kept
+        self._done: dict[tuple[Node, Offset], Node] = {}
+
+    def moved(self, node: Node, shift: Offset) -> Node:
+        if not any(shift):
+            return node
+        done = self._done
+        for one in in_order([node]):
+            if (one, shift) not in done:
+                done[one, shift] = self._one(one, shift)
+        return done[node, shift]
+
+    def _one(self, node: Node, shift: Offset) -> Node:
+        graph = self._graph
+        if node.op == "load":
+            offset = tuple(a + b for a, b in zip(node.offset, shift, strict=True))
+            return graph.load_at(node.input, node.dtype, offset, node.component)
+        if node.op in LEAVES:
+            return graph.substituted([node], shift)[0]
+        return rebuilt(graph, node, [self._done[one, shift] for one in node.operands])
+
+
+class _Uniform:
+    """Replaces operations on values alone by values. made: their definitions."""
+
+    def __init__(self, graph: WholeGraph) -> None:
+        self._graph, self.made = graph, dict[int, Definition]()
+        self._done: dict[Node, Node] = {}
+        self._known: dict[Node, bool] = {}
+
+    def _is_uniform(self, node: Node) -> bool:
+        return node.op in ("scalar", "constant") or self._known.get(node, False)
+
+    def of(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+        """Return nodes of cells, in which each value is computed once for all cells."""
+        wanted, done = list(nodes), self._done
+        for node in in_order(wanted):
+            if node in done:
+                continue
+            if node.op in LEAVES:
+                done[node] = node
+                continue
+            self._known[node] = all(map(self._is_uniform, node.operands))
+            if not self._known[node]:
+                operands = [
+                    self.value(done[one]) if self._known.get(one) else done[one] for one in node.operands
+                ]
+                done[node] = rebuilt(self._graph, node, operands)
+            else:
+                done[node] = node
+        return tuple(self.value(node) if self._known.get(node) else done[node] for node in wanted)
+
+    def values(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+        """Return the scalars of values."""
+        return tuple(self.value(node) for node in self.of(nodes))
+
+    def value(self, node: Node) -> Node:
+        if node.op == "scalar":
+            return node
+        scalar = self._graph.value(node, node.dtype)
+        self.made[scalar.value] = node
+        return scalar
+
+
+def _nodes_of(program: WholeProgram) -> list[Node]:
+    """Return all nodes of all stages."""
+    roots: list[Any] = [node for output in program.outputs for node in output.nodes]
+    roots += program.written.values()
+    definitions: Mapping[int, Definition] = program.values
+    for one in (*program.reduced.values(), *definitions.values()):
+        roots += one.nodes if isinstance(one, Reduction) else [one] if isinstance(one, Node) else []
+    return in_order(roots)

@@ -1,0 +1,320 @@
+"""Run a program in stages over distributed arrays: exchange what is stale, compute cells, reduce, go on.
+
+No stage waits for the host to know a value: values are arrays of shape () on the device, in slots of 8 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from meshrun.runner.arrays.block_layout import Allocator
+from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
+from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange, received_bytes
+from meshrun.runner.arrays.reduce import first_extreme, reduce_axes, reduce_own
+from meshrun.runner.compiler.trace.graph import Node, compute, in_order, slot_of
+from meshrun.runner.compiler.whole.graph import ValueCheck
+from meshrun.runner.device.api import poison
+from meshrun.runner.plan.grid import Partition
+from meshrun.runner.plan.halo import check_widths
+from meshrun.runner.programs.kernel import CellKernel
+from meshrun.runner.programs.stages import (
+    KernelStage,
+    ReductionStage,
+    StageCells,
+    StagedProgram,
+    ValueStage,
+)
+from meshrun.runner.region import Array, Shape
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.world.world import World
+
+SLOT = np.dtype(np.uint64)
+# Bytes of cells that are computed and reduced at once: in a cache; on a device, all.
+SLAB = {"cpu": 1 << 20, "cuda": 1 << 60}
+
+
+class ValueSlots:
+    """The values of a program, in slots of one array on the device.
+
+    row: the array. views: of each value, by number, its slot.
+    """
+
+    def __init__(self, world: World, dtypes: Mapping[int, np.dtype[Any]]) -> None:
+        self.row = world.backend.empty((max(dtypes, default=-1) + 1,), SLOT)
+        self.row.fill(0)
+        self.views = {number: slot_of(self.row, number, dtype) for number, dtype in dtypes.items()}
+
+
+@dataclass
+class ProgramRun:
+    """This rank's blocks of a program. Every method is collective.
+
+    grid: number of blocks along each axis of space. compiled: whether stages are compiled to kernels.
+    allocator: of blocks; by default the back end. arrays: of each of the program's arrays, its block; of an
+    input of shape (), None. exchanges: number of halo exchanges so far. exchange_bytes: most bytes that
+    arrived from other ranks in one.
+    """
+
+    world: World
+    program: StagedProgram
+    grid: Shape
+    phases: Phases
+    compiled: bool = False
+    allocator: Allocator | None = None
+    arrays: list[DistributedArray | None] = field(default_factory=list, init=False)
+    exchanges: int = field(default=0, init=False)
+    exchange_bytes: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        program, world = self.program, self.world
+        dimensions = len(program.space)
+        self.partition = Partition(program.space, self.grid[:dimensions])
+        self.region = self.partition[world.rank]
+        self.plans = [self._plan(number) for number in range(len(program.arrays))]
+        self.values = ValueSlots(world, program.dtypes)
+        self._failed = world.backend.empty((len(program.checks),), np.dtype(bool))
+        self._failed.fill(False)
+        self._kernels: dict[int, CellKernel] = {}
+        self._bound: dict[tuple[int, ...], Callable[[], None]] = {}
+        self._reduced: dict[tuple[int, Shape], Array] = {}
+        self.arrays = [None] * len(program.arrays)
+        for number in range(program.function_inputs, len(program.arrays)):
+            plan = self.plans[number]
+            assert plan is not None
+            made = empty_array(world, plan, program.arrays[number].dtype, self.allocator)
+            poison(made.block)
+            self.arrays[number] = made
+
+    def _plan(self, number: int) -> HaloPlan | None:
+        one = self.program.arrays[number]
+        if not one.shape:
+            return None
+        rest = (1,) * (len(one.shape) - len(self.program.space))
+        wide = ((0, 0),) * len(rest)
+        check_widths(one.widths + wide, one.shape)
+        return HaloPlan(
+            Partition(one.shape, self.partition.grid + rest),
+            self.world.rank,
+            one.widths + wide,
+            "wrap" if one.wraps else "constant",
+            read=one.read + wide,
+            padded=True,
+        )
+
+    def take(self, outs: Sequence[Array]) -> None:
+        """Run all stages once. outs: of each output, this rank's own cells, which are filled."""
+        for number, stage in enumerate(self.program.stages):
+            if isinstance(stage, KernelStage):
+                self._exchange(stage.cells)
+                with self.phases("kernel"):
+                    self._compute(number, stage, outs)
+            elif isinstance(stage, ReductionStage):
+                self._exchange(stage.cells)
+                with self.phases("reduce"):
+                    self._reduce(number, stage)
+            else:
+                self._compute_values(stage)
+        for output, value in self.program.results.items():
+            outs[output][...] = self.values.views[value]
+        for number, check in enumerate(self.program.checks):
+            self._failed[number] |= self.values.views[check.count.value] == 0
+
+    @property
+    def is_split(self) -> bool:
+        """Whether some axis of space is split between ranks."""
+        return any(parts > 1 for parts in self.partition.grid)
+
+    def set_inputs(self, arrays: Sequence[DistributedArray]) -> None:
+        """Set the values that are inputs. arrays: of all inputs."""
+        for value, number in self.program.inputs.items():
+            self.values.views[value][...] = arrays[number].interior
+
+    def failed_check(self) -> ValueCheck | None:
+        """Return the first check of a value that failed in some step so far; None if none did."""
+        for number, check in enumerate(self.program.checks):
+            if bool(self._failed[number]):
+                return check
+        return None
+
+    def _exchange(self, cells: StageCells) -> None:
+        """Fill the halos that a stage reads, where they are stale."""
+        stale = []
+        for number, footprint in zip(cells.reads, cells.footprints, strict=True):
+            array = self.arrays[number]
+            if array is not None and any(map(any, footprint)) and array.is_stale:
+                stale.append(array)
+        if stale:
+            with self.phases("exchange" if self.is_split else "kernel"):
+                exchange(stale)
+            if self.is_split:
+                self.exchanges += 1
+                self.exchange_bytes = max(self.exchange_bytes, received_bytes(stale))
+
+    def _kernel(self, number: int, cells: StageCells) -> CellKernel:
+        if number not in self._kernels:
+            with self.phases("prepare"):
+                shape = self.region.shape
+                self._kernels[number] = CellKernel(cells, self.world.backend, shape, compiled=self.compiled)
+        return self._kernels[number]
+
+    def _blocks(self, cells: StageCells) -> list[Array]:
+        """Return the blocks that a stage reads, with a halo as wide as the stage's."""
+        found = []
+        for number in cells.reads:
+            array = self.arrays[number]
+            assert array is not None
+            cut = []
+            for core, (low, high) in zip(array.layout.core, cells.widths, strict=False):
+                cut.append(slice(core.start - low, core.stop + high))
+            found.append(array.block[tuple(cut)])
+        return found
+
+    def _compute(self, number: int, stage: KernelStage, outs: Sequence[Array]) -> None:
+        targets = []
+        for place in stage.writes:
+            array = None if place.of_output else self.arrays[place.number]
+            targets.append(outs[place.number] if array is None else array.interior)
+            if array is not None:
+                array.written()
+        if self.region.size:
+            # To bind a kernel to its arrays takes the host longer than a small block takes the device.
+            read = (self.arrays[place] for place in stage.cells.reads)
+            key = number, *map(id, read), *map(id, targets)
+            if key not in self._bound:
+                kernel, start = self._kernel(number, stage.cells), self.region.start
+                self._bound[key] = kernel.bind(self._blocks(stage.cells), targets, start, self.values.row)
+            self._bound[key]()
+
+    def _compute_values(self, stage: ValueStage) -> None:
+        for number, node in stage.nodes:
+            self.values.views[number][...] = self._value(node)
+
+    def _value(self, node: Node) -> Any:
+        """Compute an expression of values, on the device."""
+        xp, found = self.world.xp, dict[Node, Any]()
+        for one in in_order([node]):
+            operands = [found[operand] for operand in one.operands]
+            if one.op == "scalar":
+                found[one] = self.values.views[one.value]
+            elif one.op == "constant":
+                found[one] = one.value if xp is np else xp.asarray(one.value)
+            elif xp is np:
+                found[one] = compute(one.op, one.dtype, [np.asarray(operand) for operand in operands])
+            elif one.op == "cast":
+                found[one] = operands[0].astype(one.dtype)
+            else:
+                found[one] = getattr(xp, one.op)(*operands)
+        return found[node]
+
+    def _reduce(self, number: int, stage: ReductionStage) -> None:
+        reduction, world = stage.reduction, self.world
+        view = self._view_partition(stage)
+        axes = reduction.axes
+        if reduction.ufunc in ("argmax", "argmin"):
+            total = first_extreme(world, view, axes, self._cells(number, stage, view), reduction.ufunc)
+        else:
+            total = self._combined(number, stage, view, reduction.ufunc)
+        if stage.value is not None:
+            self.values.views[stage.value][...] = total
+            return
+        assert stage.array is not None
+        array = self.arrays[stage.array]
+        assert array is not None
+        shape = tuple(1 if axis in axes else n for axis, n in enumerate(self.region.shape))
+        if self.region.size:
+            array.interior[...] = total.reshape(shape)
+        array.written()
+
+    def _view_partition(self, stage: ReductionStage) -> Partition:
+        """Return how the cells that are reduced are split: a cell is on the rank of its position."""
+        reduction, starts = stage.reduction, []
+        for axis, (first, step, length) in enumerate(
+            zip(reduction.first, reduction.step, reduction.length, strict=True)
+        ):
+            cuts = [self.partition.bounds(axis, part)[0] for part in range(self.partition.grid[axis])]
+            starts.append((0, *(min(max(-(-(cut - first) // step), 0), length) for cut in cuts[1:])))
+        return Partition(reduction.length, self.partition.grid, starts=tuple(starts))
+
+    def _combined(self, number: int, stage: ReductionStage, view: Partition, ufunc: str) -> Array:
+        """Return the cells combined; what is computed for them, some rows after the others."""
+        world, axes = self.world, stage.reduction.axes
+        own, rest = view[world.rank], [axis for axis in axes if axis]
+        inner_cut = any(view.grid[axis] > 1 for axis in rest)
+        if inner_cut or not rest or self._loaded(stage) is not None:
+            return reduce_axes(world, view, axes, self._cells(number, stage, view), ufunc)
+        # Reduce all axes but the first, some rows at a time, then the first.
+        dtype = stage.reduction.dtype
+        kept = tuple(n for axis, n in enumerate(own.shape) if axis and axis not in rest)
+        rows = world.backend.empty((own.shape[0], *kept), dtype)
+        row_bytes = dtype.itemsize * max(own.size // max(own.shape[0], 1), 1)
+        step = max(SLAB[world.backend.device.kind] // row_bytes, 1)
+        for begin in range(0, own.shape[0], step):
+            end = min(begin + step, own.shape[0])
+            part = own.rows(begin, end)
+            cells = self._computed(number, stage, part.start, part.stop)
+            rows[begin:end] = reduce_own(world.backend, rest, cells, ufunc)
+        if 0 not in axes:
+            return rows
+        lengths = (view.shape[0], *(n for axis, n in enumerate(view.shape) if axis and axis not in rest))
+        return reduce_axes(world, _first_axes(view, lengths, rest), (0,), rows, ufunc)
+
+    def _loaded(self, stage: ReductionStage) -> Node | None:
+        """Return the load that the cells are, if they are not computed."""
+        nodes = [node for output in stage.cells.program.outputs for node in output.nodes]
+        return nodes[0] if len(nodes) == 1 and nodes[0].op == "load" else None
+
+    def _cells(self, number: int, stage: ReductionStage, view: Partition) -> Array:
+        """Return this rank's cells that are reduced."""
+        own = view[self.world.rank]
+        return self._computed(number, stage, own.start, own.stop)
+
+    def _computed(self, number: int, stage: ReductionStage, begin: Shape, end: Shape) -> Array:
+        """Return the cells `begin` to before `end` of those that are reduced."""
+        reduction, cells = stage.reduction, stage.cells
+        shape = tuple(b - a for a, b in zip(begin, end, strict=True))
+        if 0 in shape or self.region.size == 0:
+            return self.world.backend.empty(tuple(shape), cells.program.outputs[0].dtype)
+        first = tuple(a + j * s for a, j, s in zip(reduction.first, begin, reduction.step, strict=True))
+        last = tuple(
+            a + (j - 1) * s + 1 for a, j, s in zip(reduction.first, end, reduction.step, strict=True)
+        )
+        every = tuple(slice(None, None, step) for step in reduction.step)
+        corner = tuple(a - b for a, b in zip(first, self.region.start, strict=True))
+        lengths = tuple(b - a for a, b in zip(first, last, strict=True))
+        blocks = self._blocks(cells)
+        load = self._loaded(stage)
+        if load is not None:
+            cut = tuple(
+                slice(a + low + at, a + low + at + n)
+                for a, (low, _), at, n in zip(corner, cells.widths, load.offset, lengths, strict=True)
+            )
+            dimensions = len(self.program.space)
+            inner = np.unravel_index(load.component, blocks[0].shape[dimensions:] or (1,))
+            index = (*cut, *map(int, inner)) if blocks[0].ndim > dimensions else cut
+            return blocks[0][index][every]
+        around = tuple(
+            slice(a, a + n + low + high)
+            for a, n, (low, high) in zip(corner, lengths, cells.widths, strict=True)
+        )
+        # The memory, and the kernel bound to it, are kept: parts of one shape share the memory.
+        if (number, lengths) not in self._reduced:
+            dtype = cells.program.outputs[0].dtype
+            self._reduced[number, lengths] = self.world.backend.empty(lengths, dtype)
+        out = self._reduced[number, lengths]
+        key = number, *first, *(id(self.arrays[place]) for place in cells.reads)
+        if key not in self._bound:
+            kernel = self._kernel(number, cells)
+            given = [block[around] for block in blocks]
+            self._bound[key] = kernel.bind(given, [out], first, self.values.row)
+        self._bound[key]()
+        return out[every]
+
+
+def _first_axes(view: Partition, lengths: Shape, without: Sequence[int]) -> Partition:
+    """Return a partition without some axes, which are not split."""
+    kept = [axis for axis in range(len(view.shape)) if axis not in without]
+    return Partition(lengths, tuple(view.grid[a] for a in kept), starts=tuple(view.starts[a] for a in kept))

@@ -1,0 +1,78 @@
+"""Compute a stage's cells in a block: by a compiled kernel where there is one, else by NumPy's functions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from meshrun.runner.compiler.compiled import compile_for
+from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
+from meshrun.runner.device.api import Backend
+from meshrun.runner.plan.task import TaskKernel
+from meshrun.runner.programs.stages import StageCells
+from meshrun.runner.region import Array, Shape
+from meshrun.runner.system.compiler import NotCompiled
+
+MOST_KEPT = 256  # boxes whose pieces are kept
+SLAB = 1 << 20  # bytes of cells for which NumPy's functions are called at once, on a CPU
+
+
+class CellKernel:
+    """Computes the cells of a stage in any box.
+
+    compiled: whether to compile them. reason: why they are not.
+    """
+
+    def __init__(self, cells: StageCells, backend: Backend, shape: Shape, *, compiled: bool) -> None:
+        self.cells, self._backend = cells, backend
+        self.reason = "" if compiled else "too little work for a compiler"
+        self.kernel: TaskKernel | None = None
+        self.pieces = functools.lru_cache(MOST_KEPT)(functools.partial(pieces_of, cells.program.program))
+        if compiled and 0 not in shape:
+            try:
+                program = cells.program.program
+                self.kernel, _ = compile_for(backend.device, program, cells.widths, shape=shape)
+            except (NotTraceable, NotCompiled) as failure:
+                self.reason = failure.reason
+
+    def bind(
+        self, blocks: Sequence[Array], outs: Sequence[Array], first: Shape, scalars: Array
+    ) -> Callable[[], None]:
+        """Return what fills `outs`, one per result, with the cells from position `first` on.
+
+        blocks: of each array that the stage reads, these cells and as many around them as its widths say.
+        scalars: the slots of the program's values.
+        """
+        if 0 in outs[0].shape:
+            return _nothing
+        if self.kernel is not None:
+            return self.kernel.bind(blocks, outs, first, scalars)
+        return functools.partial(self._fill, blocks, outs, first, scalars)
+
+    def _fill(self, blocks: Sequence[Array], outs: Sequence[Array], first: Shape, scalars: Array) -> None:
+        program, xp = self.cells.program.program, self._backend.xp
+        last = tuple(a + n for a, n in zip(first, outs[0].shape, strict=False))
+        for piece in self.pieces(first, last):
+            for part in self._slabs(piece):
+                results = compute_piece(xp, program, part, blocks, self.cells.widths, first, scalars)
+                cells = tuple(
+                    slice(a - at, b - at) for a, b, at in zip(part.first, part.last, first, strict=True)
+                )
+                for out, result in zip(outs, results, strict=True):
+                    out[cells] = result
+
+    def _slabs(self, piece: UniformBox) -> Iterator[UniformBox]:
+        """Yield a piece in parts of some rows, whose cells fit a cache; on a device, as it is."""
+        rows = piece.last[0] - piece.first[0]
+        step = max(SLAB * rows // max(8 * piece.cells, 1), 1) if self._backend.xp is np else rows
+        for begin in range(piece.first[0], piece.last[0], step):
+            end = min(begin + step, piece.last[0])
+            yield replace(piece, first=(begin, *piece.first[1:]), last=(end, *piece.last[1:]))
+
+
+def _nothing() -> None:
+    """Compute no cells."""

@@ -1,0 +1,375 @@
+"""The stages of a program, in order: planned once for the shapes of its arrays.
+
+    KernelStage     computes cells of arrays from cells of others, at some distances, and from values
+    ReductionStage  combines the cells of a box, to a value or to an array with fewer axes
+    ValueStage      computes values from values
+
+A stage reads what stages before it have written, never what it writes itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
+from meshrun.runner.compiler.whole.between.cuts import rebuilt
+from meshrun.runner.compiler.whole.graph import Cut, InputValue, Reduction, ValueCheck, WholeGraph
+from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram
+from meshrun.runner.region import Shape
+
+NO_WIDTH = (0, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class StageCells:
+    """Nodes that are computed for each cell of a box of positions.
+
+    program: of the arrays in `reads` alone, which it numbers from 0. reads: numbers of the program's arrays.
+    values: numbers of the values that it reads.
+    """
+
+    program: WholeProgram
+    reads: tuple[int, ...]
+    values: tuple[int, ...]
+
+    @cached_property
+    def footprints(self) -> tuple[Extents, ...]:
+        """How far from the own cell each array is read, per axis of space."""
+        return tuple(self.program.footprint(number) for number in range(len(self.reads)))
+
+    @cached_property
+    def widths(self) -> Extents:
+        """How far from the own cell any array is read."""
+        axes = range(len(self.program.space))
+        return tuple(
+            (
+                max((one[axis][0] for one in self.footprints), default=0),
+                max((one[axis][1] for one in self.footprints), default=0),
+            )
+            for axis in axes
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class KernelStage:
+    """Compute cells of arrays. writes: numbers of arrays, or of outputs where `of_output`, per result."""
+
+    cells: StageCells
+    writes: tuple[ArrayPlace, ...]
+
+
+@dataclass(frozen=True)
+class ArrayPlace:
+    """An array of the program, or an output. number: of it."""
+
+    number: int
+    of_output: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ReductionStage:
+    """Reduce cells. cells: what is combined. value, array: number of the result; one of them is None."""
+
+    reduction: Reduction
+    cells: StageCells
+    value: int | None = None
+    array: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ValueStage:
+    """Compute values from values. nodes: of each, by its number, in order."""
+
+    nodes: tuple[tuple[int, Node], ...]
+
+
+Stage = KernelStage | ReductionStage | ValueStage
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramArray:
+    """An array of a program.
+
+    widths: of its halo in memory, per axis of space; read: of the part that some stage reads. wraps: whether
+    it is read around its ends.
+    """
+
+    name: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    widths: Extents
+    read: Extents
+    wraps: bool
+
+
+@dataclass(frozen=True, eq=False)
+class StagedProgram:
+    """A function of whole arrays in stages.
+
+    space: lengths of the axes that are split. arrays: the function's inputs first; an input of shape () is a
+    value. outputs: the function's. dtypes: of the values. inputs: of each value that is an input, its number.
+    results: of each output of shape (), its value. cuts: why arrays are written, or are not.
+    """
+
+    space: Shape
+    arrays: tuple[ProgramArray, ...]
+    outputs: tuple[WholeOutput, ...]
+    stages: tuple[Stage, ...]
+    dtypes: dict[int, np.dtype[Any]]
+    inputs: dict[int, int]
+    results: dict[int, int]
+    checks: tuple[ValueCheck, ...]
+    cuts: tuple[Cut, ...]
+    function_inputs: int
+
+    @property
+    def kernels(self) -> list[KernelStage]:
+        return [stage for stage in self.stages if isinstance(stage, KernelStage)]
+
+    @property
+    def reductions(self) -> list[ReductionStage]:
+        return [stage for stage in self.stages if isinstance(stage, ReductionStage)]
+
+    @property
+    def intermediates(self) -> tuple[ProgramArray, ...]:
+        """The arrays that are no inputs."""
+        return self.arrays[self.function_inputs :]
+
+
+def plan_program(program: WholeProgram) -> StagedProgram:
+    """Return the stages of a program."""
+    # A result that is an array between stages is written with it.
+    zero = (0,) * len(program.space)
+    outputs = []
+    for output in program.outputs:
+        nodes = [
+            program.written[node.input]
+            if node.op == "load" and node.input in program.written and node.offset == zero
+            else node
+            for node in output.nodes
+        ]
+        outputs.append(replace(output, nodes=tuple(nodes)))
+    program = replace(program, outputs=tuple(outputs))
+    order = _Order(program)
+    stages = tuple(_stages(program, order))
+    dimensions, count = len(program.space), len(program.inputs)
+    numbers = [*range(count), *sorted([*program.written, *program.reduced])]
+    places = {number: place for place, number in enumerate(numbers)}
+    stages = tuple(_renumbered(stage, places) for stage in stages)
+    arrays = []
+    for place, number in enumerate(numbers):
+        if number < count:
+            one = program.inputs[number]
+            name, shape, dtype = one.name, one.shape, one.dtype
+        else:
+            name, shape = f"array {place - count + 1}", program.space
+            dtype = (
+                program.written[number].dtype if number in program.written else program.reduced[number].dtype
+            )
+        memory, read = _widths_of(stages, place, dimensions)
+        wraps = any(
+            cells.program.graph.wraps[cells.reads.index(place)]
+            for cells in map(_cells_of, stages)
+            if cells is not None and place in cells.reads
+        )
+        arrays.append(ProgramArray(name, shape, dtype, memory, read, wraps))
+    return StagedProgram(
+        program.space,
+        tuple(arrays),
+        program.outputs,
+        stages,
+        order.dtypes,
+        {value: one.number for value, one in program.values.items() if isinstance(one, InputValue)},
+        {
+            number: one.nodes[0].value
+            for number, one in enumerate(program.outputs)
+            if one.nodes[0].op == "scalar" and not one.shape
+        },
+        program.checks,
+        tuple(replace(cut, number=places.get(cut.number, -1)) for cut in program.graph.cuts),
+        count,
+    )
+
+
+class _Order:
+    """After how many kernel stages each array and value is there. dtypes: of the values."""
+
+    def __init__(self, program: WholeProgram) -> None:
+        self._program = program
+        self._arrays = dict.fromkeys(range(len(program.inputs)), 0)
+        self._values: dict[int, int] = {}
+        self.dtypes: dict[int, np.dtype[Any]] = {}
+        for number in sorted([*program.written, *program.reduced]):
+            self.array(number)
+        for number in program.values:
+            self.value(number)
+
+    def array(self, number: int) -> int:
+        if number not in self._arrays:
+            program = self._program
+            if number in program.written:
+                self._arrays[number] = 1 + self.of([program.written[number]])
+            else:
+                self._arrays[number] = self.of(program.reduced[number].nodes)
+        return self._arrays[number]
+
+    def value(self, number: int) -> int:
+        if number not in self._values:
+            one = self._program.values[number]
+            if isinstance(one, InputValue):
+                self._values[number] = 0
+                self.dtypes[number] = self._program.inputs[one.number].dtype
+            else:
+                nodes = one.nodes if isinstance(one, Reduction) else one.operands
+                self._values[number] = self.of(nodes)
+                self.dtypes[number] = one.dtype
+        return self._values[number]
+
+    def of(self, nodes: Iterable[Node]) -> int:
+        """Return after how many kernel stages all that nodes read is there."""
+        found = 0
+        for node in in_order(nodes):
+            if node.op == "load":
+                found = max(found, self.array(node.input))
+            elif node.op == "scalar":
+                found = max(found, self.value(node.value))
+        return found
+
+
+def _stages(program: WholeProgram, order: _Order) -> Iterator[Stage]:
+    """Yield the stages. Each kernel stage computes all that can be computed after the one before it."""
+    fields = [number for number, output in enumerate(program.outputs) if output.shape]
+    last = 1 + max((order.of(program.outputs[number].nodes) for number in fields), default=-1)
+    last = max([last, *(order.array(number) for number in program.written)])
+    for turn in range(last + 1):
+        written = [number for number in sorted(program.written) if order.array(number) == turn]
+        outputs = [number for number in fields if 1 + order.of(program.outputs[number].nodes) == turn]
+        if written or outputs:
+            results = [
+                WholeOutput(
+                    f"array {number}",
+                    program.space,
+                    program.written[number].dtype,
+                    (program.written[number],),
+                    (),
+                )
+                for number in written
+            ] + [program.outputs[number] for number in outputs]
+            places = [ArrayPlace(number) for number in written] + [
+                ArrayPlace(number, True) for number in outputs
+            ]
+            yield KernelStage(_cells(program, results), tuple(places))
+        yield from _between(program, order, turn)
+
+
+def _between(program: WholeProgram, order: _Order, turn: int) -> Iterator[Stage]:
+    """Yield the reductions and the arithmetic of values between two kernel stages, in an order that works."""
+    arrays = [number for number in program.reduced if order.array(number) == turn]
+    values = [
+        number
+        for number, one in program.values.items()
+        if order.value(number) == turn and not isinstance(one, InputValue)
+    ]
+    open_ones = [*(("array", number) for number in arrays), *(("value", number) for number in values)]
+    expressions: list[tuple[int, Node]] = []
+    while open_ones:
+        # The first one that reads none of the others.
+        ready = next(one for one in open_ones if not _reads(program, one) & set(open_ones))
+        open_ones.remove(ready)
+        kind, number = ready
+        definition = program.reduced[number] if kind == "array" else program.values[number]
+        if isinstance(definition, Node):
+            expressions.append((number, definition))
+            continue
+        if expressions:
+            yield ValueStage(tuple(expressions))
+            expressions = []
+        assert isinstance(definition, Reduction)
+        results = [
+            WholeOutput(f"cells{place}", program.space, node.dtype, (node,), ())
+            for place, node in enumerate(definition.nodes)
+        ]
+        value, array = (None, number) if kind == "array" else (number, None)
+        yield ReductionStage(definition, _cells(program, results), value, array)
+    if expressions:
+        yield ValueStage(tuple(expressions))
+
+
+def _reads(program: WholeProgram, one: tuple[str, int]) -> set[tuple[str, int]]:
+    """Return the arrays and values that a reduction or an expression of values reads."""
+    kind, number = one
+    definition = program.reduced[number] if kind == "array" else program.values[number]
+    assert not isinstance(definition, InputValue)
+    nodes = in_order(definition.nodes if isinstance(definition, Reduction) else (definition,))
+    arrays = {("array", node.input) for node in nodes if node.op == "load"}
+    return arrays | {("value", node.value) for node in nodes if node.op == "scalar"}
+
+
+def _cells(program: WholeProgram, results: Sequence[WholeOutput]) -> StageCells:
+    """Return results as a program of the arrays that they read."""
+    nodes = in_order(node for result in results for node in result.nodes)
+    reads = tuple(sorted({node.input for node in nodes if node.op == "load"}))
+    places = {number: place for place, number in enumerate(reads)}
+    source = program.graph
+    graph = WholeGraph([source.lengths[number] for number in reads], program.space)
+    for number, place in places.items():
+        graph.wraps[place] = set(source.wraps[number])
+    done: dict[Node, Node] = {}
+    for node in nodes:
+        if node.op == "load":
+            done[node] = graph.load(places[node.input], node.dtype, node.offset, node.component)
+        elif node.op == "constant":
+            done[node] = graph.constant(node.value, node.dtype)
+        elif node.op == "place":
+            done[node] = graph.place(*node.value)
+        elif node.op == "inside":
+            done[node] = graph.inside(*node.value)
+        elif node.op == "scalar":
+            done[node] = graph.scalar(node.value, node.dtype)
+        else:
+            done[node] = rebuilt(graph, node, [done[one] for one in node.operands])
+    outputs = tuple(replace(one, nodes=tuple(done[node] for node in one.nodes)) for one in results)
+    inputs = tuple(_input(program, number) for number in reads)
+    values = tuple(sorted({node.value for node in nodes if node.op == "scalar"}))
+    return StageCells(WholeProgram(program.space, inputs, outputs, graph, ()), reads, values)
+
+
+def _input(program: WholeProgram, number: int) -> WholeInput:
+    if number < len(program.inputs):
+        return program.inputs[number]
+    dtype = program.written[number].dtype if number in program.written else program.reduced[number].dtype
+    return WholeInput(f"array{number}", program.space, dtype)
+
+
+def _renumbered(stage: Stage, places: dict[int, int]) -> Stage:
+    """Return a stage with the program's final numbers of arrays."""
+    if isinstance(stage, ValueStage):
+        return stage
+    cells = replace(stage.cells, reads=tuple(places[number] for number in stage.cells.reads))
+    if isinstance(stage, ReductionStage):
+        return replace(stage, cells=cells, array=None if stage.array is None else places[stage.array])
+    writes = tuple(one if one.of_output else ArrayPlace(places[one.number]) for one in stage.writes)
+    return KernelStage(cells, writes)
+
+
+def _cells_of(stage: Stage) -> StageCells | None:
+    return None if isinstance(stage, ValueStage) else stage.cells
+
+
+def _widths_of(stages: Sequence[Stage], place: int, dimensions: int) -> tuple[Extents, Extents]:
+    """Return the halo of an array in memory, and the part of it that is read."""
+    memory = read = (NO_WIDTH,) * dimensions
+    for cells in map(_cells_of, stages):
+        if cells is not None and place in cells.reads:
+            memory = _wider(memory, cells.widths)
+            read = _wider(read, cells.footprints[cells.reads.index(place)])
+    return memory, read
+
+
+def _wider(one: Extents, other: Extents) -> Extents:
+    return tuple((max(a, c), max(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))

@@ -1,0 +1,112 @@
+"""`verify` of a function of whole arrays in stages: call the function itself, with NumPy.
+
+Rank 0 reads the whole inputs from their files, takes the steps in a plain loop, and compares every cell of
+what is on the disk. Where sums are added in another order, floats may differ by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshrun.runner.compiler.whole.graph import Reduction
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import HostArray, Region
+from meshrun.runner.run.verify.compare import differs
+from meshrun.runner.run.verify.results import Mismatch, drop_cached, mismatch_error
+from meshrun.runner.spelling import option
+from meshrun.runner.storage.formats.registry import Sink, Source, read_back, reopen
+from meshrun.runner.system.host_memory import free_host_memory
+from meshrun.runner.world.world import World
+
+AGAINST = "the function itself, called with NumPy on the whole arrays"
+ROUNDED = 64.0  # units in the last place of the largest value, for each step
+TEMPORARIES = 4  # times as many bytes of results of NumPy's functions as of the arrays
+
+
+def compare_with_plain(
+    world: World, task: Task, sources: Sequence[Source], sinks: Sequence[Sink], steps: int
+) -> tuple[RunError | None, int, int]:
+    """Compare the files that `sinks` wrote after so many steps. Collective.
+
+    Return the error of a wrong cell, and the numbers of boxes and cells that this rank compared. Raises
+    UserError on every rank if the whole arrays do not fit the memory of rank 0's host.
+    """
+    drop_cached(world, sinks)
+
+    def compare() -> tuple[RunError | None, int, int]:
+        _check_memory(task)
+        wrong, cells = None, 0
+        for number, expected in enumerate(_plain(task, sources, steps)):
+            wrong = wrong or _compared(task, number, read_back(sinks[number]), expected, steps)
+            cells += expected.size
+        return None if wrong is None else mismatch_error(world, task, wrong), 1, cells
+
+    found: tuple[RunError | None, int, int] = world.on_root(compare)
+    return found if world.rank == 0 else (found[0], 0, 0)
+
+
+def _check_memory(task: Task) -> None:
+    whole = Region((0,) * len(task.shape), task.shape)
+    needed, free = TEMPORARIES * (task.input_bytes(whole) + task.result_bytes(whole)), free_host_memory()
+    if needed > free:
+        raise UserError(
+            f"job {task.job.name} is verified with whole arrays, which do not fit rank 0's host",
+            got=f"about {needed:,} bytes needed",
+            expected=f"at most {free:,}",
+            hint=option("verify", "off"),
+        )
+
+
+def _plain(task: Task, sources: Sequence[Source], steps: int) -> list[HostArray]:
+    """Return the results of the plain function after so many steps."""
+    arrays = []
+    for source in map(reopen, sources):
+        array = np.empty(source.shape, source.dtype)
+        source.read(Region((0,) * array.ndim, array.shape), array)
+        arrays.append(array)
+    results: list[HostArray] = []
+    for _ in range(steps):
+        with np.errstate(all="ignore"):
+            given = [array.copy() for array in arrays]
+            returned = task.job.function(*given, **task.parameters)
+        if returned is None:
+            returned = [given[number] for number in task.job.program.changed]
+        several = returned if isinstance(returned, (tuple, list)) else [returned]
+        results = [np.array(result) for result in several]
+        for number, feed in enumerate(task.feed_numbers):
+            if feed is not None:
+                arrays[feed] = results[number]
+    return results
+
+
+def _compared(task: Task, number: int, written: Source, expected: HostArray, steps: int) -> Mismatch | None:
+    """Return what is wrong of output `number`; None if nothing is."""
+    everything = Region((0,) * expected.ndim, expected.shape)
+    got = np.empty(expected.shape, written.dtype)
+    written.read(everything, got)
+    tolerance = 0.0
+    if expected.dtype.kind == "f" and (_rounds(task) or task.job.program.inexact):
+        finite = np.abs(expected[np.isfinite(expected)])
+        tolerance = steps * ROUNDED * float(np.finfo(expected.dtype).eps) * float(finite.max(initial=0.0))
+    bad = differs(got, expected, tolerance)
+    if not np.any(bad):
+        return None
+    first = tuple(int(i) for i in np.argwhere(bad)[0])
+    names = task.job.output_names
+    name = names[number] if len(names) > 1 else ""
+    return Mismatch(
+        first, got[first], expected[first], tolerance, int(np.sum(bad)), got.size, everything, name
+    )
+
+
+def _rounds(task: Task) -> bool:
+    """Return whether some sum or product is rounded in another order than NumPy's."""
+    program = task.job.program
+    reductions = [one for one in program.values.values() if isinstance(one, Reduction)]
+    return any(
+        one.ufunc in ("add", "multiply") and one.dtype.kind == "f"
+        for one in (*reductions, *program.reduced.values())
+    )

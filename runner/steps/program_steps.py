@@ -1,0 +1,116 @@
+"""Steps of a program in stages: the loop and its observers see it as they see any stepper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
+from meshrun.runner.arrays.halo.exchange import HaloPlan
+from meshrun.runner.device.api import Mark, poison
+from meshrun.runner.errors import RunError
+from meshrun.runner.programs.execute import ProgramRun
+from meshrun.runner.programs.stages import plan_program
+from meshrun.runner.region import Array
+from meshrun.runner.steps.stepper import Stepper
+
+IN_STAGES = "a step has several stages"
+
+
+class ProgramStepper(Stepper):
+    """This rank's blocks of a program in stages. Every method is collective.
+
+    An input without axes is a value: every rank has it, in a block of shape (). Each step runs all stages.
+    """
+
+    def __post_init__(self) -> None:
+        task, world = self.task, self.world
+        self._peers, self._device_halos = "", None
+        self.program = plan_program(task.job.program)
+        self.stages = ProgramRun(world, self.program, task.partition.grid, self.phases, task.compiled, self)
+        self.plans = [
+            self.stages.plans[number] or HaloPlan(one.partition, world.rank, (), task.boundary)
+            for number, one in enumerate(task.fields)
+        ]
+        self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid])
+        self.region = task.partition[world.rank]
+        # What the loop and the record ask of a stepper.
+        self.lowered = IN_STAGES if self.steps_per_exchange > 1 else ""
+        self.steps_per_exchange = self.fused_steps = 1
+        self.overlap, self.graph, self.exchanges_by_kernel = False, False, False
+        self.graph_reason, self.single_reason = IN_STAGES, ""
+        self.halo_taken, self.halo_reason = "", ""
+        self._spans: list[tuple[Mark, Mark]] = []
+
+    def start(self, arrays: Sequence[DistributedArray]) -> None:
+        """Take over arrays of `plans`' layouts with their own cells filled; prepare the first step."""
+        with self.phases("prepare"):
+            self.arrays = list(arrays)
+            for place in self.fed:
+                self.spare[place] = empty_array(self.world, self.plans[place], arrays[place].dtype, self)
+                poison(self.spare[place].block)
+            self._finals = self._unfed_results()
+            if self.stages.is_split:
+                self.halo_taken = self.world.arrays.label.replace(",", " ").split()[0].lower()
+            self.world.control.barrier()
+
+    def advance(self, steps: int, *, last: bool = False, ahead: int = 0) -> None:
+        """Take so many steps. last, ahead: as of `Stepper`; there is nothing to save."""
+        backend, recorder = self.world.backend, self.world.recorder
+        name = 0 if recorder is None else recorder.name("step")
+        begin = backend.mark() if backend.asynchronous else None
+        for _ in range(steps):
+            entry = 0 if recorder is None else recorder.enter(name, 0, 0, self.done + 1)
+            if self.world.checksums is not None:
+                self.world.checksums.step = self.done + 1
+            self._take_step()
+            self.done, self.taken = self.done + 1, self.taken + 1
+            self.progress(self.done)
+            if recorder is not None:
+                recorder.leave(entry)
+        if begin is not None:
+            self._spans.append((begin, backend.mark()))
+
+    def _take_step(self) -> None:
+        stages = self.stages
+        for place, array in enumerate(self.arrays):
+            stages.arrays[place] = array
+        stages.set_inputs(self.arrays)
+        stages.take([self.written(number) for number in range(len(self.feeds))])
+        for place in self.fed:
+            self.spare[place].written()
+        self.swap()
+
+    def written(self, number: int) -> Array:
+        """Return the own cells that a step writes of output `number`; a view."""
+        feed = self.feeds[number]
+        return self._finals[number] if feed is None else self.spare[feed].interior
+
+    def settle(self) -> None:
+        """Wait until all steps are done. Raises RunError where NumPy raises an error for a value."""
+        super().settle()
+        failed = self.stages.failed_check()
+        if failed is not None:
+            code: Any = getattr(self.task.job.function, "__code__", None)
+            file = f"{code.co_filename}, line {failed.line}: " if code is not None else ""
+            raise RunError(f"{file}job {self.task.job.name} takes {failed.what}", everywhere=True)
+
+    def finish(self) -> None:
+        """Account for all steps; the results are complete."""
+        self.settle()
+        self.exchanges = self.stages.exchanges
+        moved = self.task.input_bytes(self.region) + self.task.result_bytes(self.region)
+        self.phases.add("kernel", 0, self.taken * moved)
+        if self.stages.is_split:
+            self.phases.add("exchange", 0, self.exchanges * self.exchange_bytes)
+
+    def check_inputs_that_stay(self) -> None:
+        """Do nothing: the function is not called."""
+
+    def drop_graphs(self) -> None:
+        """There are none."""
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes that arrive from other ranks in one exchange, at most."""
+        return self.stages.exchange_bytes
