@@ -32,7 +32,7 @@ def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
     if (needed.reduced or needed.values) and (program.graph.points or program.series):
         what = "series" if program.series else "points"
         raise NotTraceable(f"has {what} beside reductions", "one function for each, or a value in outputs=")
-    if program.graph.points:
+    if program.graph.points or program.series:
         kind = None
     cuts = _cuts(program, needed, kind or "cpu")
     choices = [[]] if kind is None else [[number for number, cut in cuts.items() if cut.written], list(cuts)]
@@ -179,6 +179,7 @@ def _with_arrays(program: WholeProgram, needed: _Needed, kept: set[int]) -> Whol
     return replace(
         program,
         outputs=outputs,
+        series=tuple(replace(one, nodes=of(one.nodes)) for one in program.series),
         between={**written, **reduced},
         values=values | uniform.made,
         checks=checks,
