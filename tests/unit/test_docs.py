@@ -25,7 +25,6 @@ from scripts import load
 
 import meshrun
 from meshrun.jobs.airflow.airflow import airflow
-from meshrun.jobs.bench.command_base import BAD_USAGE
 from meshrun.jobs.linalg.matmul.job import matmul
 from meshrun.jobs.measure.exit_codes import NeedsGpu, Stuck, WrongResults
 from meshrun.jobs.transforms.fft_job import fft
@@ -38,7 +37,7 @@ from meshrun.launch.cli.plugins import check_words
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.compiler.cpp.host import steps_in_cache
 from meshrun.runner.compiler.cuda.steps.kernel import MOST_STEPS
-from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.errors import Exit, RunError, UserError
 from meshrun.runner.forecast.machine import nominal
 from meshrun.runner.forecast.place import Place, links_of
 from meshrun.runner.options.step_options import StepOptions
@@ -603,7 +602,7 @@ def test_the_table_of_exit_statuses_is_that_of_the_code() -> None:
     validate, bench, run_row = rows["`validate`"], rows["`bench`"], rows["`run`"]
     for word, status in EXIT.items():
         assert validate[str(status)].startswith(word)
-    assert "usage error" in bench[str(BAD_USAGE)]
+    assert "usage error" in bench[str(Exit.BENCH_BAD_REQUEST)]
     assert "no progress" in bench[str(Stuck.exit_code)]
     assert "wrong data" in bench[str(WrongResults.exit_code)]
     assert "needs a GPU" in bench[str(NeedsGpu.exit_code)]
