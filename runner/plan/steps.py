@@ -245,7 +245,7 @@ def kept_memory(task: Task, region: Region, *, observed: bool) -> int:
 
 
 def halo_bytes(task: Task, region: Region, steps: int = 1) -> int:
-    """Return the bytes that a rank within the array receives from others for so many steps: what they read."""
+    """Return the bytes that a rank within the array receives from others for so many steps to read."""
     fed, found = set(task.job.feeds), 0
     for number, (field, widths) in enumerate(zip(task.fields, read_widths(task, steps), strict=True)):
         if field.name in fed:
