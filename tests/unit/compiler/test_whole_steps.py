@@ -69,6 +69,13 @@ def rolled(u):
     return u + 0.2 * (sides - 4 * u)
 
 
+def rolled_closed(u):
+    """Rows beyond the last one equal the first ones, which read further than others."""
+    new = rolled(u)
+    new[0] = new[1]
+    return new
+
+
 def rolled_stages(u):
     """The second stage reads the first one's edges around the ends."""
     first = u.copy()
