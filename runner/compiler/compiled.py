@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import re
@@ -40,7 +41,7 @@ class StepState(Protocol):
     feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed. first:
     position of the first own cell in the whole array, per axis. scalars: for a kernel that takes some, a row
     of slots for each step of one kernel (`TaskKernel`). bound: what `DeviceKernel.advance` has bound to these
-    blocks.
+    blocks. recorded: the rows of series that the steps compute (`steps.recorded`); None: none.
     """
 
     feeds: list[int | None]
@@ -48,6 +49,7 @@ class StepState(Protocol):
     first: Sequence[int]
     scalars: Array | None
     bound: dict[Any, Callable[[], None]]
+    recorded: Any
 
     def swap(self) -> None:
         """Swap the two blocks of each fed input."""
@@ -432,10 +434,17 @@ class HostKernel:
     def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
         """Do nothing: the library holds all."""
 
-    def advance(self, blocks: StepState, steps: int, more: int = 0, rows: Rows | None = None) -> None:
+    def advance(
+        self,
+        blocks: StepState,
+        steps: int,
+        more: int = 0,
+        rows: Rows | None = None,
+        points: Sequence[ctypes.Structure] = (),
+    ) -> None:
         """Take steps of all rows, and write both blocks in turn; see `TaskKernel`.
 
-        The halo must be valid: along the cut axes as wide as so many steps need, along the others of one
+        points: sets of cells that each step computes after the others, before those of series. The halo must be valid: along the cut axes as wide as so many steps need, along the others of one
         step. Along these it is valid in the results, too.
         """
         if blocks.rows(more) == (0, 0):
@@ -448,8 +457,17 @@ class HostKernel:
         firsts = [first[:axes] for first in blocks.first_cells()]
         cut = [(low[:axes], high[:axes]) for low, high in boxes]
         assert self.loops is not None
+        recorded = blocks.recorded.calls() if blocks.recorded is not None else ()
         self.loops.steps(
-            states, firsts, cut, blocks.feeds, copies, self.widths, first=blocks.first, scalars=blocks.scalars
+            states,
+            firsts,
+            cut,
+            blocks.feeds,
+            copies,
+            self.widths,
+            first=blocks.first,
+            scalars=blocks.scalars,
+            points=[*points, *recorded],
         )
         if steps % 2 == 0:  # the last step wrote the blocks
             blocks.swap()
