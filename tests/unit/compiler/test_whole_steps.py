@@ -277,7 +277,7 @@ def by_day(names: Iterable[str], *chosen: str) -> list[Any]:
     return [name if name in chosen else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", by_day(CASES, *CASES.keys() - {"cube_closed", "rolled", "red_black"}))
 def test_bits_are_those_of_the_function(name: str, libraries: Path) -> None:
     case = CASES[name]
     cut = {
@@ -387,7 +387,6 @@ def test_places_beside_a_boundary(boundary: str, libraries: Path) -> None:
     [
         # an edge applied at each rank's edge
         ("dirichlet", "at = place + start;\n        return BOUNDARY", "at = place;\n        return BOUNDARY"),
-        ("neumann", "SLOTS - 1 - LATE][c] = out", "SLOTS - 2 - LATE][c] = out"),
         ("neumann", "return FAR_X > 0 ?", "return false ?"),
         # the text of tiles between the ends along x, for all
         ("neumann", "if (near_end(at.all.x, at.column - int(threadIdx.x) % LANES * C))", "if (false)"),
@@ -396,6 +395,7 @@ def test_places_beside_a_boundary(boundary: str, libraries: Path) -> None:
         *(
             pytest.param(*mutant, marks=pytest.mark.nightly)
             for mutant in [
+                ("neumann", "SLOTS - 1 - LATE][c] = out", "SLOTS - 2 - LATE][c] = out"),
                 ("neumann", "needed = least(needed, high_edge(all.y) - KEPT);", ""),
                 ("neumann", "0 : others - number % 3", "0 : others - 1"),  # a tile that nobody computes
                 ("dirichlet", "low + LATE + K * RY;", "low + K * RY - 1;"),
