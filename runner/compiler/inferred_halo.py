@@ -15,6 +15,8 @@ from meshrun.runner.compiler.trace.graph import Operand
 from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS, NotTraceable, trace
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.series import arguments
+from meshrun.runner.job.signature import STEP
 from meshrun.runner.plan.task import ArrayType, Task, halo_hint
 
 
@@ -25,11 +27,12 @@ def with_inferred_halo(job: Job, inputs: Sequence[ArrayType], parameters: dict[s
     half of it before and half after the own cells. A function that cannot be traced gets no halo. inputs:
     shape and dtype of each. Raises UserError for a result that is shorter by an odd number of cells.
     """
+    parameters = arguments(parameters)
     if job.whole and job.halo is None:
         from meshrun.runner.compiler.whole.block_form import block_form
 
         return block_form(job, inputs, parameters)
-    if job.halo is not None or job.kind != "map" or not job.services <= {"xp"}:
+    if job.halo is not None or job.kind != "map" or not job.services <= {"xp", STEP}:
         return job
     if any(0 in shape for shape, _ in inputs) or not _may_slice(job.function):
         return job

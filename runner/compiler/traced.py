@@ -12,6 +12,8 @@ from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program, in_order
 from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS, NotTraceable, trace
+from meshrun.runner.job.series import Series
+from meshrun.runner.job.signature import STEP
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.region import HostArray
 
@@ -58,6 +60,22 @@ def trace_of(task: Task) -> Program:
     if declared is not None and tuple(declared) != program.outputs:
         raise NotTraceable("returns another dtype or shape than out= declares")
     return program
+
+
+def check_tables(task: Task, steps: int) -> None:
+    """Raise UserError if so many steps take rows beyond the end of a table in time.
+
+    For a function that cannot be traced, as far as it can be.
+    """
+    job, tape = task.job, task.job.tape
+    if tape is None and STEP in job.services and any(p.type is Series for p in job.parameters):
+        try:
+            with hide_output(failures=False):
+                tape = trace_of(task).tape
+        except NotTraceable as reason:
+            tape = reason.tape
+    if tape is not None:
+        tape.check(steps)
 
 
 def reads_of(task: Task, program: Program) -> tuple[tuple[Extents, ...], ...]:

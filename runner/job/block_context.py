@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from meshrun.runner.errors import UserError
 from meshrun.runner.job import philox
 from meshrun.runner.region import Array, Shape
@@ -22,7 +24,8 @@ class BlockContext:
     rank, size, host: the rank that computes the block, the number of ranks, the rank's host.
     offset: index, per axis, of the block's first own cell (after the halo) in the whole array.
     block: shape of the block's own cells. shape: shape of the whole array.
-    stream: CUDA stream to issue work to; None on a CPU. xp: numpy or cupy.
+    stream: CUDA stream to issue work to; None on a CPU. xp: numpy or cupy. step: number of the time step, from
+    0 on; 0 in one pass.
     """
 
     rank: int
@@ -33,6 +36,20 @@ class BlockContext:
     shape: Shape
     stream: Any
     xp: ModuleType
+    step: int = 0
+
+    def coordinates(self) -> tuple[Array, ...]:
+        """Return the places of the own cells in the whole array: int64, an array for each axis.
+
+        That of axis k has the block's length along axis k and one element along the others, so that the
+        arrays broadcast against each other and against the block.
+        """
+        axes = len(self.shape)
+        found = []
+        for axis, (first, length) in enumerate(zip(self.offset, self.block, strict=False)):
+            places = self.xp.arange(first, first + length, dtype=np.int64)
+            found.append(places.reshape([-1 if other == axis else 1 for other in range(axes)]))
+        return tuple(found)
 
     def uniform(self, seed: int = 0) -> Array:
         """Return one float64 in [0, 1) for each own cell, a function of the cell's place in the whole array.

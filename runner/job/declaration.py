@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import Kind, Parameter
 
 Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
@@ -24,7 +25,7 @@ class Job:
     whose rows are not contiguous with each other. whole_rows: the tiles of a "reduce" job hold whole rows.
     fuse: whether the function of a "map" job becomes one kernel, one of FUSE. split_dependent: the result of
     a "map" job may depend on how its array is cut into blocks. whole: the function of a "map" job takes whole
-    arrays. verify: checks the output of a "job", and
+    arrays. tape: what such a job computes for each step (`compiler.trace.timed.StepTape`). verify: checks the output of a "job", and
     forecast is for its plan, see `runner.run.declare.job`.
     """
 
@@ -53,6 +54,7 @@ class Job:
     fuse: str = "auto"
     split_dependent: bool = False
     whole: bool = False
+    tape: Any = None
 
     @property
     def takes_steps(self) -> bool:
@@ -104,4 +106,8 @@ class Job:
         if missing:
             raise UserError(f"job {self.name} needs a value for {', '.join(missing)}")
         types = {parameter.name: parameter for parameter in self.parameters}
-        return {**known, **{name: types[name].convert(value) for name, value in parameters.items()}}
+        found = {**known, **{name: types[name].convert(value) for name, value in parameters.items()}}
+        for name, parameter in types.items():  # of a table in time, the default may be a file or an array
+            if parameter.type is Series:
+                found[name] = parameter.convert(found[name])
+        return found

@@ -15,6 +15,8 @@ import numpy as np
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.series import arguments
+from meshrun.runner.job.signature import STEP
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.plan.grid import Partition, parse_grid
 from meshrun.runner.plan.halo import Widths, check_widths, normalize
@@ -279,7 +281,7 @@ class Task:
             self.kernel(blocks, outs)
             return tuple(outs)
         out = None if outs is None else outs[0] if len(outs) == 1 else tuple(outs)
-        services = {"out": out, "xp": here.xp, "here": here}
+        services = {"out": out, "xp": here.xp, "here": here, STEP: here.step}
         wanted = {name: services[name] for name in self.job.services}
         returned = self.job.function(*blocks, **wanted, **self.parameters)
         if returned is None and outs is not None:
@@ -437,6 +439,7 @@ def plan_task(
             raise UserError(f"{which} is a scalar", got="no axes", expected="an array")
         check_numbers(name, len(inputs), dtype)
     shape, dtype = inputs[0]
+    parameters = arguments(parameters)
     if job.check is not None:
         job.check(shape, dtype, **parameters)
     chosen = boundary or job.boundary

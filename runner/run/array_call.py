@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import threading
 from collections.abc import Hashable, Iterator, Sequence
@@ -15,9 +16,13 @@ from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.compiler.trace.function_key import key_of
+from meshrun.runner.compiler.traced import check_tables
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
+from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.series import arguments
+from meshrun.runner.job.signature import STEP
 from meshrun.runner.maps.in_memory import Pipeline
 from meshrun.runner.maps.split_probe import check_split
 from meshrun.runner.options.run_options import Options
@@ -46,13 +51,24 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     """
     _check_arrays(job, arrays)
     if job.whole:  # in this process the arrays are whole
-        return job.function(*arrays, **job.complete(parameters))
+        return _called(job, arrays, job.complete(parameters))
     if any(hasattr(array, "__cuda_array_interface__") for array in arrays):
         from meshrun.runner.device.cuda import borrowed
 
         with borrowed(arrays[0]) as backend:
             return _apply(single_rank_world(backend), job, arrays, parameters)
     return _apply(single_rank_world(CpuBackend()), job, [host_array(array) for array in arrays], parameters)
+
+
+def _called(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
+    """Call a function of whole arrays."""
+    xp: Any = np
+    if any(hasattr(array, "__cuda_array_interface__") for array in arrays):
+        xp = importlib.import_module(type(arrays[0]).__module__.partition(".")[0])
+    shape = tuple(arrays[0].shape)
+    here = BlockContext(0, 1, "", (0,) * len(shape), shape, shape, None, xp)
+    services = {"xp": xp, "here": here, STEP: 0}
+    return job.function(*arrays, **{name: services[name] for name in job.services}, **arguments(parameters))
 
 
 def host_array(array: Any) -> HostArray:
@@ -120,6 +136,7 @@ def _stepper(
     world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int
 ) -> Stepper:
     task = with_known_results(_task(world, job, arrays, parameters, steps), world.backend)
+    check_tables(task, steps)
     check_feeds(task)
     stepper = Stepper(world, task, Phases(world.backend.synchronize), keep_finals=True)
     stepper.start(_distributed(world, stepper.plans, arrays))

@@ -16,8 +16,10 @@ from meshrun.runner.arrays.inputs import Inputs, input_key, note
 from meshrun.runner.compiler.captured import Captured, captured
 from meshrun.runner.compiler.decide import Fusion, common_fusion, fused_alone
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
+from meshrun.runner.compiler.traced import check_tables
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.series import Series
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.maps.streamed.chunk_agreement import limits
 from meshrun.runner.options.form import forms_of_inputs
@@ -141,6 +143,8 @@ def _read_files(job: Job, opened: Sequence[Path], parameters: dict[str, Any]) ->
         value = parameters.get(parameter.name)
         if value is not None and (parameter.type is Path or isinstance(value, Path)):
             files[parameter.name] = split(Path(value))[0]
+        if isinstance(value, Series) and value.path is not None:
+            files[parameter.name] = value.path
     return files
 
 
@@ -178,6 +182,7 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
         if (mode or run.job.fuse) != "off":
             with world.phases("prepare"):
                 made, fusion = fused_alone(world.backend.device, task, mode, options.fuse_math, steps or 1)
+        check_tables(made, steps or 1)
         tasks[:] = task, made
         # Compare the block with the memory, unless an option decides.
         if stream.named is not None:

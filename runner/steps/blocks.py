@@ -93,6 +93,10 @@ class StepBlocks(Generic[Block]):
         # Whether the function fills the spare blocks, rather than buffers that are copied to them.
         self._fills_in_place = task.fills and task.strided_out and None not in self.feeds
 
+    def current_step(self) -> int:
+        """Return the number of the step that is computed, from 0 on."""
+        raise NotImplementedError
+
     @property
     def padded(self) -> list[Array]:
         """The block of each input that the next step reads, with its halo."""
@@ -366,7 +370,7 @@ class StepBlocks(Generic[Block]):
         world, backend = self.world, self.world.backend
         here = BlockContext(
             world.rank, world.size, world.here.host, region.start, region.shape, self.task.shape,
-            backend.stream, backend.xp,
+            backend.stream, backend.xp, self.current_step(),
         )  # fmt: skip
         results = self.task.call(windows, here, outs)
         check_types(self.task, results)

@@ -23,7 +23,7 @@ class ChunkSteps(StepBlocks[PaddedBlock]):
     `changes`; by name.
     finite: after how many of the steps, 0 or all, to look for cells of fed inputs that are not finite; the
     first ones are in `wrong`, by this number.
-    must_fuse: fail if a kernel of several steps does not compile, instead of taking single steps
+    done: steps before the first of them. must_fuse: fail if a kernel of several steps does not compile, instead of taking single steps
     (`single_reason`: why).
     """
 
@@ -36,7 +36,9 @@ class ChunkSteps(StepBlocks[PaddedBlock]):
         observed: Collection[str] = (),
         finite: Collection[int] = (),
         must_fuse: bool = False,
+        done: int = 0,
     ) -> None:
+        self._step = self._done = done
         self.world, self.task, self.wide, self._observed = world, task, wide, observed
         self._must_fuse, self.single_reason = must_fuse, ""
         self.changes: list[float] = []
@@ -79,6 +81,10 @@ class ChunkSteps(StepBlocks[PaddedBlock]):
         self._look(region, self.wide.steps)
         return [self.result(number) for number in range(len(self.feeds))]
 
+    def current_step(self) -> int:
+        """Return the number of the step that is computed, from 0 on."""
+        return self._step
+
     def _look(self, region: Region, steps: int) -> None:
         """Look for cells of a chunk that are not finite after so many steps, if that is wanted."""
         for place in self.fed if steps in self._finite and steps not in self.wrong else ():
@@ -90,6 +96,7 @@ class ChunkSteps(StepBlocks[PaddedBlock]):
     def _one_by_one(self, first: int, last: int) -> None:
         """Take steps: `first` are to be taken before, `last` after them."""
         for remaining in reversed(range(last, first)):
+            self._step = self._done + self.wide.steps - 1 - remaining
             pieces = self._pieces_of(remaining)
             for piece in pieces:
                 self._compute(piece, remaining == 0, copied=len(pieces) > 1)

@@ -155,6 +155,10 @@ class Stepper(StepBlocks[DistributedArray]):
         self._spans: list[tuple[Mark, Mark]] = []
         self._exchange_spans: list[tuple[Mark, Mark]] = []
 
+    def current_step(self) -> int:
+        """Return the number of the step that is computed, from 0 on."""
+        return self.done
+
     def _longest_graph(self) -> int:
         """Return the steps of the longest graphs, the same on every rank."""
         task = self.task

@@ -24,6 +24,8 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program, in_order
+from meshrun.runner.compiler.trace.refusal import NotTraceable as NotTraceable
+from meshrun.runner.compiler.trace.timed import Timed
 from meshrun.runner.region import Shape
 
 NEAR = 16  # cells by which an array's length may differ from the block's, with halos of no cells
@@ -65,25 +67,6 @@ WHOLE_AXES: dict[str, Any] = {
 SHIFTS = frozenset(f"numpy.{name}" for name in ("roll", "gradient", "pad", "convolve", "correlate"))
 PLACES = "an array of the block's length"  # that was not made from the block and differs from cell to cell
 COMPARISONS = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
-
-
-class NotTraceable(Exception):
-    """Why a function cannot become one kernel.
-
-    line: of the user's file; 0 if unknown. hint: what to write instead. shorter: if that is the reason, by
-    how many cells the result is shorter than the own cells, per grid axis; negative if it is longer. whole:
-    if that is the reason, what takes all cells along grid axes, or certain ones, and these axes.
-    """
-
-    def __init__(
-        self,
-        reason: str,
-        hint: str | None = None,
-        shorter: Shape = (),
-        whole: tuple[str, tuple[int, ...]] = ("", ()),
-    ) -> None:
-        super().__init__(reason)
-        self.reason, self.hint, self.shorter, self.whole, self.line = reason, hint, shorter, whole, 0
 
 
 class _Storage:
@@ -566,6 +549,8 @@ def _each(
 
 def weak_dtype(value: Any) -> Any:
     """Return an operand's dtype, or the type of a Python number, to resolve a loop's types (NEP 50)."""
+    if isinstance(value, Timed):
+        value = value.sample
     if isinstance(value, (Traced, np.ndarray, np.generic)):
         return value.dtype
     if isinstance(value, bool):

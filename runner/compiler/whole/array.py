@@ -20,6 +20,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.compiler.trace.timed import StepTape, Timed, as_compared, nodes_of
 from meshrun.runner.compiler.trace.trace import (
     COMPARISONS,
     MOST_COMPONENTS,
@@ -84,7 +85,8 @@ class Storage:
 class Tracing:
     """One call of the function: its graph and the lengths of space.
 
-    functions: NumPy's functions, and what computes each of them on traced arrays.
+    functions: NumPy's functions, and what computes each of them on traced arrays. tape: what is computed of
+    the step's number and of tables in time.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Tracing:
         self.graph, self.space, self.functions = graph, space, functions
         self._file = code.co_filename if isinstance(code, types.CodeType) else ""
         self._lines = 0
+        self.tape = StepTape(self._file)
 
     def line(self) -> int:
         """Return the line of the user's file that runs now; 0 if unknown."""
@@ -124,6 +127,10 @@ class Tracing:
     def filled(self, shape: Any, value: Any, dtype: Any) -> Any:
         """Return numpy.full's result, as a traced array if it has an axis of space."""
         wanted = tuple(map(operator.index, (shape,) if isinstance(shape, (int, np.integer)) else shape))
+        if isinstance(value, Timed):
+            found = self.filled(shape, 0, np.asarray(value.sample).dtype if dtype is None else dtype)
+            found[...] = value
+            return found
         kind = np.asarray(value).dtype if dtype is None else np.dtype(dtype)
         axes = self.axes_of(wanted)
         if all(isinstance(axis, Inner) for axis in axes):
@@ -413,6 +420,10 @@ def as_operand(recorder: Tracing, value: Any, like: np.dtype[Any] | None = None)
         if value._recorder is not recorder:
             raise NotTraceable("keeps an array from one call to the next")
         return value
+    if isinstance(value, Timed):
+        nodes = nodes_of(recorder.graph, value, like)
+        kind = np.asarray(value.sample).dtype if like is None else like
+        return made(recorder, tuple(Inner(length) for length in nodes.shape), {}, nodes, kind)
     array = np.asarray(value)
     if like is not None and not isinstance(value, (np.ndarray, np.generic)):
         array = array.astype(like)
@@ -562,11 +573,17 @@ def elementwise(recorder: Tracing, ufunc: Any, inputs: Sequence[Any], dtype: Any
     if ufunc.__name__ in COMPARISONS and dtype is None:
         inputs = within_range(inputs, Whole)
     fixed = {} if dtype is None else {"signature": (*[None] * len(inputs), np.dtype(dtype))}
-    kinds = ufunc.resolve_dtypes((*map(_weak_of, inputs), None), **fixed)
+    weak = list(map(_weak_of, inputs))
+    if ufunc.__name__ in COMPARISONS and dtype is None:
+        weak = as_compared(inputs, weak)
+    kinds = ufunc.resolve_dtypes((*weak, None), **fixed)
     if any(kind.kind not in "biuf" or kind.itemsize > 8 for kind in kinds):
         raise NotTraceable(f"computes in {kinds[-1]}")
     values = []
     for value, kind in zip(inputs, kinds, strict=False):
+        if isinstance(value, Timed):
+            values.append(as_operand(recorder, value, kind))
+            continue
         typed = isinstance(value, (Whole, np.ndarray, np.generic))
         values.append(as_operand(recorder, value if typed else kind.type(value)))
     if ufunc.__name__ == "reciprocal" and kinds[-1].kind != "f":
@@ -604,14 +621,16 @@ def stored(result: Whole, out: Any, where: Any = True) -> Any:
     return out
 
 
-def choose(condition: Any, *values: Any) -> Whole:
+def choose(condition: Any, *given: Any) -> Whole:
     """Record numpy.where(condition, a, b)."""
-    if len(values) != 2:
+    if len(given) != 2:
         raise NotTraceable("looks for cells by numpy.where(condition)", "np.where(condition, a, b)")
-    recorder = next(one._recorder for one in (condition, *values) if isinstance(one, Whole))
+    recorder = next(one._recorder for one in (condition, *given) if isinstance(one, Whole))
+    values = tuple(v.sample if isinstance(v, Timed) else v for v in given)
     weak = [np.empty(0, v.dtype) if isinstance(v, (Whole, np.ndarray)) else v for v in values]
     kind = np.result_type(*weak)
-    operands = [as_operand(recorder, condition), *(as_operand(recorder, value) for value in values)]
+    operands = [as_operand(recorder, condition)]
+    operands += [as_operand(recorder, v, kind if isinstance(v, Timed) else None) for v in given]
     layout, nodes = aligned(operands)
     chosen = operands[0].cast(nodes[0], np.dtype(bool))
     typed = [one.cast(array, kind) for one, array in zip(operands[1:], nodes[1:], strict=True)]

@@ -43,7 +43,8 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
         WholeInput(name, tuple(shape), dtype) for name, (shape, dtype) in zip(job.arrays, inputs, strict=True)
     ]
     try:
-        program = trace_whole(job.function, arrays, parameters, job.output_names)
+        services = job.services
+        program = trace_whole(job.function, arrays, parameters, job.output_names, services=services)
     except NotTraceable as reason:
         line = f", line {reason.line}" if reason.line else ""
         file = job.function.__code__.co_filename if hasattr(job.function, "__code__") else ""
@@ -66,6 +67,7 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
         halo=halo,
         boundary="wrap" if any(program.wraps) else "constant",
         out=_types_of(program),
+        tape=program.tape,
     )
 
 
@@ -108,9 +110,14 @@ def _block_function(
     def kernel(results: tuple[tuple[Node, ...], ...], kind: str) -> Any:
         return compiled_piece(program, results, widths, kind)
 
+    @functools.lru_cache(MOST_KEPT)
+    def slots(step: int) -> Any:
+        return program.tape.row(step)
+
     @functools.wraps(function)
     def fill(*blocks: Array, here: BlockContext, xp: ModuleType, out: Any, **parameters: Any) -> None:
         wholes = out if isinstance(out, tuple) else (out,)
+        row = slots(here.step) if program.tape.slots else None
         kind, first = "cpu" if xp is np else "cuda", here.offset[:dimensions]
         last = tuple(a + n for a, n in zip(first, here.block, strict=False))
         for piece in pieces(first, last):
@@ -126,7 +133,7 @@ def _block_function(
                 )
                 call([block[around] for block in blocks], outs)
                 continue
-            results = compute_piece(xp, program, piece, blocks, [widths] * len(blocks), first)
+            results = compute_piece(xp, program, piece, blocks, [widths] * len(blocks), first, row)
             for cells, result in zip(outs, results, strict=True):
                 cells[...] = result
 
@@ -144,7 +151,7 @@ def compiled_piece(
     inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in program.inputs)
     outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in program.outputs)
     plain = Program(dimensions, inputs, outputs, results, program.graph)
-    if any(node.op in ("place", "inside") for node in plain.nodes):
+    if any(node.op in ("place", "inside", "scalar") for node in plain.nodes):
         return None
     # On a CPU the bits are NumPy's.
     if kind == "cpu" and any(node.op in INEXACT for node in plain.nodes):

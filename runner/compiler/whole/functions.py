@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.trace.timed import Timed
 from meshrun.runner.compiler.trace.trace import (
     CLIP,
     LONGEST_SUM,
@@ -58,6 +59,8 @@ def _clip(a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, **limit
     if low is None or high is None:
         ufunc, limit = (np.minimum, high) if low is None else (np.maximum, low)
         return stored(elementwise(recorder, ufunc, (a, limit)), out)
+    if isinstance(low, Timed) or isinstance(high, Timed):
+        return stored(np.minimum(np.maximum(a, low), high), out)
     values = (a, low, high)
     weak = [
         v.dtype if isinstance(v, Whole) else type(v) if type(v) in (int, float) else v.dtype for v in values

@@ -7,6 +7,8 @@ MADE, stand for those of `Module`; so are the user's functions that it calls. Th
 
 from __future__ import annotations
 
+import builtins
+import math
 import sys
 import types
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import PLACE, Node, compute, in_order
+from meshrun.runner.compiler.trace.timed import TimedMath, of_numbers
 from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, choose, made
 
 LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
@@ -30,7 +33,7 @@ class Module:
     """The module numpy as a traced function sees it: arrays that it makes have places."""
 
     def __init__(self, recorder: Tracing) -> None:
-        self._recorder = recorder
+        self._recorder, self.tape = recorder, recorder.tape
         self._full = recorder.filled
         self._made = {name: getattr(self, f"_{name}") for name in MADE}
 
@@ -164,7 +167,7 @@ class _Copies:
     """Copies of functions and of their globals."""
 
     def __init__(self, module: Module) -> None:
-        self._module = module
+        self._module, self._tape = module, module.tape
         self._made = {id(getattr(np, name)): getattr(module, name) for name in MADE}
         self._globals: dict[int, dict[str, Any]] = {}
         self._functions: dict[int, types.FunctionType] = {}
@@ -174,9 +177,13 @@ class _Copies:
         if isinstance(value, types.ModuleType):
             if value.__name__ in ("numpy", "cupy"):
                 return self._module
+            if value is math:
+                return TimedMath(self._tape)
             return value if _is_library(value.__name__) else _Seen(self, value)
         if id(value) in self._made:
             return self._made[id(value)]
+        if isinstance(value, types.BuiltinFunctionType) and value.__module__ == "math":
+            return of_numbers(self._tape, value)
         plain = value.function if getattr(value, "whole", False) is True else value
         if isinstance(plain, types.FunctionType) and not _is_library(plain.__module__ or ""):
             return self._function(plain)
@@ -199,6 +206,8 @@ class _Copies:
             for name in code.co_names:
                 if name in function.__globals__:
                     space[name] = self.of(function.__globals__[name])
+                elif name in ("min", "max"):
+                    space[name] = of_numbers(self._tape, getattr(builtins, name))
             codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
         for cell, original in zip(cells, function.__closure__ or (), strict=True):
             try:

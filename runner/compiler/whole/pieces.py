@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Extents, Node, compute, in_order
+from meshrun.runner.compiler.trace.timed import scalar_of
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.trace import WholeProgram
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.region import Array, HostArray, Shape
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _specialised(program: WholeProgram, first: Shape, last: Shape) -> tuple[tupl
                 open_nodes.pop()
             elif one.op == "inside":
                 done[one] = decided(one)
-            elif one.op in ("load", "place", "constant"):
+            elif one.op in ("load", "place", "constant", "scalar"):
                 done[one] = one
             elif one.op == "where" and one.operands[0] in done and done[one.operands[0]].op == "constant":
                 chosen = one.operands[1 if done[one.operands[0]].value else 2]
@@ -122,6 +123,7 @@ def compute_piece(
     blocks: Sequence[Array],
     widths: Sequence[Extents],
     offset: Shape,
+    row: HostArray | None = None,
 ) -> list[Array]:
     """Return the outputs' cells of a piece.
 
@@ -131,6 +133,7 @@ def compute_piece(
     blocks: of each input, with its halo.
     widths: of each input's halo, per axis: cells before and after.
     offset: position of the blocks' first own cell.
+    row: the slots of the step; None for a program without numbers of the step.
     """
     shape = tuple(b - a for a, b in zip(piece.first, piece.last, strict=True))
     dimensions, values = len(shape), dict[Node, Any]()
@@ -157,6 +160,9 @@ def compute_piece(
                 values[node] = (place >= low) & (place < high) & ((place - low) % step == 0)
         elif node.op == "constant":
             values[node] = node.value
+        elif node.op == "scalar":
+            assert row is not None
+            values[node] = scalar_of(node, row)
         elif xp is np:
             values[node] = compute(node.op, node.dtype, [values[one] for one in node.operands])
         else:

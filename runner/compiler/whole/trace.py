@@ -7,18 +7,20 @@ so that an index is a place whatever the length of an axis is; a program is of o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Node, in_order
+from meshrun.runner.compiler.trace.timed import StepTape, given_of
 from meshrun.runner.compiler.trace.trace import NotTraceable, refused_with_line
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.module import Module, rebound
+from meshrun.runner.job.signature import STEP
 from meshrun.runner.region import Shape
 
 LEAST_FACES = 8  # cells of an axis of which another array may have one more or one less
@@ -48,7 +50,8 @@ class WholeProgram:
     """What a function of whole arrays computes at each position.
 
     space: lengths of the axes that are split. wraps: of each input, the axes of space along which it is read
-    around its end. changed: the inputs that the function changes, by number.
+    around its end. changed: the inputs that the function changes, by number. tape: what is computed for each
+    step.
     """
 
     space: Shape
@@ -56,6 +59,7 @@ class WholeProgram:
     outputs: tuple[WholeOutput, ...]
     graph: WholeGraph
     changed: tuple[int, ...]
+    tape: StepTape = field(default_factory=StepTape)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -96,6 +100,7 @@ def trace_whole(
     parameters: dict[str, Any],
     names: Sequence[str] = ("output",),
     axes: Sequence[int] | None = None,
+    services: Collection[str] = (),
 ) -> WholeProgram:
     """Return what `function` computes at each position. Raises NotTraceable, with the line.
 
@@ -106,6 +111,7 @@ def trace_whole(
     parameters: the function's keywords.
     names: of the results.
     axes: number of the axes that are split, from the first on. None: those that all inputs share.
+    services: the function's parameters that the runner passes to it, of `step`, `xp` and `here`.
     """
     space = space_of(inputs)
     if axes is not None:
@@ -115,11 +121,14 @@ def trace_whole(
     graph = WholeGraph(lengths)
     recorder = Tracing(function, graph, space, FUNCTIONS)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
+    module = Module(recorder)
+    served = {STEP: recorder.tape.step, "xp": module}
+    known = given_of(recorder.tape, parameters) | {name: served[name] for name in services}
     with refused_with_line(function):
-        returned = rebound(function, Module(recorder))(*arrays, **parameters)
+        returned = rebound(function, module)(*arrays, **known)
         outputs = _outputs(recorder, returned, arrays, inputs, names)
     changed = tuple(number for number, one in enumerate(arrays) if one._storage.changed)
-    return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed)
+    return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed, recorder.tape)
 
 
 def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
+from meshrun.runner.job.series import described
 from meshrun.runner.report.record import SCHEMA, Record, envelope, plain, type_record, write_json
 from meshrun.runner.run.finish import Finished
 from meshrun.runner.run.prepare import RunContext
@@ -28,7 +29,7 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
     phases, plan = phase_table(world, done.plan)
     record = {
         "job": job.name,
-        "parameters": plain(run.parameters),
+        "parameters": plain(described(run.parameters)),
         "input": str(run.paths[0]),
         **domain,
         "output": str(run.targets[0]) if run.targets else None,
