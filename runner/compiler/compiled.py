@@ -33,12 +33,16 @@ Rows = tuple[int, int]
 class StepState(Protocol):
     """The two blocks of each field of which steps read one and write the other, the spare one.
 
-    feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed. bound: what
-    `DeviceKernel.advance` has bound to these blocks.
+    feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed. first:
+    position of the first own cell in the whole array, per axis. scalars: for a kernel that takes some, a row
+    of slots for each step of one kernel (`TaskKernel`). bound: what `DeviceKernel.advance` has bound to these
+    blocks.
     """
 
     feeds: list[int | None]
     fed: list[int]
+    first: Sequence[int]
+    scalars: Array | None
     bound: dict[Any, Callable[[], None]]
 
     def swap(self) -> None:
@@ -116,18 +120,30 @@ class DeviceKernel:
         """The inputs of which no cell beyond the ends of the last axis needs to be in memory."""
         return single_pass.finds_ends(self.program, self.boundary, self.row)
 
-    def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
-        self.bind(blocks, outs)()
+    def __call__(
+        self,
+        blocks: Sequence[Array],
+        outs: Sequence[Array],
+        first: Sequence[int],
+        scalars: Array | None = None,
+    ) -> None:
+        self.bind(blocks, outs, first, scalars)()
 
-    def bind(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
+    def bind(
+        self,
+        blocks: Sequence[Array],
+        outs: Sequence[Array],
+        first: Sequence[int],
+        scalars: Array | None = None,
+    ) -> Callable[[], None]:
         """Return the launches of one pass; see `TaskKernel`. To make their arguments takes the host longer
         than a small block takes the device."""
         merged, most, around = self._merged, single_pass.MOST_ROWS, sum(self.widths[0])
         if merged.axes == 1 or len(outs[0]) <= most:
             return self._bound_pass(blocks, outs)
         parts = []
-        for first in range(0, len(outs[0]), most):
-            rows = slice(first, first + most), slice(first, first + most + around)
+        for row in range(0, len(outs[0]), most):
+            rows = slice(row, row + most), slice(row, row + most + around)
             parts.append(
                 self._bound_pass([block[rows[1]] for block in blocks], [out[rows[0]] for out in outs])
             )
@@ -326,13 +342,25 @@ class HostKernel:
         """Whether last bits may differ from those of the function as it is."""
         return any(node.op in INEXACT for node in self.program.nodes)
 
-    def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
+    def __call__(
+        self,
+        blocks: Sequence[Array],
+        outs: Sequence[Array],
+        first: Sequence[int],
+        scalars: Array | None = None,
+    ) -> None:
         assert self.loops is not None
         self.loops.run(blocks, outs, self.widths)
 
-    def bind(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
+    def bind(
+        self,
+        blocks: Sequence[Array],
+        outs: Sequence[Array],
+        first: Sequence[int],
+        scalars: Array | None = None,
+    ) -> Callable[[], None]:
         """Return the call; see `TaskKernel`."""
-        return functools.partial(self, list(blocks), list(outs))
+        return functools.partial(self, list(blocks), list(outs), first, scalars)
 
     def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
         """Do nothing: the library holds all."""

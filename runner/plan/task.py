@@ -65,10 +65,30 @@ class TaskKernel(Protocol):
         """The inputs of whose padded blocks no cell beyond the ends of the last axis is read: the own cells
         that they equal are. Not if blocks may be parts of that axis."""
 
-    def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
-        """Fill `outs`, one per result, from padded blocks; rows of either may be apart in memory."""
+    def __call__(
+        self,
+        blocks: Sequence[Array],
+        outs: Sequence[Array],
+        first: Sequence[int],
+        scalars: Array | None = None,
+    ) -> None:
+        """Fill `outs`, one per result, from padded blocks; rows of either may be apart in memory.
 
-    def bind(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
+        Parameters
+        ----------
+        first: position in the whole array of the first own cell of the blocks, per axis. Before the array's
+            first cell it is negative.
+        scalars: the numbers of this step, in slots of 8 bytes on the kernel's device, for a kernel that takes
+            some: scalar n, of a dtype, is the first bytes of slot n.
+        """
+
+    def bind(
+        self,
+        blocks: Sequence[Array],
+        outs: Sequence[Array],
+        first: Sequence[int],
+        scalars: Array | None = None,
+    ) -> Callable[[], None]:
         """Return what does the same as a call with these arrays, whenever it is called."""
 
     @property
@@ -278,7 +298,7 @@ class Task:
         """Call the job on padded blocks; return its results, checked (RunError for a wrong type or shape)."""
         if self.kernel is not None:
             assert outs is not None
-            self.kernel(blocks, outs)
+            self.kernel(blocks, outs, here.offset)
             return tuple(outs)
         out = None if outs is None else outs[0] if len(outs) == 1 else tuple(outs)
         services = {"out": out, "xp": here.xp, "here": here, STEP: here.step}

@@ -62,6 +62,7 @@ class StepBlocks(Generic[Block]):
     task: Task
     phases: Phases
     one_copy: bool = False
+    scalars: Array | None = None  # of a kernel that takes some: see `TaskKernel`
     _tables: DeviceTables | None = None  # of a device whose cells beyond the array are filled by one launch
 
     def lay_out(self, layouts: Sequence[BlockLayout], cut: Sequence[bool]) -> None:
@@ -96,6 +97,11 @@ class StepBlocks(Generic[Block]):
     def current_step(self) -> int:
         """Return the number of the step that is computed, from 0 on."""
         raise NotImplementedError
+
+    @property
+    def first(self) -> Sequence[int]:
+        """Position of the first own cell in the whole array, per axis."""
+        return self.region.start
 
     @property
     def padded(self) -> list[Array]:
@@ -320,7 +326,7 @@ class StepBlocks(Generic[Block]):
             place = piece.place.rows(first, last)
             outs = self._outs(piece.region.rows(first, last), place)
             assert outs is not None
-            calls.append(kernel.bind(windows, outs))
+            calls.append(kernel.bind(windows, outs, place.start, self.scalars))
             # Results in buffers of their own are copied to where they belong.
             for number, (feed, out) in enumerate(zip(self.feeds, outs, strict=True)):
                 if feed is None and keep:

@@ -81,14 +81,18 @@ class HostStepKernel(DeviceKernel):
     changes: Sequence[tuple[str, str]] = ()
     launched = sending_launches = 0
 
-    def __call__(self, blocks: Sequence[Any], outs: Sequence[Any]) -> None:
+    def __call__(
+        self, blocks: Sequence[Any], outs: Sequence[Any], first: Sequence[int], scalars: Any = None
+    ) -> None:
         found = self.finds_ends
         blocks = [with_ends(self, one) if place in found else one for place, one in enumerate(blocks)]
-        for out, result in zip(outs, evaluate(self.program, blocks, self.widths), strict=True):
+        for out, result in zip(outs, evaluate(self.program, blocks, self.widths, first), strict=True):
             out[...] = result
 
-    def bind(self, blocks: Sequence[Any], outs: Sequence[Any]) -> Callable[[], None]:
-        return functools.partial(self, list(blocks), list(outs))
+    def bind(
+        self, blocks: Sequence[Any], outs: Sequence[Any], first: Sequence[int], scalars: Any = None
+    ) -> Callable[[], None]:
+        return functools.partial(self, list(blocks), list(outs), first, scalars)
 
     def measured(self, backend: Backend, shape: Shape, steps: int) -> Choice | None:
         return self.choice

@@ -59,15 +59,19 @@ class NumpyKernel:
     def finds_ends(self) -> list[int]:
         return single_pass.finds_ends(self.program, self.boundary, self.row)
 
-    def __call__(self, blocks: Sequence[Any], outs: Sequence[Any]) -> None:
+    def __call__(
+        self, blocks: Sequence[Any], outs: Sequence[Any], first: Sequence[int], scalars: Any = None
+    ) -> None:
         self.copies += sum(one.flags.owndata for one in blocks)
         found = self.finds_ends
         blocks = [with_ends(self, one) if place in found else one for place, one in enumerate(blocks)]
-        for out, result in zip(outs, evaluate(self.program, blocks, self.widths), strict=True):
+        for out, result in zip(outs, evaluate(self.program, blocks, self.widths, first), strict=True):
             out[...] = result
 
-    def bind(self, blocks: Sequence[Any], outs: Sequence[Any]) -> Callable[[], None]:
-        return functools.partial(self, list(blocks), list(outs))
+    def bind(
+        self, blocks: Sequence[Any], outs: Sequence[Any], first: Sequence[int], scalars: Any = None
+    ) -> Callable[[], None]:
+        return functools.partial(self, list(blocks), list(outs), first, scalars)
 
     def prepare_steps(self, steps: int, arrays: Sequence[Any], *, sends: bool = False) -> None:
         assert not sends

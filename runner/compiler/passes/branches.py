@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from meshrun.runner.compiler.operations import INEXACT
-from meshrun.runner.compiler.trace.graph import Graph, Node, Program, in_order
+from meshrun.runner.compiler.trace.graph import BOOL, FREE, Graph, Node, Program, in_order
 
 LEAST = 12.0  # operations for each condition that make a branch worth its test
 COSTS = {
@@ -23,8 +21,6 @@ COSTS = {
 }  # fmt: skip
 LEAST_SAVED = 5  # operations that most cells leave out, for each of the test that is made for all cells
 MOST_NESTED = 4  # branches, of which each is in the other side of the one before
-FREE = ("load", "constant", "cast")
-BOOL = np.dtype(bool)
 Literal = tuple[int, bool | None]  # a batch of wheres, and one of its sides; None: either
 
 V = TypeVar("V", bound=Hashable)

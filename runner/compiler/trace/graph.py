@@ -48,6 +48,9 @@ class Node:
 
 PLACE = np.dtype(np.int64)
 BOOL = np.dtype(bool)
+SLOT = 8  # bytes of a scalar's slot
+PLACES = ("place", "inside")  # leaves that depend on the cell's place
+FREE = ("load", "constant", "place", "scalar", "cast")  # nodes that are no operation
 
 
 class Graph:
@@ -168,7 +171,8 @@ class Program:
 
     axes: number of grid axes, the leading axes that inputs and outputs share. results: of each output, a
     node per component. stages: the lines of the function where a value that neighbours decide is computed for
-    cells beyond the array's edges, and where such cells are read.
+    cells beyond the array's edges, and where such cells are read. lengths: cells of the whole array along
+    each grid axis, if the program has places or conditions on them; else ().
     """
 
     axes: int
@@ -177,6 +181,7 @@ class Program:
     results: tuple[tuple[Node, ...], ...]
     graph: Graph = field(repr=False)
     stages: tuple[tuple[int, int], ...] = ()
+    lengths: Shape = ()
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
@@ -189,8 +194,23 @@ class Program:
 
     @property
     def operations(self) -> int:
-        """Number of operations for each own cell, without loads, constants and casts."""
-        return sum(node.op not in ("load", "constant", "cast") for node in self.nodes)
+        """Number of operations for each own cell; leaves and casts are none, conditions on the place are."""
+        return sum(node.op not in FREE for node in self.nodes)
+
+    @cached_property
+    def conditions(self) -> tuple[Node, ...]:
+        """The conditions on the place: nodes of op "inside"."""
+        return tuple(node for node in self.nodes if node.op == "inside")
+
+    @cached_property
+    def has_places(self) -> bool:
+        """Whether a cell's values depend on its place in the whole array."""
+        return any(node.op in PLACES for node in self.nodes)
+
+    @cached_property
+    def scalars(self) -> int:
+        """Number of slots, of `SLOT` bytes each, that the scalars of one step take."""
+        return max((node.value + 1 for node in self.nodes if node.op == "scalar"), default=0)
 
     def footprint(self, number: int) -> Extents:
         """Return how far from the own cell input `number` is read, per grid axis: cells before and after."""
@@ -210,7 +230,8 @@ class Program:
     def text(self) -> str:
         """Return the program as text, a line per node; equal for equal programs."""
         number = {node: place for place, node in enumerate(self.nodes)}
-        lines = [f"input {one.name} {one.dtype} {one.trailing}" for one in self.inputs] + self.lines()
+        lines = [f"lengths {self.lengths}"] if self.has_places else []
+        lines += [f"input {one.name} {one.dtype} {one.trailing}" for one in self.inputs] + self.lines()
         for one, result in zip(self.outputs, self.results, strict=True):
             cells = " ".join(f"%{number[node]}" for node in result)
             lines.append(f"output {one.name} {one.dtype} {one.trailing} = {cells}")
@@ -222,6 +243,8 @@ def _text(node: Node, number: dict[Node, int]) -> str:
         return f"load {node.input} {node.offset} {node.component}"
     if node.op == "constant":
         return f"constant {node.dtype} {node.value!r} {node.value.tobytes().hex()}"
+    if not node.operands:
+        return f"{node.op} {node.dtype} {node.value}"
     return f"{node.op} {node.dtype} " + " ".join(f"%{number[one]}" for one in node.operands)
 
 
@@ -229,11 +252,13 @@ def merge_components(program: Program) -> tuple[Program, int]:
     """Merge the trailing axes of a program into its last grid axis, if it treats all components alike.
 
     Return the merged program and the number of elements that a cell had; otherwise the program unchanged, and
-    1. An offset of one cell along the last grid axis becomes an offset of that number of elements.
+    1. An offset of one cell along the last grid axis becomes an offset of that number of elements. A program
+    in which cells have places along that axis stays as it is.
     """
     trailing = {one.trailing for one in (*program.inputs, *program.outputs)}
     count = program.outputs[0].components
-    if len(trailing) != 1 or count < 2:
+    placed = any(node.op in PLACES and node.value[0] == program.axes - 1 for node in program.nodes)
+    if len(trailing) != 1 or count < 2 or placed:
         return program, 1
     graph = Graph()
 
@@ -247,6 +272,12 @@ def merge_components(program: Program) -> tuple[Program, int]:
                 made[node] = graph.load(node.input, node.dtype, offset)
             elif node.op == "constant":
                 made[node] = graph.constant(node.value, node.dtype)
+            elif node.op == "place":
+                made[node] = graph.place(*node.value)
+            elif node.op == "inside":
+                made[node] = graph.inside(*node.value)
+            elif node.op == "scalar":
+                made[node] = graph.scalar(node.value, node.dtype)
             else:
                 operands = [made[operand] for operand in node.operands]
                 made[node] = graph.operation(node.op, node.dtype, operands, node.line)
@@ -263,4 +294,5 @@ def merge_components(program: Program) -> tuple[Program, int]:
         return Operand(one.name, one.dtype)
 
     inputs, outputs = tuple(map(flat, program.inputs)), tuple(map(flat, program.outputs))
-    return Program(program.axes, inputs, outputs, tuple(results), graph), count
+    lengths = program.lengths and (*program.lengths[:-1], program.lengths[-1] * count)
+    return Program(program.axes, inputs, outputs, tuple(results), graph, lengths=lengths), count
