@@ -103,6 +103,8 @@ def _with_kernel(
 
     try:
         program = program or traced(task)
+        if program.scalars:
+            raise NotTraceable("computes with the number of the step")
         typed = replace(task, results=output_types(task, program))
         inexact = tuple(sorted({node.op for node in program.nodes} & INEXACT))
         kernel, compiler = compile_for(

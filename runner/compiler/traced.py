@@ -123,8 +123,8 @@ def _check(task: Task, program: Program) -> None:
     blocks = [_sample(rng, cells + one.trailing, one.dtype) for one in program.inputs]
     own = tuple(n - sum(width) for n, width in zip(cells, widths, strict=True))
     outs = [np.zeros(own + one.trailing, one.dtype) for one in program.outputs]
-    expected = evaluate(program, blocks, widths)
-    services = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": np}
+    expected = evaluate(program, blocks, widths, scalars=program.tape.row(0))
+    services = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": np, STEP: 0}
     wanted = {name: services[name] for name in task.job.services}
     with np.errstate(all="ignore"):
         try:

@@ -172,7 +172,8 @@ class Program:
     axes: number of grid axes, the leading axes that inputs and outputs share. results: of each output, a
     node per component. stages: the lines of the function where a value that neighbours decide is computed for
     cells beyond the array's edges, and where such cells are read. lengths: cells of the whole array along
-    each grid axis, if the program has places or conditions on them; else ().
+    each grid axis, if the program has places or conditions on them; else (). tape: what its scalars are
+    computed of in each step (`timed.StepTape`).
     """
 
     axes: int
@@ -182,6 +183,7 @@ class Program:
     graph: Graph = field(repr=False)
     stages: tuple[tuple[int, int], ...] = ()
     lengths: Shape = ()
+    tape: Any = field(default=None, repr=False)
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:

@@ -20,12 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.graph import Graph, Node
+from meshrun.runner.compiler.trace.graph import SLOT, Graph, Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.errors import UserError
 from meshrun.runner.region import HostArray
 
-SLOT = 8  # bytes of a number in a row; those of a smaller dtype are the slot's first ones
 BATCH = 1 << 12  # steps whose index into a table is checked at once
 
 
@@ -78,6 +77,17 @@ class StepTape:
         self.calls.append(made)
         self.samples.append(value)
         return Timed(self, len(self.samples) - 1)
+
+    def text(self) -> str:
+        """Return the tape as text, equal for equal tapes."""
+        lines = []
+        for call in self.calls:
+            leaves = [
+                f"{one.dtype}{one.shape}{one.tobytes().hex()}" if isinstance(one, np.ndarray) else repr(one)
+                for one in _leaves((call.arguments, dict(call.options)))
+            ]
+            lines.append(f"{getattr(call.function, '__name__', call.function)} {leaves} {call.table}")
+        return "\n".join(map(str, (*lines, *self.slots)))
 
     def slot(self, number: int, element: int, dtype: np.dtype[Any]) -> int:
         return self.slots.setdefault((number, element, dtype), len(self.slots))

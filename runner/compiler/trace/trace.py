@@ -24,8 +24,10 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program, in_order
+from meshrun.runner.compiler.trace.rebound import with_numbers
 from meshrun.runner.compiler.trace.refusal import NotTraceable as NotTraceable
-from meshrun.runner.compiler.trace.timed import Timed
+from meshrun.runner.compiler.trace.timed import StepTape, Timed, as_compared, given_of, nodes_of
+from meshrun.runner.job.signature import STEP
 from meshrun.runner.region import Shape
 
 NEAR = 16  # cells by which an array's length may differ from the block's, with halos of no cells
@@ -102,6 +104,7 @@ class _Recorder:
         self.graph, self.lengths, self._file = Graph(), lengths, _file_of(function)
         self._code = getattr(inspect.unwrap(function), "__code__", None)
         self.stages: dict[tuple[int, int], None] = {}
+        self.tape = StepTape(self._file)
 
     def line(self) -> int:
         """Return the line of the user's file that runs now; 0 if unknown."""
@@ -132,6 +135,10 @@ class _Recorder:
         grid = tuple(self.axis_of(length) for length in whole)
         if all(axis is None for axis in grid):
             return np.full(whole, value, dtype)
+        if isinstance(value, Timed):
+            found = self.filled(shape, 0, np.asarray(value.sample).dtype if dtype is None else dtype)
+            found[...] = value
+            return found
         kind = np.asarray(value).dtype if dtype is None else np.dtype(dtype)
         node = self.graph.constant(np.asarray(value).astype(kind), kind)
         nodes = np.full([1 if axis is not None else n for n, axis in zip(whole, grid, strict=True)], node)
@@ -487,6 +494,10 @@ def _operand(recorder: _Recorder, value: Any, like: np.dtype[Any] | None = None)
         if value._recorder is not recorder:
             raise NotTraceable("keeps an array from one call to the next")
         return value
+    if isinstance(value, Timed):
+        kind = np.asarray(value.sample).dtype if like is None else like
+        nodes = nodes_of(recorder.graph, value, kind)
+        return Traced(recorder, nodes, nodes.shape, (None,) * nodes.ndim, kind)
     array = np.asarray(value)
     if like is not None and not isinstance(value, (np.ndarray, np.generic)):
         array = array.astype(like)
@@ -565,9 +576,15 @@ def _apply(recorder: _Recorder, ufunc: Any, inputs: Sequence[Any], dtype: Any = 
     if ufunc.__name__ in COMPARISONS and dtype is None:
         inputs = within_range(inputs, Traced)
     fixed = {} if dtype is None else {"signature": (*[None] * len(inputs), np.dtype(dtype))}
-    kinds = ufunc.resolve_dtypes((*map(weak_dtype, inputs), None), **fixed)
+    weak = list(map(weak_dtype, inputs))
+    if ufunc.__name__ in COMPARISONS and dtype is None:
+        weak = as_compared(inputs, weak)
+    kinds = ufunc.resolve_dtypes((*weak, None), **fixed)
     values = []
     for value, kind in zip(inputs, kinds, strict=False):
+        if isinstance(value, Timed):
+            values.append(_operand(recorder, value, kind))
+            continue
         python = not isinstance(value, (Traced, np.ndarray, np.generic))
         values.append(_operand(recorder, kind.type(value) if python else value))
     if any(kind.kind not in "biuf" or kind.itemsize > 8 for kind in kinds):
@@ -656,7 +673,9 @@ def _where(condition: Any, *values: Any) -> Any:
     recorder = _recorder_of(condition, *values)
     kind = _common_dtype(values)
     chosen = _operand(recorder, condition)
-    cells = [_operand(recorder, value) for value in values]  # a Python number that is too large wraps
+    cells = [
+        _operand(recorder, value, kind if isinstance(value, Timed) else None) for value in values
+    ]  # a Python number that is too large wraps
     shape, grid = _check_broadcast([chosen, *cells])
     nodes = _each(
         recorder,
@@ -670,6 +689,7 @@ def _where(condition: Any, *values: Any) -> Any:
 
 def _common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
     """Return NumPy's common dtype of values, in which Python's numbers are weak (NEP 50)."""
+    values = [value.sample if isinstance(value, Timed) else value for value in values]
     weak = [
         np.empty(0, value.dtype) if isinstance(value, (Traced, np.ndarray)) else value for value in values
     ]
@@ -693,6 +713,8 @@ def _clip(array: Any, a_min: Any = None, a_max: Any = None, out: Any = None, **l
     if low is None or high is None:
         ufunc, other = (np.minimum, high) if low is None else (np.maximum, low)
         return _apply(recorder, ufunc, (array, other), None, out)
+    if isinstance(low, Timed) or isinstance(high, Timed):
+        return _apply(recorder, np.minimum, (np.maximum(array, low), high), None, out)
     values = (array, low, high)
     *kinds, kind = CLIP.resolve_dtypes((*map(weak_dtype, values), None))
     typed = [_operand(recorder, as_scalar(v, k)) for v, k in zip(values, kinds, strict=True)]
@@ -942,7 +964,7 @@ def trace(
         _trace_once(function, inputs, widths, parameters, services, names, declared, lengths)
         for lengths in _lengths(widths)
     ]
-    if programs[0].text() != programs[1].text():
+    if len({program.text() + program.tape.text() for program in programs}) > 1:
         reason = NotTraceable(
             "computes with the number of cells of its block, or differs from one call to the next",
             "a parameter",
@@ -978,9 +1000,12 @@ def _trace_once(
     padded = tuple(n + low + high for n, (low, high) in zip(lengths, widths, strict=True))
     blocks = [_block(recorder, number, one, padded) for number, one in enumerate(inputs)]
     outs = [_unwritten(recorder, one, lengths) for one in declared or ()]
-    given = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": _Namespace(recorder)}
-    with refused_with_line(function):
-        returned = function(*blocks, **{name: given[name] for name in services}, **parameters)
+    tape = recorder.tape
+    given = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": _Namespace(recorder), STEP: tape.step}
+    known = given_of(tape, parameters) | {name: given[name] for name in services}
+    with refused_with_line(function, tape):
+        called = with_numbers(tape, function) if STEP in services else function
+        returned = called(*blocks, **known)
         results = _results(recorder, returned, outs, names)
     shift = tuple(-low for low, _ in widths)
     outputs = []
@@ -988,7 +1013,9 @@ def _trace_once(
     for name, result in zip(names, results, strict=True):
         outputs.append(Operand(name, result.dtype, result.shape[axes:]))
         nodes.append(tuple(recorder.graph.shifted(result._read().ravel(), shift)))
-    return Program(axes, tuple(inputs), tuple(outputs), tuple(nodes), recorder.graph, tuple(recorder.stages))
+    results_of = tuple(nodes)
+    stages = tuple(recorder.stages)
+    return Program(axes, tuple(inputs), tuple(outputs), results_of, recorder.graph, stages, tape=tape)
 
 
 def _block(recorder: _Recorder, number: int, one: Operand, padded: Shape) -> Traced:
@@ -1034,13 +1061,16 @@ def _results(
 
 
 @contextmanager
-def refused_with_line(function: Callable[..., Any]) -> Iterator[None]:
-    """Raise NotTraceable, with its line in the user's file, for what a traced call of `function` raises."""
+def refused_with_line(function: Callable[..., Any], tape: StepTape | None = None) -> Iterator[None]:
+    """Raise NotTraceable, with its line in the user's file, for what a traced call of `function` raises.
+
+    tape: of the call.
+    """
     try:
         with np.errstate(all="ignore"):
             yield
     except NotTraceable as reason:
-        reason.line = raised_at(reason, function)
+        reason.line, reason.tape = raised_at(reason, function), tape
         raise
     except RecursionError:
         raise NotTraceable("is too deep an expression") from None

@@ -1,27 +1,20 @@
 """NumPy as a traced function sees it.
 
 NumPy's protocols do not see `np.zeros(shape)` and the like: no traced array is among their arguments. A
-traced function is therefore called as a copy, in whose globals the names of NumPy, and of the functions in
-MADE, stand for those of `Module`; so are the user's functions that it calls. The originals stay as they are.
+traced function is therefore called as a copy (`trace.rebound`), in whose globals the names of NumPy, and of
+the functions in MADE, stand for those of `Module`.
 """
 
 from __future__ import annotations
 
-import builtins
-import math
-import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import PLACE, Node, compute, in_order
-from meshrun.runner.compiler.trace.timed import TimedMath, of_numbers
+from meshrun.runner.compiler.trace.rebound import Copies
 from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, choose, made
-
-LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
-
 
 MADE = (
     "zeros", "empty", "ones", "full", "asarray", "ascontiguousarray", "array", "arange", "linspace",
@@ -159,73 +152,6 @@ def _evaluated(node: Node, length: int) -> np.ndarray[Any, Any]:
 
 def rebound(function: Callable[..., Any], module: Module) -> Callable[..., Any]:
     """Return a copy of a function that uses `module` in place of NumPy."""
-    copied: Callable[..., Any] = _Copies(module).of(function)
+    made = {id(getattr(np, name)): getattr(module, name) for name in MADE}
+    copied: Callable[..., Any] = Copies(module.tape, {"numpy": module, "cupy": module}, made).of(function)
     return copied
-
-
-class _Copies:
-    """Copies of functions and of their globals."""
-
-    def __init__(self, module: Module) -> None:
-        self._module, self._tape = module, module.tape
-        self._made = {id(getattr(np, name)): getattr(module, name) for name in MADE}
-        self._globals: dict[int, dict[str, Any]] = {}
-        self._functions: dict[int, types.FunctionType] = {}
-
-    def of(self, value: Any) -> Any:
-        """Return a value as a copied function sees it."""
-        if isinstance(value, types.ModuleType):
-            if value.__name__ in ("numpy", "cupy"):
-                return self._module
-            if value is math:
-                return TimedMath(self._tape)
-            return value if _is_library(value.__name__) else _Seen(self, value)
-        if id(value) in self._made:
-            return self._made[id(value)]
-        if isinstance(value, types.BuiltinFunctionType) and value.__module__ == "math":
-            return of_numbers(self._tape, value)
-        plain = value.function if getattr(value, "whole", False) is True else value
-        if isinstance(plain, types.FunctionType) and not _is_library(plain.__module__ or ""):
-            return self._function(plain)
-        return value
-
-    def _function(self, function: types.FunctionType) -> types.FunctionType:
-        if (known := self._functions.get(id(function))) is not None:
-            return known
-        space = self._globals.setdefault(id(function.__globals__), dict(function.__globals__))
-        cells = tuple(types.CellType() for _ in function.__closure__ or ())
-        copied = types.FunctionType(
-            function.__code__, space, function.__name__, function.__defaults__, cells or None
-        )
-        copied.__kwdefaults__ = function.__kwdefaults__
-        self._functions[id(function)] = copied
-        # What it names: globals, also in the functions inside it, and the variables around it.
-        codes = [function.__code__]
-        while codes:
-            code = codes.pop()
-            for name in code.co_names:
-                if name in function.__globals__:
-                    space[name] = self.of(function.__globals__[name])
-                elif name in ("min", "max"):
-                    space[name] = of_numbers(self._tape, getattr(builtins, name))
-            codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        for cell, original in zip(cells, function.__closure__ or (), strict=True):
-            try:
-                cell.cell_contents = self.of(original.cell_contents)
-            except ValueError:  # a variable without a value yet
-                continue
-        return copied
-
-
-class _Seen:
-    """A module of the user's as a copied function sees it."""
-
-    def __init__(self, copies: _Copies, module: types.ModuleType) -> None:
-        self._copies, self._original = copies, module
-
-    def __getattr__(self, name: str) -> Any:
-        return self._copies.of(getattr(self._original, name))
-
-
-def _is_library(name: str) -> bool:
-    return name.partition(".")[0] in LIBRARIES or name.partition(".")[0] in sys.stdlib_module_names
