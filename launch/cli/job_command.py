@@ -258,7 +258,7 @@ def job_option(parameter: Parameter) -> click.Option:
         flag += "/--no-" + flag[2:]
     # For click, None is a default too, which a required option must not have. An array has no text.
     shown = None if hasattr(parameter.default, "dtype") else parameter.default
-    default = {} if parameter.required else {"default": shown}
+    default: dict[str, Any] = {} if parameter.required else {"default": shown}
     return click.Option(
         [flag, OWN + parameter.name],
         **default,

@@ -9,7 +9,6 @@ from typing import Any
 
 from meshrun.runner.arrays.inputs import Inputs, input_key
 from meshrun.runner.compiler.captured import code_text, source_file
-from meshrun.runner.job.series import described
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.task import Task
 from meshrun.runner.report.record import plain
@@ -69,7 +68,7 @@ def task_fingerprint(world: World, task: Task, inputs: Inputs) -> dict[str, Any]
         "job": task.job.name,
         "code": code_of(task.job.function),
         **({"captured": dict(inputs.captured.values)} if inputs.captured.values else {}),
-        "parameters": plain(described(task.parameters)),
+        "parameters": plain(task.described_parameters),
         "files": inputs.of_parameters,
         "boundary": task.boundary,
         "cval": plain(task.cval),

@@ -262,7 +262,7 @@ class DeviceKernel:
 
         The arguments of a launch take the host longer than a small block's steps: they are kept.
         """
-        key = steps, more, rows, *(id(block) for state in blocks.both() for block in state)
+        key = steps, more, rows, id(blocks.scalars), *(id(block) for state in blocks.both() for block in state)
         if key not in blocks.bound:
             blocks.bound[key] = self._bound(blocks, steps, more, rows)
         blocks.bound[key]()
@@ -407,6 +407,8 @@ def compile_for(
     device: `runner.device.api.Device`. shape: of a result; the kernel of one pass is compiled for rows
     as long. The other arguments are those of `DeviceKernel`. Raises NotCompiled if the compiler fails.
     """
+    if program.scalars:
+        raise NotTraceable("computes with the number of the step")
     if device.kind == "cuda":
         kernel = DeviceKernel(program, widths, arithmetic, feeds, boundary, cval, row=row)
         kernel.prepare(shape)

@@ -103,8 +103,6 @@ def _with_kernel(
 
     try:
         program = program or traced(task)
-        if program.scalars:
-            raise NotTraceable("computes with the number of the step")
         typed = replace(task, results=output_types(task, program))
         inexact = tuple(sorted({node.op for node in program.nodes} & INEXACT))
         kernel, compiler = compile_for(
@@ -125,7 +123,8 @@ def _with_kernel(
     except NotCompiled as reason:
         return task, Fusion(None, reason.reason, reason.line, refused=True)
     fusion = Fusion(compiler, operations=program.operations, inexact=inexact)
-    return replace(typed, kernel=kernel, reads=reads_of(task, program)), fusion
+    job = replace(task.job, tape=program.tape) if program.scalars else task.job
+    return replace(typed, job=job, kernel=kernel, reads=reads_of(task, program)), fusion
 
 
 def _whole_row(task: Task, axes: int) -> int:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 LARGEST = 64 << 20  # bytes of a table; every rank has all of it
 FILES = (".npy", ".csv")
+Parameters = dict[str, Any]  # of a job, by name
 
 
 class Series:
@@ -118,12 +119,12 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def arguments(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(parameters: Mapping[str, Any]) -> Parameters:
     """Return a job's parameters as its functions get them: tables in time as arrays."""
     return {name: one.values if isinstance(one, Series) else one for name, one in parameters.items()}
 
 
-def described(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def described(parameters: Mapping[str, Any]) -> Parameters:
     """Return a job's parameters for a record: tables in time as their path, or as what they are."""
     import numpy as np
 

@@ -15,7 +15,7 @@ import numpy as np
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.job.series import arguments
+from meshrun.runner.job.series import Parameters, arguments, described
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.plan.grid import Partition, parse_grid
@@ -145,6 +145,11 @@ class Task:
     @cached_property
     def widths(self) -> Widths:
         return self.fields[0].widths
+
+    @property
+    def described_parameters(self) -> Parameters:
+        """The parameters for a record, tables in time as what they are."""
+        return described(self.parameters)
 
     @property
     def known(self) -> tuple[ArrayType, ...]:
@@ -298,7 +303,9 @@ class Task:
         """Call the job on padded blocks; return its results, checked (RunError for a wrong type or shape)."""
         if self.kernel is not None:
             assert outs is not None
-            self.kernel(blocks, outs, here.offset)
+            tape = self.job.tape
+            scalars = here.xp.asarray(tape.row(here.step)) if tape is not None and tape.slots else None
+            self.kernel(blocks, outs, here.offset, scalars)
             return tuple(outs)
         out = None if outs is None else outs[0] if len(outs) == 1 else tuple(outs)
         services = {"out": out, "xp": here.xp, "here": here, STEP: here.step}

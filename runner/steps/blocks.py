@@ -34,6 +34,7 @@ from meshrun.runner.plan.steps import Piece, band_rows, edge_copies, read_widths
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region
 from meshrun.runner.report.phases import Phases
+from meshrun.runner.steps.step_scalars import StepScalars
 from meshrun.runner.steps.steps_per_kernel import choose_steps
 from meshrun.runner.world.world import World
 
@@ -97,6 +98,16 @@ class StepBlocks(Generic[Block]):
     def current_step(self) -> int:
         """Return the number of the step that is computed, from 0 on."""
         raise NotImplementedError
+
+    def scalar_rows(self, most: int) -> StepScalars | None:
+        """Return the numbers of the steps for the task's kernel; None if it takes none.
+
+        most: steps of a kernel, or of a graph of kernels.
+        """
+        tape = self.task.job.tape
+        if self.task.kernel is None or tape is None or not tape.slots:
+            return None
+        return StepScalars(tape, self.world.xp, most)
 
     @property
     def first(self) -> Sequence[int]:
@@ -310,7 +321,7 @@ class StepBlocks(Generic[Block]):
 
     def _compute_by_kernel(self, piece: Piece, keep: bool) -> None:
         """Compute the cells of `piece` by the task's kernel, whose calls are bound to the blocks once."""
-        key = piece, keep, *map(id, self.arrays), *map(id, self.spare.values())
+        key = piece, keep, id(self.scalars), *map(id, self.arrays), *map(id, self.spare.values())
         if key not in self._calls:
             self._calls[key] = self._bound_calls(piece, keep)
         # The work of a device is timed by the loop.

@@ -45,6 +45,7 @@ class ChunkSteps(StepBlocks[PaddedBlock]):
         self._finite, self.wrong = finite, dict[int, NotFinite]()
         self.phases = world.new_phases()  # not reported: the engine records the chunk's time
         self._memory: dict[int, Array] = {}
+        self._scalar_rows = self.scalar_rows(wide.steps)
 
     def take(self, region: Region, blocks: Sequence[Array]) -> list[Array]:
         """Take the steps of a chunk; return its results, views that are valid until the next call.
@@ -96,7 +97,7 @@ class ChunkSteps(StepBlocks[PaddedBlock]):
     def _one_by_one(self, first: int, last: int) -> None:
         """Take steps: `first` are to be taken before, `last` after them."""
         for remaining in reversed(range(last, first)):
-            self._step = self._done + self.wide.steps - 1 - remaining
+            self._begin_steps(remaining + 1, 1)
             pieces = self._pieces_of(remaining)
             for piece in pieces:
                 self._compute(piece, remaining == 0, copied=len(pieces) > 1)
@@ -116,10 +117,19 @@ class ChunkSteps(StepBlocks[PaddedBlock]):
         left = first
         for steps, kernels in cycles.items():
             for _ in range(kernels):
+                self._begin_steps(left, steps)
                 left -= steps
                 kernel.advance(self, steps, left)
                 self.swap()
         return None
+
+    def _begin_steps(self, left: int, steps: int) -> None:
+        """Note the number of the next step, and have kernels read the numbers of so many. left: all to take."""
+        last = self._done + self.wide.steps
+        self._step = last - left
+        if self._scalar_rows is not None:
+            self._scalar_rows.provide(self._step, steps, last)
+            self.scalars = self._scalar_rows.rows(0, steps)
 
     def _take_single_steps(self, failure: NotCompiled) -> None:
         if self._must_fuse:

@@ -20,11 +20,11 @@ LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
 
 def with_numbers(tape: StepTape, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a copy of a function whose math functions, min and max take numbers of the step."""
-    copied: Callable[..., Any] = Copies(tape).of(function)
+    copied: Callable[..., Any] = FunctionCopies(tape).of(function)
     return copied
 
 
-class Copies:
+class FunctionCopies:
     """Copies of functions and of their globals.
 
     tape: of what the functions of math compute of the step. modules: what stands in for modules, by name.
@@ -86,7 +86,7 @@ class Copies:
 class _Seen:
     """A module of the user's as a copied function sees it."""
 
-    def __init__(self, copies: Copies, module: types.ModuleType) -> None:
+    def __init__(self, copies: FunctionCopies, module: types.ModuleType) -> None:
         self._copies, self._original = copies, module
 
     def __getattr__(self, name: str) -> Any:

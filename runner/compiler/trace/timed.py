@@ -8,6 +8,7 @@ dtype in which NumPy computes there: Python's numbers are weak, NumPy's are not 
 
 from __future__ import annotations
 
+import builtins
 import math
 import operator
 import sys
@@ -23,6 +24,7 @@ import numpy as np
 from meshrun.runner.compiler.trace.graph import SLOT, Graph, Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.errors import UserError
+from meshrun.runner.job.series import Parameters
 from meshrun.runner.region import HostArray
 
 BATCH = 1 << 12  # steps whose index into a table is checked at once
@@ -94,7 +96,8 @@ class StepTape:
 
     def row(self, step: int) -> HostArray:
         """Return the slots of a step: uint64. Raises UserError for what cannot be computed in it."""
-        return self.rows(step, 1)[0]
+        row: HostArray = self.rows(step, 1)[0]
+        return row
 
     def rows(self, first: int, count: int) -> HostArray:
         """Return a row of slots, uint64, for each of some steps."""
@@ -113,7 +116,9 @@ class StepTape:
         for call, sample in zip(self.calls, self.samples[1:], strict=True):
             try:
                 value = call.function(*_values(call.arguments, values), **_values(call.options, values))
-            except Exception as reason:  # a user's function may raise anything
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as reason:  # a user's function may raise anything
                 raise self._failure(f"{type(reason).__name__}: {reason}", step, call.line) from reason
             if _kind(value) != _kind(sample):
                 what = f"a number that is {_kind(sample)} in step 0 is {_kind(value)}"
@@ -289,11 +294,9 @@ for _name in "neg pos abs invert".split():
         return _record(self._tape, function, self)
 
     setattr(Timed, f"__{_name}__", _unary)
-for _name, _function in {
-    "round": round, "trunc": math.trunc, "floor": math.floor, "ceil": math.ceil, "divmod": divmod,
-}.items():  # fmt: skip
+for _name in ("round", "divmod"):
 
-    def _called(self: Timed, *others: Any, function: Callable[..., Any] = _function) -> Any:
+    def _called(self: Timed, *others: Any, function: Any = getattr(builtins, _name)) -> Any:
         return _record(self._tape, function, self, *others)
 
     setattr(Timed, f"__{_name}__", _called)
@@ -316,7 +319,7 @@ class TimedTable(np.ndarray[Any, Any]):
         return super().__getitem__(index)
 
 
-def given_of(tape: StepTape, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def given_of(tape: StepTape, parameters: Mapping[str, Any]) -> Parameters:
     """Return a job's parameters as a traced function sees them: arrays are tables in time."""
     found = dict(parameters)
     for name, value in parameters.items():

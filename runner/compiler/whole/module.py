@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import PLACE, Node, compute, in_order
-from meshrun.runner.compiler.trace.rebound import Copies
+from meshrun.runner.compiler.trace.rebound import FunctionCopies
 from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, choose, made
 
 MADE = (
@@ -153,5 +153,6 @@ def _evaluated(node: Node, length: int) -> np.ndarray[Any, Any]:
 def rebound(function: Callable[..., Any], module: Module) -> Callable[..., Any]:
     """Return a copy of a function that uses `module` in place of NumPy."""
     made = {id(getattr(np, name)): getattr(module, name) for name in MADE}
-    copied: Callable[..., Any] = Copies(module.tape, {"numpy": module, "cupy": module}, made).of(function)
+    copies = FunctionCopies(module.tape, {"numpy": module, "cupy": module}, made)
+    copied: Callable[..., Any] = copies.of(function)
     return copied
