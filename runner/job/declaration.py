@@ -11,6 +11,7 @@ from typing import Any
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import Kind, Parameter
+from meshrun.runner.region import Shape
 
 Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
 Trials = Sequence[tuple[tuple[int, ...], str, dict[str, Any]]]  # (shape, dtype, parameters)
@@ -25,7 +26,8 @@ class Job:
     whose rows are not contiguous with each other. whole_rows: the tiles of a "reduce" job hold whole rows.
     fuse: whether the function of a "map" job becomes one kernel, one of FUSE. split_dependent: the result of
     a "map" job may depend on how its array is cut into blocks. whole: the function of a "map" job takes whole
-    arrays. tape: what such a job computes for each step (`compiler.trace.timed.StepTape`). verify: checks the output of a "job", and
+    arrays. tape: what such a job computes for each step (`compiler.trace.timed.StepTape`). constants: the last
+    of its inputs, arrays that the function uses and does not take (`compiler.whole.constants.Constant`). verify: checks the output of a "job", and
     forecast is for its plan, see `runner.run.declare.job`.
     """
 
@@ -55,6 +57,7 @@ class Job:
     split_dependent: bool = False
     whole: bool = False
     tape: Any = None
+    constants: tuple[Any, ...] = ()
 
     @property
     def takes_steps(self) -> bool:
@@ -75,6 +78,11 @@ class Job:
         if self.halo is None:
             return 0
         return self.halo(**parameters) if callable(self.halo) else self.halo
+
+    def with_constants(self, types: Sequence[tuple[Shape, Any]]) -> list[tuple[Shape, Any]]:
+        """Return the shapes and dtypes of all inputs. types: of those that are given."""
+        given = len(self.arrays) - len(self.constants)
+        return [*types[:given], *((one.values.shape, one.values.dtype) for one in self.constants)]
 
     def option_hint(self, array: str) -> str | None:
         """Return how an input becomes an option, for a number that is meant; None for the first input."""

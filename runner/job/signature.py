@@ -228,7 +228,9 @@ def _is_array(function: Callable[..., Any], parameter: inspect.Parameter) -> boo
     except UserError:  # a type that is imported for type checkers only
         return True
     arms = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return not any(arm in (int, float, str, bool, Path, Series) or typing.get_origin(arm) is Literal for arm in arms)
+    return not any(
+        arm in (int, float, str, bool, Path, Series) or typing.get_origin(arm) is Literal for arm in arms
+    )
 
 
 def _hints(function: Callable[..., Any], declared: Sequence[inspect.Parameter]) -> dict[str, Any]:

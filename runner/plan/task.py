@@ -460,6 +460,7 @@ def plan_task(
 
     inputs: shape and dtype of each array, in the order of the job's parameters.
     """
+    inputs = job.with_constants(inputs)
     for name, (shape, dtype) in zip(job.arrays, inputs, strict=True):
         which = f"the input {name}" if len(inputs) > 1 else "the input"
         if not shape:

@@ -17,6 +17,7 @@ from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.compiler.traced import check_tables
+from meshrun.runner.compiler.whole.constants import Constant
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
@@ -139,7 +140,7 @@ def _stepper(
     check_tables(task, steps)
     check_feeds(task)
     stepper = Stepper(world, task, Phases(world.backend.synchronize), keep_finals=True)
-    stepper.start(_distributed(world, stepper.plans, arrays))
+    stepper.start(_distributed(world, stepper.plans, arrays, task.job.constants))
     return stepper
 
 
@@ -168,10 +169,13 @@ def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, A
     return task
 
 
-def _distributed(world: World, plans: Sequence[HaloPlan], arrays: Sequence[Any]) -> list[DistributedArray]:
-    """Return distributed arrays whose own cells are the arrays."""
+def _distributed(
+    world: World, plans: Sequence[HaloPlan], arrays: Sequence[Any], constants: Sequence[Constant] = ()
+) -> list[DistributedArray]:
+    """Return distributed arrays whose own cells are the arrays, and those that the function uses besides."""
     found = []
-    for plan, array in zip(plans, arrays, strict=True):
+    every = [*arrays, *(world.xp.asarray(one.values) for one in constants)]
+    for plan, array in zip(plans, every, strict=True):
         found.append(empty_array(world, plan, np.dtype(array.dtype)))
         found[-1].interior[...] = array
     return found

@@ -32,7 +32,10 @@ class FunctionCopies:
     """
 
     def __init__(
-        self, tape: StepTape, modules: Mapping[str, Any] | None = None, values: Mapping[int, Any] | None = None
+        self,
+        tape: StepTape,
+        modules: Mapping[str, Any] | None = None,
+        values: Mapping[int, Any] | None = None,
     ) -> None:
         self._tape = tape
         self._modules = {"math": TimedMath(tape), **(modules or {})}

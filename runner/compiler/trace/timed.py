@@ -55,11 +55,13 @@ class _Call:
 class StepTape:
     """What is computed for each step.
 
-    file: of the user's function, for messages. samples: the value of each number in step 0;
+    file: of the user's function, for messages. lift: makes a traced array of one of NumPy's that has a value for
+    each cell; None where there are none. samples: the value of each number in step 0;
     the first one is the step's. slots: of each slot, which number it is, which of its elements, and the dtype.
     """
 
     file: str = ""
+    lift: Callable[[HostArray], Any] | None = field(default=None, repr=False)
     calls: list[_Call] = field(default_factory=list)
     samples: list[Any] = field(default_factory=lambda: [0])
     slots: dict[tuple[int, int, np.dtype[Any]], int] = field(default_factory=dict)
@@ -204,7 +206,8 @@ class Timed:
 
     def _refused(self) -> Any:
         raise NotTraceable(
-            "decides by the number of the step (if, while, and, or, not)", "np.where(step < 10, a, b), or & | ~"
+            "decides by the number of the step (if, while, and, or, not)",
+            "np.where(step < 10, a, b), or & | ~",
         )
 
     __bool__ = _refused
@@ -233,6 +236,12 @@ class Timed:
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if any(_is_field(one) for one in (*inputs, *(options.get("out") or ()))):
             return NotImplemented
+        lift = self._tape.lift
+        own = [np.size(one.sample) for one in inputs if isinstance(one, Timed)]
+        if lift is not None and method == "__call__" and max(own) == 1:
+            given = [lift(one) if _has_cells(one) else one for one in inputs]
+            if any(map(_is_field, given)):
+                return ufunc(*given, **options)
         function = ufunc if method == "__call__" else getattr(ufunc, method)
         return _record(self._tape, function, *inputs, **options)
 
@@ -244,6 +253,10 @@ class Timed:
         if function in (np.ndim, np.shape, np.size):
             return function(self.sample)
         return _record(self._tape, function, *args, **kwargs)
+
+
+def _has_cells(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.size > 1
 
 
 def _is_field(value: Any) -> bool:
@@ -272,8 +285,8 @@ def _binary(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     function = getattr(operator, name)
 
     def left(self: Timed, other: Any) -> Any:
-        if _is_field(other):
-            return NotImplemented
+        if _is_field(other) or isinstance(other, np.ndarray):
+            return NotImplemented  # so that Python calls a ufunc
         return _record(self._tape, function, self, other)
 
     def right(self: Timed, other: Any) -> Any:
@@ -388,9 +401,7 @@ def _beyond(call: _Call, values: Mapping[int, Any]) -> HostArray:
     if not isinstance(first, _Ref):
         return np.full(len(values[0]), -1)
     length = len(table)
-    rows = [
-        operator.index(row) if isinstance(row, (int, np.integer)) else 0 for row in values[first.number]
-    ]
+    rows = [operator.index(row) if isinstance(row, (int, np.integer)) else 0 for row in values[first.number]]
     return np.array([row if row >= length else -row - 1 if row < -length else -1 for row in rows], object)
 
 

@@ -11,7 +11,7 @@ import inspect
 import operator
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,7 +31,8 @@ from meshrun.runner.compiler.trace.trace import (
     weak_dtype,
     within_range,
 )
-from meshrun.runner.compiler.whole.graph import WholeGraph
+from meshrun.runner.compiler.whole.graph import EVERY_SECOND, WholeGraph
+from meshrun.runner.compiler.whole.tables import Line, root_of
 from meshrun.runner.region import Shape
 
 ONE_ROW = "combines one row of an array with all rows of another"
@@ -100,7 +101,11 @@ class Tracing:
         self.graph, self.space, self.functions = graph, space, functions
         self._file = code.co_filename if isinstance(code, types.CodeType) else ""
         self._lines = 0
-        self.tape = StepTape(self._file)
+        self.tape = StepTape(self._file, lift=self.lift)
+
+    def lift(self, array: np.ndarray[Any, Any]) -> Whole:
+        """Return an array of NumPy's that is combined with a number of the step as a traced array."""
+        return lifted(self, array, likely_lines(self.space, array))
 
     def line(self) -> int:
         """Return the line of the user's file that runs now; 0 if unknown."""
@@ -168,6 +173,7 @@ class Whole(NDArrayOperatorsMixin):
     """
 
     __array_priority__ = 1000.0
+    _plain: Any = None  # of an array of NumPy's: that array
 
     def __init__(
         self,
@@ -312,6 +318,8 @@ class Whole(NDArrayOperatorsMixin):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         recorder, graph = self._recorder, self._recorder.graph
+        if isinstance(index, np.ndarray) and index.dtype == bool and index.size > 1:
+            index = lifted(recorder, index, range(index.ndim))
         if isinstance(index, Whole) and index.dtype == bool:
             _write_masked(self, index, value)
             return
@@ -429,17 +437,70 @@ def as_operand(recorder: Tracing, value: Any, like: np.dtype[Any] | None = None)
         array = array.astype(like)
     if array.dtype.kind not in "biuf":
         raise NotTraceable(f"computes with {array.dtype}")
+    plain = array
     if array.size > MOST_COMPONENTS:
-        if not bool((array == array.ravel()[:1]).all()):
-            raise NotTraceable(
-                f"uses an array of shape {array.shape} that was not made in the function",
-                "np.arange and the like in the function, or an input of the function",
-            )
+        if array.tobytes() != array.ravel()[:1].tobytes() * array.size:
+            found = lifted(recorder, array, likely_lines(recorder.space, array))
+            found._plain = plain
+            return found
         array = array.ravel()[:1].reshape((1,) * array.ndim)
     nodes = np.empty(array.shape, object)
     for place, element in np.ndenumerate(array):
         nodes[place] = recorder.graph.constant(element, array.dtype)
-    return made(recorder, tuple(Inner(length) for length in array.shape), {}, nodes, array.dtype)
+    found = made(recorder, tuple(Inner(length) for length in array.shape), {}, nodes, array.dtype)
+    found._plain = plain if array.size > 1 else None
+    return found
+
+
+def lifted(recorder: Tracing, array: np.ndarray[Any, Any], lines: Collection[int]) -> Whole:
+    """Return an array of NumPy's as a traced array. lines: the axes that are to be axes of space."""
+    axes: list[Axis] = [
+        Along(recorder.new_line(), 0, 1, length) if axis in lines and length > 1 else Inner(length)
+        for axis, length in enumerate(array.shape)
+    ]
+    along = [axis.axis for axis in axes if isinstance(axis, Along)]
+    nodes = np.empty(inner_shape(axes), object)
+    if nodes.size > MOST_COMPONENTS:
+        raise NotTraceable(f"uses an array of shape {array.shape} whose axes are none of a field")
+    for index in np.ndindex(nodes.shape):
+        inner = iter(index)
+        squeezed = tuple(slice(None) if isinstance(axis, Along) else next(inner) for axis in axes)
+        part = array[squeezed]
+        if along:
+            root, starts = root_of(part)
+            nodes[index] = recorder.graph.table(root, along, starts)
+        else:
+            nodes[index] = recorder.graph.constant(part, array.dtype)
+    return made(recorder, axes, {}, nodes, array.dtype)
+
+
+def likely_lines(space: Shape, array: np.ndarray[Any, Any]) -> list[int]:
+    """Return which axes of an array are axes of space, if nothing tells: those that are long, or as long."""
+    return [
+        axis
+        for axis, length in enumerate(array.shape)
+        if length > MOST_COMPONENTS or any(abs(length - n) <= 1 for n in space)
+    ]
+
+
+def _as_lines(operand: Whole, others: Sequence[Whole]) -> Whole:
+    """Return an array of NumPy's with lines along the axes where other operands have axes of space."""
+    if operand._plain is None:
+        return operand
+    lines = {
+        operand.ndim - back
+        for other in others
+        for back in range(1, min(operand.ndim, other.ndim) + 1)
+        if other is not operand and isinstance(other._axes[-back], Along) and other._axes[-back].length > 1
+    }
+    mine = {number for number, axis in enumerate(operand._axes) if isinstance(axis, Along)}
+    array = operand._plain
+    wanted = {axis for axis in lines if array.shape[axis] > 1}
+    return (
+        operand
+        if wanted == mine or operand.shape != array.shape
+        else lifted(operand._recorder, array, wanted)
+    )
 
 
 @dataclass
@@ -457,14 +518,14 @@ class Alignment:
 class _Moves:
     """How an operand is brought to the places of a result.
 
-    nodes: of the operand. shift: positions ahead, per axis of space. names: of its lines, the axes that they
-    are along in the result, and what is added to a place.
+    nodes: of the operand. shift: positions ahead, per axis of space. names: of its lines, how they meet the
+    axes that they are along in the result.
     """
 
     def __init__(self, operand: Whole) -> None:
         self.operand, self.nodes = operand, operand.read()
         self.shift = [0] * len(operand._recorder.space)
-        self.names: dict[int, tuple[int, int]] = {}
+        self.names: dict[int, Line] = {}
 
     def varies(self, axis: int) -> bool:
         return self.operand._recorder.graph.varies(self.nodes.ravel(), axis)
@@ -475,12 +536,14 @@ class _Moves:
             if self.varies(axis.axis):
                 raise NotTraceable(ONE_ROW)
             return
-        if axis.step != reference.step and axis.length > 1:
-            raise NotTraceable("combines every cell with every second one")
         if axis.axis < 0:
-            if (axis.axis, axis.first) != (reference.axis, reference.first):
-                self.names[axis.axis] = (reference.axis, axis.first - reference.first)
-        elif axis.axis != reference.axis:
+            if axis != reference:
+                at = reference.axis, axis.first, axis.step, reference.first, reference.step
+                self.names[axis.axis] = Line(*at, axis.length)
+            return
+        if axis.step != reference.step and axis.length > 1:
+            raise NotTraceable(EVERY_SECOND)
+        if axis.axis != reference.axis:
             raise NotTraceable(OTHER_AXES)
         else:
             self.shift[axis.axis] = axis.first - reference.first
@@ -516,6 +579,7 @@ def aligned(operands: Sequence[Whole]) -> tuple[Alignment, list[np.ndarray[Any, 
     does.
     """
     shape = np.broadcast_shapes(*(one.shape for one in operands))
+    operands = [_as_lines(one, operands) for one in operands]
     layout, moves = Alignment(), [_Moves(one) for one in operands]
     for back in range(len(shape), 0, -1):
         here = [(move, move.operand._axes[-back]) for move in moves if move.operand.ndim >= back]

@@ -54,7 +54,7 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
             hint=reason.hint,
         ) from reason
     _check_sizes(job, program)
-    footprints = [program.footprint(number) for number in range(len(arrays))]
+    footprints = [program.footprint(number) for number in range(len(program.inputs))]
     halo = tuple(
         (max(width[axis][0] for width in footprints), max(width[axis][1] for width in footprints))
         for axis in range(len(program.space))
@@ -68,6 +68,8 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
         boundary="wrap" if any(program.wraps) else "constant",
         out=_types_of(program),
         tape=program.tape,
+        arrays=tuple(one.name for one in program.inputs),
+        constants=program.constants,
     )
 
 

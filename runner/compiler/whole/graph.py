@@ -13,20 +13,62 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Graph, Node, Offset, in_order
-from meshrun.runner.region import Shape
+from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole.tables import Line, spread
+from meshrun.runner.region import HostArray, Shape
+
+EVERY_SECOND = "combines every cell with every second one"
 
 
 class WholeGraph(Graph):
     """Make nodes of whole arrays.
 
     lengths: of each input, its cells along each axis of space; 0 along an axis that it does not have. wraps:
-    of each input, the axes along which some load counts around its end.
+    of each input, the axes along which some load counts around its end. space: cells along each axis.
+
+    A leaf "table" is an element of a table: input is its number, value has the axis of space that each of its
+    axes is along, or a line below 0, and offset how far ahead it is read along each. `loaded` makes loads of
+    them, of further inputs.
     """
 
-    def __init__(self, lengths: Sequence[Shape]) -> None:
+    def __init__(self, lengths: Sequence[Shape], space: Shape = ()) -> None:
         super().__init__()
-        self.lengths = lengths
+        self.lengths, self.space = list(lengths), space
         self.wraps: list[set[int]] = [set() for _ in lengths]
+        self.tables: list[HostArray] = []
+        self._spread: dict[Any, HostArray] = {}
+
+    def table(self, root: HostArray, axes: Sequence[int], starts: Sequence[int]) -> Node:
+        """Return an element of a table. axes, starts: value and offset of the leaf."""
+        number = next((n for n, one in enumerate(self.tables) if one is root), len(self.tables))
+        if number == len(self.tables):
+            self.tables.append(root)
+        offset, value = tuple(starts), tuple(axes)
+        key = ("table", number, offset, value)
+        return self._node(key, lambda: Node("table", root.dtype, (), number, offset, value=value))
+
+    def loaded(self, nodes: Iterable[Node]) -> tuple[list[Node], list[tuple[HostArray, tuple[int, ...]]]]:
+        """Return the same values with loads in place of tables, and the further inputs: tables and their axes.
+
+        To be called once, for all results.
+        """
+        wanted = list(nodes)
+        leaves = [node for node in in_order(wanted) if node.op == "table"]
+        used = list(dict.fromkeys((node.input, node.value) for node in leaves))
+        first = len(self.lengths)
+        for _, axes in used:
+            self.lengths.append(tuple(n if axis in axes else 0 for axis, n in enumerate(self.space)))
+            self.wraps.append(set())
+
+        def leaf(node: Node) -> Node:
+            if node.op != "table":
+                return node
+            offset = [0] * len(self.space)
+            for axis, at in zip(node.value, node.offset, strict=True):
+                offset[axis] = at
+            return self.load_at(first + used.index((node.input, node.value)), node.dtype, tuple(offset))
+
+        return self._rewritten(wanted, leaf), [(self.tables[number], axes) for number, axes in used]
 
     def where(self, condition: Node, chosen: Node, other: Node, line: int = 0) -> Node:
         """Return `chosen` where `condition`, else `other`; both have one dtype."""
@@ -55,15 +97,23 @@ class WholeGraph(Graph):
             return list(nodes)
         return self._rewritten(nodes, lambda node: self._moved_leaf(node, shift))
 
-    def renamed(self, nodes: Iterable[Node], axes: Mapping[int, tuple[int, int]]) -> list[Node]:
-        """Return the same values with other axes. axes: of an axis, another, and what is added to a place."""
-        if not axes:
+    def renamed(self, nodes: Iterable[Node], lines: Mapping[int, Line]) -> list[Node]:
+        """Return the same values with lines along other axes. lines: how each of them meets its axis."""
+        if not lines:
             return list(nodes)
 
         def leaf(node: Node) -> Node:
-            if node.op not in ("place", "inside") or node.value[0] not in axes:
+            if node.op == "table":
+                for place, number in enumerate(node.value):
+                    if number in lines:
+                        node = self._renamed_table(node, place, lines[number])
                 return node
-            axis, further = axes[node.value[0]]
+            if node.op not in ("place", "inside") or node.value[0] not in lines:
+                return node
+            line = lines[node.value[0]]
+            if line.step != line.step_there and line.length > 1:
+                raise NotTraceable(EVERY_SECOND)
+            axis, further = line.axis, line.further
             if node.op == "place":
                 return self.place(axis, node.value[1] + further)
             _, low, high, step = node.value
@@ -71,10 +121,30 @@ class WholeGraph(Graph):
 
         return self._rewritten(nodes, leaf)
 
+    def _renamed_table(self, node: Node, place: int, line: Line) -> Node:
+        """Return a table with its axis number `place` along another axis."""
+        root, axes, starts = self.tables[node.input], list(node.value), list(node.offset)
+        axes[place] = line.axis
+        alike = line.step == line.step_there
+        if line.axis < 0 and not alike:
+            raise NotTraceable(EVERY_SECOND)
+        if alike and (line.axis < 0 or root.shape[place] == self.space[line.axis]):
+            starts[place] += line.further
+            return self.table(root, axes, starts)
+        key = node.input, place, starts[place], line
+        if key not in self._spread:
+            self._spread[key] = spread(root, place, starts[place], line, self.space[line.axis])
+        starts[place] = 0
+        return self.table(self._spread[key], axes, starts)
+
     def _moved_leaf(self, node: Node, shift: Offset) -> Node:
         if node.op == "load":
             offset = tuple(a + b for a, b in zip(node.offset, shift, strict=True))
             return self.load_at(node.input, node.dtype, offset, node.component)
+        if node.op == "table":
+            pairs = zip(node.value, node.offset, strict=True)
+            starts = [at + (shift[axis] if axis >= 0 else 0) for axis, at in pairs]
+            return self.table(self.tables[node.input], node.value, starts)
         axis = node.value[0]
         if axis < 0:  # a line that is along no axis yet
             return node
@@ -86,7 +156,7 @@ class WholeGraph(Graph):
     def _rewritten(self, nodes: Iterable[Node], leaf: Any) -> list[Node]:
         wanted, done = list(nodes), dict[Node, Node]()
         for node in in_order(wanted):
-            if node.op in ("load", "place", "inside"):
+            if node.op in ("load", "place", "inside", "table"):
                 done[node] = leaf(node)
             elif node.op in ("constant", "scalar"):
                 done[node] = node
@@ -104,5 +174,7 @@ class WholeGraph(Graph):
             if node.op == "load" and self.lengths[node.input][axis]:
                 return True
             if node.op in ("place", "inside") and node.value[0] == axis:
+                return True
+            if node.op == "table" and axis in node.value:
                 return True
         return False

@@ -18,7 +18,7 @@ from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, choose, m
 
 MADE = (
     "zeros", "empty", "ones", "full", "asarray", "ascontiguousarray", "array", "arange", "linspace",
-    "meshgrid", "indices",
+    "meshgrid", "indices", "fromfunction", "ogrid", "mgrid",
 )  # fmt: skip
 
 
@@ -124,6 +124,26 @@ class Module:
         frame = self._zeros(shape, bool)
         return [choose(frame, one, one) for one in spread]
 
+    def _fromfunction(self, function: Any, shape: Any, *, dtype: Any = float, **options: Any) -> Any:
+        return function(*self._indices(shape, dtype=dtype), **options)
+
+    @property
+    def _ogrid(self) -> Grid:
+        return Grid(self, sparse=True)
+
+    @property
+    def _mgrid(self) -> Grid:
+        return Grid(self, sparse=False)
+
+    def line_of(self, part: slice) -> Any:
+        """Return the line of one slice of numpy.ogrid: an imaginary step is the number of points."""
+        values = np.ogrid[part]
+        if isinstance(part.step, complex):
+            first = values.dtype.type(part.start or 0)
+            delta = (part.stop - first) / (len(values) - 1) if len(values) > 1 else first
+            return self._line(values, lambda place: place.astype(values.dtype) * delta + first)
+        return self._arange(part.start or 0, part.stop, 1 if part.step is None else part.step)
+
     def _indices(self, dimensions: Any, dtype: Any = int, sparse: bool = False) -> Any:
         lines = [self._arange(length, dtype=dtype) for length in dimensions]
         if not any(isinstance(one, Whole) for one in lines):
@@ -148,6 +168,23 @@ def _evaluated(node: Node, length: int) -> np.ndarray[Any, Any]:
         else:
             values[one] = compute(one.op, one.dtype, [values[operand] for operand in one.operands])
     return np.asarray(values[node])
+
+
+class Grid:
+    """numpy.ogrid, or numpy.mgrid if not `sparse`, of a traced function."""
+
+    def __init__(self, module: Module, *, sparse: bool) -> None:
+        self._module, self._sparse = module, sparse
+
+    def __getitem__(self, key: Any) -> Any:
+        of_numpy = np.ogrid if self._sparse else np.mgrid
+        if not isinstance(key, tuple):
+            return self._module.line_of(key)
+        lines = [self._module.line_of(part) for part in key]
+        if not any(isinstance(one, Whole) for one in lines):
+            return of_numpy[key]
+        found = self._module.meshgrid(*lines, indexing="ij", sparse=self._sparse)
+        return found if self._sparse else np.stack(found)
 
 
 def rebound(function: Callable[..., Any], module: Module) -> Callable[..., Any]:

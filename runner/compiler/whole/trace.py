@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from meshrun.runner.compiler.trace.graph import Node, in_order
 from meshrun.runner.compiler.trace.timed import StepTape, given_of
 from meshrun.runner.compiler.trace.trace import NotTraceable, refused_with_line
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
+from meshrun.runner.compiler.whole.constants import Constant, as_space, constants_of
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.module import Module, rebound
@@ -51,7 +52,7 @@ class WholeProgram:
 
     space: lengths of the axes that are split. wraps: of each input, the axes of space along which it is read
     around its end. changed: the inputs that the function changes, by number. tape: what is computed for each
-    step.
+    step. constants: the last inputs, which the function does not take.
     """
 
     space: Shape
@@ -60,6 +61,7 @@ class WholeProgram:
     graph: WholeGraph
     changed: tuple[int, ...]
     tape: StepTape = field(default_factory=StepTape)
+    constants: tuple[Constant, ...] = ()
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -118,7 +120,7 @@ def trace_whole(
         space = tuple(space[axis] for axis in axes)
     dimensions = len(space)
     lengths = [tuple(one.shape[:dimensions]) if one.shape else (0,) * dimensions for one in inputs]
-    graph = WholeGraph(lengths)
+    graph = WholeGraph(lengths, space)
     recorder = Tracing(function, graph, space, FUNCTIONS)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     module = Module(recorder)
@@ -127,8 +129,10 @@ def trace_whole(
     with refused_with_line(function):
         returned = rebound(function, module)(*arrays, **known)
         outputs = _outputs(recorder, returned, arrays, inputs, names)
+    outputs, constants = _with_loads(function, graph, space, outputs, inputs)
+    inputs = [*inputs, *(WholeInput(one.name, space, one.values.dtype) for one in constants)]
     changed = tuple(number for number, one in enumerate(arrays) if one._storage.changed)
-    return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed, recorder.tape)
+    return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed, recorder.tape, constants)
 
 
 def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
@@ -141,6 +145,20 @@ def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
         offset = (0,) * dimensions
         nodes.ravel()[component] = recorder.graph.load(number, one.dtype, offset, component)
     return made(recorder, axes, {}, nodes, one.dtype, number)
+
+
+def _with_loads(
+    function: Callable[..., Any],
+    graph: WholeGraph,
+    space: Shape,
+    outputs: Sequence[WholeOutput],
+    inputs: Sequence[WholeInput],
+) -> tuple[list[WholeOutput], tuple[Constant, ...]]:
+    """Return the results with loads in place of the elements of tables, which become further inputs."""
+    nodes, tables = graph.loaded(node for output in outputs for node in output.nodes)
+    left = iter(nodes)
+    found = [replace(output, nodes=tuple(next(left) for _ in output.nodes)) for output in outputs]
+    return found, tuple(constants_of(function, tables, space, [one.name for one in inputs]))
 
 
 def _outputs(
@@ -159,7 +177,8 @@ def _outputs(
     if len(found) != len(names):
         raise NotTraceable(f"returns {len(found)} results, not {len(names)}")
     outputs = []
-    for name, one in zip(names, found, strict=True):
+    for name, result in zip(names, found, strict=True):
+        one = as_space(recorder, result)
         if not isinstance(one, Whole) or one._recorder is not recorder:
             raise NotTraceable(f"returns a {type(one).__name__} that does not come from its arrays")
         along = [axis for axis in one._axes if isinstance(axis, Along)]

@@ -41,6 +41,7 @@ def check(
     if returned is None:
         returned = [mine[number] for number in program.changed]
     wanted = returned if isinstance(returned, (tuple, list)) else [returned]
+    arrays = (*arrays, *(one.values for one in program.constants))
     for computed in (evaluate(program, arrays), in_blocks(program, arrays)):
         for want, found in zip(wanted, computed, strict=True):
             assert (found.dtype, found.shape) == (want.dtype, want.shape)
