@@ -24,8 +24,8 @@ class BlockContext:
     rank, size, host: the rank that computes the block, the number of ranks, the rank's host.
     offset: index, per axis, of the block's first own cell (after the halo) in the whole array.
     block: shape of the block's own cells. shape: shape of the whole array.
-    stream: CUDA stream to issue work to; None on a CPU. xp: numpy or cupy. step: number of the time step, from
-    0 on; 0 in one pass.
+    stream: CUDA stream to issue work to; None on a CPU. xp: numpy or cupy.
+    step: number of the time step, from 0 on; 0 in one pass.
     """
 
     rank: int

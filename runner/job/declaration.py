@@ -26,9 +26,9 @@ class Job:
     whose rows are not contiguous with each other. whole_rows: the tiles of a "reduce" job hold whole rows.
     fuse: whether the function of a "map" job becomes one kernel, one of FUSE. split_dependent: the result of
     a "map" job may depend on how its array is cut into blocks. whole: the function of a "map" job takes whole
-    arrays. tape: what such a job computes for each step (`compiler.trace.timed.StepTape`). constants: the last
-    of its inputs, arrays that the function uses and does not take (`compiler.whole.constants.Constant`). verify: checks the output of a "job", and
-    forecast is for its plan, see `runner.run.declare.job`.
+    arrays. tape: what is computed for each step (`compiler.trace.timed.StepTape`). constants: the last of the
+    inputs, arrays that the function uses and does not take (`compiler.whole.constants.Constant`).
+    verify: checks the output of a "job", and forecast is for its plan, see `runner.run.declare.job`.
     """
 
     name: str

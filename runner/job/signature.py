@@ -228,9 +228,7 @@ def _is_array(function: Callable[..., Any], parameter: inspect.Parameter) -> boo
     except UserError:  # a type that is imported for type checkers only
         return True
     arms = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return not any(
-        arm in (int, float, str, bool, Path, Series) or typing.get_origin(arm) is Literal for arm in arms
-    )
+    return not any(arm in _READERS or typing.get_origin(arm) is Literal for arm in arms)
 
 
 def _hints(function: Callable[..., Any], declared: Sequence[inspect.Parameter]) -> dict[str, Any]:
@@ -254,7 +252,7 @@ def _option_type(job_name: str, name: str, hint: Any, default: Any) -> Any:
         hint = remaining[0] if len(remaining) == 1 else hint
     if typing.get_origin(hint) is Literal:
         return typing.get_args(hint)
-    if hint in (int, float, str, bool, Path, Series):
+    if hint in _READERS:
         return hint
     raise UserError(
         f"job {job_name}: parameter {name} has an unsupported type",

@@ -23,8 +23,8 @@ class ChunkSteps(StepBlocks[PaddedBlock]):
     `changes`; by name.
     finite: after how many of the steps, 0 or all, to look for cells of fed inputs that are not finite; the
     first ones are in `wrong`, by this number.
-    done: steps before the first of them. must_fuse: fail if a kernel of several steps does not compile, instead of taking single steps
-    (`single_reason`: why).
+    must_fuse: fail if a kernel of several steps does not compile, instead of taking single steps
+    (`single_reason`: why). done: steps before the first of them.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ChunkSteps(StepBlocks[PaddedBlock]):
         return None
 
     def _begin_steps(self, left: int, steps: int) -> None:
-        """Note the number of the next step, and have kernels read the numbers of so many. left: all to take."""
+        """Note the number of the next step, and have kernels read those of so many. left: all to take."""
         last = self._done + self.wide.steps
         self._step = last - left
         if self._scalar_rows is not None:

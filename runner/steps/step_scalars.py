@@ -1,8 +1,8 @@
 """The numbers of the steps that kernels read: rows of slots, made on the host some steps ahead.
 
-A kernel has the address of its rows when it is bound or recorded. They lie in a window that stays where it is:
-before kernels are launched, and before a recorded graph is, the rows of their steps are copied into it, on the
-device and in the order of its stream. The host waits for nothing.
+A kernel has the address of its rows when it is bound or recorded. They lie in a window that stays where it
+is: before kernels are launched, and before a recorded graph is, the rows of their steps are copied into it,
+on the device and in the order of its stream. The host waits for nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StepScalars:
         self._first = 0  # step of the first row that is made
 
     def provide(self, step: int, count: int, until: int) -> None:
-        """Have the window hold the rows of `count` steps from `step` on. until: steps that are to be taken."""
+        """Have the window hold the rows of `count` steps from `step` on. until: the step after the last."""
         last = step + count
         if not self._first <= step <= last <= self._first + len(self._made):
             ahead = max(min(AHEAD, until - step), count)
@@ -35,7 +35,7 @@ class StepScalars:
         self._window[:count] = self._made[begin : begin + count]
 
     def rows(self, first: int, count: int) -> Array:
-        """Return rows of the window; the same array for the same rows, so that it tells bound kernels apart."""
+        """Return rows of the window; the same array for the same rows, which tells bound kernels apart."""
         if (first, count) not in self._rows_at:
             self._rows_at[first, count] = self._window[first : first + count]
         return self._rows_at[first, count]

@@ -1,9 +1,9 @@
 """Numbers that a function computes of the step's number and of tables in time, and that all cells share.
 
-A traced function gets a `Timed` in place of the number, and of each row of a table. What it computes of these
-is recorded on a tape, and computed again for each step by the same calls of Python and NumPy on the host: to
-the bit, and once per step rather than once per cell. Where such a number meets a field, it takes a slot in the
-dtype in which NumPy computes there: Python's numbers are weak, NumPy's are not (NEP 50).
+A traced function gets a `Timed` in place of the number, and of each row of a table. What it computes of
+these is recorded on a tape, and computed again for each step by the same calls of Python and NumPy on the
+host: to the bit, and once per step rather than once per cell. Where such a number meets a field, it takes a
+slot in the dtype in which NumPy computes there: Python's numbers are weak, NumPy's are not (NEP 50).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Ref:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call on the tape. line: of the user's file. table: the name of the table it takes rows of, or ""."""
+    """One call on the tape. line: of the user's file. table: the table of which it takes rows, or ""."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -55,9 +55,9 @@ class _Call:
 class StepTape:
     """What is computed for each step.
 
-    file: of the user's function, for messages. lift: makes a traced array of one of NumPy's that has a value for
-    each cell; None where there are none. samples: the value of each number in step 0;
-    the first one is the step's. slots: of each slot, which number it is, which of its elements, and the dtype.
+    file: of the user's function, for messages. lift: makes a traced array of one of NumPy's that has a value
+    for each cell; None where there are none. samples: the value of each number in step 0; the first one is
+    the step's. slots: of each slot, which number it is, which of its elements, and the dtype.
     """
 
     file: str = ""
@@ -129,7 +129,7 @@ class StepTape:
         return values
 
     def check(self, steps: int) -> None:
-        """Raise UserError, with the length that is needed, if so many steps take rows beyond a table's end."""
+        """Raise UserError, with the length needed, if so many steps take rows beyond a table's end."""
         wanted = [call for call in self.calls if call.table]
         needed = {number for call in wanted for number in call.references()}
         for number in reversed(range(1, len(self.calls) + 1)):
@@ -295,24 +295,26 @@ def _binary(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return left, right
 
 
-for _name in "add sub mul truediv floordiv mod pow lshift rshift and_ or_ xor matmul".split():
+def _unary(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of a function that Python calls by a name of its own."""
+
+    def method(self: Timed, *others: Any) -> Any:
+        return _record(self._tape, function, self, *others)
+
+    return method
+
+
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and_", "or_", "xor")
+for _name in _BINARY:
     _left, _right = _binary(_name)
     setattr(Timed, f"__{_name.rstrip('_')}__", _left)
     setattr(Timed, f"__r{_name.rstrip('_')}__", _right)
-for _name in "eq ne lt le gt ge".split():
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Timed, f"__{_name}__", _binary(_name)[0])
-for _name in "neg pos abs invert".split():
-
-    def _unary(self: Timed, function: Callable[..., Any] = getattr(operator, _name)) -> Any:
-        return _record(self._tape, function, self)
-
-    setattr(Timed, f"__{_name}__", _unary)
+for _name in ("neg", "pos", "abs", "invert"):
+    setattr(Timed, f"__{_name}__", _unary(getattr(operator, _name)))
 for _name in ("round", "divmod"):
-
-    def _called(self: Timed, *others: Any, function: Any = getattr(builtins, _name)) -> Any:
-        return _record(self._tape, function, self, *others)
-
-    setattr(Timed, f"__{_name}__", _called)
+    setattr(Timed, f"__{_name}__", _unary(getattr(builtins, _name)))
 
 
 class TimedTable(np.ndarray[Any, Any]):

@@ -25,7 +25,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program, in_order
 from meshrun.runner.compiler.trace.rebound import with_numbers
-from meshrun.runner.compiler.trace.refusal import NotTraceable as NotTraceable
+from meshrun.runner.compiler.trace.refusal import NotTraceable as NotTraceable  # noqa: PLC0414 (for others)
 from meshrun.runner.compiler.trace.timed import StepTape, Timed, as_compared, given_of, nodes_of
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.region import Shape

@@ -76,7 +76,7 @@ def _name_of(function: Callable[..., Any], array: HostArray) -> str:
 
 
 def as_space(recorder: Tracing, result: Any) -> Any:
-    """Return a result, its lines along the axes of space of their lengths; one of NumPy's as a traced array."""
+    """Return a result, its lines along axes of space, and one of NumPy's as a traced array."""
     lined = isinstance(result, Whole) and any(isinstance(a, Along) and a.axis < 0 for a in result._axes)
     if not lined and not (isinstance(result, np.ndarray) and result.ndim):
         return result

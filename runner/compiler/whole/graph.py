@@ -48,9 +48,9 @@ class WholeGraph(Graph):
         return self._node(key, lambda: Node("table", root.dtype, (), number, offset, value=value))
 
     def loaded(self, nodes: Iterable[Node]) -> tuple[list[Node], list[tuple[HostArray, tuple[int, ...]]]]:
-        """Return the same values with loads in place of tables, and the further inputs: tables and their axes.
+        """Return the same values with loads in place of tables, and the further inputs.
 
-        To be called once, for all results.
+        Of each of these, the table and the axes of space that it has. To be called once, for all results.
         """
         wanted = list(nodes)
         leaves = [node for node in in_order(wanted) if node.op == "table"]

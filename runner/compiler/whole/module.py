@@ -137,7 +137,7 @@ class Module:
 
     def line_of(self, part: slice) -> Any:
         """Return the line of one slice of numpy.ogrid: an imaginary step is the number of points."""
-        values = np.ogrid[part]
+        values: Any = np.ogrid[part]
         if isinstance(part.step, complex):
             first = values.dtype.type(part.start or 0)
             delta = (part.stop - first) / (len(values) - 1) if len(values) > 1 else first

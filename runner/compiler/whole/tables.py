@@ -11,9 +11,10 @@ from meshrun.runner.region import HostArray, Shape
 
 @dataclass(frozen=True)
 class Line:
-    """How a line meets an axis: its element number `first` + `step` * j is at place `there` + `step_there` * j.
+    """How a line meets an axis.
 
-    axis: of space; below 0: another line. length: the number of elements.
+    axis: of space; below 0: another line. Element number `first` + `step` * j is at place
+    `there` + `step_there` * j. length: the number of elements.
     """
 
     axis: int
@@ -49,9 +50,9 @@ def root_of(part: HostArray) -> tuple[HostArray, list[int]]:
 
 
 def spread(root: HostArray, axis: int, start: int, line: Line, length: int) -> HostArray:
-    """Return a table whose elements along an axis are at the places of space that they have. length: of space.
+    """Return a table whose elements along an axis are at the places of space that they have.
 
-    start: element of the table with which the line begins.
+    start: element of the table with which the line begins. length: of space.
     """
     shape: Shape = (*root.shape[:axis], length, *root.shape[axis + 1 :])
     found = np.zeros(shape, root.dtype)

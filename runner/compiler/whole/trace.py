@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.graph import Node, in_order
+from meshrun.runner.compiler.trace.function_key import key_of
+from meshrun.runner.compiler.trace.graph import Node, Operand, Program, in_order
 from meshrun.runner.compiler.trace.timed import StepTape, given_of
 from meshrun.runner.compiler.trace.trace import NotTraceable, refused_with_line
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
@@ -68,6 +69,15 @@ class WholeProgram:
         return tuple(in_order(node for output in self.outputs for node in output.nodes))
 
     @property
+    def fingerprint(self) -> tuple[str, ...]:
+        """What tells the program from others."""
+        operands = [Operand(one.name, one.dtype) for one in (*self.inputs, *self.outputs)]
+        ins, outs = operands[: len(self.inputs)], operands[len(self.inputs) :]
+        results = tuple(output.nodes for output in self.outputs)
+        program = Program(len(self.space), tuple(ins), tuple(outs), results, self.graph)
+        return program.text(), self.tape.text(), *(one.digest for one in self.constants)
+
+    @property
     def wraps(self) -> list[set[int]]:
         return self.graph.wraps
 
@@ -115,6 +125,26 @@ def trace_whole(
     axes: number of the axes that are split, from the first on. None: those that all inputs share.
     services: the function's parameters that the runner passes to it, of `step`, `xp` and `here`.
     """
+    program = _traced(function, inputs, parameters, names, axes, services)
+    if key_of([function, parameters]) is None:  # it may read anything, such as random numbers
+        again = _traced(function, inputs, parameters, names, axes, services)
+        if program.fingerprint != again.fingerprint:
+            raise NotTraceable(
+                "computes something else at each call, such as with numpy.random or a variable that it changes",
+                "here.uniform(seed, step) for random numbers, an input or a parameter for others",
+            )
+    return program
+
+
+def _traced(
+    function: Callable[..., Any],
+    inputs: Sequence[WholeInput],
+    parameters: dict[str, Any],
+    names: Sequence[str],
+    axes: Sequence[int] | None,
+    services: Collection[str],
+) -> WholeProgram:
+    """Call the function once; see `trace_whole`."""
     space = space_of(inputs)
     if axes is not None:
         space = tuple(space[axis] for axis in axes)
