@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -19,8 +20,9 @@ from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
 from meshrun.runner.compiler.cuda.steps.layout import Axis, Sending, StepKernel, Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.operations import INEXACT, compiler_options
+from meshrun.runner.compiler.passes.ends import interior
 from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
-from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.device.api import Backend
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.system.cached_files import cache_folder
@@ -112,7 +114,8 @@ class DeviceKernel:
 
     def __post_init__(self) -> None:
         self._merged, _ = merge_components(self.program)
-        self._tile = single_pass.choose_tile(self._merged)
+        self._common = interior(self._merged)
+        self._tile = single_pass.choose_tile(self._common)
         self._ends = self.boundary if self.finds_ends else ""
 
     @functools.cached_property
@@ -138,25 +141,28 @@ class DeviceKernel:
     ) -> Callable[[], None]:
         """Return the launches of one pass; see `TaskKernel`. To make their arguments takes the host longer
         than a small block takes the device."""
-        merged, most, around = self._merged, single_pass.MOST_ROWS, sum(self.widths[0])
-        if merged.axes == 1 or len(outs[0]) <= most:
-            return self._bound_pass(blocks, outs)
+        own = outs[0].shape[: self.program.axes]
+        most = single_pass.MOST_ROWS if self._merged.axes > 1 else own[0]
         parts = []
-        for row in range(0, len(outs[0]), most):
-            rows = slice(row, row + most), slice(row, row + most + around)
-            parts.append(
-                self._bound_pass([block[rows[1]] for block in blocks], [out[rows[0]] for out in outs])
-            )
-        return functools.partial(_call_all, parts)
+        for box in parts_within(self.program, first, own, most):
+            inner = tuple(slice(a, b) for a, b in box)
+            outer = tuple(slice(a, b + sum(width)) for (a, b), width in zip(box, self.widths, strict=True))
+            at = [start + a for start, (a, _) in zip(first, box, strict=False)]
+            part = [block[outer] for block in blocks], [out[inner] for out in outs]
+            parts.append(self._bound_pass(*part, at, scalars))
+        return parts[0] if len(parts) == 1 else functools.partial(_call_all, parts)
 
-    def _bound_pass(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
-        """Return the launch for arrays of no more rows than one launch takes."""
+    def _bound_pass(
+        self, blocks: Sequence[Array], outs: Sequence[Array], first: Sequence[int], scalars: Array | None
+    ) -> Callable[[], None]:
+        """Return the launch for cells within the array, of no more rows than one launch takes."""
         merged = self._merged
         sides = (merged.inputs, blocks), (merged.outputs, outs)
         apart = not all(single_pass.have_equal_pitches(*side, merged.axes) for side in sides)
         wide = single_pass.is_wide([*blocks, *outs])
         kernel, launch = self._pass(outs[0].shape, apart, wide)
-        call = single_pass.launch_arguments(kernel, blocks, outs, self.widths)
+        places = [at % n for at, n in zip(first, self.program.lengths, strict=False)]
+        call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars)
         if call.grid == (0,):
             return functools.partial(_call_all, ())
         return functools.partial(launch, call.grid, call.block, call.arguments)
@@ -175,7 +181,7 @@ class DeviceKernel:
         last = self._merged.axes - 1
         row = math.prod(shape[last:]) // self._merged.outputs[0].components
         lengths = (*shape[:last], row)
-        if not single_pass.marches(self._merged):  # all longer ones have the same tile
+        if not single_pass.marches(self._common):  # all longer ones have the same tile
             lengths = tuple(map(min, lengths, self._tile))
         if self._ends and row != self.row:
             raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
@@ -356,7 +362,7 @@ class HostKernel:
         scalars: Array | None = None,
     ) -> None:
         assert self.loops is not None
-        self.loops.run(blocks, outs, self.widths)
+        self.loops.run(blocks, outs, self.widths, first, scalars)
 
     def bind(
         self,
@@ -387,9 +393,31 @@ class HostKernel:
         firsts = [first[:axes] for first in blocks.first_cells()]
         cut = [(low[:axes], high[:axes]) for low, high in boxes]
         assert self.loops is not None
-        self.loops.steps(states, firsts, cut, blocks.feeds, copies, self.widths)
+        self.loops.steps(
+            states, firsts, cut, blocks.feeds, copies, self.widths, first=blocks.first, scalars=blocks.scalars
+        )
         if steps % 2 == 0:  # the last step wrote the blocks
             blocks.swap()
+
+
+def parts_within(
+    program: Program, first: Sequence[int], own: Shape, most: int
+) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Yield boxes of own cells: first and last + 1 per grid axis.
+
+    If cells have places, a box lies between two ends of the array: what is beyond an end that wraps around is
+    in another box. first: position of the first own cell. own: own cells per axis. most: rows of a box.
+    """
+    cuts = []
+    for axis, length in enumerate(own):
+        ends = {0, length}
+        if program.has_places:
+            whole = program.lengths[axis]
+            ends |= {*range(-first[axis] % whole, length, whole)}
+        if axis == 0:
+            ends |= {*range(0, length, max(most, 1))}
+        cuts.append([*pairwise(sorted(ends))] or [(0, 0)])
+    return product(*cuts)
 
 
 def _call_all(calls: Iterable[Callable[[], None]]) -> None:

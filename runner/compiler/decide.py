@@ -11,7 +11,7 @@ from typing import Any
 from meshrun.runner.compiler.inferred_halo import halo_too_small
 from meshrun.runner.compiler.operations import INEXACT
 from meshrun.runner.compiler.trace.graph import Program
-from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import grid_axes, output_types, reads_of, traced
 from meshrun.runner.device.api import Device
 from meshrun.runner.errors import UserError

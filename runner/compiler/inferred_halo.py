@@ -10,9 +10,11 @@ from typing import Any
 
 from meshrun.runner.compiler.lint.source import dotted, reached_by, source_of
 from meshrun.runner.compiler.result_type import hide_output
+from meshrun.runner.compiler.trace.array import MOST_COMPONENTS
 from meshrun.runner.compiler.trace.function_key import instructions
 from meshrun.runner.compiler.trace.graph import Operand
-from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS, NotTraceable, trace
+from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.series import arguments

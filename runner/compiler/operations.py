@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.compiler.trace.graph import Node, Program
 
 KERNELS = Path(__file__).parent / "kernels"
 HEADER = KERNELS / "operations.cuh"
@@ -21,6 +21,7 @@ INEXACT = frozenset(
         *("sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh"),
     )
 )
+MOST_NARROW_PLACE = 2**30  # positions below it, and differences of them, fit 32 bits
 TWO_TYPES = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
 
 
@@ -61,6 +62,28 @@ def expression(node: Node, names: Mapping[Node, str]) -> str:
     else:
         types = kind
     return f"numpy::{node.op}<{types}>({', '.join(operands)})"
+
+
+def place_type(program: Program) -> str:
+    """Return the C++ type of positions in the whole array, with all that is compared with them."""
+    bounds = [*program.lengths, *(at for node in program.conditions for at in node.value[1:])]
+    return "int32" if max(map(abs, bounds), default=0) < MOST_NARROW_PLACE else "int64"
+
+
+def at_place(node: Node, place: str) -> str:
+    """Return the C++ expression of a leaf of op "place" or "inside".
+
+    place: C++ of the cell's position along the leaf's axis in the whole array, of `place_type`.
+    """
+    if node.op == "place":
+        return f"(int64({place}) + {node.value[1]}ll)"
+    _, low, high, step = node.value
+    return f"numpy::inside<{low}ll, {max(high, low)}ll, {step}>({place})"
+
+
+def slot(node: Node) -> str:
+    """Return the C++ expression of a leaf of op "scalar". The slots are in the variable `scalars`."""
+    return f"numpy::slot<{ctype(node.dtype)}>(scalars + {node.value})"
 
 
 def compiler_options(arithmetic: str) -> tuple[str, ...]:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.result_type import hide_output
+from meshrun.runner.compiler.trace.array import MOST_COMPONENTS
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program, in_order
-from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS, NotTraceable, trace
+from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.plan.task import ArrayType, Task

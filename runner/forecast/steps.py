@@ -15,7 +15,7 @@ from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel
 from meshrun.runner.compiler.passes.branches import common_operations
 from meshrun.runner.compiler.trace.graph import Program
-from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import reads_of, traced
 from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.place import Place

@@ -13,7 +13,7 @@ from meshrun.runner.compiler.decide import not_one_kernel
 from meshrun.runner.compiler.operations import INEXACT, compiler_options
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
 from meshrun.runner.compiler.trace.graph import Program, merge_components
-from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from meshrun.runner.compiler.cpp.source import MOST_STEPS, source
-from meshrun.runner.compiler.trace.graph import Extents, Program
+from meshrun.runner.compiler.trace.graph import SLOT, Extents, Program
 from meshrun.runner.region import HostArray
 from meshrun.runner.system import cached_files
 from meshrun.runner.system.compiler import SECONDS, Compiler, NotCompiled
@@ -102,11 +102,19 @@ class HostProgram:
     loaded: ctypes.CDLL
     number: int = 0
 
-    def run(self, blocks: Sequence[HostArray], outs: Sequence[HostArray], widths: Extents) -> None:
+    def run(
+        self,
+        blocks: Sequence[HostArray],
+        outs: Sequence[HostArray],
+        widths: Extents,
+        first: Sequence[int] = (),
+        scalars: HostArray | None = None,
+    ) -> None:
         """Compute all outputs in one pass.
 
         blocks: of each input, with the halo `widths` per grid axis. outs: arrays of own cells to write; they
         share no memory with the blocks. All are contiguous along the last grid axis and the trailing axes.
+        first, scalars: as of `TaskKernel`, for a program with places or scalars.
         """
         axes = self.program.axes
         own = outs[0].shape[:axes]
@@ -114,7 +122,7 @@ class HostProgram:
         self.loaded[f"run{self.number}"](
             _pointers(starts), _strides(blocks, axes),
             _pointers([_pointer(out, [0] * axes, axes) for out in outs]), _strides(outs, axes),
-            _integers(own),
+            _integers(own), self._place(first), self._slots(scalars, 1),
         )  # fmt: skip
 
     def steps(
@@ -127,6 +135,8 @@ class HostProgram:
         widths: Extents,
         finals: Sequence[HostArray | None] = (),
         strip: int | None = None,
+        first: Sequence[int] = (),
+        scalars: HostArray | None = None,
     ) -> None:
         """Take one step for each of `boxes`: the cells that the step computes.
 
@@ -136,7 +146,8 @@ class HostProgram:
         the input that it feeds. copies: for each input, the cells beyond the array to fill after each step.
         widths: halo of one step. finals: for each output that feeds nothing, an array for the last step's
         results, as large as the last box. strip: rows along axis 0 that each step computes before the next
-        step computes the rows that depend on them; None: chosen by the size of the cache.
+        step computes the rows that depend on them; None: chosen by the size of the cache. first: position of
+        the own cell 0 in the whole array, per axis. scalars: rows of slots, one for each step.
         """
         axes, count = self.program.axes, len(boxes)
         if count > MOST_STEPS:
@@ -171,8 +182,21 @@ class HostProgram:
             _integers([at for box in boxes for edge in box for at in edge]),
             _integers([at for edge in padded for at in edge]), _integers([len(part) for part in copies]),
             _integers([at for part in copies for one in part for at in (one.axis, one.target, one.source)]),
+            self._place(first), self._slots(scalars, count),
         )  # fmt: skip
         del scratch  # written until here
+
+    def _place(self, first: Sequence[int]) -> ctypes.Array[ctypes.c_longlong]:
+        if self.program.has_places and len(first) < self.program.axes:
+            raise ValueError("a program whose cells have places, and no position of the first one")
+        return _integers([*first[: self.program.axes], *[0] * (self.program.axes - len(first))])
+
+    def _slots(self, scalars: HostArray | None, steps: int) -> ctypes.c_void_p:
+        """Return the address of the scalars of so many steps."""
+        needed = steps * self.program.scalars * SLOT
+        if needed and (scalars is None or scalars.nbytes < needed or not scalars.flags.c_contiguous):
+            raise ValueError(f"scalars of {needed} bytes are needed, one row of slots after the other")
+        return ctypes.c_void_p(0 if scalars is None else scalars.ctypes.data)
 
 
 def steps_order(

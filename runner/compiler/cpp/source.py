@@ -3,15 +3,19 @@
 Where few cells need much (`branches.common_path`), a row is computed in runs of segments: those in which no
 cell needs it by a loop that leaves it out, the others by the loop that computes all. Both loops are
 vectorised, and give the same bits.
+
+Cells near the ends of the whole array, which a function writes by index, are computed by a loop of their own;
+those between them by the loop of the interior (`ends.interior`), which has none of these conditions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from meshrun.runner.compiler.operations import HEADER, KERNELS, ctype, expression
+from meshrun.runner.compiler.operations import HEADER, KERNELS, at_place, ctype, expression, place_type, slot
 from meshrun.runner.compiler.passes.branches import common_path
-from meshrun.runner.compiler.trace.graph import Node, Operand, Program, in_order, merge_components
+from meshrun.runner.compiler.passes.ends import ends_of, interior
+from meshrun.runner.compiler.trace.graph import PLACES, Node, Program, in_order, merge_components
 
 MOST_STEPS = 256  # of one call
 Rows = dict[tuple[int, tuple[int, ...]], str]
@@ -36,31 +40,84 @@ def _cells(program: Program, merged: int) -> str:
     rows: Rows = {}
     for node in program.loads:
         rows.setdefault((node.input, node.offset[:-1]), f"r{len(rows)}")
-    given = [f"({ctype(program.inputs[key[0]].dtype)} const*)({_address(*key)})" for key in rows]
-    given += [f"({ctype(one.dtype)}*)out[{place}]" for place, one in enumerate(program.outputs)]
-    n = f"n * {merged}" if merged > 1 else "n"
-    common = common_path(program)
+    placed = {node.value[0] for node in program.nodes if node.op in PLACES}
+    lengths = [program.lengths[axis] if axis in placed else 0 for axis in range(program.axes)]
+    inner = interior(program)
+    common = common_path(inner)
     lines = [
         f"constexpr int AXES = {program.axes}, INPUTS = {len(program.inputs)}, "
-        f"OUTPUTS = {len(program.outputs)};",
+        f"OUTPUTS = {len(program.outputs)}, SCALARS = {program.scalars};",
         f"constexpr int MOST_STEPS = {MOST_STEPS};",
-        *_loop("cells", program, rows),
+        f"constexpr int64 LENGTHS[] = {{{', '.join(map(str, lengths))}}};",
+        f"typedef {place_type(program)} Place;",
+        *_loop("cells", inner, rows),
     ]
+    if inner is not program:
+        lines += _loop("cells_at_ends", program, rows)
     if common:
-        lines += [*_loop("common_cells", common.program, rows), *_test(program, common.test, rows)]
-    lines += [
-        *_runs(program, rows, tested=common is not None),
+        lines += [*_loop("common_cells", common.program, rows), *_test(inner, common.test, rows)]
+    lines += [*_runs(inner, rows, tested=common is not None), *_row(program, inner, rows, merged)]
+    return "\n".join(lines)
+
+
+def _row(program: Program, inner: Program, rows: Rows, merged: int) -> list[str]:
+    """Write the function that computes a row: the cells in the interior, and those before and after them.
+
+    inner: the program of the interior; the same one if all cells are in it.
+    """
+    given = [
+        (name, f"({ctype(program.inputs[key[0]].dtype)} const*)({_address(*key)})")
+        for key, name in rows.items()
+    ]
+    given += [
+        (f"o{place}", f"({ctype(one.dtype)}*)out[{place}]") for place, one in enumerate(program.outputs)
+    ]
+    lines = [
         "static inline void row(const char* const* in, const int64 (*strides)[AXES],",
-        "                       char* const* out, int64 n) {",
-        f"    runs({n}, {', '.join(given)});",
+        "                       char* const* out, int64 n, const Where<AXES>& where) {",
+        *(f"    const auto {name} = {text};" for name, text in given),
+        *(f"    const Place p{axis} = Place(where.at[{axis}]);" for axis in range(program.axes)),
+        "    const uint64* const scalars = where.scalars;",
+    ]
+    if inner is program:
+        n = f"n * {merged}" if merged > 1 else "n"
+        return [*lines, f"    runs({n}, {_given(program, rows)});", "}"]
+
+    # The interior's cells of the row: none, or those that are far from the ends of the last axis.
+    ends = ends_of(program)
+    (before, after), last = ends[-1], program.axes - 1
+    far = [
+        f"numpy::inside<{low}, {program.lengths[axis] - high}ll, 1>(p{axis})"
+        for axis, (low, high) in enumerate(ends[:-1])
+        if low or high
+    ]
+    n = f"n * {merged}" if merged > 1 else "n"
+    lines += [
+        f"    const int64 count = {n};",
+        f"    int64 begin = 0, end = {' & '.join(far) or 'true'} ? count : 0;",
+    ]
+    if before or after:
+        lines += [
+            f"    if (begin < {before} - p{last}) begin = {before} - p{last};",
+            f"    if (end > {program.lengths[last] - after}ll - p{last}) "
+            f"end = {program.lengths[last] - after}ll - p{last};",
+        ]
+    return [
+        *lines,
+        "    if (begin >= end) begin = end = count;",
+        "    const auto compute = [&](auto&& loop, int64 first, int64 last) {",
+        f"        if (last > first) loop(last - first, {_given(program, rows, 'first')});",
+        "    };",
+        "    compute(cells_at_ends, 0, begin);",
+        "    compute(runs, begin, end);",
+        "    compute(cells_at_ends, end, count);",
         "}",
     ]
-    return "\n".join(lines)
 
 
 def _loop(name: str, program: Program, rows: Rows) -> list[str]:
     """Write a function that computes n cells."""
-    lines, names = _values(program.nodes, program.inputs, rows)
+    lines, names = _values(program.nodes, program, rows)
     for place, (one, result) in enumerate(zip(program.outputs, program.results, strict=True)):
         lines += [
             f"        o{place}[{_place(one.components, component)}] = {names[node]};"
@@ -78,7 +135,7 @@ def _loop(name: str, program: Program, rows: Rows) -> list[str]:
 
 def _test(program: Program, test: Node, rows: Rows) -> list[str]:
     """Write a function that tells whether a cell of a segment needs more than the common path."""
-    lines, values = _values(in_order([test]), program.inputs, rows)
+    lines, values = _values(in_order([test]), program, rows)
     return [
         f"static inline bool selects(int64 first, {', '.join(_parameters(program, rows))}) {{",
         "    uint8 any = 0;",
@@ -97,23 +154,15 @@ def _runs(program: Program, rows: Rows, *, tested: bool) -> list[str]:
     The last segment ends with the row, and overlaps the one before: no loop has a rest that is no vector.
     tested: whether `selects` tells which loop computes a segment.
     """
-    names = [*rows.values(), *(f"o{place}" for place in range(len(program.outputs)))]
-    counts = [program.inputs[number].components for number, _ in rows]
-    counts += [one.components for one in program.outputs]
-
-    def moved(by: str) -> str:
-        pairs = zip(names, counts, strict=True)
-        return ", ".join(f"{name} + {_place(count, 0, by)}" for name, count in pairs)
-
-    given = ", ".join(names)
+    given = _given(program, rows)
     lines = [
         f"static void runs(int64 n, {', '.join(_parameters(program, rows))}) {{",
         f"    if (n < SEGMENT) return cells(n, {given});",
         "    const int64 tail = n - SEGMENT;",
         "    const auto compute = [&](auto&& loop, int64 first, int64 last) {",
         "        const int64 end = last > n ? last - SEGMENT : last;",
-        f"        if (end > first) loop(end - first, {moved('first')});",
-        f"        if (last > n && last > first) loop(SEGMENT, {moved('tail')});",
+        f"        if (end > first) loop(end - first, {_given(program, rows, 'first')});",
+        f"        if (last > n && last > first) loop(SEGMENT, {_given(program, rows, 'tail')});",
         "    };",
     ]
     if not tested:
@@ -132,17 +181,20 @@ def _runs(program: Program, rows: Rows, *, tested: bool) -> list[str]:
     ]
 
 
-def _values(
-    nodes: Iterable[Node], inputs: Sequence[Operand], rows: Rows
-) -> tuple[list[str], dict[Node, str]]:
+def _values(nodes: Iterable[Node], program: Program, rows: Rows) -> tuple[list[str], dict[Node, str]]:
     """Write the values of cell x; return the lines, and the names of the nodes."""
     names: dict[Node, str] = {}
     lines = []
     for number, node in enumerate(nodes):
         if node.op == "load":
-            count = inputs[node.input].components
+            count = program.inputs[node.input].components
             row = rows[node.input, node.offset[:-1]]
             text = f"{row}[{_place(count, node.offset[-1] * count + node.component)}]"
+        elif node.op in PLACES:
+            axis = node.value[0]
+            text = at_place(node, f"Place(p{axis} + Place(x))" if axis == program.axes - 1 else f"p{axis}")
+        elif node.op == "scalar":
+            text = slot(node)
         else:
             text = expression(node, names)
         names[node] = f"v{number}"
@@ -151,9 +203,23 @@ def _values(
 
 
 def _parameters(program: Program, rows: Rows) -> list[str]:
+    """Return the parameters of a loop: rows, positions of the first cell, and the slots of scalars."""
     read = [f"const {ctype(program.inputs[number].dtype)}* {name}" for (number, _), name in rows.items()]
     written = [f"{ctype(one.dtype)}* __restrict__ o{place}" for place, one in enumerate(program.outputs)]
-    return read + written
+    places = [f"Place p{axis}" for axis in range(program.axes if program.lengths else 0)]
+    return [*read, *written, *places, "const uint64* scalars"]
+
+
+def _given(program: Program, rows: Rows, by: str = "") -> str:
+    """Return what a loop is given. by: C++ of how many cells its first one lies after the row's first."""
+    names = [*rows.values(), *(f"o{place}" for place in range(len(program.outputs)))]
+    counts = [program.inputs[number].components for number, _ in rows]
+    counts += [one.components for one in program.outputs]
+    places = [f"p{axis}" for axis in range(program.axes if program.lengths else 0)]
+    if by:
+        names = [f"{name} + {_place(count, 0, by)}" for name, count in zip(names, counts, strict=True)]
+        places[-1:] = [f"Place({one} + {by})" for one in places[-1:]]
+    return ", ".join([*names, *places, "scalars"])
 
 
 def _place(count: int, element: int, x: str = "x") -> str:

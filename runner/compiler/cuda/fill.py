@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from meshrun.runner.compiler.trace.array import MOST_COMPONENTS
 from meshrun.runner.compiler.trace.graph import Extents, Operand
-from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS, trace
+from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.region import Array
 from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled

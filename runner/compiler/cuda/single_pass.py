@@ -16,10 +16,21 @@ from itertools import product
 import numpy as np
 
 from meshrun.runner.compiler.cuda.steps.layout import LANES
-from meshrun.runner.compiler.operations import HEADER, KERNELS, ctype
+from meshrun.runner.compiler.operations import HEADER, KERNELS, at_place, ctype, expression, place_type, slot
 from meshrun.runner.compiler.passes.branches import branches_of
+from meshrun.runner.compiler.passes.ends import ends_of, interior
 from meshrun.runner.compiler.passes.strips import WORD, PlacedStrip, Strips, find_places
-from meshrun.runner.compiler.trace.graph import Extents, Offset, Operand, Program, in_order
+from meshrun.runner.compiler.trace.graph import (
+    FREE,
+    PLACES,
+    SLOT,
+    Extents,
+    Node,
+    Offset,
+    Operand,
+    Program,
+    in_order,
+)
 from meshrun.runner.compiler.trace.values import Row, Value, Values, element_name
 from meshrun.runner.region import Array, Shape
 
@@ -99,6 +110,8 @@ class PassLaunch:
 
 def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
     """Choose the cells that a thread computes, per grid axis: PLANES x ROWS x COLUMNS.
+
+    program: of the interior, as of all functions in this section.
 
     The values are the fastest in benchmarks/fuse_device.py. COLUMNS is 16 bytes of the largest elements that
     are read or written, ROWS is 4 if rows share what they read, 16 if those are bytes, and 2 if they do not
@@ -196,9 +209,9 @@ def _shares(program: Program, axis: int) -> bool:
 
 def _values(program: Program) -> float:
     """Return how many values a thread computes for a cell, a word of small elements as one."""
-    strips = Strips(packed=True, components=[one.components for one in program.inputs])
+    strips = Strips(True, [one.components for one in program.inputs], program.axes - 1)
     strips.of(program.nodes)
-    return sum(1 / max(one.lanes, 1) for one in strips.all if one.node.op not in ("load", "constant"))
+    return sum(1 / max(one.lanes, 1) for one in strips.all if one.operands)
 
 
 def _within(tile: int, length: int) -> int:
@@ -285,7 +298,7 @@ def emit(
     wide: bool = False,
     ends: str = "",
 ) -> PassKernel:
-    """Write the kernel of a program.
+    """Write the kernel of a program: threads whose cells are far from the array's ends compute its interior.
 
     tile: cells that a thread computes, per grid axis; default: `choose_tile`. lengths: own cells per grid
     axis; the chosen tile is no longer. threads: most threads of a block along the last grid axis and the one
@@ -298,25 +311,26 @@ def emit(
     the last axis is whole and the cells beyond its ends are not in memory, of the inputs that `finds_ends`
     names.
     """
+    common = interior(program)
     if march is None:
-        march = tile is None and marches(program)
-    swept = tile is None and sweeps(program)
-    tile = choose_tile(program, lengths) if tile is None else tile
-    threads = choose_threads(program) if threads is None else threads
+        march = tile is None and marches(common)
+    swept = tile is None and sweeps(common)
+    tile = choose_tile(common, lengths) if tile is None else tile
+    threads = choose_threads(common) if threads is None else threads
     if len(tile) != program.axes or min(tile) < 1:
         raise ValueError(f"a tile of {tile} cells for {program.axes} grid axes")
     if march and program.axes < 2:
         raise ValueError("a march over one axis, which has no rows")
     if sweep is None:
-        sweep = swept and fills_words(program, tile[-1])
+        sweep = swept and fills_words(common, tile[-1])
     if sweep and (march or not fills_words(program, tile[-1])):
         raise ValueError("a sweep in a march, or over cells whose results fill no words")
-    if ends and march and not marches(program):
+    if ends and march and not marches(common):
         raise ValueError("a march that was not chosen, to the ends of rows that are not in memory")
     body = _Body(program, tile, march, sweep, apart, wide, ends)
     # What a branch leaves out takes more registers than the rest: it may spill, so that threads are many.
     # Over three axes, both need many.
-    few = body.branches and program.axes < 3 and registers(program, tile) <= BRANCH_REGISTERS
+    few = body.branches and program.axes < 3 and registers(common, tile) <= BRANCH_REGISTERS
     size = threads[0] * threads[1]
     bounds = f"{size}, {max(BRANCH_THREADS // size, 1)}" if few else str(size)
     headers, text = _skeleton()
@@ -348,7 +362,7 @@ def finds_ends(program: Program, boundary: str, row: int) -> list[int]:
     if any(one.components > 1 or one.trailing for one in operands):
         return []
     beside = {node.input for node in program.loads if node.offset[-1]}
-    small = not marches(program)
+    small = not marches(interior(program))
     return sorted(one for one in beside if small or program.inputs[one].dtype.itemsize >= WORD)
 
 
@@ -391,6 +405,10 @@ def _parameters(program: Program, apart: bool, wide: bool) -> Iterator[tuple[str
         for name in ("tiles", "factor", "bits"):
             yield "uint32", f"{name}{axis}", np.uint32
     yield column[0], "shift", column[1]
+    for axis in range(program.axes if program.has_places else 0):
+        yield "int64", f"first{axis}", np.int64
+    if program.scalars:
+        yield "const uint64* __restrict__", "scalars", np.uint64
 
 
 def division(divisor: int) -> tuple[int, int]:
@@ -443,20 +461,25 @@ class _Store:
 
 
 class _Body:
-    """The lines of a kernel's body, for one tile."""
+    """The lines of a kernel's body, for one tile.
+
+    program: of the interior, if some cells have another one: `_whole` is the program of all cells.
+    """
 
     def __init__(
-        self, program: Program, tile: Shape, march: bool, sweep: bool, apart: bool, wide: bool, ends: str
+        self, whole: Program, tile: Shape, march: bool, sweep: bool, apart: bool, wide: bool, ends: str
     ) -> None:
+        self._whole, program = whole, interior(whole)
         self.program, self.tile, self.lines = program, tile, list[str]()
-        self._ends, self._found = ends, finds_ends(program, ends, MOST_ROWS)
+        self._ends, self._found = ends, finds_ends(whole, ends, MOST_ROWS)
         # Turns of a row, and cells of a turn.
         self._turns, self._columns = (tile[-1], 1) if sweep else (1, tile[-1])
         self._place, self._column = ("int64", "int64") if wide else ("uint32", "int32")
         self._leaders = {
             "i": leaders(program.inputs, apart), "o": leaders(program.outputs, apart),
         }  # fmt: skip
-        self._strips = Strips(self._columns % WORD == 0, [one.components for one in program.inputs])
+        last = program.axes - 1
+        self._strips = Strips(self._columns % WORD == 0, [one.components for one in program.inputs], last)
         flat = [node for result in program.results for node in result]
         self._rows: dict[Offset, list[PlacedStrip]] = {}
         for at in product(*map(range, (1, *tile[1:-1]) if march else tile[:-1])):
@@ -464,17 +487,29 @@ class _Body:
             self._strips.of(in_order(nodes))
             self._rows[at] = [self._strips[node] for node in nodes]
         find_places(((one, self._columns) for row in self._rows.values() for one in row), self._strips)
-        values = Values(program, self._strips)
-        read_rows = [[at for number, at in values.rows if number == n] for n in range(len(program.inputs))]
+        places = [f"p{axis}" for axis in range(program.axes)]
+        if march:  # a position of the last turn's plane
+            places[0] = f"(p0 + {place_type(whole)}(turn - 1))"
+        if sweep:
+            places[last] = f"(p{last} + {place_type(whole)}(turn))"
+        values = Values(program, self._strips, places)
+        read_rows = [
+            [one.offset[:-1] for one in whole.loads if one.input == n] for n in range(len(whole.inputs))
+        ]
         origin = [(0,) * (program.axes - 1)]
         self.corners = tuple(tuple(map(min, *rows, *rows)) for rows in (one or origin for one in read_rows))
         self.branches = False
         stores = self._compute(values, march)
         self._find_place()
+        if whole.has_places:
+            self._find_positions()
+        self._find_first("i", whole.inputs, {one.input for one in whole.loads})
         reads = self._reads(values)
+        ends = self._far_from_ends(march)
         if march:
-            self._march(values, reads, stores)
+            self._march(values, reads, stores, ends)
         else:
+            self.lines += [f"if ({ends}) {{"] if ends else []
             for read in reads:
                 self.lines += [f"auto {name} = {text};" for name, text in read.loads.items()]
             self.lines += [f"align({name});" for read in reads for name in read.windows]
@@ -484,16 +519,17 @@ class _Body:
             else:
                 self.lines += values.lines + [one.results for one in stores]
             self.lines += _written(stores)
+            self.lines += ["} else {", *self._cell_by_cell(march), "}"] if ends else []
         cells = math.prod(tile) // (tile[0] if march else self._turns)
-        places = Counter[str]()
+        counts = Counter[str]()
         for strip in self._strips.all:
-            places[strip.node.op] += strip.high - strip.low
+            counts[strip.node.op] += strip.high - strip.low
         operands = (*program.inputs, *program.outputs)
         self.description = Description(
-            loads=places["load"] / cells,
+            loads=counts["load"] / cells,
             load_instructions=sum(read.instructions for read in reads) / (cells * self._turns),
             stores=len(flat),
-            operations=sum(n for op, n in places.items() if op not in ("load", "constant", "cast")) / cells,
+            operations=sum(n for op, n in counts.items() if op not in FREE) / cells,
             bytes=sum(one.dtype.itemsize * one.components for one in operands),
         )
 
@@ -529,6 +565,79 @@ class _Body:
             place = f"own_place<Ends::{self._ends}>(x{last} + {self._column}({cell}), length{last})"
             add(f"const {self._column} {_end_name(cell)} = {place} - x{last};")
         self._find_first("o", self.program.outputs, range(len(self.program.outputs)))
+
+    def _find_positions(self) -> None:
+        """Write the position of the thread's first cell in the whole array: p<axis>."""
+        kind = place_type(self._whole)
+        for axis in sorted({node.value[0] for node in self._whole.nodes if node.op in PLACES}):
+            self.lines.append(f"const {kind} p{axis} = {kind}(first{axis} + int64(x{axis}));")
+
+    def _far_from_ends(self, march: bool) -> str:
+        """Return C++ of whether a thread's cells, of one turn of a march, are all in the interior.
+
+        "" if the interior's program is the one of all cells.
+        """
+        found = []
+        for axis, (before, after) in enumerate(ends_of(self._whole)):
+            if before or after:
+                cells = 1 if march and axis == 0 else self.tile[axis]
+                place = f"p0 + {place_type(self._whole)}(turn - 1)" if march and axis == 0 else f"p{axis}"
+                last = max(self._whole.lengths[axis] - after - (cells - 1), before)
+                found.append(f"numpy::inside<{before}, {last}ll, 1>({place})")
+        return " & ".join(found)
+
+    def _cell_by_cell(self, march: bool) -> list[str]:
+        """Return the statements with which a thread makes its cells, of one turn of a march, one by one.
+
+        Few threads do, which then need no more registers than those of the interior.
+        """
+        program, last, kind = self._whole, self.program.axes - 1, place_type(self._whole)
+        turned = (1, *self.tile[1:]) if march else self.tile
+        looped = [axis for axis, cells in enumerate(turned) if cells > 1]
+        cell = [f"a{axis}" if axis in looped else "0" for axis in range(program.axes)]
+        lines = []
+        for axis in looped:
+            of = self._column if axis == last else "uint32"
+            lines += ["#pragma unroll 1", f"for ({of} a{axis} = 0; a{axis} < {turned[axis]}; ++a{axis}) {{"]
+
+        def row(letter: str, number: int, offset: Offset) -> str:
+            leader = self._leaders[letter][number]
+            corner = self.corners[number] if letter == "i" else (0,) * last
+            terms = [f"{FIRST[letter]}{leader}"]
+            if march and letter == "i":  # the march has gone on to the next plane
+                terms[0] += f" - (turn < {self.tile[0]} ? {letter}{leader}_pitch0 : 0)"
+            for axis, (at, first) in enumerate(zip(offset, corner, strict=True)):
+                more = [part for part in (cell[axis], str(at - first)) if part != "0"]
+                terms += [f"({' + '.join(more)}) * {letter}{leader}_pitch{axis}"] if more else []
+            return f"({letter}{number} + ({' + '.join(terms)}))"
+
+        def loaded(node: Node) -> str:
+            beside, components = node.offset[last], program.inputs[node.input].components
+            column = f"{cell[last]} + {beside}"
+            if beside and node.input in self._found:
+                here = f"(x{last} + {cell[last]})"
+                column = f"own_place<Ends::{self._ends}>({here} + {beside}, length{last}) - x{last}"
+            return f"{row('i', node.input, node.offset[:-1])}[({column}) * {components} + {node.component}]"
+
+        names: dict[Node, str] = {}
+        for number, node in enumerate(program.nodes):
+            if node.op == "load":
+                text = loaded(node)
+            elif node.op in PLACES:
+                axis = node.value[0]
+                turn = " + (turn - 1)" if march and axis == 0 else ""
+                text = at_place(node, f"{kind}(p{axis} + {kind}({cell[axis]}){turn})")
+            elif node.op == "scalar":
+                text = slot(node)
+            else:
+                text = expression(node, names)
+            names[node] = f"c{number}"
+            lines.append(f"const {ctype(node.dtype)} c{number} = {text};")
+        for number, (output, result) in enumerate(zip(program.outputs, program.results, strict=True)):
+            place = f"{cell[last]} * {output.components}"
+            target = row("o", number, (0,) * last)
+            lines += [f"{target}[{place} + {part}] = {names[node]};" for part, node in enumerate(result)]
+        return lines + ["}"] * len(looped)
 
     def _find_first(self, letter: str, operands: Sequence[Operand], numbers: Iterable[int]) -> None:
         """Write the element of the thread's first cell in operands: from<leader> or to<leader>."""
@@ -568,7 +677,6 @@ class _Body:
     def _reads(self, values: Values) -> list[_Read]:
         """Write the inputs' addresses, and return what is read of each row."""
         found = []
-        self._find_first("i", self.program.inputs, {number for number, _ in values.rows})
         for (number, at), line in values.rows.items():
             itemsize = self.program.inputs[number].dtype.itemsize
             row = self._row("i", number, at)
@@ -599,8 +707,11 @@ class _Body:
                 found.append(_Read((number, at), loads, [], len(loads)))
         return found
 
-    def _march(self, values: Values, reads: list[_Read], stores: Sequence[_Store]) -> None:
-        """Write a loop over the first axis. What the next turn reads, this one has read or is reading."""
+    def _march(self, values: Values, reads: list[_Read], stores: Sequence[_Store], ends: str) -> None:
+        """Write a loop over the first axis. What the next turn reads, this one has read or is reading.
+
+        ends: of `_far_from_ends`.
+        """
         numbers = {read.row: read for read in reads}
         kept: dict[str, str] = {}  # what is in which other variable one turn before
         for (number, at), line in values.rows.items():
@@ -620,11 +731,13 @@ class _Body:
         self.lines += [f"align({name});" for name in windows if name in kept]
         add("for (int turn = 1;; ++turn) {")
         self.lines += [f"auto {name} = next_{name};" for name in loads if name not in kept]
-        inputs = {number for number, _ in values.rows}
+        inputs = {node.input for node in self._whole.loads}
         self.lines += [f"if (turn < {self.tile[0]}) {one}" for one in self._next_plane("i", inputs)]
         self.lines += [f"next_{name} = {text};" for name, text in loads.items() if name not in kept]
         self.lines += [f"align({name});" for name in windows if name not in kept]
+        self.lines += [f"if ({ends}) {{"] if ends else []
         self.lines += [*values.lines, *(one.results for one in stores), *_written(stores)]
+        self.lines += ["} else {", *self._cell_by_cell(march=True), "}"] if ends else []
         add(f"if (turn == {self.tile[0]}) break;")
         for read in sorted(reads, key=lambda read: read.row[1]):
             self.lines += [f"{name} = {kept[name]};" for name in read.loads if name in kept]
@@ -721,15 +834,21 @@ def _written(stores: Sequence[_Store]) -> list[str]:
 
 
 def launch_arguments(
-    kernel: PassKernel, blocks: Sequence[Array], outs: Sequence[Array], widths: Extents
+    kernel: PassKernel,
+    blocks: Sequence[Array],
+    outs: Sequence[Array],
+    widths: Extents,
+    first: Sequence[int] = (),
+    scalars: Array | None = None,
 ) -> PassLaunch:
     """Return grid, block and arguments to compute all own cells.
 
     blocks: an array for each input, with its halo. outs: an array for each output, of own cells. Both may be
     views of larger arrays, at any address and pitch, but rows with their trailing axes are contiguous.
     Trailing axes that the operand lacks count as cells of the last grid axis (`merge_components`). widths:
-    halo of all blocks, per grid axis; at least each input's footprint. Raises ValueError for arrays that do
-    not fit the kernel.
+    halo of all blocks, per grid axis; at least each input's footprint. first, scalars: as of `TaskKernel`; if
+    they have places, all own cells are within the array. Raises ValueError for arrays that do not fit the
+    kernel.
     """
     program, last = kernel.program, kernel.program.axes - 1
     targets = [_Rows(array, one, last) for array, one in zip(outs, program.outputs, strict=True)]
@@ -779,9 +898,19 @@ def launch_arguments(
             pitches = (stride // rows.itemsize for stride in rows.strides[:last])
             values += [rows.address, *(pitches if leader == number else ())]
     values += [*lengths, *(value for one in tiles[1:] for value in (one, *division(one))), shift]
+    values += [*(first[: program.axes] if program.has_places else ()), *_slots(program, scalars)]
     kinds = [kind for _, _, kind in _parameters(program, kernel.apart, kernel.wide)]
     arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))
     return PassLaunch((math.prod(tiles),), block, arguments)
+
+
+def _slots(program: Program, scalars: Array | None) -> list[int]:
+    """Return the address of the slots of scalars, if a program takes some."""
+    if not program.scalars:
+        return []
+    if scalars is None or scalars.nbytes < SLOT * program.scalars:
+        raise ValueError(f"a kernel that takes {program.scalars} scalars, and no slots for them")
+    return [_address(scalars)]
 
 
 class _Rows:

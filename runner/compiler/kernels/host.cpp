@@ -11,24 +11,47 @@ constexpr int64 SEGMENT = 64;
 constexpr int64 SEGMENT = 32;
 #endif
 
+// Where a row lies in the whole array. first: position of cell 0; at: of the row's first cell, along the axes
+// that have LENGTHS. scalars: the slots of the step.
+template <int AXES> struct Where {
+    const int64* first;
+    const uint64* scalars;
+    int64 at[AXES];
+
+    // Go to a cell along an axis of `length` cells. Beyond its ends it wraps around.
+    void go(int axis, int64 cell, int64 length) {
+        const int64 place = first[axis] + cell;
+        at[axis] = uint64(place) < uint64(length) ? place : (place % length + length) % length;
+    }
+};
+
 @cells
 
 typedef int64 Index[AXES];
 
 // Compute the cells lo .. hi - 1.
 template <int AXIS> static void compute(const char* const* in, const Index* in_strides, char* const* out,
-                                        const Index* out_strides, const int64* lo, const int64* hi) {
+                                        const Index* out_strides, const int64* lo, const int64* hi,
+                                        Where<AXES>& where) {
     const char* from[INPUTS];
     char* to[OUTPUTS];
     if constexpr (AXIS == AXES - 1) {
-        for (int k = 0; k < INPUTS; ++k) from[k] = in[k] + lo[AXIS] * in_strides[k][AXIS];
-        for (int k = 0; k < OUTPUTS; ++k) to[k] = out[k] + lo[AXIS] * out_strides[k][AXIS];
-        row(from, in_strides, to, hi[AXIS] - lo[AXIS]);
-    } else {
-        for (int64 at = lo[AXIS]; at < hi[AXIS]; ++at) {
+        for (int64 at = lo[AXIS], end; at < hi[AXIS]; at = end) {
+            end = hi[AXIS];
+            if constexpr (LENGTHS[AXIS] > 0) {  // up to the array's end, where positions begin again
+                where.go(AXIS, at, LENGTHS[AXIS]);
+                if (end - at > LENGTHS[AXIS] - where.at[AXIS]) end = at + LENGTHS[AXIS] - where.at[AXIS];
+            }
             for (int k = 0; k < INPUTS; ++k) from[k] = in[k] + at * in_strides[k][AXIS];
             for (int k = 0; k < OUTPUTS; ++k) to[k] = out[k] + at * out_strides[k][AXIS];
-            compute<AXIS + 1>(from, in_strides, to, out_strides, lo, hi);
+            row(from, in_strides, to, end - at, where);
+        }
+    } else {
+        for (int64 at = lo[AXIS]; at < hi[AXIS]; ++at) {
+            if constexpr (LENGTHS[AXIS] > 0) where.go(AXIS, at, LENGTHS[AXIS]);
+            for (int k = 0; k < INPUTS; ++k) from[k] = in[k] + at * in_strides[k][AXIS];
+            for (int k = 0; k < OUTPUTS; ++k) to[k] = out[k] + at * out_strides[k][AXIS];
+            compute<AXIS + 1>(from, in_strides, to, out_strides, lo, hi, where);
         }
     }
 }
@@ -44,9 +67,10 @@ template <int AXIS> static void copy(char* block, const int64* strides, const in
 }
 
 extern "C" void run@number(const char* const* in, const Index* in_strides, char* const* out, const Index* out_strides,
-                    const int64* shape) {
+                    const int64* shape, const int64* first, const uint64* scalars) {
     const Index lo = {};
-    compute<0>(in, in_strides, out, out_strides, lo, shape);
+    Where<AXES> where = {first, scalars, {}};
+    compute<0>(in, in_strides, out, out_strides, lo, shape, where);
 }
 
 struct Box { Index lo, hi; };
@@ -56,7 +80,8 @@ struct Copy { int64 axis, target, source; };
 // boxes[k], `strip` rows of axis 0 at a time, `skew` rows behind step k - 1, so that what one step has written
 // is in the cache when the next one reads it. A row that is overwritten has been read: skew is at least the
 // halo. feeds: of each output, the input it feeds, or -1: then it is written to unfed[0], in the last step to
-// unfed[1]. copies: cells beyond the array, filled as soon as their sources are computed.
+// unfed[1]. copies: cells beyond the array, filled as soon as their sources are computed. position: of
+// cell 0 in the whole array. scalars: SCALARS slots for each step.
 //
 // ring: axis 0 wraps around, so that the first rows need the last ones of the step before. Step k then leaves
 // out k * skew rows on both sides of where the axis closes, which need the copies; they follow step after
@@ -64,7 +89,8 @@ struct Copy { int64 axis, target, source; };
 extern "C" void steps@number(int64 count, int64 strip, int64 skew, int64 ring, char* const (*blocks)[INPUTS],
                       const Index* strides, const int64* feeds, char* const (*unfed)[OUTPUTS],
                       const Index (*unfed_strides)[OUTPUTS], const Box* boxes, const Box* padded,
-                      const int64* copy_counts, const Copy* copies) {
+                      const int64* copy_counts, const Copy* copies, const int64* position,
+                      const uint64* scalars) {
     // Compute the rows first .. last - 1 of step k, and the cells beyond the array that equal theirs.
     const auto take = [&](int64 k, int64 first, int64 last) {
         const char* in[INPUTS];
@@ -79,7 +105,8 @@ extern "C" void steps@number(int64 count, int64 strip, int64 skew, int64 ring, c
         Box part = boxes[k];
         part.lo[0] = first;
         part.hi[0] = last;
-        compute<0>(in, strides, out, out_strides, part.lo, part.hi);
+        Where<AXES> where = {position, scalars + k * SCALARS, {}};
+        compute<0>(in, strides, out, out_strides, part.lo, part.hi, where);
         const Copy* next = copies;
         for (int i = 0; i < INPUTS; ++i)
             for (int64 c = 0; c < copy_counts[i]; ++c, ++next) {

@@ -137,6 +137,25 @@ template <typename T> INLINE bool isnan(T x) {
     if constexpr (Traits<T>::real) { const auto v = widen(x); return v != v; } else return false;
 }
 
+// Whether a position is one of LOW, LOW + STEP, ..., below HIGH.
+template <int64 LOW, int64 HIGH, int64 STEP, typename P> INLINE bool inside(P place) {
+    typedef typename Unsigned<P>::type U;
+    const U from = U(place) - U(LOW);
+    if constexpr (STEP == 1) return from < U(HIGH - LOW);
+    else return (from < U(HIGH - LOW)) & (from % U(STEP) == 0);
+}
+
+// The number that all cells share in one of the slots of a step.
+template <typename T> INLINE T slot(const uint64* slot) {
+#ifdef __CUDACC_RTC__
+    return *reinterpret_cast<const T*>(slot);
+#else
+    T value;
+    std::memcpy(&value, slot, sizeof(T));
+    return value;
+#endif
+}
+
 // Arithmetic. Integers of less than 32 bits are computed in 32 and wrap when they are narrowed.
 #define ARITHMETIC(NAME, SIGN, BOOL)                                                                   \
     template <typename T> INLINE T NAME(T a, T b) {                                                    \

@@ -10,7 +10,9 @@ from typing import Any
 
 from meshrun.runner.compiler.lint.source import integer
 from meshrun.runner.compiler.lint.statements import Kind, Statement, element_of, statements_of
-from meshrun.runner.compiler.trace.trace import PLACES, SHIFTS, NotTraceable
+from meshrun.runner.compiler.trace.block import PLACES
+from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.trace.whole_axes import SHIFTS
 from meshrun.runner.compiler.traced import trace_of
 from meshrun.runner.plan.task import Task
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshrun.runner.compiler.result_type import hide_output
-from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import trace_of
 from meshrun.runner.plan.task import Task
 

@@ -17,7 +17,7 @@ from meshrun.runner.compiler.lint.source import (
     parts_of,
     source_of,
 )
-from meshrun.runner.compiler.trace.trace import WHOLE_AXES
+from meshrun.runner.compiler.trace.whole_axes import WHOLE_AXES
 
 _FILTERS = """
     binary_closing binary_dilation binary_erosion binary_fill_holes binary_opening convolve convolve1d

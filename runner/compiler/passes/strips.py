@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.graph import Node, Offset
+from meshrun.runner.compiler.trace.graph import PLACES, Node, Offset
 
 WORD = 4  # bytes
+UNIFORM = ("constant", "scalar")  # leaves that all cells share
 LOGIC = {
     "logical_and": "&", "bitwise_and": "&", "multiply": "&", "minimum": "&",
     "logical_or": "|", "bitwise_or": "|", "add": "|", "maximum": "|",
@@ -40,7 +41,8 @@ class Strip:
     node: its operation. operands: and for each, how many places further it is needed. at: of a load, the row,
     relative to the thread's first. lanes: elements in a word if it is computed in words, otherwise 0.
     bound: of a strip that is computed as pairs of bytes (kernels/packed.cuh), the largest value in 16 bits.
-    low, high: places that are needed, [low, high).
+    low, high: places that are needed, [low, high). uniform: whether all cells of a row have the same value,
+    which is at place 0.
     """
 
     node: Node
@@ -48,6 +50,7 @@ class Strip:
     at: Offset = ()
     lanes: int = 0
     bound: int = 0
+    uniform: bool = False
     low: int = field(default=0, init=False)
     high: int = field(default=0, init=False)
 
@@ -75,10 +78,11 @@ class Strips:
     """Make strips, one for each distinct expression.
 
     packed: whether small elements may be computed in words. components: elements of a cell of each input.
+    last: the axis along which rows lie.
     """
 
-    def __init__(self, packed: bool, components: list[int]) -> None:
-        self._packed, self._components = packed, components
+    def __init__(self, packed: bool, components: list[int], last: int = 0) -> None:
+        self._packed, self._components, self._last = packed, components, last
         self._made: dict[Any, Strip] = {}
         self._of: dict[Node, PlacedStrip] = {}
         self.all: list[Strip] = []
@@ -97,20 +101,30 @@ class Strips:
         if node.op == "load":
             key: Any = ("load", node.input, node.offset[:-1], node.component)
             return PlacedStrip(self._strip(key, node, (), node.offset[:-1]), node.offset[-1])
+        if node.op in PLACES and node.value[0] == self._last:
+            return self._along_row(node)
         operands = [self._of[one] for one in node.operands]
-        places = [one.place for one in operands if one.strip.node.op != "constant"]
+        places = [one.place for one in operands if not one.strip.uniform]
         first = min(places, default=0)
-        moved = tuple(
-            (one.strip, 0 if one.strip.node.op == "constant" else one.place - first) for one in operands
-        )
-        value = (node.dtype.str, node.value.tobytes()) if node.op == "constant" else ()
+        moved = tuple((one.strip, 0 if one.strip.uniform else one.place - first) for one in operands)
+        value = node.value.tobytes() if node.op == "constant" else node.value
         key = (node.op, node.dtype.str, value, *moved)
         return PlacedStrip(self._strip(key, node, moved, ()), first)
+
+    def _along_row(self, node: Node) -> PlacedStrip:
+        """Return a leaf of positions along the row, counted such that neighbours have the same strip."""
+        axis, at, *others = node.value
+        if node.op == "place":
+            return PlacedStrip(self._strip(("place",), replace(node, value=(axis, 0)), (), ()), at)
+        high, step = others
+        value = (axis, 0, high - at, step)
+        return PlacedStrip(self._strip(("inside", *value), replace(node, value=value), (), ()), -at)
 
     def _strip(self, key: Any, node: Node, operands: tuple[tuple[Strip, int], ...], at: Offset) -> Strip:
         if key not in self._made:
             lanes = self._lanes(node, [strip for strip, _ in operands]) if self._packed else 0
-            made = self._made[key] = Strip(node, operands, at, lanes)
+            uniform = node.op in UNIFORM or (node.op in PLACES and node.value[0] != self._last)
+            made = self._made[key] = Strip(node, operands, at, lanes, uniform=uniform)
             made.bound = _bound(made) if lanes == WORD else 0
             self.all.append(made)
         return self._made[key]

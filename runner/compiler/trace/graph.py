@@ -67,6 +67,9 @@ class Graph:
     def __init__(self) -> None:
         self._nodes: dict[Key, Node] = {}
 
+    def __len__(self) -> int:
+        return len(self._nodes)
+
     def load(self, number: int, dtype: np.dtype[Any], offset: Offset, component: int = 0) -> Node:
         key = ("load", number, offset, component)
         return self._node(key, lambda: Node("load", dtype, (), number, offset, component))
@@ -91,9 +94,16 @@ class Graph:
         return self._node(("scalar", number), lambda: Node("scalar", dtype, value=number))
 
     def operation(self, op: str, dtype: np.dtype[Any], operands: Sequence[Node], line: int = 0) -> Node:
-        """Return an operation. Compute it now, with NumPy, if all operands are constants."""
+        """Return an operation. Compute it now, with NumPy, if all operands are constants; a choice, if it
+        is known."""
         if op == "cast" and operands[0].dtype == dtype:
             return operands[0]
+        if op == "where":
+            condition, chosen, other = operands
+            if chosen is other:
+                return chosen
+            if condition.op == "constant":
+                return chosen if condition.value else other
         if all(node.op == "constant" for node in operands):
             values = [np.full(1, node.value, node.dtype) for node in operands]
             return self.constant(compute(op, dtype, values), dtype)

@@ -1,8 +1,14 @@
-"""Why a function cannot be traced."""
+"""Why a function cannot be traced, with the line of the user's file."""
 
 from __future__ import annotations
 
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 from meshrun.runner.region import Shape
 
@@ -26,3 +32,42 @@ class NotTraceable(Exception):
         super().__init__(reason)
         self.reason, self.hint, self.shorter, self.whole, self.line = reason, hint, shorter, whole, 0
         self.tape: Any = None
+
+
+@contextmanager
+def refused_with_line(function: Callable[..., Any], tape: Any = None) -> Iterator[None]:
+    """Raise NotTraceable, with its line in the user's file, for what a traced call of `function` raises.
+
+    tape: of the call.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except NotTraceable as reason:
+        reason.line, reason.tape = raised_at(reason, function), tape
+        raise
+    except RecursionError:
+        raise NotTraceable("is too deep an expression") from None
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as reason:  # a user's function may raise anything
+        failure = NotTraceable(f"raises {type(reason).__name__}: {reason}")
+        failure.line = raised_at(reason, function)
+        raise failure from reason
+
+
+def raised_at(failure: BaseException, function: Callable[..., Any]) -> int:
+    """Return the line of the user's file that raised `failure`; 0 if unknown."""
+    file, line = file_of(function), 0
+    trail = failure.__traceback__
+    while trail is not None:
+        if trail.tb_frame.f_code.co_filename == file:
+            line = trail.tb_lineno
+        trail = trail.tb_next
+    return line
+
+
+def file_of(function: Callable[..., Any]) -> str:
+    """Return the source file of a function; "" if it has none."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code.co_filename if isinstance(code, types.CodeType) else ""

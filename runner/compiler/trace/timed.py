@@ -27,6 +27,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.series import Parameters
 from meshrun.runner.region import HostArray
 
+MOST_ELEMENTS = 16  # of a row that all cells use
 BATCH = 1 << 12  # steps whose index into a table is checked at once
 
 
@@ -174,8 +175,16 @@ class Timed:
 
     __array_priority__ = 900.0
 
-    def __init__(self, tape: StepTape, number: int) -> None:
-        self._tape, self._number = tape, number
+    def __init__(self, tape: StepTape, number: int, dtype: np.dtype[Any] | None = None) -> None:
+        self._tape, self._number, self._dtype = tape, number, dtype
+
+    def typed(self, dtype: np.dtype[Any]) -> Timed:
+        """Return the number, to be converted to a dtype where it meets a field."""
+        return Timed(self._tape, self._number, dtype)
+
+    def dtype_of(self, like: np.dtype[Any] | None) -> np.dtype[Any]:
+        """Return the dtype where it meets a field. like: of an array that it is written to."""
+        return self._dtype or like or np.asarray(self.sample).dtype
 
     @property
     def sample(self) -> Any:
@@ -346,12 +355,14 @@ def given_of(tape: StepTape, parameters: Mapping[str, Any]) -> Parameters:
 
 
 def nodes_of(graph: Graph, timed: Timed, kind: np.dtype[Any] | None = None) -> np.ndarray[Any, Any]:
-    """Return the leaves of a number of the step, or of a short array of such, in the dtype `kind`.
+    """Return the leaves of a number of the step, or of a short array of such.
 
-    None: in NumPy's own. The conversion is NumPy's, on the host.
+    kind: dtype of an array that it is written to. The conversion is NumPy's, on the host.
     """
     value = np.asarray(timed.sample)
-    dtype = value.dtype if kind is None else kind
+    dtype = timed.dtype_of(kind)
+    if value.size > MOST_ELEMENTS:
+        raise NotTraceable(f"computes with {value.size} elements of a table for each cell")
     if dtype.kind not in "biuf" or dtype.itemsize > SLOT:
         raise NotTraceable(f"computes with {dtype}", "numbers of at most 8 bytes")
     nodes = np.empty(value.shape, object)

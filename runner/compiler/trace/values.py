@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshrun.runner.compiler.operations import ctype, expression
+from meshrun.runner.compiler.operations import at_place, ctype, expression, slot
 from meshrun.runner.compiler.passes.branches import (
     Branch,
     Conditions,
@@ -18,7 +18,7 @@ from meshrun.runner.compiler.passes.branches import (
     write,
 )
 from meshrun.runner.compiler.passes.strips import BYTE, LOGIC, WORD, Strip, Strips, above, byte, operand_bound
-from meshrun.runner.compiler.trace.graph import Node, Offset, Program
+from meshrun.runner.compiler.trace.graph import PLACES, Node, Offset, Program
 
 Row = tuple[int, Offset]
 """An input and a row of it, relative to the thread's first."""
@@ -51,11 +51,12 @@ class Values:
 
     lines: what was written. rows: of the inputs that are read, the number of each. What most cells need is
     read before all else: windows has, of rows of small elements, the first and last ones; loaded has, of the
-    other rows, the elements. What few cells need is read in their branch.
+    other rows, the elements. What few cells need is read in their branch. places: C++ of the position of the
+    thread's first cell in the whole array, per axis.
     """
 
-    def __init__(self, program: Program, strips: Strips) -> None:
-        self._inputs = program.inputs
+    def __init__(self, program: Program, strips: Strips, places: Sequence[str] = ()) -> None:
+        self._inputs, self._places = program.inputs, places
         self._conditions = Conditions(program.graph)
         self._names: dict[Value, str] = {}
         self._recipes: dict[Value, _Recipe] = {}
@@ -241,7 +242,14 @@ class Values:
                 return _call(f"packed::as_float<{of}, {lane}>", [word], kind)
             text, lane = self._part_of_row(operand, place + further)
             return _Recipe([], lambda _: f"packed::as_float<{of}, {lane}>({text})", kind)
-        needs = [Value("scalar", one, place + further) for one, further in strip.operands]
+        if node.op == "scalar":
+            return _Recipe([], lambda _: slot(node), kind)
+        if node.op in PLACES:
+            cell = self._places[node.value[0]] + (f" + {place}" if not strip.uniform and place else "")
+            return _Recipe([], lambda _: at_place(node, cell), kind)
+        needs = [
+            Value("scalar", one, 0 if one.uniform else place + further) for one, further in strip.operands
+        ]
         return _Recipe(
             needs,
             lambda names: expression(node, dict(zip(node.operands, names, strict=True))),

@@ -7,30 +7,26 @@ that took one index along an axis of space has that axis fixed at a position.
 
 from __future__ import annotations
 
-import inspect
 import operator
-import sys
-import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from meshrun.runner.compiler.trace.graph import Node
-from meshrun.runner.compiler.trace.timed import StepTape, Timed, as_compared, nodes_of
-from meshrun.runner.compiler.trace.trace import (
-    COMPARISONS,
+from meshrun.runner.compiler.trace.array import (
     MOST_COMPONENTS,
-    MOST_NODES,
-    UFUNCS,
-    NotTraceable,
-    fast_power,
-    weak_dtype,
-    within_range,
+    Functions,
+    Nodes,
+    ResultAxes,
+    TracedArray,
+    TracedCall,
+    check_computable,
+    choose,
 )
+from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.trace.timed import Timed, nodes_of
 from meshrun.runner.compiler.whole.graph import EVERY_SECOND, WholeGraph
 from meshrun.runner.compiler.whole.tables import Line, root_of
 from meshrun.runner.region import Shape
@@ -83,36 +79,37 @@ class Storage:
         self.nodes, self.extents, self.origin, self.changed = nodes, dict(extents), origin, False
 
 
-class Tracing:
-    """One call of the function: its graph and the lengths of space.
+@dataclass
+class Alignment(ResultAxes):
+    """Axes and fixed positions of a result."""
 
-    functions: NumPy's functions, and what computes each of them on traced arrays. tape: what is computed of
-    the step's number and of tables in time.
-    """
+    axes: list[Axis] = field(default_factory=list)
+    fixed: dict[int, int] = field(default_factory=dict)
+
+    def has(self, axis: int) -> bool:
+        """Return whether an axis of space is one of the axes."""
+        return any(isinstance(one, Along) and one.axis == axis for one in self.axes)
+
+    def with_axis(self, at: int, length: int) -> Alignment:
+        return Alignment([*self.axes[:at], Inner(length), *self.axes[at:]], self.fixed)
+
+
+class Tracing(TracedCall):
+    """One call of the function: its graph and the lengths of space."""
+
+    graph: WholeGraph
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        graph: WholeGraph,
-        space: Shape,
-        functions: Mapping[Callable[..., Any], Callable[..., Any]],
+        self, function: Callable[..., Any], graph: WholeGraph, space: Shape, functions: Functions
     ) -> None:
-        code = getattr(inspect.unwrap(function), "__code__", None)
-        self.graph, self.space, self.functions = graph, space, functions
-        self._file = code.co_filename if isinstance(code, types.CodeType) else ""
+        super().__init__(function, graph, functions)
+        self.space = space
         self._lines = 0
-        self.tape = StepTape(self._file, lift=self.lift)
+        self.tape.lift = self.lift
 
     def lift(self, array: np.ndarray[Any, Any]) -> Whole:
         """Return an array of NumPy's that is combined with a number of the step as a traced array."""
         return lifted(self, array, likely_lines(self.space, array))
-
-    def line(self) -> int:
-        """Return the line of the user's file that runs now; 0 if unknown."""
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename != self._file:
-            frame = frame.f_back
-        return frame.f_lineno if frame else 0
 
     def new_line(self) -> int:
         """Return the number of a line that is along no axis of space yet, below 0."""
@@ -143,6 +140,71 @@ class Tracing:
         node = self.graph.constant(np.asarray(value).astype(kind), kind)
         return made(self, axes, {}, np.full(inner_shape(axes), node, object), kind)
 
+    def operand(self, value: Any, like: np.dtype[Any] | None = None) -> Whole:
+        if isinstance(value, Whole):
+            if value._recorder is not self:
+                raise NotTraceable("keeps an array from one call to the next")
+            return value
+        if isinstance(value, Timed):
+            nodes = nodes_of(self.graph, value, like)
+            return made(self, tuple(Inner(n) for n in nodes.shape), {}, nodes, value.dtype_of(like))
+        array = np.asarray(value)
+        if like is not None and not isinstance(value, (np.ndarray, np.generic)):
+            array = array.astype(like)
+        if array.dtype.kind not in "biuf":
+            raise NotTraceable(f"computes with {array.dtype}")
+        plain = array
+        if array.size > MOST_COMPONENTS:
+            if array.tobytes() != array.ravel()[:1].tobytes() * array.size:
+                traced = self.lift(array)
+                traced._plain = plain
+                return traced
+            array = array.ravel()[:1].reshape((1,) * array.ndim)
+        nodes = np.empty(array.shape, object)
+        for index, element in np.ndenumerate(array):
+            nodes[index] = self.graph.constant(element, array.dtype)
+        traced = made(self, tuple(Inner(length) for length in array.shape), {}, nodes, array.dtype)
+        traced._plain = plain if array.size > 1 else None
+        return traced
+
+    def aligned(self, operands: Sequence[Whole]) -> tuple[Alignment, list[Nodes]]:
+        """Bring operands to the places of the first that has an axis; return the result's axes and their
+        nodes.
+
+        Raises NotTraceable if cells of one operand are needed far from those of another, ValueError as NumPy
+        does.
+        """
+        shape = np.broadcast_shapes(*(one.shape for one in operands))
+        operands = [_as_lines(one, operands) for one in operands]
+        layout, moves = Alignment(), [_Moves(one) for one in operands]
+        for back in range(len(shape), 0, -1):
+            here = [(move, move.operand._axes[-back]) for move in moves if move.operand.ndim >= back]
+            along = [(move, axis) for move, axis in here if isinstance(axis, Along)]
+            if not along:
+                layout.axes.append(Inner(shape[-back]))
+                continue
+            if any(isinstance(axis, Inner) and axis.length > 1 for _, axis in here):
+                raise NotTraceable(
+                    f"combines an axis of a field with an array of {shape[-back]} elements",
+                    "np.arange and the like in the function, or an input of the function",
+                )
+            # An axis of space that a field has, before one of a line.
+            long = [axis for _, axis in along if axis.length == shape[-back]]
+            reference = next((axis for axis in long if axis.axis >= 0), long[0])
+            if layout.has(reference.axis):
+                raise NotTraceable(OTHER_AXES)
+            layout.axes.append(reference)
+            for move, axis in along:
+                move.along(axis, reference)
+        for move in moves:
+            move.fix(layout)
+        for move in moves:
+            move.check(layout)
+        return layout, [move.moved() for move in moves]
+
+    def result(self, layout: Alignment, nodes: Nodes, dtype: np.dtype[Any]) -> Whole:
+        return made(self, layout.axes, layout.fixed, nodes.reshape(inner_shape(layout.axes)), dtype)
+
 
 def inner_shape(axes: Sequence[Axis]) -> Shape:
     return tuple(axis.length for axis in axes if isinstance(axis, Inner))
@@ -152,7 +214,7 @@ def made(
     recorder: Tracing,
     axes: Sequence[Axis],
     fixed: Mapping[int, int],
-    nodes: np.ndarray[Any, Any],
+    nodes: Nodes,
     dtype: np.dtype[Any],
     origin: int = -1,
 ) -> Whole:
@@ -165,14 +227,67 @@ def made(
     return Whole(recorder, storage, tuple(axes), dict(fixed), cells, dtype)
 
 
-class Whole(NDArrayOperatorsMixin):
+def lifted(recorder: Tracing, array: np.ndarray[Any, Any], lines: Collection[int]) -> Whole:
+    """Return an array of NumPy's as a traced array. lines: the axes that are to be axes of space."""
+    axes: list[Axis] = [
+        Along(recorder.new_line(), 0, 1, length) if axis in lines and length > 1 else Inner(length)
+        for axis, length in enumerate(array.shape)
+    ]
+    along = [axis.axis for axis in axes if isinstance(axis, Along)]
+    nodes = np.empty(inner_shape(axes), object)
+    if nodes.size > MOST_COMPONENTS:
+        raise NotTraceable(f"uses an array of shape {array.shape} whose axes are none of a field")
+    for index in np.ndindex(nodes.shape):
+        inner = iter(index)
+        squeezed = tuple(slice(None) if isinstance(axis, Along) else next(inner) for axis in axes)
+        part = array[squeezed]
+        if along:
+            root, starts = root_of(part)
+            nodes[index] = recorder.graph.table(root, along, starts)
+        else:
+            nodes[index] = recorder.graph.constant(part, array.dtype)
+    return made(recorder, axes, {}, nodes, array.dtype)
+
+
+def likely_lines(space: Shape, array: np.ndarray[Any, Any]) -> list[int]:
+    """Return which axes of an array are axes of space, if nothing tells: those that are long, or as long."""
+    return [
+        axis
+        for axis, length in enumerate(array.shape)
+        if length > MOST_COMPONENTS or any(abs(length - n) <= 1 for n in space)
+    ]
+
+
+def _as_lines(operand: Whole, others: Sequence[Whole]) -> Whole:
+    """Return an array of NumPy's with lines along the axes where other operands have axes of space."""
+    array = operand._plain
+    if array is None or operand.shape != array.shape:
+        return operand
+    lines = {
+        operand.ndim - back
+        for other in others
+        for back in range(1, min(operand.ndim, other.ndim) + 1)
+        if other is not operand and isinstance(other._axes[-back], Along) and other.shape[-back] > 1
+    }
+    mine = {number for number, axis in enumerate(operand._axes) if isinstance(axis, Along)}
+    wanted = {axis for axis in lines if array.shape[axis] > 1}
+    return operand if wanted == mine else lifted(operand._recorder, array, wanted)
+
+
+class Whole(TracedArray):
     """A stand-in for a whole array.
 
     axes: of the array. fixed: positions along the axes of space at which one index was taken. cells: which of
     the storage's components its inner axes have.
     """
 
-    __array_priority__ = 1000.0
+    MODULE = "np"
+    KIND = "an array"
+    FOREIGN = (
+        "makes an array that NumPy fills from the cells of a field, or writes cells into one",
+        "np.zeros(shape) or np.zeros_like(field) in the function for an array to write into",
+    )
+    _recorder: Tracing
     _plain: Any = None  # of an array of NumPy's: that array
 
     def __init__(
@@ -184,100 +299,42 @@ class Whole(NDArrayOperatorsMixin):
         cells: np.ndarray[Any, Any],
         dtype: np.dtype[Any],
     ) -> None:
-        if dtype.kind not in "biuf" or dtype.itemsize > 8 or not dtype.isnative:
-            raise NotTraceable(f"computes in {dtype.str if dtype.kind in 'biuf' else dtype}")
+        check_computable(dtype)
         self._recorder, self._storage, self._axes = recorder, storage, axes
         self._fixed, self._cells, self.dtype = fixed, cells, dtype
-
-    # What NumPy's arrays have
 
     @property
     def shape(self) -> Shape:
         return tuple(axis.length for axis in self._axes)
 
     @property
-    def ndim(self) -> int:
-        return len(self._axes)
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
-
-    @property
-    def itemsize(self) -> int:
-        return self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.itemsize
-
-    @property
-    def T(self) -> Whole:  # NumPy's name
-        return self.transpose()
-
-    @property
     def flat(self) -> Any:
         raise NotTraceable("uses .flat of an array", "an index per axis")
 
-    def __len__(self) -> int:
-        return self.shape[0]
+    def is_cells(self, axis: int) -> bool:
+        return isinstance(self._axes[axis], Along)
 
-    def __iter__(self) -> Any:
-        if isinstance(self._axes[0], Along):
-            raise NotTraceable("iterates over the cells of an array", "slices instead of a loop over cells")
-        return (self[number] for number in range(self.shape[0]))
+    def layout(self) -> Alignment:
+        return Alignment(list(self._axes), self._fixed)
 
-    def __bool__(self) -> bool:
-        raise NotTraceable(
-            "decides by the value of a cell (if, while, and, or, not)", "np.where(condition, a, b), or & | ~"
-        )
+    def read(self) -> Nodes:
+        nodes = np.empty(self._cells.shape, object)
+        nodes.ravel()[:] = [self._storage.nodes[cell] for cell in self._cells.ravel()]
+        places = tuple(number for number, axis in enumerate(self._axes) if isinstance(axis, Along))
+        return np.expand_dims(nodes, places) if places else nodes
 
-    def _as_number(self) -> Any:
-        raise NotTraceable("converts a cell to a Python number", "NumPy's functions instead of those of math")
-
-    __float__ = __int__ = __complex__ = __index__ = _as_number
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        raise NotTraceable("makes an array that NumPy fills from the cells of a field")
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if hasattr(np.ndarray, name) and callable(getattr(np, name, None)):
-            return partial(getattr(np, name), self)
-        raise NotTraceable(f"uses .{name} of an array, which is not traced")
-
-    def copy(self, order: str = "C") -> Whole:
-        return self._new(self.read(), self.dtype)
-
-    def astype(self, dtype: Any, order: str = "K", casting: str = "unsafe", copy: bool = True) -> Whole:
-        kind = np.dtype(dtype)
-        if kind == self.dtype and not copy:
-            return self
-        if casting != "unsafe":
-            raise NotTraceable("uses casting= of astype")
-        return self._new(self.cast(self.read(), kind), kind)
-
-    def transpose(self, *axes: Any) -> Whole:
-        if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)):
-            axes = tuple(axes[0]) if axes[0] is not None else ()
-        order = tuple(axis % self.ndim for axis in axes) or tuple(reversed(range(self.ndim)))
+    def transposed(self, order: Shape) -> Whole:
         inner = [number for number, axis in enumerate(self._axes) if isinstance(axis, Inner)]
         moved = [inner.index(number) for number in order if number in inner]
         taken = tuple(self._axes[number] for number in order)
         cells = self._cells.transpose(moved)
         return Whole(self._recorder, self._storage, taken, self._fixed, cells, self.dtype)
 
-    def fill(self, value: Any) -> None:
-        self[...] = value
+    def reduce_cells(self, name: str, axes: Sequence[int], dtype: Any, out: Any, keepdims: bool) -> Any:
+        raise NotTraceable(f"reduces the cells of an array (numpy.{name})")
 
-    def __pow__(self, exponent: Any) -> Any:
-        fast = fast_power(self.dtype, exponent)
-        return np.power(self, exponent) if fast is None else fast(self)
-
-    def __ipow__(self, exponent: Any) -> Any:
-        self[...] = self**exponent
-        return self
+    def untraced(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> NotTraceable:
+        return NotTraceable(f"uses numpy.{name}, which is not traced")
 
     # Places
 
@@ -286,7 +343,7 @@ class Whole(NDArrayOperatorsMixin):
         inner: list[Any] = []
         fixed = dict(self._fixed)
         number = 0
-        for item in full_index(index, self.ndim):
+        for item in self.full_index(index):
             # A new axis has one element, and none of space.
             if item is None:
                 axes.append(Inner(1))
@@ -324,12 +381,12 @@ class Whole(NDArrayOperatorsMixin):
             _write_masked(self, index, value)
             return
         target = self[index]
-        given = as_operand(recorder, value, self.dtype)
+        given = recorder.operand(value, self.dtype)
         if not _fits(given.shape, target.shape):
             raise ValueError(
                 f"could not broadcast input array from shape {given.shape} into shape {target.shape}"
             )
-        layout, (_, nodes) = aligned([target, given])
+        layout, (_, nodes) = recorder.aligned([target, given])
         if tuple(layout.axes) != target._axes:
             raise NotTraceable("writes cells of a field into an array that has no axis of it")
         nodes = target.cast(nodes, self.dtype)
@@ -340,7 +397,7 @@ class Whole(NDArrayOperatorsMixin):
         for cell, node in zip(target._cells.ravel(), whole.ravel(), strict=True):
             chosen, old = node, storage.nodes[cell]
             for condition in conditions:
-                chosen = graph.where(condition, chosen, old, line)
+                chosen = graph.operation("where", self.dtype, (condition, chosen, old), line)
             storage.nodes[cell] = chosen
         storage.changed = True
 
@@ -357,43 +414,6 @@ class Whole(NDArrayOperatorsMixin):
                 found.append(graph.inside(number, part.first, part.stop, part.step))
         return found
 
-    # NumPy's protocols
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        if method != "__call__" or ufunc.__name__ not in UFUNCS:
-            name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-            raise NotTraceable(f"uses numpy.{name}, which is not traced")
-        for name in options.keys() - {"where", "out", "dtype"}:
-            raise NotTraceable(f"uses {name}= of numpy.{ufunc.__name__}")
-        (out,) = options.get("out") or (None,)
-        result = elementwise(self._recorder, ufunc, inputs, options.get("dtype"))
-        return stored(result, out, options.get("where", True))
-
-    def __array_function__(
-        self, function: Callable[..., Any], kinds: Any, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        known = self._recorder.functions.get(function)
-        if known is None:
-            raise NotTraceable(f"uses numpy.{function.__name__}, which is not traced")
-        return known(*args, **kwargs)
-
-    # Within this package
-
-    def read(self) -> np.ndarray[Any, Any]:
-        """Return the nodes: one element along axes of space."""
-        nodes = np.empty(self._cells.shape, object)
-        nodes.ravel()[:] = [self._storage.nodes[cell] for cell in self._cells.ravel()]
-        places = tuple(number for number, axis in enumerate(self._axes) if isinstance(axis, Along))
-        return np.expand_dims(nodes, places) if places else nodes
-
-    def cast(self, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        return each(self._recorder, "cast", dtype, nodes)
-
-    def _new(self, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Whole:
-        """Return a new array with these axes. nodes: as `read` returns them."""
-        inner = nodes.reshape(inner_shape(self._axes))
-        return made(self._recorder, self._axes, self._fixed, inner, dtype)
-
 
 def _fits(shape: Shape, target: Shape) -> bool:
     """Return whether an array of a shape can be written to a target of another."""
@@ -401,118 +421,6 @@ def _fits(shape: Shape, target: Shape) -> bool:
         return np.broadcast_shapes(shape, target) == target
     except ValueError:
         return False
-
-
-def full_index(index: Any, ndim: int) -> list[Any]:
-    """Return an index for each axis, and None for each new axis. Raises NotTraceable for arrays."""
-    found: list[Any] = []
-    for item in index if isinstance(index, tuple) else (index,):
-        if item is Ellipsis or item is None or isinstance(item, slice):
-            found.append(item)
-        elif isinstance(item, (bool, np.bool_, np.ndarray, Whole, list)) or not hasattr(item, "__index__"):
-            raise NotTraceable("picks cells by an array or a condition", "np.where(condition, a, b)")
-        else:
-            found.append(operator.index(item))
-    count = sum(item is not None and item is not Ellipsis for item in found)
-    if count > ndim:
-        raise IndexError(f"too many indices for array: array is {ndim}-dimensional, but {count} were indexed")
-    if not any(item is Ellipsis for item in found):
-        found.append(Ellipsis)
-    at = next(number for number, item in enumerate(found) if item is Ellipsis)
-    return found[:at] + [slice(None)] * (ndim - count) + found[at + 1 :]
-
-
-def as_operand(recorder: Tracing, value: Any, like: np.dtype[Any] | None = None) -> Whole:
-    """Return `value` as a traced array. like: dtype for a Python number, of the array it is written to."""
-    if isinstance(value, Whole):
-        if value._recorder is not recorder:
-            raise NotTraceable("keeps an array from one call to the next")
-        return value
-    if isinstance(value, Timed):
-        nodes = nodes_of(recorder.graph, value, like)
-        kind = np.asarray(value.sample).dtype if like is None else like
-        return made(recorder, tuple(Inner(length) for length in nodes.shape), {}, nodes, kind)
-    array = np.asarray(value)
-    if like is not None and not isinstance(value, (np.ndarray, np.generic)):
-        array = array.astype(like)
-    if array.dtype.kind not in "biuf":
-        raise NotTraceable(f"computes with {array.dtype}")
-    plain = array
-    if array.size > MOST_COMPONENTS:
-        if array.tobytes() != array.ravel()[:1].tobytes() * array.size:
-            found = lifted(recorder, array, likely_lines(recorder.space, array))
-            found._plain = plain
-            return found
-        array = array.ravel()[:1].reshape((1,) * array.ndim)
-    nodes = np.empty(array.shape, object)
-    for place, element in np.ndenumerate(array):
-        nodes[place] = recorder.graph.constant(element, array.dtype)
-    found = made(recorder, tuple(Inner(length) for length in array.shape), {}, nodes, array.dtype)
-    found._plain = plain if array.size > 1 else None
-    return found
-
-
-def lifted(recorder: Tracing, array: np.ndarray[Any, Any], lines: Collection[int]) -> Whole:
-    """Return an array of NumPy's as a traced array. lines: the axes that are to be axes of space."""
-    axes: list[Axis] = [
-        Along(recorder.new_line(), 0, 1, length) if axis in lines and length > 1 else Inner(length)
-        for axis, length in enumerate(array.shape)
-    ]
-    along = [axis.axis for axis in axes if isinstance(axis, Along)]
-    nodes = np.empty(inner_shape(axes), object)
-    if nodes.size > MOST_COMPONENTS:
-        raise NotTraceable(f"uses an array of shape {array.shape} whose axes are none of a field")
-    for index in np.ndindex(nodes.shape):
-        inner = iter(index)
-        squeezed = tuple(slice(None) if isinstance(axis, Along) else next(inner) for axis in axes)
-        part = array[squeezed]
-        if along:
-            root, starts = root_of(part)
-            nodes[index] = recorder.graph.table(root, along, starts)
-        else:
-            nodes[index] = recorder.graph.constant(part, array.dtype)
-    return made(recorder, axes, {}, nodes, array.dtype)
-
-
-def likely_lines(space: Shape, array: np.ndarray[Any, Any]) -> list[int]:
-    """Return which axes of an array are axes of space, if nothing tells: those that are long, or as long."""
-    return [
-        axis
-        for axis, length in enumerate(array.shape)
-        if length > MOST_COMPONENTS or any(abs(length - n) <= 1 for n in space)
-    ]
-
-
-def _as_lines(operand: Whole, others: Sequence[Whole]) -> Whole:
-    """Return an array of NumPy's with lines along the axes where other operands have axes of space."""
-    if operand._plain is None:
-        return operand
-    lines = {
-        operand.ndim - back
-        for other in others
-        for back in range(1, min(operand.ndim, other.ndim) + 1)
-        if other is not operand and isinstance(other._axes[-back], Along) and other._axes[-back].length > 1
-    }
-    mine = {number for number, axis in enumerate(operand._axes) if isinstance(axis, Along)}
-    array = operand._plain
-    wanted = {axis for axis in lines if array.shape[axis] > 1}
-    return (
-        operand
-        if wanted == mine or operand.shape != array.shape
-        else lifted(operand._recorder, array, wanted)
-    )
-
-
-@dataclass
-class Alignment:
-    """Axes and fixed positions of a result."""
-
-    axes: list[Axis] = field(default_factory=list)
-    fixed: dict[int, int] = field(default_factory=dict)
-
-    def has(self, axis: int) -> bool:
-        """Return whether an axis of space is one of the axes."""
-        return any(isinstance(one, Along) and one.axis == axis for one in self.axes)
 
 
 class _Moves:
@@ -564,141 +472,12 @@ class _Moves:
         if any(self.varies(axis) for axis in set(layout.fixed) - has):
             raise NotTraceable("combines cells of different places")
 
-    def moved(self) -> np.ndarray[Any, Any]:
+    def moved(self) -> Nodes:
         graph = self.operand._recorder.graph
         nodes = np.empty(self.nodes.shape, object)
         renamed = graph.renamed(self.nodes.ravel(), self.names)
         nodes.ravel()[:] = graph.moved(renamed, tuple(self.shift))
         return nodes
-
-
-def aligned(operands: Sequence[Whole]) -> tuple[Alignment, list[np.ndarray[Any, Any]]]:
-    """Bring operands to the places of the first that has an axis; return the result's axes and their nodes.
-
-    Raises NotTraceable if cells of one operand are needed far from those of another, ValueError as NumPy
-    does.
-    """
-    shape = np.broadcast_shapes(*(one.shape for one in operands))
-    operands = [_as_lines(one, operands) for one in operands]
-    layout, moves = Alignment(), [_Moves(one) for one in operands]
-    for back in range(len(shape), 0, -1):
-        here = [(move, move.operand._axes[-back]) for move in moves if move.operand.ndim >= back]
-        along = [(move, axis) for move, axis in here if isinstance(axis, Along)]
-        if not along:
-            layout.axes.append(Inner(shape[-back]))
-            continue
-        if any(isinstance(axis, Inner) and axis.length > 1 for _, axis in here):
-            raise NotTraceable(
-                f"combines an axis of a field with an array of {shape[-back]} elements",
-                "np.arange and the like in the function, or an input of the function",
-            )
-        # An axis of space that a field has, before one of a line.
-        long = [axis for _, axis in along if axis.length == shape[-back]]
-        reference = next((axis for axis in long if axis.axis >= 0), long[0])
-        if layout.has(reference.axis):
-            raise NotTraceable(OTHER_AXES)
-        layout.axes.append(reference)
-        for move, axis in along:
-            move.along(axis, reference)
-    for move in moves:
-        move.fix(layout)
-    for move in moves:
-        move.check(layout)
-    return layout, [move.moved() for move in moves]
-
-
-def each(
-    recorder: Tracing, op: str, dtype: np.dtype[Any], *operands: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
-    """Return the nodes of an elementwise operation on arrays of nodes, which are broadcast."""
-    line = recorder.line()
-    every = np.broadcast_arrays(*operands)
-    found = np.empty(every[0].shape, object)
-    for place in np.ndindex(found.shape):
-        nodes = [one[place] for one in every]
-        if op == "where":
-            found[place] = recorder.graph.where(nodes[0], nodes[1], nodes[2], line)
-        else:
-            found[place] = recorder.graph.operation(op, dtype, nodes, line)
-    if len(recorder.graph._nodes) > MOST_NODES:
-        raise NotTraceable(f"does more than {MOST_NODES} operations for each cell")
-    return found
-
-
-def result_of(
-    recorder: Tracing, layout: Alignment, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]
-) -> Whole:
-    """Return a new array. nodes: one element along axes of space."""
-    return made(recorder, layout.axes, layout.fixed, nodes.reshape(inner_shape(layout.axes)), dtype)
-
-
-def elementwise(recorder: Tracing, ufunc: Any, inputs: Sequence[Any], dtype: Any = None) -> Whole:
-    """Record one call of a ufunc: its loop's dtypes are NumPy's."""
-    if ufunc.__name__ in COMPARISONS and dtype is None:
-        inputs = within_range(inputs, Whole)
-    fixed = {} if dtype is None else {"signature": (*[None] * len(inputs), np.dtype(dtype))}
-    weak = list(map(_weak_of, inputs))
-    if ufunc.__name__ in COMPARISONS and dtype is None:
-        weak = as_compared(inputs, weak)
-    kinds = ufunc.resolve_dtypes((*weak, None), **fixed)
-    if any(kind.kind not in "biuf" or kind.itemsize > 8 for kind in kinds):
-        raise NotTraceable(f"computes in {kinds[-1]}")
-    values = []
-    for value, kind in zip(inputs, kinds, strict=False):
-        if isinstance(value, Timed):
-            values.append(as_operand(recorder, value, kind))
-            continue
-        typed = isinstance(value, (Whole, np.ndarray, np.generic))
-        values.append(as_operand(recorder, value if typed else kind.type(value)))
-    if ufunc.__name__ == "reciprocal" and kinds[-1].kind != "f":
-        raise NotTraceable("divides integers by numpy.reciprocal", "1 / x")
-    if ufunc.__name__ == "power" and kinds[-1].kind in "iu":
-        for node in values[1].read().ravel():
-            if node.op != "constant":
-                raise NotTraceable("raises integers to a power that is not constant")
-            if node.value < 0:
-                raise ValueError("Integers to negative integer powers are not allowed.")
-    layout, nodes = aligned(values)
-    operands = [one.cast(array, kind) for one, array, kind in zip(values, nodes, kinds, strict=False)]
-    return result_of(recorder, layout, each(recorder, ufunc.__name__, kinds[-1], *operands), kinds[-1])
-
-
-def _weak_of(value: Any) -> Any:
-    return value.dtype if isinstance(value, Whole) else weak_dtype(value)
-
-
-def stored(result: Whole, out: Any, where: Any = True) -> Any:
-    """Return `out` with the result in it, or the result. where: of a ufunc."""
-    if isinstance(out, tuple):
-        (out,) = out
-    if out is None:
-        if where is not True:
-            raise NotTraceable("uses where= without out=", "np.where(condition, a, b)")
-        return result
-    if not isinstance(out, Whole):
-        raise NotTraceable("writes into an array that NumPy made outside of the function")
-    if not np.can_cast(result.dtype, out.dtype, "same_kind"):
-        raise TypeError(
-            f"Cannot cast ufunc output from {result.dtype} to {out.dtype} with casting rule 'same_kind'"
-        )
-    out[...] = result if where is True else choose(where, result.astype(out.dtype, copy=False), out)
-    return out
-
-
-def choose(condition: Any, *given: Any) -> Whole:
-    """Record numpy.where(condition, a, b)."""
-    if len(given) != 2:
-        raise NotTraceable("looks for cells by numpy.where(condition)", "np.where(condition, a, b)")
-    recorder = next(one._recorder for one in (condition, *given) if isinstance(one, Whole))
-    values = tuple(v.sample if isinstance(v, Timed) else v for v in given)
-    weak = [np.empty(0, v.dtype) if isinstance(v, (Whole, np.ndarray)) else v for v in values]
-    kind = np.result_type(*weak)
-    operands = [as_operand(recorder, condition)]
-    operands += [as_operand(recorder, v, kind if isinstance(v, Timed) else None) for v in given]
-    layout, nodes = aligned(operands)
-    chosen = operands[0].cast(nodes[0], np.dtype(bool))
-    typed = [one.cast(array, kind) for one, array in zip(operands[1:], nodes[1:], strict=True)]
-    return result_of(recorder, layout, each(recorder, "where", kind, chosen, *typed), kind)
 
 
 def _write_masked(array: Whole, mask: Whole, value: Any) -> None:
@@ -709,5 +488,5 @@ def _write_masked(array: Whole, mask: Whole, value: Any) -> None:
         raise IndexError("boolean index did not match indexed array")
     index = (Ellipsis, *[None] * (array.ndim - mask.ndim))
     picked = mask[index]
-    typed = as_operand(array._recorder, value, array.dtype).astype(array.dtype, copy=False)
+    typed = array._recorder.operand(value, array.dtype).astype(array.dtype, copy=False)
     array[...] = choose(picked, typed, array)

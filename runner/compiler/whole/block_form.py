@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.operations import INEXACT
+from meshrun.runner.compiler.operations import inexact_operations
 from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program
-from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
 from meshrun.runner.compiler.whole.trace import WholeInput, WholeOutput, WholeProgram, trace_whole
 from meshrun.runner.errors import UserError
@@ -54,7 +54,7 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
             hint=reason.hint,
         ) from reason
     _check_sizes(job, program)
-    footprints = [program.footprint(number) for number in range(len(program.inputs))]
+    footprints = [program.program.footprint(number) for number in range(len(program.inputs))]
     halo = tuple(
         (max(width[axis][0] for width in footprints), max(width[axis][1] for width in footprints))
         for axis in range(len(program.space))
@@ -133,7 +133,7 @@ def _block_function(
                     slice(cut.start, cut.stop + low + high)
                     for cut, (low, high) in zip(part, widths, strict=True)
                 )
-                call([block[around] for block in blocks], outs)
+                call([block[around] for block in blocks], outs, piece.first)
                 continue
             results = compute_piece(xp, program, piece, blocks, [widths] * len(blocks), first, row)
             for cells, result in zip(outs, results, strict=True):
@@ -156,7 +156,7 @@ def compiled_piece(
     if any(node.op in ("place", "inside", "scalar") for node in plain.nodes):
         return None
     # On a CPU the bits are NumPy's.
-    if kind == "cpu" and any(node.op in INEXACT for node in plain.nodes):
+    if kind == "cpu" and inexact_operations(plain.nodes):
         return None
     from meshrun.runner.compiler.compiled import compile_for
 

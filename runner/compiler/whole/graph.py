@@ -70,14 +70,6 @@ class WholeGraph(Graph):
 
         return self._rewritten(wanted, leaf), [(self.tables[number], axes) for number, axes in used]
 
-    def where(self, condition: Node, chosen: Node, other: Node, line: int = 0) -> Node:
-        """Return `chosen` where `condition`, else `other`; both have one dtype."""
-        if chosen is other:
-            return chosen
-        if condition.op == "constant":
-            return chosen if condition.value else other
-        return self.operation("where", chosen.dtype, (condition, chosen, other), line)
-
     def load_at(self, number: int, dtype: np.dtype[Any], offset: Offset, component: int = 0) -> Node:
         """Return a load. Its offset is brought to the nearest of those that lead to the same cell."""
         near = []
@@ -162,10 +154,7 @@ class WholeGraph(Graph):
                 done[node] = node
             else:
                 operands = [done[one] for one in node.operands]
-                if node.op == "where":
-                    done[node] = self.where(operands[0], operands[1], operands[2], node.line)
-                else:
-                    done[node] = self.operation(node.op, node.dtype, operands, node.line)
+                done[node] = self.operation(node.op, node.dtype, operands, node.line)
         return [done[node] for node in wanted]
 
     def varies(self, nodes: Iterable[Node], axis: int) -> bool:

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.trace.array import choose
 from meshrun.runner.compiler.trace.graph import PLACE, Node, compute, in_order
 from meshrun.runner.compiler.trace.rebound import FunctionCopies
-from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, choose, made
+from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, made
 
 MADE = (
     "zeros", "empty", "ones", "full", "asarray", "ascontiguousarray", "array", "arange", "linspace",

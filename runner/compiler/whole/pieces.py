@@ -111,8 +111,6 @@ def _specialised(program: WholeProgram, first: Shape, last: Shape) -> tuple[tupl
 def _rebuilt(graph: WholeGraph, node: Node, operands: Sequence[Node]) -> Node:
     if all(a is b for a, b in zip(operands, node.operands, strict=True)):
         return node
-    if node.op == "where":
-        return graph.where(operands[0], operands[1], operands[2], node.line)
     return graph.operation(node.op, node.dtype, operands, node.line)
 
 

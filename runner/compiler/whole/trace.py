@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from meshrun.runner.compiler.trace.function_key import key_of
-from meshrun.runner.compiler.trace.graph import Node, Operand, Program, in_order
+from meshrun.runner.compiler.trace.graph import Node, Operand, Program
+from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.trace.timed import StepTape, given_of
-from meshrun.runner.compiler.trace.trace import NotTraceable, refused_with_line
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
 from meshrun.runner.compiler.whole.constants import Constant, as_space, constants_of
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
@@ -64,30 +65,28 @@ class WholeProgram:
     tape: StepTape = field(default_factory=StepTape)
     constants: tuple[Constant, ...] = ()
 
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        return tuple(in_order(node for output in self.outputs for node in output.nodes))
+    @cached_property
+    def program(self) -> Program:
+        """The program of each cell, for kernels."""
+        dimensions = len(self.space)
+        inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.inputs)
+        outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.outputs)
+        results = tuple(one.nodes for one in self.outputs)
+        graph, tape = self.graph, self.tape
+        return Program(dimensions, inputs, outputs, results, graph, lengths=self.space, tape=tape)
 
     @property
     def fingerprint(self) -> tuple[str, ...]:
         """What tells the program from others."""
-        operands = [Operand(one.name, one.dtype) for one in (*self.inputs, *self.outputs)]
-        ins, outs = operands[: len(self.inputs)], operands[len(self.inputs) :]
-        results = tuple(output.nodes for output in self.outputs)
-        program = Program(len(self.space), tuple(ins), tuple(outs), results, self.graph)
-        return program.text(), self.tape.text(), *(one.digest for one in self.constants)
+        return self.program.text(), self.tape.text(), *(one.digest for one in self.constants)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.program.nodes
 
     @property
     def wraps(self) -> list[set[int]]:
         return self.graph.wraps
-
-    def footprint(self, number: int) -> tuple[tuple[int, int], ...]:
-        """Return how far from the own position an input is read, per axis: cells before and after."""
-        offsets = [node.offset for node in self.nodes if node.op == "load" and node.input == number]
-        return tuple(
-            (max((-at[axis] for at in offsets), default=0), max((at[axis] for at in offsets), default=0))
-            for axis in range(len(self.space))
-        )
 
 
 def space_of(inputs: Sequence[WholeInput]) -> Shape:
@@ -130,7 +129,7 @@ def trace_whole(
         again = _traced(function, inputs, parameters, names, axes, services)
         if program.fingerprint != again.fingerprint:
             raise NotTraceable(
-                "computes something else at each call, such as with numpy.random or a variable that it changes",
+                "computes something else at each call, with numpy.random or a variable that it changes",
                 "here.uniform(seed, step) for random numbers, an input or a parameter for others",
             )
     return program

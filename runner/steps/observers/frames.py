@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshrun.runner.arrays.store import gather
-from meshrun.runner.compiler.trace.trace import MOST_COMPONENTS
+from meshrun.runner.compiler.trace.array import MOST_COMPONENTS
 from meshrun.runner.device.api import Mark
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import StepOptions

@@ -30,7 +30,7 @@ from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.decide import Fusion, fused_alone
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import hide_output
-from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.device.api import Device
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import RunError, UserError

@@ -24,7 +24,8 @@ from meshrun.runner.compiler.cpp.host import FLAGS, Box, Copy, HostProgram, buil
 from meshrun.runner.compiler.cpp.source import source
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Operand, Program
-from meshrun.runner.compiler.trace.trace import NotTraceable, trace
+from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.plan.halo import source_index
 from meshrun.runner.region import HostArray
 from meshrun.runner.system import cached_files

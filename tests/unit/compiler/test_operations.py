@@ -18,8 +18,8 @@ import pytest
 
 from meshrun.runner.compiler.cpp.host import library
 from meshrun.runner.compiler.operations import HEADER, ctype, expression, literal
+from meshrun.runner.compiler.trace.array import UFUNCS
 from meshrun.runner.compiler.trace.graph import Graph, compute
-from meshrun.runner.compiler.trace.trace import UFUNCS
 from meshrun.runner.region import HostArray
 from meshrun.runner.system.compiler import Compiler
 

@@ -473,7 +473,7 @@ def test_more_rows_than_a_launch_takes_are_parts(
     for number, block in enumerate(blocks):
         block[...] = noise(block.shape, np.float32, number)
     outs = [np.empty((19, 13), np.float32) for _ in range(2)]
-    DeviceKernel(program, widths)(blocks, outs)
+    DeviceKernel(program, widths)(blocks, outs, (0, 0))
     for out, expected in zip(outs, evaluate(program, blocks, widths), strict=True):
         same(out, expected)
     assert sum(rows) == 19

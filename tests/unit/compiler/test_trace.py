@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from fuse_programs import cells
 
+from meshrun.runner.compiler.trace.array import MOST_NODES
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program
-from meshrun.runner.compiler.trace.trace import MOST_NODES, NotTraceable, trace
+from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.region import HostArray
 
 PLANE = ((1, 1), (1, 1))

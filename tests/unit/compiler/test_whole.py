@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshrun.runner.compiler.trace.trace import NotTraceable
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import compute_piece, pieces_of
 from meshrun.runner.compiler.whole.trace import WholeInput, WholeProgram, trace_whole
 from tests.facts.whole_positions import evaluate
