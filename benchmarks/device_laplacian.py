@@ -18,7 +18,6 @@ import numpy as np
 from meshrun.runner.device.cuda import CudaBackend
 from meshrun.runner.job.discover import find
 from meshrun.runner.report.record import write_json
-from meshrun.runner.run.record.places import versions
 from meshrun.runner.world.world import single_rank_world
 
 ROUNDS = 30
@@ -70,7 +69,7 @@ def main() -> None:
             "benchmark": "device_laplacian",
             "device": device.name,
             "memory_limit_bytes_per_second": device.bandwidth,
-            "versions": versions(single_rank_world(backend)),
+            "versions": single_rank_world(backend).versions(),
             "rows": rows,
         }
         write_json(options.json, "benchmark", 1, record)

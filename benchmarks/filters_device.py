@@ -21,7 +21,6 @@ from meshrun.runner.device.cuda import CudaBackend
 from meshrun.runner.job.discover import find
 from meshrun.runner.plan.halo import normalize
 from meshrun.runner.report.record import write_json
-from meshrun.runner.run.record.places import versions
 from meshrun.runner.world.world import single_rank_world
 
 ROUNDS = 10
@@ -102,7 +101,7 @@ def main() -> None:
         )
         cupy.get_default_memory_pool().free_all_blocks()
     if options.json:
-        about = {"device": backend.device.name, "versions": versions(single_rank_world(backend))}
+        about = {"device": backend.device.name, "versions": single_rank_world(backend).versions()}
         write_json(options.json, "benchmark", 1, {"benchmark": "filters_device", **about, "rows": rows})
 
 

@@ -28,7 +28,6 @@ from meshrun.runner.device.cuda import CudaBackend
 from meshrun.runner.device.raw import blas
 from meshrun.runner.device.raw.box import open_box
 from meshrun.runner.report.record import write_json
-from meshrun.runner.run.record.places import versions
 from meshrun.runner.world.world import single_rank_world
 
 ROUNDS = 15
@@ -53,7 +52,7 @@ def main() -> None:
     if options.json:
         record = {
             "benchmark": "lessons_math", "device": world.here.device.name, "rounds": ROUNDS,
-            "versions": versions(world), "transposes": rows, "products": products,
+            "versions": world.versions(), "transposes": rows, "products": products,
         }  # fmt: skip
         write_json(options.json, "benchmark", 1, record)
 

@@ -29,7 +29,6 @@ from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.record import write_json
 from meshrun.runner.run.prepare import fused
-from meshrun.runner.run.record.places import places, versions
 from meshrun.runner.steps.loop import take_steps
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.world.world import World, open_world
@@ -55,8 +54,8 @@ def main() -> None:
                 rows += measure(world, name, size, options)
     if world.rank == 0 and options.json:
         about = {key: value for key, value in vars(options).items() if key != "json"}
-        record = {"benchmark": "solver_rates", **about, "ranks": world.size, "devices": places(world)}
-        write_json(options.json, "benchmark", 1, {**record, "versions": versions(world), "rows": rows})
+        record = {"benchmark": "solver_rates", **about, "ranks": world.size, "devices": world.places()}
+        write_json(options.json, "benchmark", 1, {**record, "versions": world.versions(), "rows": rows})
     world.close()
 
 

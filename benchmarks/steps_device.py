@@ -33,7 +33,6 @@ from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.record import write_json
-from meshrun.runner.run.record.places import places, versions
 from meshrun.runner.steps.loop import StepObserver, take_steps
 from meshrun.runner.steps.observers.frames import open_frames
 from meshrun.runner.steps.stepper import Stepper
@@ -83,8 +82,8 @@ def main() -> None:
             "dtype": "float32",
             "steps": steps,
             "rounds": options.rounds,
-            "devices": places(world),
-            "versions": versions(world),
+            "devices": world.places(),
+            "versions": world.versions(),
             "rows": rows,
         }
         write_json(options.json, "benchmark", 1, record)

@@ -42,7 +42,6 @@ from meshrun.runner.region import Region
 from meshrun.runner.report.record import write_json
 from meshrun.runner.report.spans import Spans
 from meshrun.runner.run.execute import Options, run
-from meshrun.runner.run.record.places import places, versions
 from meshrun.runner.storage.formats.registry import Source, open_sink, open_source
 from meshrun.runner.world.world import World, open_world
 
@@ -109,8 +108,8 @@ def report(world: World, options: argparse.Namespace, found: list[dict[str, Any]
             "benchmark": "stream_device",
             "command": " ".join(sys.argv),
             "cpus": len(os.sched_getaffinity(0)),
-            "devices": places(world),
-            "versions": versions(world),
+            "devices": world.places(),
+            "versions": world.versions(),
             "gigabytes_per_second": medians,
             "rounds": found,
         }

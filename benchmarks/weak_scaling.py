@@ -21,7 +21,6 @@ from meshrun.runner.maps.in_memory import Pipeline, halo_plans
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.record import write_json
-from meshrun.runner.run.record.places import places, versions
 from meshrun.runner.world.world import World, open_world
 
 
@@ -51,8 +50,8 @@ def main() -> None:
                 "ranks": world.size,
                 "shape": shape,
                 "dtype": "float32",
-                "devices": places(world),
-                "versions": versions(world),
+                "devices": world.places(),
+                "versions": world.versions(),
                 "rows": rows,
             }
             write_json(options.json, "benchmark", 1, record)

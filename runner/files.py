@@ -14,9 +14,11 @@ import os
 import pwd
 import shutil
 import stat
+from collections.abc import Callable
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from meshrun.runner.errors import UserError
 
@@ -27,6 +29,7 @@ NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # file s
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems and kernels that have none
 DEVICES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))  # /dev/stdout may be a link to any file
+UNCLAIMING = (errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems that allocate only block by block
 
 
 def write_file(path: Path, content: str | bytes, *, durable: bool = False) -> None:
@@ -300,3 +303,32 @@ def _user(number: int) -> str:
         return pwd.getpwuid(number).pw_name
     except KeyError:
         return f"user {number}"
+
+
+def allocate(descriptor: int, size: int) -> None:
+    """Allocate `size` bytes on the disk; only set the file's size if the file system cannot allocate."""
+    try:
+        if size:
+            fallocate(descriptor, size)
+    except OSError as reason:
+        if reason.errno not in UNCLAIMING:
+            raise
+        os.ftruncate(descriptor, max(size, os.fstat(descriptor).st_size))
+
+
+def fallocate(descriptor: int, size: int) -> None:
+    """Call fallocate(2). Python's posix_fallocate(3) would write every block if a file system lacks it."""
+    while _system_call()(descriptor, 0, 0, size):
+        number = ctypes.get_errno()
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+
+
+@cache
+def _system_call() -> Callable[[int, int, int, int], int]:
+    """Return the function of descriptor, mode, offset and length; its result is not 0 if it failed."""
+    library = ctypes.CDLL(None, use_errno=True)
+    call: Any = getattr(library, "fallocate64", None) or library.fallocate
+    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    found: Callable[[int, int, int, int], int] = call
+    return found

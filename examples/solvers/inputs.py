@@ -36,15 +36,30 @@ def flow():
     return populations, (column - shape[1] / 4) ** 2 + (row - shape[0] / 2) ** 2 < (shape[0] / 4) ** 2
 
 
+def waves():
+    """Return a packet that moves to the right, the one a step of 0.1 earlier, and a wall with two slits."""
+    shape, wavenumber = (160, 240), 0.6
+    packet = hill(shape, (80, 50), 14) * np.exp(1j * wavenumber * np.arange(shape[1]))
+    wall = np.zeros(shape, np.float32)
+    wall[:, 100:104] = 2
+    wall[64:72, 100:104] = wall[88:96, 100:104] = 0
+    earlier = packet * np.exp(0.1j * (1 - np.cos(wavenumber)))
+    return packet.astype(np.complex64), earlier.astype(np.complex64), wall
+
+
 def arrays():
     """Return every array by name."""
     populations, body = flow()
+    packet, earlier, wall = waves()
     return {
         "plate": np.zeros((128, 128), np.float32),
         "square": square(),
         "soup": soup(),
         "populations": populations,
         "body": body,
+        "packet": packet,
+        "earlier": earlier,
+        "wall": wall,
     }
 
 

@@ -17,7 +17,7 @@ import meshrun
 from meshrun.jobs import kernels
 from meshrun.jobs.filters import dtypes
 from meshrun.jobs.filters.weights import EXACT, Weights, read
-from meshrun.runner.compiler.cuda.fill import fill, is_on_device
+from meshrun.runner.compiler.cuda.fill import fill
 from meshrun.runner.errors import UserError
 from meshrun.runner.spelling import option
 
@@ -165,7 +165,7 @@ def convolve(
         The same as bool is uint8. Sums of 64-bit integers become floats by way of float64.
     """
     weights = read(kernel, normalize)
-    if not is_on_device(block):
+    if not hasattr(block, "__cuda_array_interface__"):
         _filter(block, out=out, weights=weights)
         return
     axes = weights.values.ndim

@@ -10,7 +10,7 @@ import meshrun
 from meshrun.jobs.filters import dtypes
 from meshrun.jobs.filters.bounds import Intervals
 from meshrun.jobs.filters.expression import evaluate, fold, parse
-from meshrun.runner.compiler.cuda.fill import fill, is_on_device
+from meshrun.runner.compiler.cuda.fill import fill
 
 Result = Literal["float", "same", "uint8", "uint16", "int32", "int64", "float16", "float32", "float64"]
 
@@ -66,7 +66,7 @@ def elementwise(block: Any, *, out: Any, expression: str, dtype: Result = "float
         bytes, float64 for others. Into integers: rounded half to even, saturated, NaN becomes 0. The
         same as bool is uint8.
     """
-    if is_on_device(block):
+    if hasattr(block, "__cuda_array_interface__"):
         fill(_apply, [block.reshape(-1)], [out.reshape(-1)], ((0, 0),), expression=expression)
     else:
         _apply(block, out=out, expression=expression)

@@ -10,7 +10,7 @@ import numpy as np
 
 import meshrun
 from meshrun.jobs.filters import dtypes
-from meshrun.runner.compiler.cuda.fill import fill, is_on_device
+from meshrun.runner.compiler.cuda.fill import fill
 from meshrun.runner.errors import UserError
 from meshrun.runner.spelling import option
 
@@ -102,7 +102,7 @@ def grayscale(block: Any, *, out: Any, weights: str = REC601) -> None:
 
     weights: of red, green and blue, in any proportion: divided by their sum.
     """
-    if is_on_device(block):
+    if hasattr(block, "__cuda_array_interface__"):
         fill(_grey, [block], [out], ((0, 0), (0, 0)), weights=weights)
     else:
         _grey(block, out=out, weights=weights)

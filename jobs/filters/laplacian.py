@@ -11,7 +11,7 @@ import numpy as np
 
 import meshrun
 from meshrun.jobs.filters import dtypes
-from meshrun.runner.compiler.cuda.fill import fill, is_on_device
+from meshrun.runner.compiler.cuda.fill import fill
 from meshrun.runner.errors import UserError
 
 Array = np.ndarray[Any, Any]
@@ -81,7 +81,7 @@ def laplacian(block: Any, *, out: Any, dtype: dtypes.Result = "same") -> None:
     dtype: of the result. Into integers, values are rounded half to even and saturate: nothing wraps.
         The same as bool is uint8. Sums of 64-bit integers become floats by way of float64.
     """
-    if is_on_device(block):
+    if hasattr(block, "__cuda_array_interface__"):
         fill(_filter, [block], [out], ((1, 1), (1, 1)))
     else:
         _filter(block, out=out)

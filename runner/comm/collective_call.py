@@ -40,7 +40,7 @@ class RemoteError:
         return met_by_all(self.error, self.sentence, self.trace)
 
 
-def on_root(control: Control, function: Callable[[], Value], where: str = "") -> Value:
+def on_root(control: Control, function: Callable[[], Value], where: object = "") -> Value:
     """Call `function` on rank 0 only; its value, or its error, on every rank. Collective.
 
     where: names this rank in the message of an error that is not a MeshrunError.
@@ -62,7 +62,7 @@ def on_root(control: Control, function: Callable[[], Value], where: str = "") ->
 
 
 def collective_call(
-    control: Control, function: Callable[[], Value], where: str = "", *, names_rank: bool = False
+    control: Control, function: Callable[[], Value], where: object = "", *, names_rank: bool = False
 ) -> Value:
     """Call `function` on every rank; if any fails, raise the first one's error on all. Collective.
 
@@ -74,7 +74,7 @@ def collective_call(
 
 
 def gather_calls(
-    control: Control, function: Callable[[], Value], where: str, *, names_rank: bool = False
+    control: Control, function: Callable[[], Value], where: object, *, names_rank: bool = False
 ) -> list[Value]:
     """Return every rank's value, in rank order, on every rank; else like `collective_call`. Collective."""
     outcomes = control.allgather(_attempt(control, function, where, names_rank))
@@ -83,18 +83,18 @@ def gather_calls(
 
 
 def _attempt(
-    control: Control, function: Callable[[], Value], where: str, names_rank: bool = False
+    control: Control, function: Callable[[], Value], where: object, names_rank: bool = False
 ) -> tuple[Value | Any, RemoteError | None]:
     try:
         return function(), None
     except MeshrunError as error:
         if names_rank:
-            error.what = f"{where} {error.what}"
+            error.what = f"[{where}] {error.what}"
         return None, RemoteError(error, trace=traceback_of(error))
     except BaseException as error:
         if control.size == 1 or isinstance(error, KeyboardInterrupt):
             raise
-        sentence = f"{where} {describe(error)}".strip()
+        sentence = f"[{where}] {describe(error)}" if where else describe(error)
         sent = error if _pickles(error) else RunError(sentence)
         return None, RemoteError(sent, sentence, traceback_of(error))
 

@@ -144,7 +144,7 @@ def common_version(control: Control) -> str:
     Raises UserError on every rank if the versions differ.
     """
     found = gather_calls(
-        control, lambda: (version(), library_path()), f"[rank {control.rank}]", names_rank=True
+        control, lambda: (version(), library_path()), f"rank {control.rank}", names_rank=True
     )
     for rank, (other, path) in enumerate(found):
         if other != found[0][0]:

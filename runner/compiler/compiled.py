@@ -17,10 +17,11 @@ from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import single_pass
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
-from meshrun.runner.compiler.cuda.steps.layout import Axis, Sending, StepKernel, Tuning
+from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, Sending, StepKernel, Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
-from meshrun.runner.compiler.operations import INEXACT, compiler_options
+from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.ends import interior
+from meshrun.runner.compiler.passes.real_parts import has_complex, in_real_parts, views_of_parts
 from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.device.api import Backend
@@ -113,6 +114,9 @@ class DeviceKernel:
     )
 
     def __post_init__(self) -> None:
+        # A constant boundary has one value for all elements of a cell, also for imaginary parts.
+        self._takes_steps = not (has_complex(self.program) and self.boundary == "constant" and self.cval)
+        self.program = in_real_parts(self.program)
         self._merged, _ = merge_components(self.program)
         self._common = interior(self._merged)
         self._tile = single_pass.choose_tile(self._common)
@@ -141,6 +145,7 @@ class DeviceKernel:
     ) -> Callable[[], None]:
         """Return the launches of one pass; see `TaskKernel`. To make their arguments takes the host longer
         than a small block takes the device."""
+        blocks, outs = views_of_parts(blocks), views_of_parts(outs)
         own = outs[0].shape[: self.program.axes]
         most = single_pass.MOST_ROWS if self._merged.axes > 1 else own[0]
         parts = []
@@ -221,7 +226,9 @@ class DeviceKernel:
 
         tuning: None: as chosen, for blocks that are read by vectors. sends: as of `prepare_steps`.
         """
-        chosen = tuning or self._tuning(vectors=True)
+        if not self._takes_steps:
+            raise NotFusable("complex numbers beside a constant boundary that is not 0")
+        chosen = tuning or self._tuning(vectors=self.aligned)
         return step_kernel.build(
             self.program, self.feeds, self.boundary, self.cval, steps, chosen, sends=sends
         )
@@ -233,7 +240,7 @@ class DeviceKernel:
 
     @property
     def _chosen(self) -> Choice | None:
-        return self.choice or self._predicted
+        return (self.choice or self._predicted) if self._takes_steps else None
 
     @functools.cached_property
     def _predicted(self) -> Choice | None:
@@ -301,6 +308,7 @@ class DeviceKernel:
         Both are views of own cells, in blocks with as many valid cells beside them as `axes` says. sending:
         how the kernel exchanges the halos of `outs`.
         """
+        inputs, outs = views_of_parts(inputs), views_of_parts(outs)
         vectors = self._takes_vectors([*inputs, *outs])
         kernel, launch, registers = self._step_kernel(steps, vectors, sending is not None)
         call = step_kernel.arguments(kernel, inputs, outs, axes[: self.program.axes], registers, sending)
@@ -352,7 +360,7 @@ class HostKernel:
     @property
     def inexact(self) -> bool:
         """Whether last bits may differ from those of the function as it is."""
-        return any(node.op in INEXACT for node in self.program.nodes)
+        return bool(inexact_operations(self.program.nodes))
 
     def __call__(
         self,
@@ -451,9 +459,9 @@ def compile_for(
     if compiler is None:
         raise NotTraceable("no C++ compiler on this host", "CXX=/path/to/g++, or install one")
     try:
-        loops = host.build(program, compiler, cache_folder())
+        loops = host.build(in_real_parts(program), compiler, cache_folder())
     except NotCompiled as reason:
-        reason.line = line_of(program, host_source.source([program]), reason.at)
+        reason.line = line_of(program, host_source.source([in_real_parts(program)]), reason.at)
         raise
     return HostKernel(program, widths, loops), compiler.path
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshrun.runner.compiler.inferred_halo import halo_too_small
-from meshrun.runner.compiler.operations import INEXACT
+from meshrun.runner.compiler.operations import inexact_operations
 from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import grid_axes, output_types, reads_of, traced
@@ -104,7 +104,7 @@ def _with_kernel(
     try:
         program = program or traced(task)
         typed = replace(task, results=output_types(task, program))
-        inexact = tuple(sorted({node.op for node in program.nodes} & INEXACT))
+        inexact = tuple(inexact_operations(program.nodes))
         kernel, compiler = compile_for(
             device,
             program,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,20 @@ INEXACT = frozenset(
     )
 )
 MOST_NARROW_PLACE = 2**30  # positions below it, and differences of them, fit 32 bits
+# And operations on complex numbers: NumPy's loops contract products on some machines.
+INEXACT_COMPLEX = frozenset(["multiply", "divide", "square", "reciprocal", "sqrt", "absolute"])
 TWO_TYPES = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
+
+
+def inexact_operations(nodes: Iterable[Node]) -> list[str]:
+    """Return the names of the operations among nodes whose last bits depend on the machine."""
+    return sorted(
+        {
+            node.op
+            for node in nodes
+            if node.op in INEXACT or (node.op in INEXACT_COMPLEX and node.operands[0].dtype.kind == "c")
+        }
+    )
 
 
 def ctype(dtype: np.dtype[Any]) -> str:

@@ -11,15 +11,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.task import Task
-from meshrun.runner.plan.window import Window
-from meshrun.runner.region import Array, HostArray, Region, Shape
+from meshrun.runner.region import HostArray, Shape
 
 LENGTHS = {1: 61, 2: 19, 3: 11}  # units along each cut axis, by the number of cut axes
 SHORTEST = 7  # units along each of more cut axes
@@ -31,6 +29,14 @@ MOST_LONG = 1 << 20  # cells of an array with all cells along the axes that are 
 SMALL_AXIS = 16  # cells of an axis that keeps its length, such as channels
 RANGE = 8.0  # cells are about 1 / RANGE at the first corner and RANGE at the last
 NEGATIVE = 0.85  # of the way from the first corner to the last, from which on there are negative cells
+# NumPy's names of the boundaries.
+PADDING = {
+    "reflect": "symmetric",
+    "mirror": "reflect",
+    "nearest": "edge",
+    "wrap": "wrap",
+    "constant": "constant",
+}
 LARGEST = 255  # of integers: a table of 256 elements may be indexed by them
 
 
@@ -40,21 +46,6 @@ class Sample:
 
     task: Task
     padded: tuple[HostArray, ...]
-
-    @property
-    def everything(self) -> Region:
-        shape = self.task.shape
-        return Region((0,) * len(shape), shape)
-
-    def blocks(self, region: Region, xp: ModuleType) -> list[Array]:
-        """Return a copy of each input's padded block for a region of the first one. xp: numpy or cupy."""
-        found = []
-        for number, (field, whole) in enumerate(zip(self.task.fields, self.padded, strict=True)):
-            own = self.task.field_region(number, region)
-            axes = zip(own.start, own.stop, field.widths, strict=True)
-            block = whole[tuple(slice(a, b + low + high) for a, b, (low, high) in axes)]
-            found.append(block.copy() if xp is np else xp.asarray(block))
-        return found
 
 
 def samples(
@@ -66,58 +57,57 @@ def samples(
     the middle. short: axes that are not cut may be shorter than the task's; else, results have the
     task's lengths along them.
     """
-    shapes: dict[tuple[Shape, ...], Task] = {}
     small = _small(task, needed, short=short)
-    shapes[_shapes(small)] = small
-    if short and _cells(longer := _small(task, needed, short=False)) <= MOST_LONG:
-        shapes.setdefault(_shapes(longer), longer)
-    if _cells(task) <= MOST_CELLS:  # for a function that knows the length of its array
-        shapes.setdefault(_shapes(task), _with_shapes(task, _shapes(task)))
-    elif short and _cells(longest := _longest(task, small)) <= MOST_LONG:  # for an index that is not written
-        shapes.setdefault(_shapes(longest), longest)
-    fillings = [partial(_growing, magnitude), _unit, _zeros]
-    for one in shapes.values():
-        for cells in fillings if short else reversed(fillings):  # zeros suffice for the types of results
+    tried = [small]
+    if short and _most_cells(longer := _small(task, needed, short=False)) <= MOST_LONG:
+        tried.append(longer)
+    own = [field.shape for field in task.fields]
+    if _most_cells(own) <= MOST_CELLS:  # for a function that knows the length of its array
+        tried.append(own)
+    elif short and _most_cells(longest := _longest(task, small)) <= MOST_LONG:  # for an index not written
+        tried.append(longest)
+    fillings: list[Any] = [partial(_growing, magnitude), _unit, _zeros]
+    for shapes in dict.fromkeys(map(tuple, tried)):
+        sized = _with_shapes(task, shapes)
+        for fill in fillings if short else reversed(fillings):  # zeros suffice for the types of results
             rng = np.random.default_rng(0)
-            yield Sample(one, tuple(_padded(one, number, cells, rng) for number in range(len(one.fields))))
+            # Fill the cells beyond the edges as a run does, except where a halo is as long as its axis.
+            mode: Any = PADDING[task.boundary]
+            constant = {"constant_values": task.cval} if mode == "constant" else {}
+            cells = (fill(rng, field.shape, field.dtype, task.leading) for field in sized.fields)
+            padded = zip(cells, task.fields, strict=True)
+            yield Sample(sized, tuple(np.pad(own, field.widths, mode, **constant) for own, field in padded))
 
 
-def _longest(task: Task, small: Task) -> Task:
-    """Return the task for arrays that are as long along the cut axes as memory allows."""
+def _longest(task: Task, small: Sequence[Shape]) -> list[Shape]:
+    """Return shapes that are as long along the cut axes as memory allows."""
     cut = sum(task.cut_axes)
-    row = _cells(small) // math.prod(
-        n for n, is_cut in zip(small.shape, task.cut_axes, strict=True) if is_cut
+    row = _most_cells(small) // math.prod(
+        n for n, is_cut in zip(small[0], task.cut_axes, strict=True) if is_cut
     )
     most = int((MOST_LONG / max(row, 1)) ** (1 / cut))
     units = [(most // unit * unit) for unit in (*task.units, *(1,) * len(task.shape))]
     lengths = tuple(
         max(min(length, most), own) if is_cut else own
-        for length, own, most, is_cut in zip(task.shape, small.shape, units, task.cut_axes, strict=False)
+        for length, own, most, is_cut in zip(task.shape, small[0], units, task.cut_axes, strict=False)
     )[: task.leading]
-    return _with_shapes(task, [lengths + shape[task.leading :] for shape in _shapes(small)])
+    return [lengths + shape[task.leading :] for shape in small]
 
 
-def _shapes(task: Task) -> tuple[Shape, ...]:
-    return tuple(field.shape for field in task.fields)
-
-
-def _cells(task: Task) -> int:
-    return max(math.prod(field.shape) for field in task.fields)
-
-
-def _small(task: Task, needed: Sequence[int], *, short: bool) -> Task:
-    """Return the task for small arrays. short: also along axes that are not cut."""
+def _small(task: Task, needed: Sequence[int], *, short: bool) -> list[Shape]:
+    """Return small shapes of the inputs. short: also along axes that are not cut."""
     tails = [field.shape[task.leading :] for field in task.fields]
     most = max((n for tail in tails for n in tail), default=1)
     while short and most > SMALL_AXIS and _most_cells(tails, most) > ROW_CELLS:
         most = max(most // 2, SMALL_AXIS)
     tails = [tuple(min(n, most) if short else n for n in tail) for tail in tails]
-    leading = _cut_lengths(task, needed, _most_cells(tails, most))
-    return _with_shapes(task, tuple(leading + tail for tail in tails))
+    leading = _cut_lengths(task, needed, _most_cells(tails))
+    return [leading + tail for tail in tails]
 
 
-def _most_cells(tails: Sequence[Shape], most: int) -> int:
-    return max(math.prod(min(n, most) for n in tail) for tail in tails)
+def _most_cells(shapes: Sequence[Shape], longest: float = math.inf) -> int:
+    """Return the cells of the largest shape. longest: cells that count of an axis."""
+    return max(math.prod(int(min(n, longest)) for n in shape) for shape in shapes)
 
 
 def _cut_lengths(task: Task, needed: Sequence[int], row: int) -> Shape:
@@ -152,18 +142,6 @@ def _with_shapes(task: Task, shapes: Sequence[Shape]) -> Task:
     small = replace(task, fields=fields, results=None, kernel=None, reads=None)
     declared = small.declared(small.shape)
     return small if declared is None else replace(small, results=declared)
-
-
-def _padded(task: Task, number: int, cells: Any, rng: np.random.Generator) -> HostArray:
-    """Return input `number` with its halo, filled as a run fills it."""
-    field = task.fields[number]
-    region = Region((0,) * len(field.shape), field.shape)
-    window = Window(region, field.shape, field.widths, task.boundary, task.cval)
-    padded = np.empty(window.shape, field.dtype)
-    assert window.inside is not None
-    padded[window.inside] = cells(rng, field.shape, field.dtype, task.leading)
-    window.fill(padded)
-    return padded
 
 
 def _growing(

@@ -185,9 +185,8 @@ def _in_one_piece(task: Task, machine: Machine, local: int) -> Part:
     every = [_moved(task, task.partition[rank], machine) for rank in range(local)]
     region = task.partition[0]
     memory = memory_use(task, region, asynchronous=machine.gpus > 0)
-    return Part(
-        False, min(region.size, 1), region.shape[0] if region.size else 0, memory, every[0], _sum(every)
-    )
+    rows = 0 if 0 in region.shape else region.shape[0]
+    return Part(False, min(rows, 1), rows, memory, every[0], _sum(every))
 
 
 def _streamed(
@@ -219,7 +218,7 @@ def _streamed(
 def _moved(task: Task, region: Region, machine: Machine, *, chunks: int = 1) -> Bytes:
     """Return the bytes of the cells of `region` in each stage. Halos are not read: neighbouring ranks send
     them. chunks: of rows; the kernel reads the halo of each."""
-    if region.size == 0:
+    if 0 in region.shape:
         return dict.fromkeys(STAGES, 0)
     kernel = 0
     for number, field in enumerate(task.fields):

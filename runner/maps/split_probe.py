@@ -1,9 +1,9 @@
 """The split probe: a function that computes other bits where its array is cut otherwise is refused.
 
-A small array is computed whole, and cut in two and in three along each axis that a run may cut. The calls are
-those of a run (`Task.call`), on the run's device if the function is called there, with the run's boundary,
-parameters and dtypes. A function that raises on every small array is not judged: the run shows its error.
-One whose calls take longer than `PATIENCE` is called on parts of two, and not on those of three.
+A small array is computed whole, and cut in two and in three along each axis that a run may cut. The calls
+are those of a run, on its device if the function is called there, with its boundary, parameters and dtypes.
+A function that raises on every small array is not judged: the run shows its error. One whose calls take
+longer than `PATIENCE` is called on parts of two, and not on those of three.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from meshrun.runner.compiler.lint.causes import explain
 from meshrun.runner.compiler.lint.needs import needs_of
-from meshrun.runner.compiler.result_type import hide_output, result_buffers, types_of
+from meshrun.runner.compiler.result_type import hide_output, result_buffers
 from meshrun.runner.compiler.samples import Sample, samples
 from meshrun.runner.device.api import Backend
 from meshrun.runner.device.cpu import CpuBackend
@@ -27,7 +27,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.maps.reduce import to_host
 from meshrun.runner.plan.task import Task
-from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.region import Array, HostArray, Shape
 from meshrun.runner.world.world import World
 
 PATIENCE = 1.0  # seconds of calls after which an array is no longer cut in three
@@ -105,61 +105,67 @@ def _samples(task: Task, lengths: Sequence[int], magnitude: float) -> Iterator[S
         return
 
 
-def _computed(
-    sample: Sample, region: Region, backend: Backend, host: str, part: int = 0, parts: int = 1
-) -> Results | None:
-    """Return the results for a region of a sample, on the host; None if the function raises."""
-    task, shape = sample.task, sample.task.shape
-    here = BlockContext(part, parts, host, region.start, region.shape, shape, backend.stream, backend.xp)
-    try:
-        blocks = sample.blocks(region, backend.xp)
-        results = task.call(blocks, here, result_buffers(task, region.shape, backend))
-        backend.synchronize()
-        return tuple(np.asarray(result if backend.xp is np else to_host(result)) for result in results)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException:  # a user's function may raise anything
-        return None
-
-
 def _judged(sample: Sample, backend: Backend, host: str) -> tuple[bool, Difference | None]:
     """Compare a sample's results with those of its parts.
 
     Return whether there were results of the whole and of a part along each axis that may be cut, and the
     first difference. A function whose calls take long is called on no parts of three."""
-    task, until = sample.task, time.monotonic() + PATIENCE
-    whole = _computed(sample, sample.everything, backend, host)
+    task, xp, until = sample.task, backend.xp, time.monotonic() + PATIENCE
+    shape, axes = task.shape, [axis for axis, cut in enumerate(task.cut_axes) if cut]
+    unwritten = result_buffers(task, shape, backend)
+
+    def computed(axis: int, first: int, last: int, part: int = 0, parts: int = 1) -> Results | None:
+        """Return the results for cells of an axis, on the host; None if the function raises."""
+        offset, own = [0] * len(shape), list(shape)
+        offset[axis], own[axis] = first, last - first
+        here = BlockContext(part, parts, host, tuple(offset), tuple(own), shape, backend.stream, xp)
+        ends = (last + sum(field.widths[axis]) for field in task.fields)
+        padded = zip(sample.padded, ends, strict=True)
+        blocks = [xp.array(whole[_along(axis, first, end)]) for whole, end in padded]
+        outs = unwritten and [out[_result_cells(shape, axis, first, last, out)].copy() for out in unwritten]
+        try:
+            # The whole's results are checked, and those of parts compared with them.
+            results = (task.call if parts == 1 else task.returned)(blocks, here, outs)
+            return tuple(np.asarray(result if xp is np else to_host(result)) for result in results)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a user's function may raise anything
+            return None
+
+    whole = computed(0, 0, shape[0])
     if whole is None:
         return False, None
-    if task.results is None:
-        sample = Sample(task.with_results(types_of(task, whole)), sample.padded)
     seen: set[int] = set()
-    for axis, region, part, count in _parts(task):
-        if count > 2 and time.monotonic() > until:
-            break
-        found = _computed(sample, region, backend, host, part, count)
-        if found is None:  # the run shows the error, if its blocks raise it too
-            continue
-        seen.add(axis)
-        difference = _difference(sample.task, axis, region, whole, found)
-        if difference is not None:
-            again = _computed(sample, sample.everything, backend, host)
-            same = again is not None and all(map(_equal, whole, again))
-            return True, Difference(axis, *difference, same)
-    return seen == _cut_axes(task), None
-
-
-def _cut_axes(task: Task) -> set[int]:
-    return {axis for axis, cut in enumerate(task.cut_axes) if cut}
-
-
-def _parts(task: Task) -> Iterator[tuple[int, Region, int, int]]:
-    """Yield the parts of an array that is cut along each axis in two, then in three: the axis, the part, its
-    number, and how many there are."""
-    of_axes = [(axis, ends) for axis in _cut_axes(task) for ends in cuts(task.shape[axis], task.units[axis])]
-    for axis, ends in sorted(of_axes, key=lambda one: len(one[1])):
+    # All axes are cut in two, then in three.
+    cut = ((axis, ends) for axis in axes for ends in cuts(shape[axis], task.units[axis]))
+    for axis, ends in sorted(cut, key=lambda pair: len(pair[1])):
+        parts = len(ends) - 1
         for part, (first, last) in enumerate(pairwise(ends)):
-            yield axis, _part(task.shape, axis, first, last), part, len(ends) - 1
+            if parts > 2 and time.monotonic() > until:
+                return seen == set(axes), None
+            results = computed(axis, first, last, part, parts)
+            cells = [_result_cells(shape, axis, first, last, result) for result in whole]
+            expected = [result[own] for result, own in zip(whole, cells, strict=True)]
+            # The run shows the error of a part without results, if its blocks raise it too.
+            if results is None or [one.shape for one in results] != [one.shape for one in expected]:
+                continue
+            seen.add(axis)
+            difference = _difference(axis, expected, results)
+            if difference is not None:
+                again = computed(0, 0, shape[0])
+                same = again is not None and all(map(_equal, whole, again))
+                return True, Difference(axis, *difference, same)
+    return seen == set(axes), None
+
+
+def _along(axis: int, first: int, last: int) -> tuple[slice, ...]:
+    return (*(slice(None),) * axis, slice(first, last))
+
+
+def _result_cells(shape: Shape, axis: int, first: int, last: int, result: Array) -> tuple[slice, ...]:
+    """Return where a result has the cells for an input's from `first` to `last` along an axis."""
+    length = result.shape[axis]
+    return _along(axis, first * length // shape[axis], last * length // shape[axis])
 
 
 def cuts(length: int, unit: int) -> Iterator[list[int]]:
@@ -177,24 +183,18 @@ def cuts(length: int, unit: int) -> Iterator[list[int]]:
         yield [0, unit * first, unit * max(first + 1, 2 * units // 3), length]
 
 
-def _part(shape: Shape, axis: int, first: int, last: int) -> Region:
-    start = tuple(first if other == axis else 0 for other in range(len(shape)))
-    return Region(start, tuple(last if other == axis else n for other, n in enumerate(shape)))
-
-
 def _difference(
-    task: Task, axis: int, region: Region, whole: Results, found: Results
+    axis: int, expected: Sequence[HostArray], results: Results
 ) -> tuple[bool, float | None] | None:
     """Return whether a part differs at all places along an axis, and by how much if it is rounding; None if
     its bits are the whole array's. Other types are left to the run, which refuses them."""
-    for number, (one, other) in enumerate(zip(whole, found, strict=True)):
-        expected = one[task.output_region(region, number).slices]
-        if expected.shape != other.shape or expected.dtype != other.dtype or _equal(expected, other):
+    for own, result in zip(expected, results, strict=True):
+        if own.dtype != result.dtype or _equal(own, result):
             continue
-        differs = _differing(expected, other)
+        differs = _differing(own, result)
         if differs.any():
             others = tuple(a for a in range(differs.ndim) if a != axis)
-            return bool(differs.any(axis=others).all()), _rounding(expected, other)
+            return bool(differs.any(axis=others).all()), _rounding(own, result)
     return None
 
 

@@ -133,11 +133,12 @@ def copies_beyond(
 ) -> Iterator[AxisCopy]:
     """Yield copies that fill `positions` of an axis, inside or outside, from `target` of a padded block."""
     open_copy: AxisCopy | None = None
+    is_cut = partition.grid[axis] > 1
     for offset, position in enumerate(positions):
         source = source_index(position, partition.shape[axis], boundary)
         if source is None:
             continue
-        place = partition.owner(axis, source)
+        place = partition.owner(axis, source) if is_cut else 0
         if open_copy is not None and place == open_copy.owner:
             step = source - (open_copy.source + open_copy.step * (open_copy.count - 1))
             if step in (-1, 0, 1) and (open_copy.count == 1 or step == open_copy.step):

@@ -219,22 +219,6 @@ class Recorder:
                 self.path.unlink(missing_ok=True)
 
 
-class NoRecorder:
-    """Stands in for `Recorder` where nothing is recorded, such as for ranks that are threads."""
-
-    def name(self, text: str) -> int:
-        return 0
-
-    def enter(self, name: int, moved: int = 0, group: int = 0, sequence: int = 0) -> int:
-        return 0
-
-    def leave(self, number: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 @dataclass(frozen=True)
 class Operation:
     """One record. entered, left: seconds ago, left None while it is open. moved: bytes.

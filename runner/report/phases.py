@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from meshrun.runner.recorder.ring import DEVICE_WAIT, NoRecorder, Recorder
+from meshrun.runner.recorder.ring import DEVICE_WAIT, Recorder
 
 
 @dataclass
@@ -26,22 +26,25 @@ class Phases:
     """
 
     synchronize: Callable[[], None]
-    recorder: Recorder | NoRecorder = field(default_factory=NoRecorder)
+    recorder: Recorder | None = None
     phases: dict[str, Phase] = field(default_factory=dict)
 
     @contextmanager
     def __call__(self, name: str, moved: int = 0) -> Iterator[None]:
         """Time the block, including the device work that it issues."""
-        recorder = self.recorder
-        entry = recorder.enter(recorder.name(name), moved)
         begin = time.perf_counter()
-        try:
+        if self.recorder is None:
             yield
-            waiting = recorder.enter(recorder.name(DEVICE_WAIT))
             self.synchronize()
-            recorder.leave(waiting)
-        finally:
-            recorder.leave(entry)
+        else:
+            entry = self.recorder.enter(self.recorder.name(name), moved)
+            try:
+                yield
+                waiting = self.recorder.enter(self.recorder.name(DEVICE_WAIT))
+                self.synchronize()
+                self.recorder.leave(waiting)
+            finally:
+                self.recorder.leave(entry)
         self.add(name, time.perf_counter() - begin, moved)
 
     def seconds(self, name: str) -> float:

@@ -9,7 +9,7 @@ from threading import Lock
 from time import perf_counter
 from typing import Literal, NamedTuple, get_args
 
-from meshrun.runner.recorder.ring import NoRecorder, Recorder
+from meshrun.runner.recorder.ring import Recorder
 
 Stage = Literal["read", "to device", "kernel", "from device", "write"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -131,11 +131,11 @@ class Spans:
 
     keep: keep all spans in `found`. Otherwise only the newest (at least NEWEST) are kept and the others are
     only in `tracks`, so that memory is bounded for runs of millions of chunks. recorder: notes which stages
-    of which chunks the rank is in.
+    of which chunks the rank is in; None: nothing does.
     """
 
     keep: bool = True
-    recorder: Recorder | NoRecorder = field(default_factory=NoRecorder)
+    recorder: Recorder | None = None
     found: list[Span] = field(default_factory=list)
     _tracks: Tracks = field(default_factory=Tracks)
     _folded: int = 0  # number of spans of `found` that are in the tracks
@@ -152,6 +152,9 @@ class Spans:
     @contextmanager
     def recorded(self, stage: Stage, chunk: int, moved: int) -> Iterator[None]:
         """Have the recorder show the block as a stage of a chunk, without a span."""
+        if self.recorder is None:
+            yield
+            return
         entry = self.recorder.enter(self.recorder.name(f"{stage} of chunk"), moved, 0, chunk + 1)
         try:
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -20,16 +21,18 @@ from meshrun.runner.spelling import option, run_command
 from meshrun.runner.storage.formats.containers import prefixes
 from meshrun.runner.storage.formats.image_folder import Folder, check_output_folder, open_folder
 from meshrun.runner.storage.formats.registry import (
+    FOLDERS,
     Source,
     array_at,
     check_output,
     check_place,
+    is_same_array,
 )
-from meshrun.runner.storage.overwrite import check_overwrites, same_file
-from meshrun.runner.storage.paths import abandoned, named, split
+from meshrun.runner.storage.paths import abandoned, named, split, suffix
 from meshrun.runner.storage.transaction import OutputTransaction
 
 Files = str | Path | Sequence[str | Path] | None
+Place = tuple[Path, str | None]  # a file or folder, and the name of an array in it
 
 
 def as_list(paths: Files) -> list[str | Path]:
@@ -150,15 +153,30 @@ def check_no_overwrite(
     sources: Sequence[Source],
     options: Options,
 ) -> None:
-    """Refuse outputs that would replace an input. sources: the opened inputs; none of a folder."""
+    """Raise UserError for an output that is an input, unless that is allowed, or that lies inside one.
+
+    Links to a file are the file. Nothing is an input that does not exist. sources: the opened inputs; none of
+    a folder.
+    """
     inputs, targets = paths
     opened = [(source.path, source.name) for source in sources] or [split(path) for path in inputs]
-    check_overwrites(
-        [*zip(["INPUT"] * len(opened), opened, strict=True), *_path_parameters(job, parameters).items()],
-        targets,
-        whole=job.kind != "map",
-        allowed=options.overwrite_input,
-    )
+    read = [*(("INPUT", place) for place in opened), *_path_parameters(job, parameters).items()]
+    for target in targets:
+        file, name = array_at(target)
+        for what, place in read:
+            shown = place[0] if place[1] is None else f"{place[0]}:{place[1]}"
+            if not place[0].exists():
+                continue
+            if suffix(place[0]) in FOLDERS and _inside(_folder(file, name), _folder(*place)):
+                raise UserError(f"OUTPUT {target} lies inside {what} {shown}", hint="another folder")
+            # A job that is not made by map_blocks replaces the whole file, rather than an array in it.
+            if not options.overwrite_input and _replaces((file, name), place, job.kind != "map"):
+                same = "is" if (file, name or None) == (place[0], place[1] or None) else "is the same as"
+                same = "contains" if _inside(_folder(*place), _folder(file, name)) else same
+                raise UserError(
+                    f"OUTPUT {target} {same} {what} {shown}, which the run would replace",
+                    hint=f"another name for OUTPUT, or {option('overwrite_input', True)}",
+                )
 
 
 def _path_parameters(job: Job, parameters: dict[str, Any]) -> dict[str, tuple[Path, str | None]]:
@@ -203,3 +221,29 @@ def _check_two_outputs(first: Path, second: Path) -> None:
         raise UserError("one output is inside another", got=f"{first} and {second}", expected="two arrays")
     if file != other_file:
         raise UserError("two outputs name one file by different paths", got=f"{first} and {second}")
+
+
+def _replaces(target: Place, place: Place, whole: bool) -> bool:
+    (file, name), (other_file, other) = target, place
+    if not same_file(file, other_file):
+        # A folder is replaced with all that is in it; an array of a store may also be given as a folder.
+        one, another = _folder(file, name), _folder(other_file, other)
+        return suffix(file) in FOLDERS and (same_file(one, another) or _inside(another, one))
+    return whole or name is None or is_same_array(file, name, other or "")
+
+
+def _folder(file: Path, name: str | None) -> Path:
+    """Return the folder of an array in a Zarr store; another file is its own."""
+    return file / (name or "") if suffix(file) in FOLDERS else file
+
+
+def same_file(one: Path, other: Path) -> bool:
+    """Return whether two paths are the same file or folder, which need not exist."""
+    if one.exists() and other.exists():
+        return os.path.samefile(one, other)
+    return one.resolve() == other.resolve()
+
+
+def _inside(path: Path, folder: Path) -> bool:
+    """Return whether a path is in a folder or in a folder of it."""
+    return any(same_file(parent, folder) for parent in path.resolve().parents)

@@ -10,8 +10,9 @@ from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import single_pass
 from meshrun.runner.compiler.cuda.steps.layout import NotFusable
 from meshrun.runner.compiler.decide import not_one_kernel
-from meshrun.runner.compiler.operations import INEXACT, compiler_options
+from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
+from meshrun.runner.compiler.passes.real_parts import in_real_parts
 from meshrun.runner.compiler.trace.graph import Program, merge_components
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import output_types, traced
@@ -44,6 +45,10 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
     except NotTraceable as reason:
         raise not_one_kernel(task, reason) from reason
     facts = _facts(program, cpu=cpu)
+    try:
+        program = in_real_parts(program)
+    except NotTraceable as reason:
+        raise not_one_kernel(task, reason) from reason
     if cpu:
         return KernelReport(host_source.source([program]), facts)
     options = compiler_options(arithmetic)
@@ -81,7 +86,7 @@ def _facts(program: Program, *, cpu: bool) -> list[tuple[str, str]]:
     widest = max(node.dtype.itemsize for node in program.nodes)
     least = moved * OPERATIONS_PER_BYTE[8 if widest == 8 else 4]
     limit = "memory" if common_operations(program) < least else "arithmetic"
-    inexact = sorted({node.op for node in program.nodes} & INEXACT)
+    inexact = inexact_operations(program.nodes)
     facts = [(one.name, f"read {_extents(program, number)}") for number, one in enumerate(program.inputs)]
     facts += [
         ("a cell", f"{counted(moved, 'byte')} of memory, {counted(program.operations, 'operation')}"),

@@ -242,9 +242,9 @@ class Stepper(StepBlocks[DistributedArray]):
         begin = backend.mark() if backend.asynchronous else None
         left = steps
         recorder = self.world.recorder
-        name = recorder.name("step")
+        name = 0 if recorder is None else recorder.name("step")
         while left:
-            entry = recorder.enter(name, 0, 0, self.done + 1)
+            entry = 0 if recorder is None else recorder.enter(name, 0, 0, self.done + 1)
             replayed = self._replay(left, cycle, last=last)
             if replayed:
                 left -= replayed
@@ -256,7 +256,8 @@ class Stepper(StepBlocks[DistributedArray]):
                 self._cycle(taken, last=last and left == 0)
             self.progress(self.done)
             self._check_halos()
-            recorder.leave(entry)
+            if recorder is not None:
+                recorder.leave(entry)
         if begin is not None:
             self._spans.append((begin, backend.mark()))
             if len(self._spans) >= PENDING:

@@ -28,7 +28,7 @@ from meshrun.runner.errors import (
     tell,
     traceback_of,
 )
-from meshrun.runner.recorder.ring import NoRecorder, Recorder
+from meshrun.runner.recorder.ring import Recorder
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.system.launcher import detect_launcher
 from meshrun.runner.world.run_status import RunLines, RunStatus
@@ -55,7 +55,7 @@ class OwnRank:
     control: Control
     name: str
     run_id: str
-    recorder: Recorder | NoRecorder
+    recorder: Recorder | None
 
 
 @dataclass
@@ -106,7 +106,7 @@ class FailureHandler:
             with contextlib.suppress(OSError):
                 before_exit()
         self.transaction.roll_back()
-        if self.rank is not None:
+        if self.rank is not None and self.rank.recorder is not None:
             self.rank.recorder.close()
 
     def set_failed(self, failure: BaseException) -> None:

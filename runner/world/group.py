@@ -7,7 +7,7 @@ return before the device is done. Arrays may have any strides: what is not C-con
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -50,14 +50,11 @@ class Group:
     control: Control
     arrays: Arrays
     backend: Backend
+    rank: int = field(init=False)
+    size: int = field(init=False)
 
-    @property
-    def rank(self) -> int:
-        return self.control.rank
-
-    @property
-    def size(self) -> int:
-        return self.control.size
+    def __post_init__(self) -> None:
+        self.rank, self.size = self.control.rank, self.control.size
 
     @property
     def xp(self) -> Any:

@@ -66,13 +66,15 @@ def run_as_rank(
         try:
             record = body(world, handler)
             world.close()
-            world.recorder.close()
+            if world.recorder is not None:
+                world.recorder.close()
         except BaseException as failure:
             if not is_met_by_all(failure):
                 raise
             status = handler.report_common(failure, world.rank)
             world.close()
-            world.recorder.close()
+            if world.recorder is not None:
+                world.recorder.close()
             return status
     if world.rank == 0 and handler.status is not None:
         handler.status.complete(record)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
+
+import numpy as np
 
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.checksum.checked import SHARE, CheckedControl, Checksums
@@ -22,8 +25,9 @@ from meshrun.runner.errors import UserError, first_line, is_met_by_all
 from meshrun.runner.options.choices import Checksum, DeviceChoice
 from meshrun.runner.processes import boot_id
 from meshrun.runner.recorder.process import remove_stale
-from meshrun.runner.recorder.ring import NoRecorder, Recorder, file_of
+from meshrun.runner.recorder.ring import Recorder, file_of
 from meshrun.runner.report.phases import Phases
+from meshrun.runner.report.versions import installed_version
 from meshrun.runner.spelling import option, python_caller
 from meshrun.runner.system import launcher
 from meshrun.runner.world.binding import (
@@ -68,20 +72,21 @@ class World(Group):
 
     ranks: in rank order. run_id: random text, the same on every rank. warnings: from opening the world.
     network: the interface between hosts that the user or the launcher chose; None for any. recorder: of this
-    rank's operations. checksums: of what the communicators move; None if nothing is checked. phases: times of
-    the current run.
+    rank's operations; None if they are not recorded. checksums: of what the communicators move; None if
+    nothing is checked. phases: times of the current run.
     """
 
     ranks: tuple[Rank, ...]
     run_id: str
     warnings: list[str] = field(default_factory=list)
     network: str | None = None
-    recorder: Recorder | NoRecorder = field(default_factory=NoRecorder)
+    recorder: Recorder | None = None
     checksums: Checksums | None = None
     phases: Phases = field(init=False)
     _closed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.phases = self.new_phases()
 
     def __enter__(self) -> World:
@@ -132,6 +137,36 @@ class World(Group):
         # Of all cores: a bound rank's affinity mask has only its own.
         return max((os.cpu_count() or 1) // len(self.beside), 1)
 
+    def places(self) -> list[dict[str, Any]]:
+        """Return an entry per rank for a record: its number, host and device."""
+        return [
+            {
+                "rank": rank.number,
+                "host": rank.host,
+                "local_rank": rank.local,
+                "kind": rank.device.kind,
+                "index": rank.device.index,
+                "name": rank.device.name,
+                "uuid": rank.device.uuid,
+            }
+            for rank in self.ranks
+        ]
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of the software that a run's figures depend on."""
+        found = {"python": sys.version.split()[0], "numpy": np.__version__, "transport": self.arrays.label}
+        for package in ("meshrun", "mpi4py"):
+            if known := installed_version(package):
+                found[package] = known
+        if "mpi4py.MPI" in sys.modules:
+            library = sys.modules["mpi4py.MPI"].Get_library_version()
+            found["mpi"] = library.replace("\0", "").splitlines()[0].strip()
+        if self.backend.device.kind == "cuda":
+            found["cupy"] = self.xp.__version__
+            found["cuda_runtime"] = str(self.xp.cuda.runtime.runtimeGetVersion())
+            found["cuda_driver"] = str(self.xp.cuda.runtime.driverGetVersion())
+        return found
+
     def warn(self, sentence: str) -> None:
         """Add a warning to the record, and log it on rank 0, which a command prints. To be called on every
         rank."""
@@ -154,16 +189,16 @@ class World(Group):
         For example, one rank instead of thousands reads a file. Raises RunError if the value cannot be
         pickled.
         """
-        return on_root(self.control, function, f"[{self.here}]")
+        return on_root(self.control, function, self.here)
 
     def collective_call(self, function: Callable[[], Value]) -> Value:
         """Call `function` on every rank; if any fails, raise the first one's error on all. Collective."""
-        return collective_call(self.control, function, f"[{self.here}]")
+        return collective_call(self.control, function, self.here)
 
     def gather_calls(self, function: Callable[[], Value]) -> list[Value]:
         """Call `function` on every rank; return all values, in rank order. Collective, with the errors of
         `collective_call`."""
-        return gather_calls(self.control, function, f"[{self.here}]")
+        return gather_calls(self.control, function, self.here)
 
     def collectives(
         self,
@@ -224,7 +259,7 @@ def open_world(
     """
     control = control or find_ranks(expected_ranks)
     host, host_id = identify_host()
-    where = f"[rank {control.rank}, host {host}]"
+    where = f"rank {control.rank}, host {host}"
     surveys = gather_calls(control, lambda: (host_id, visible_gpus(device)), where, names_rank=True)
     host_ids = [survey[0] for survey in surveys]
     visible = [survey[1] for survey in surveys]
@@ -247,11 +282,11 @@ def open_world(
     remarks = check(control, ranks, backend) if check else ()
     run_id = control.broadcast(os.urandom(6).hex())
     warnings = [*locality_warnings(host_ids, [place[3] for place in places]), *remarks]
-    recorder: Recorder | NoRecorder = NoRecorder()
+    recorder: Recorder | None = None
     if record is not None:
         recorder, reasons = open_recorder(control, ranks, run_id, record)
         warnings += reasons
-    control.trail = Trail(recorder, "world", range(control.size)) if isinstance(recorder, Recorder) else None
+    control.trail = Trail(recorder, "world", range(control.size)) if recorder is not None else None
     on_gpu = backend.device.kind == "cuda"
     listens = launcher.default_variable(nccl_ras.ADDRESS, nccl_ras.address_of(run_id))
     with listens if on_gpu else nullcontext():
@@ -273,7 +308,7 @@ def with_checksums(world: World, choice: Checksum) -> World:
 
 def open_recorder(
     control: Control, ranks: Sequence[Rank], run_id: str, command: str
-) -> tuple[Recorder | NoRecorder, list[str]]:
+) -> tuple[Recorder | None, list[str]]:
     """Open this rank's flight recorder; returns it, and warnings about ranks that have none. Collective."""
     here = ranks[control.rank]
     about = {
@@ -285,7 +320,7 @@ def open_recorder(
         **({"gpu": here.device.uuid} if here.device.uuid else {}),
         "command": command[:1000],
     }
-    recorder: Recorder | NoRecorder = NoRecorder()
+    recorder: Recorder | None = None
     reason = ""
     try:
         if here.local == 0:
@@ -297,9 +332,9 @@ def open_recorder(
         reason = f"[{here}] no flight recorder, which says where a stuck run stands: {why}"
     # All ranks or none: a rank without a recorder would look as if it had entered nothing.
     reasons = [reason for reason in control.allgather(reason) if reason]
-    if reasons and isinstance(recorder, Recorder):
+    if reasons and recorder is not None:
         recorder.close()
-        recorder = NoRecorder()
+        recorder = None
     return recorder, reasons[:1]
 
 

@@ -38,6 +38,8 @@ class Route:
 class CountedControl(ForwardedControl):
     """A communicator that counts its collectives."""
 
+    rank, size = 0, 1
+
     def __init__(self, control: Any, route: Route) -> None:
         self.control = control
         for name in COLLECTIVES:

@@ -23,6 +23,7 @@ NAMES = {
     "burgers": ("square", "square"),
     "life": ("soup",),
     "channel": ("populations", "body"),
+    "schroedinger": ("packet", "earlier", "wall"),
 }
 Arrays = list[np.ndarray[Any, Any]]
 
@@ -114,3 +115,17 @@ def test_a_shear_wave_in_the_channel_decays_with_the_viscosity_of_its_relaxation
     decay = np.exp(-(tau - 0.5) / 3 * (2 * np.pi / rows) ** 2 * steps)
     np.testing.assert_allclose(found, decay * speed, rtol=0, atol=0.01 * 0.01)
     assert after.sum() == pytest.approx(rows * 4, rel=1e-12)
+
+
+def test_an_eigenstate_in_a_box_only_turns_its_phase() -> None:
+    """By sin(angle) = dt * energy a step, of the leapfrog; the energy is that of the second difference."""
+    rows, columns, dt, steps = 13, 10, 0.2, 40
+    down, right = (np.pi * mode / (length - 1) for mode, length in ((2, rows), (1, columns)))
+    state = np.multiply.outer(np.sin(down * np.arange(rows)), np.sin(right * np.arange(columns)))
+    state[-1], state[:, -1] = 0, 0  # as the solver keeps them; sin(pi) is not quite 0
+    angle = np.arcsin(dt * (2 - np.cos(down) - np.cos(right)))
+    now, before = called(
+        solver("schroedinger"), [state + 0j, state * np.exp(1j * angle), np.zeros(state.shape)], steps, dt=dt
+    )
+    np.testing.assert_allclose(now, state * np.exp(-1j * angle * steps), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(before, state * np.exp(-1j * angle * (steps - 1)), rtol=0, atol=1e-12)

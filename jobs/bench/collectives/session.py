@@ -165,7 +165,7 @@ def opened(
         tuning=tuning,
         transport=transport,
     )
-    group = collective_call(everyone, connect, f"[{world.here}]", names_rank=True)
+    group = collective_call(everyone, connect, world.here, names_rank=True)
     progress.abort = group.abort
     settings = supported(everyone, world, settings, group.library)
     connected = world.backend.free_memory() if settings.memory else 0

@@ -39,7 +39,6 @@ from meshrun.jobs.validate.verdict import EXIT, Status
 from meshrun.runner.comm.collective_call import on_root
 from meshrun.runner.errors import BadResult, RunError, UserError, tell
 from meshrun.runner.recorder.process import process_state
-from meshrun.runner.run.record.places import versions
 from meshrun.runner.system import launcher
 from meshrun.runner.system.counters import read_counters
 from meshrun.runner.world.failure import FailureHandler
@@ -155,7 +154,7 @@ def run_environment(world: World) -> dict[str, Any]:
     """Return versions and settings that rates depend on, as seen by rank 0. driver: NVIDIA kernel module."""
     driver = Path("/sys/module/nvidia/version")
     found = {"driver": driver.read_text().strip()} if driver.exists() else {}
-    return versions(world) | found | {"settings": recorded_environment(launcher.environment())}
+    return world.versions() | found | {"settings": recorded_environment(launcher.environment())}
 
 
 def check_baseline(options: ValidateOptions, members: Sequence[Member]) -> None:

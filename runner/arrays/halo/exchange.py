@@ -150,9 +150,9 @@ class HaloPlan(BlockLayout):
         self._own_rows: Slices = tuple(
             core if is_cut else slice(None) for is_cut, core in zip(cut, self.core, strict=True)
         )
-        needed = list(transfers(partition, rank, self._exchanged, boundary))
+        needed = list(transfers(partition, rank, self._exchanged, boundary)) if any(cut) else []
         self.receives = [transfer for transfer in needed if transfer.sender != rank]
-        self.sends = list(sends(partition, rank, self._exchanged, boundary))
+        self.sends = list(sends(partition, rank, self._exchanged, boundary)) if any(cut) else []
         self._own = [transfer for transfer in needed if transfer.sender == rank]
         self.halo_slabs = [slab for axis, is_cut in enumerate(cut) if is_cut for slab in self._slabs(axis)]
 

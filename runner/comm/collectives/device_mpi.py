@@ -100,7 +100,7 @@ class DeviceMpiCollectives(MpiCollectives):
 
 def require_support(control: Control) -> None:
     """Raise UserError on every rank unless every rank's MPI says that it takes device memory. Collective."""
-    answers = gather_calls(control, device_memory_support, f"[rank {control.rank}]")
+    answers = gather_calls(control, device_memory_support, f"rank {control.rank}")
     for rank, (takes, said) in enumerate(answers):
         if not takes:
             wanted = next((hint for name, hint in HINTS.items() if said.startswith(name)), OTHER_HINT)

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from meshrun.runner.compiler.compiled import DeviceKernel
 
 
-def is_on_device(array: Array) -> bool:
-    """Return whether an array is in a GPU's memory. A stand-in for an array, in a trace, is not."""
-    return hasattr(array, "__cuda_array_interface__")
-
-
 def fill(
     function: Callable[..., None],
     blocks: Sequence[Array],
@@ -47,7 +42,7 @@ def fill(
     device = getattr(getattr(outs[0], "device", None), "id", 0)
     kernel = kernel_of(function, inputs, outputs, widths, tuple(sorted(parameters.items())), device)
     try:
-        kernel(blocks, outs)
+        kernel(blocks, outs, (0,) * axes)
     except NotCompiled as failure:
         failure.hint = option("device", "cpu")  # the option fuse does not apply
         raise

@@ -30,12 +30,13 @@ MOST_NODES = 4000
 _UFUNCS = """
     negative positive absolute sqrt square reciprocal exp exp2 expm1 log log2 log10 log1p cbrt sin cos tan
     arcsin arccos arctan sinh cosh tanh arcsinh arccosh arctanh floor ceil trunc rint sign fabs deg2rad
-    rad2deg degrees radians isnan isinf isfinite signbit logical_not invert
+    rad2deg degrees radians conjugate isnan isinf isfinite signbit logical_not invert
     add subtract multiply divide floor_divide remainder fmod power float_power maximum minimum fmax fmin hypot
     arctan2 copysign equal not_equal less less_equal greater greater_equal logical_and logical_or logical_xor
     bitwise_and bitwise_or bitwise_xor left_shift right_shift
 """
 UFUNCS = frozenset(_UFUNCS.split())
+COMPUTABLE = "?bhilqBHILQefdFD"  # NumPy's codes of dtypes
 COMPARISONS = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
 
 Nodes = np.ndarray[Any, Any]  # of dtype object: one element along each axis of cells
@@ -116,11 +117,15 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
     FOREIGN: ClassVar[tuple[str, str]]
     dtype: np.dtype[Any]
     _recorder: Any  # of the class's own kind
+    _part: str  # "real" or "imag", of a view of these parts of complex numbers; else ""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_") and (name != "dtype" or name in self.__dict__):
+        if name in ("real", "imag"):
+            getattr(self, name)[...] = value
+        elif name.startswith("_") or (name == "dtype" and name not in self.__dict__):
+            super().__setattr__(name, value)
+        else:
             raise NotTraceable(f"sets .{name} of an array")
-        super().__setattr__(name, value)
 
     # How its cells lie
 
@@ -148,6 +153,10 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
     @abstractmethod
     def transposed(self, order: Shape) -> Any:
         """Return a view with the axes in another order."""
+
+    @abstractmethod
+    def part(self, name: str) -> Any:
+        """Return a view of the real or the imaginary parts. name: "real" or "imag"."""
 
     @abstractmethod
     def reduce_cells(self, name: str, axes: Sequence[int], dtype: Any, out: Any, keepdims: bool) -> Any:
@@ -178,6 +187,16 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
     @property
     def T(self) -> Any:  # NumPy's name
         return self.transpose()
+
+    @property
+    def real(self) -> Any:
+        return self.part("real") if self.dtype.kind == "c" else self
+
+    @property
+    def imag(self) -> Any:
+        if self.dtype.kind == "c":
+            return self.part("imag")
+        return self.new(np.full(self.nodes_shape, self._recorder.graph.constant(0, self.dtype), object))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -280,6 +299,22 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
         """Return a new array with the same axes. nodes: as `read` returns them."""
         return self._recorder.result(self.layout(), nodes, self.dtype if dtype is None else dtype)
 
+    def seen(self, nodes: Nodes) -> Nodes:
+        """Return the nodes of a view. nodes: of what it is a view of."""
+        if not self._part:
+            return nodes
+        seen: Nodes = self._recorder.each(self._part, self.dtype, nodes)
+        return seen
+
+    def merged(self, old: Nodes, new: Nodes) -> Nodes:
+        """Return what becomes of nodes that a view of them writes. new: cells of the view."""
+        if not self._part:
+            return new
+        each, kind = self._recorder.each, old.ravel()[0].dtype
+        other = each("imag" if self._part == "real" else "real", self.dtype, old)
+        merged: Nodes = each("complex", kind, *((new, other) if self._part == "real" else (other, new)))
+        return merged
+
     def full_index(self, index: Any) -> list[Any]:
         """Return an index for each axis, and None for each new axis. Raises NotTraceable for arrays."""
         items: list[Any] = []
@@ -307,8 +342,13 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
 
 def check_computable(dtype: np.dtype[Any]) -> None:
     """Refuse dtypes that no kernel computes in."""
-    if dtype.kind not in "biuf" or dtype.itemsize > 8 or not dtype.isnative:
-        raise NotTraceable(f"computes in {dtype.str if dtype.kind in 'biuf' else dtype}")
+    if dtype.char not in COMPUTABLE or not dtype.isnative:
+        raise NotTraceable(f"computes in {dtype.str if dtype.kind in 'biufc' else dtype}")
+
+
+def real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of a number's real part."""
+    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
 
 
 def recorder_of(*values: Any) -> Any:
@@ -336,8 +376,9 @@ def weak_dtype(value: Any) -> Any:
         return value.dtype
     if isinstance(value, bool):
         return np.dtype(bool)
-    if isinstance(value, (int, float)):
-        return type(value) if type(value) in (int, float) else (int if isinstance(value, int) else float)
+    for kind in (int, float, complex):
+        if isinstance(value, kind):
+            return kind
     raise NotTraceable(f"computes with a {type(value).__name__}")
 
 
@@ -360,7 +401,7 @@ def fast_power(kind: np.dtype[Any], exponent: Any) -> Any:
     """Return the ufunc that NumPy's ** calls instead of power for this exponent; None if it calls power."""
     if not isinstance(exponent, (int, float)) or isinstance(exponent, (bool, np.generic)):
         return None
-    if kind.kind == "f":
+    if kind.kind in "fc":
         return {1: np.positive, 2: np.square, -1: np.reciprocal, 0.5: np.sqrt}.get(exponent)
     squared = isinstance(exponent, int) and exponent == 2
     if kind.kind == "b":  # depends on NumPy's version
@@ -383,7 +424,7 @@ def elementwise(recorder: TracedCall, ufunc: Any, inputs: Sequence[Any], dtype: 
     for kind in kinds:
         check_computable(kind)
     values = [recorder.operand(as_scalar(value, kind)) for value, kind in zip(inputs, kinds, strict=False)]
-    if ufunc.__name__ == "reciprocal" and kinds[-1].kind != "f":
+    if ufunc.__name__ == "reciprocal" and kinds[-1].kind not in "fc":
         raise NotTraceable("divides integers by numpy.reciprocal", "1 / x")
     if ufunc.__name__ == "power" and kinds[-1].kind in "iu":
         for node in values[1].read().ravel():
@@ -393,7 +434,10 @@ def elementwise(recorder: TracedCall, ufunc: Any, inputs: Sequence[Any], dtype: 
                 raise ValueError("Integers to negative integer powers are not allowed.")
     layout, nodes = recorder.aligned(values)
     operands = [one.cast(array, kind) for one, array, kind in zip(values, nodes, kinds, strict=False)]
-    return recorder.result(layout, recorder.each(ufunc.__name__, kinds[-1], *operands), kinds[-1])
+    name = ufunc.__name__
+    if name == "conjugate" and kinds[-1].kind != "c":
+        return recorder.result(layout, operands[0], kinds[-1])
+    return recorder.result(layout, recorder.each(name, kinds[-1], *operands), kinds[-1])
 
 
 def within_range(inputs: Sequence[Any]) -> Sequence[Any]:

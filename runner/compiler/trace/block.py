@@ -24,6 +24,7 @@ from meshrun.runner.compiler.trace.array import (
     TracedArray,
     TracedCall,
     check_computable,
+    real_dtype,
 )
 from meshrun.runner.compiler.trace.functions import FUNCTIONS
 from meshrun.runner.compiler.trace.graph import Graph, in_order
@@ -121,8 +122,7 @@ class BlockCall(TracedCall):
         array = np.asarray(value)
         if like is not None and not isinstance(value, (np.ndarray, np.generic)):
             array = array.astype(like)
-        if array.dtype.kind not in "biuf":
-            raise NotTraceable(f"computes with {array.dtype}")
+        check_computable(array.dtype)
         grid = [self.axis_of(length) for length in array.shape]
         if any(axis is not None for axis in grid):
             varies = {
@@ -207,10 +207,11 @@ class Traced(TracedArray):
         grid: tuple[int | None, ...],
         dtype: np.dtype[Any],
         window: _Window | None = None,
+        part: str = "",
     ) -> None:
         check_computable(dtype)
         self._recorder, self._nodes, self._grid = recorder, nodes, grid
-        self._shape, self.dtype = shape, dtype
+        self._shape, self.dtype, self._part = shape, dtype, part
         self._window = _Window(_Storage(), recorder.outer_line()) if window is None else window
 
     @property
@@ -229,12 +230,18 @@ class Traced(TracedArray):
                 "reads an array after a part of it, or what it is a part of, was changed in place",
                 "a new array instead of one that is changed in place",
             )
-        return self._nodes
+        return self.seen(self._nodes)
 
     def transposed(self, order: Shape) -> Traced:
-        nodes = self.read().transpose(order)
+        self.read()
+        nodes = self._nodes.transpose(order)
         shape, grid = tuple(self.shape[a] for a in order), tuple(self._grid[a] for a in order)
-        return Traced(self._recorder, nodes, shape, grid, self.dtype, self._window)
+        return Traced(self._recorder, nodes, shape, grid, self.dtype, self._window, self._part)
+
+    def part(self, name: str) -> Traced:
+        self.read()
+        kind = real_dtype(self.dtype)
+        return Traced(self._recorder, self._nodes, self.shape, self._grid, kind, self._window, name)
 
     def reduce_cells(self, name: str, axes: Sequence[int], dtype: Any, out: Any, keepdims: bool) -> Any:
         raise NotTraceable(
@@ -256,15 +263,16 @@ class Traced(TracedArray):
     # Reading and writing parts
 
     def __getitem__(self, index: Any) -> Traced:
-        nodes, shape, grid, shift = self._part(self.read(), index)
+        self.read()
+        nodes, shape, grid, shift = self._cut(self._nodes, index)
         if self._has_all(shape, grid, shift):
-            return Traced(self._recorder, nodes, shape, grid, self.dtype, self._window)
+            return Traced(self._recorder, nodes, shape, grid, self.dtype, self._window, self._part)
         if len(shape) == self.ndim and self._has_stage(nodes, shape, shift):
             self._recorder.stages[self._window.made, self._recorder.outer_line()] = None
         part = _Window(self._window.storage, self._window.made)
         moved = np.empty(nodes.shape, object)
         moved.ravel()[:] = self._recorder.graph.shifted(nodes.ravel(), shift)
-        return Traced(self._recorder, moved, shape, grid, self.dtype, part)
+        return Traced(self._recorder, moved, shape, grid, self.dtype, part, self._part)
 
     def _has_stage(self, nodes: Nodes, shape: Shape, shift: Shape) -> bool:
         """Return whether a part has cells beyond the array's edges that were computed from their neighbours.
@@ -289,7 +297,7 @@ class Traced(TracedArray):
         )
         self.full_index(index)
         try:
-            _, shape, grid, shift = self._part(self._nodes, index)
+            _, shape, grid, shift = self._cut(self._nodes, index)
         except NotTraceable:
             raise partly from None
         if not self._has_all(shape, grid, shift):
@@ -303,7 +311,8 @@ class Traced(TracedArray):
         self.read()
         self._window.storage.version += 1
         self._window.version = self._window.storage.version
-        self._nodes[self._own_index(index)] = np.broadcast_to(nodes, part._nodes.shape).copy()
+        written = np.broadcast_to(nodes, part._nodes.shape).copy()
+        self._nodes[self._own_index(index)] = self.merged(part._nodes, written)
 
     def _has_all(self, shape: Shape, grid: tuple[int | None, ...], shift: tuple[int, ...]) -> bool:
         """Return whether a part has all cells along each grid axis."""
@@ -323,7 +332,7 @@ class Traced(TracedArray):
             axis += 1
         return tuple(found)
 
-    def _part(self, nodes: Nodes, index: Any) -> tuple[Nodes, Shape, tuple[int | None, ...], tuple[int, ...]]:
+    def _cut(self, nodes: Nodes, index: Any) -> tuple[Nodes, Shape, tuple[int | None, ...], tuple[int, ...]]:
         """Return nodes, shape and grid axes of a part, and its first cell along each grid axis."""
         shape: list[int] = []
         grid: list[int | None] = []

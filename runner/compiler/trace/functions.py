@@ -52,6 +52,11 @@ def round_(a: Any, decimals: int = 0, out: Any = None) -> Any:
     return stored(a.copy() if a.dtype.kind in "iu" else np.rint(a), out)
 
 
+def angle(z: Any, deg: bool = False) -> Any:
+    turned = np.arctan2(z.imag, z.real)
+    return turned * (180 / np.pi) if deg else turned
+
+
 # New arrays
 
 
@@ -173,7 +178,7 @@ def _reduce(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any]
             total = part.copy() if total is None else ufunc(total, part)
         if total is None:
             raise NotTraceable("reduces an axis without elements")
-        if ufunc is np.add and kind.kind == "f":
+        if ufunc is np.add and kind.kind in "fc":
             total = np.add(total, kind.type(0))  # NumPy starts with it: the sum of negative zeros is positive
         return stored(total, out)
 
@@ -222,6 +227,11 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.min: _extreme(np.minimum, np.min),
     np.max: _extreme(np.maximum, np.max),
     np.mean: mean,
+    np.real: lambda val: val.real,
+    np.imag: lambda val: val.imag,
+    np.angle: angle,
+    np.iscomplexobj: lambda x: x.dtype.kind == "c",
+    np.isrealobj: lambda x: x.dtype.kind != "c",
     np.ndim: lambda a: a.ndim,
     np.shape: lambda a: a.shape,
     np.size: lambda a: a.size,

@@ -25,9 +25,9 @@ Key = tuple[Any, ...]
 class Node:
     """One value per own cell.
 
-    op: "load", "constant", "place", "inside", "scalar", "cast", "where" (of a bool and two values) or the
-        name of a NumPy ufunc. All operands of a ufunc have the dtype that NumPy's loop computes in; the
-        operation is rounded to it.
+    op: "load", "constant", "place", "inside", "scalar", "cast", "where" (of a bool and two values), "real",
+        "imag", "complex" (of two parts) or the name of a NumPy ufunc. All operands of a ufunc have the dtype
+        that NumPy's loop computes in; the operation is rounded to it.
     dtype: of the value. operands: in the ufunc's order.
     input, offset, component: of a load: which input, how far from the own cell along each grid axis, and
         which element of the trailing axes, in C order.
@@ -98,6 +98,8 @@ class Graph:
         is known."""
         if op == "cast" and operands[0].dtype == dtype:
             return operands[0]
+        if op in ("real", "imag") and operands[0].op == "complex":
+            return operands[0].operands[op == "imag"]
         if op == "where":
             condition, chosen, other = operands
             if chosen is other:
@@ -132,6 +134,11 @@ class Graph:
                 done[node] = self.operation(node.op, node.dtype, moved, node.line)
         return [done[node] for node in wanted]
 
+    def copied(self, node: Node) -> Node:
+        """Return this graph's place, inside or scalar for that of another graph."""
+        key = ("scalar", node.value) if node.op == "scalar" else (node.op, *node.value)
+        return self._node(key, lambda: node)
+
     def _node(self, key: Key, make: Any) -> Node:
         if key not in self._nodes:
             self._nodes[key] = make()
@@ -152,11 +159,21 @@ def in_order(nodes: Iterable[Node]) -> list[Node]:
     return list(found.values())
 
 
+def joined(xp: Any, dtype: np.dtype[Any], real: Any, imag: Any) -> Any:
+    """Return the complex numbers of two parts. xp: numpy or cupy."""
+    numbers = xp.empty(np.broadcast_shapes(np.shape(real), np.shape(imag)), dtype)
+    numbers.real, numbers.imag = real, imag
+    return numbers
+
+
 def compute(op: str, dtype: np.dtype[Any], values: Sequence[Any]) -> Any:
     """Compute one operation on arrays with NumPy."""
     with np.errstate(all="ignore"):
+        if op == "complex":
+            return joined(np, dtype, *values)
         if op == "cast":
-            return values[0].astype(dtype)
+            value = values[0].real if dtype.kind not in "bc" else values[0]  # without NumPy's warning
+            return value.astype(dtype)
         if op == "where":
             return np.where(*values)
         return getattr(np, op)(*values)

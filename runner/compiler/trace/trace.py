@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.array import MOST_COMPONENTS
+from meshrun.runner.compiler.trace.array import MOST_COMPONENTS, check_computable
 from meshrun.runner.compiler.trace.block import BlockCall, Namespace, Traced, near_of
 from meshrun.runner.compiler.trace.graph import Operand, Program
 from meshrun.runner.compiler.trace.rebound import with_numbers
@@ -63,12 +63,12 @@ def trace(
             "computes with the number of cells of its block, or differs from one call to the next",
             "a parameter",
         )
-        reason.line = _first_difference(*programs)
+        reason.line = first_difference(*programs)
         raise reason
     return programs[0]
 
 
-def _first_difference(one: Program, other: Program) -> int:
+def first_difference(one: Program, other: Program) -> int:
     """Return the line of the first node that differs between two programs; 0 if unknown."""
     for a, b, text, changed in zip(one.nodes, other.nodes, one.lines(), other.lines(), strict=False):
         if text != changed:
@@ -115,8 +115,7 @@ def _block(recorder: BlockCall, number: int, one: Operand, padded: Shape) -> Tra
     axes = len(padded)
     if one.components > MOST_COMPONENTS:
         raise NotTraceable(f"has {one.components} elements per cell of its input {one.name}")
-    if one.dtype.kind not in "biuf" or one.dtype.itemsize > 8:
-        raise NotTraceable(f"computes in {one.dtype}")
+    check_computable(one.dtype)
     nodes = np.empty((1,) * axes + one.trailing, object)
     for place in range(one.components):
         nodes.ravel()[place] = recorder.graph.load(number, one.dtype, (0,) * axes, place)
@@ -126,7 +125,7 @@ def _block(recorder: BlockCall, number: int, one: Operand, padded: Shape) -> Tra
 
 def _unwritten(recorder: BlockCall, one: Operand, lengths: Shape) -> Traced:
     """Return an array for a result. Its cells are NaN or 0 until they are written."""
-    empty = np.full((), np.nan if one.dtype.kind == "f" else 0)
+    empty = np.full((), np.nan if one.dtype.kind in "fc" else 0)
     found: Traced = recorder.filled(lengths + one.trailing, empty.astype(one.dtype), one.dtype)
     return found
 

@@ -23,6 +23,7 @@ from meshrun.runner.compiler.trace.array import (
     TracedCall,
     check_computable,
     choose,
+    real_dtype,
 )
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -151,8 +152,7 @@ class Tracing(TracedCall):
         array = np.asarray(value)
         if like is not None and not isinstance(value, (np.ndarray, np.generic)):
             array = array.astype(like)
-        if array.dtype.kind not in "biuf":
-            raise NotTraceable(f"computes with {array.dtype}")
+        check_computable(array.dtype)
         plain = array
         if array.size > MOST_COMPONENTS:
             if array.tobytes() != array.ravel()[:1].tobytes() * array.size:
@@ -298,10 +298,11 @@ class Whole(TracedArray):
         fixed: dict[int, int],
         cells: np.ndarray[Any, Any],
         dtype: np.dtype[Any],
+        part: str = "",
     ) -> None:
         check_computable(dtype)
         self._recorder, self._storage, self._axes = recorder, storage, axes
-        self._fixed, self._cells, self.dtype = fixed, cells, dtype
+        self._fixed, self._cells, self.dtype, self._part = fixed, cells, dtype, part
 
     @property
     def shape(self) -> Shape:
@@ -318,8 +319,7 @@ class Whole(TracedArray):
         return Alignment(list(self._axes), self._fixed)
 
     def read(self) -> Nodes:
-        nodes = np.empty(self._cells.shape, object)
-        nodes.ravel()[:] = [self._storage.nodes[cell] for cell in self._cells.ravel()]
+        nodes = self.seen(self._stored())
         places = tuple(number for number, axis in enumerate(self._axes) if isinstance(axis, Along))
         return np.expand_dims(nodes, places) if places else nodes
 
@@ -328,7 +328,11 @@ class Whole(TracedArray):
         moved = [inner.index(number) for number in order if number in inner]
         taken = tuple(self._axes[number] for number in order)
         cells = self._cells.transpose(moved)
-        return Whole(self._recorder, self._storage, taken, self._fixed, cells, self.dtype)
+        return Whole(self._recorder, self._storage, taken, self._fixed, cells, self.dtype, self._part)
+
+    def part(self, name: str) -> Whole:
+        kind = real_dtype(self.dtype)
+        return Whole(self._recorder, self._storage, self._axes, self._fixed, self._cells, kind, name)
 
     def reduce_cells(self, name: str, axes: Sequence[int], dtype: Any, out: Any, keepdims: bool) -> Any:
         raise NotTraceable(f"reduces the cells of an array (numpy.{name})")
@@ -371,7 +375,8 @@ class Whole(TracedArray):
             else:
                 fixed[axis.axis] = axis.first + axis.step * (at % axis.length)
         cells = self._cells[tuple(inner)] if inner else self._cells
-        return Whole(self._recorder, self._storage, tuple(axes), fixed, np.asarray(cells), self.dtype)
+        view = np.asarray(cells)
+        return Whole(self._recorder, self._storage, tuple(axes), fixed, view, self.dtype, self._part)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         recorder, graph = self._recorder, self._recorder.graph
@@ -394,12 +399,20 @@ class Whole(TracedArray):
         whole = np.broadcast_to(nodes, tuple(1 if isinstance(a, Along) else a.length for a in target._axes))
         line, storage = recorder.line(), self._storage
         conditions = target._conditions()
-        for cell, node in zip(target._cells.ravel(), whole.ravel(), strict=True):
-            chosen, old = node, storage.nodes[cell]
+        before = target._stored()
+        after = self.merged(before, whole.reshape(before.shape))
+        for cell, old, new in zip(target._cells.ravel(), before.ravel(), after.ravel(), strict=True):
+            chosen = new
             for condition in conditions:
-                chosen = graph.operation("where", self.dtype, (condition, chosen, old), line)
+                chosen = graph.operation("where", old.dtype, (condition, chosen, old), line)
             storage.nodes[cell] = chosen
         storage.changed = True
+
+    def _stored(self) -> Nodes:
+        """Return the nodes of the storage: one for each element of the inner axes."""
+        nodes = np.empty(self._cells.shape, object)
+        nodes.ravel()[:] = [self._storage.nodes[cell] for cell in self._cells.ravel()]
+        return nodes
 
     def _conditions(self) -> list[Node]:
         """Return the conditions on the position under which a view has cells; none if it is all of it."""

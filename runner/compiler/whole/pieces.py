@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.graph import Extents, Node, compute, in_order
+from meshrun.runner.compiler.trace.graph import Extents, Node, compute, in_order, joined
 from meshrun.runner.compiler.trace.timed import scalar_of
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.trace import WholeProgram
@@ -172,8 +172,11 @@ def compute_piece(
 
 
 def _on_device(xp: ModuleType, node: Node, values: Sequence[Any]) -> Any:
+    if node.op == "complex":
+        return joined(xp, node.dtype, *values)
     if node.op == "cast":
-        return xp.asarray(values[0]).astype(node.dtype)
+        cells = xp.asarray(values[0])
+        return (cells.real if node.dtype.kind not in "bc" else cells).astype(node.dtype)
     function = xp.where if node.op == "where" else getattr(xp, node.op)
     return function(*values)
 

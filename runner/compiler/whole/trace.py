@@ -18,6 +18,7 @@ from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.compiler.trace.graph import Node, Operand, Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.trace.timed import StepTape, given_of
+from meshrun.runner.compiler.trace.trace import first_difference
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
 from meshrun.runner.compiler.whole.constants import Constant, as_space, constants_of
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
@@ -128,11 +129,23 @@ def trace_whole(
     if key_of([function, parameters]) is None:  # it may read anything, such as random numbers
         again = _traced(function, inputs, parameters, names, axes, services)
         if program.fingerprint != again.fingerprint:
-            raise NotTraceable(
+            reason = NotTraceable(
                 "computes something else at each call, with numpy.random or a variable that it changes",
                 "here.uniform(seed, step) for random numbers, an input or a parameter for others",
             )
+            reason.line = first_difference(program.program, again.program) or _line_of_constants(
+                program, again
+            )
+            raise reason
     return program
+
+
+def _line_of_constants(one: WholeProgram, other: WholeProgram) -> int:
+    """Return the line that uses the first array that differs between two programs; 0 if unknown."""
+    pairs = enumerate(zip(one.constants, other.constants, strict=False), len(one.inputs) - len(one.constants))
+    differing = {number for number, (a, b) in pairs if a.digest != b.digest}
+    users = (node for node in one.nodes if any(load.input in differing for load in node.operands))
+    return next((node.line for node in users if node.line), 0)
 
 
 def _traced(

@@ -12,7 +12,6 @@ from meshrun.runner.job.series import described
 from meshrun.runner.report.record import SCHEMA, Record, envelope, plain, type_record, write_json
 from meshrun.runner.run.finish import Finished
 from meshrun.runner.run.prepare import RunContext
-from meshrun.runner.run.record.places import places, versions
 from meshrun.runner.world.world import World
 
 
@@ -37,7 +36,7 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
         "outputs": _file_records(job.output_names, run.targets, outputs),
         "ranks": world.size,
         "hosts": world.hosts,
-        "devices": places(world),
+        "devices": world.places(),
         "started": started.isoformat(timespec="seconds"),
         "steps": done.steps,
         "fused": None if computed.fusion is None else asdict(computed.fusion),
@@ -54,7 +53,7 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
         "checksum": checksum,
         "phases": phases,
         "warnings": list(world.warnings),
-        "versions": versions(world),
+        "versions": world.versions(),
         "seconds": time.perf_counter() - begin,
     }
     if options.json is not None and world.rank == 0:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.files import NO_LINKS
+from meshrun.runner.files import NO_LINKS, allocate
 from meshrun.runner.storage.file_errors import listing
-from meshrun.runner.storage.preallocate import allocate
 
 PIECE = 1 << 30  # bytes that the kernel copies at a time
 UNCOPYABLE = (errno.EINVAL, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM)

@@ -21,12 +21,11 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from meshrun.runner.errors import MeshrunError, RunError
-from meshrun.runner.files import keep_mode, open_file, open_new
+from meshrun.runner.files import allocate, keep_mode, open_file, open_new
 from meshrun.runner.options.form import Form
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.storage import mmap_write
 from meshrun.runner.storage.file_errors import check_part, not_shared, unclaimed, write_error
-from meshrun.runner.storage.preallocate import allocate
 
 BUFFER = 1 << 18  # bytes of a buffer for strided data, small enough to stay in the cache
 GAP = 1 << 15  # bytes: rows up to this length are read whole, which takes less time than more calls

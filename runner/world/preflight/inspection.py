@@ -35,7 +35,7 @@ def gather_surveys(control: Control, ranks: Sequence[Rank], backend: Backend) ->
     here = ranks[control.rank]
     runtime = backend.xp.cuda.runtime.runtimeGetVersion() if backend.device.kind == "cuda" else 0
     return gather_calls(
-        control, lambda: survey(here, control.library, cuda_runtime=runtime), f"[{here}]", names_rank=True
+        control, lambda: survey(here, control.library, cuda_runtime=runtime), here, names_rank=True
     )
 
 

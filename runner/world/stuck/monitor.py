@@ -75,7 +75,7 @@ def start(world: World, started: Started) -> list[str]:
     """Start the monitors of a run of several ranks, a process on each host. Collective; returns warnings on
     rank 0."""
     seconds = STALL_TIMEOUT if started.stall_timeout is None else started.stall_timeout
-    if seconds <= 0 or world.size == 1 or isinstance(world.recorder, ring.NoRecorder):
+    if seconds <= 0 or world.size == 1 or world.recorder is None:
         return []
     first: dict[str, int] = {}
     for number, rank in enumerate(world.ranks):

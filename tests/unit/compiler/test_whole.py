@@ -54,7 +54,7 @@ def in_blocks(program: WholeProgram, arrays: Arrays) -> list[np.ndarray[Any, Any
     found = [np.empty(one.shape, one.dtype) for one in program.outputs]
     if any(one.shape[:dimensions] != program.space for one in (*program.inputs, *program.outputs)):
         return evaluate(program, arrays)  # blocks are of arrays of one size
-    widths = [program.footprint(number) for number in range(len(arrays))]
+    widths = [program.program.footprint(number) for number in range(len(arrays))]
     halves = [((0, n // 2 - 1), (n // 2 - 1, n)) for n in program.space]
     for bounds in product(*halves):
         first, last = (tuple(side) for side in zip(*bounds, strict=True))
@@ -302,7 +302,8 @@ def test_random_programs(text: str) -> None:
         ("u[[1, 2]] = 3", "picks cells by an array"),
         ("u[...] = u[::-1]", "reverses"),
         ("u[...] = np.sort(u)", r"numpy\.sort"),
-        ("u += np.random.default_rng(0).random((3, 5, 11, 11))[1:, :, 0, 0]", "could not be broadcast"),
+        ("u += np.random.random((11, 11))", "something else at each call"),
+        ("u += np.random.random()", "something else at each call"),
         ("u[11] = 1", "out of bounds"),
         ("u[1:, 2:] = u[1:]", "could not broadcast"),
         ("u.flat[3] = 1", "flat"),

@@ -340,7 +340,7 @@ def test_a_file_system_that_cannot_reserve_room(tmp_path: Path, monkeypatch: pyt
     def unsupported(*_: int) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("meshrun.runner.storage.preallocate.fallocate", unsupported)
+    monkeypatch.setattr("meshrun.runner.files.fallocate", unsupported)
     write(tmp_path / "a.npy", np.arange(6.0).reshape(2, 3))
     assert np.load(tmp_path / "a.npy").tolist() == [[0, 1, 2], [3, 4, 5]]
 

@@ -329,7 +329,7 @@ def fill_up(*_: Any, **__: Any) -> NoReturn:
 def test_a_disk_that_is_full_midway_says_what_is_missing(
     tmp_path: Path, suffix: str, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshrun.runner.storage.preallocate.fallocate", unclaimable)
+    monkeypatch.setattr("meshrun.runner.files.fallocate", unclaimable)
     sink = open_sink(tmp_path / f"a{suffix}", (3 << 10, 1 << 10), np.dtype("f4"), run_id)
     sink.create()
     third = Region((0, 0), (1 << 10, 1 << 10))
@@ -358,7 +358,7 @@ def test_an_output_of_which_nothing_was_made_is_nothing_to_go_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unlike an image of a folder: the others stay."""
-    monkeypatch.setattr("meshrun.runner.storage.preallocate.fallocate", fill_up)
+    monkeypatch.setattr("meshrun.runner.files.fallocate", fill_up)
     folder = partial_path(tmp_path / "images", KEPT)
     folder.mkdir()
     for path, run_id, hint in (

@@ -567,9 +567,7 @@ def test_what_is_written(
 
 
 def test_a_file_beyond_4_gb_is_a_bigtiff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "meshrun.runner.storage.preallocate.fallocate", lambda *_: None
-    )  # the file stays sparse
+    monkeypatch.setattr("meshrun.runner.files.fallocate", lambda *_: None)  # the file stays sparse
     shape = (3, 40_000, 40_000)
     sink = open_sink(tmp_path / "a.tif", shape, np.dtype("u1"), "nonce")
     sink.create()
