@@ -449,8 +449,6 @@ def compile_for(
     device: `runner.device.api.Device`. shape: of a result; the kernel of one pass is compiled for rows
     as long. The other arguments are those of `DeviceKernel`. Raises NotCompiled if the compiler fails.
     """
-    if program.scalars:
-        raise NotTraceable("computes with the number of the step")
     if device.kind == "cuda":
         kernel = DeviceKernel(program, widths, arithmetic, feeds, boundary, cval, row=row)
         kernel.prepare(shape)

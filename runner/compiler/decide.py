@@ -10,6 +10,7 @@ from typing import Any
 
 from meshrun.runner.compiler.inferred_halo import halo_too_small
 from meshrun.runner.compiler.operations import inexact_operations
+from meshrun.runner.compiler.passes.ends import interior
 from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import grid_axes, output_types, reads_of, traced
@@ -74,7 +75,7 @@ def fused_alone(
             program = traced(task)
         except NotTraceable:
             return task, too_little
-        operated = program.operations * math.prod(task.shape) * task.dtype.itemsize
+        operated = interior(program).operations * math.prod(task.shape) * task.dtype.itemsize
         if operated * steps < OPERATED * WORTH_COMPILING:
             return task, too_little
     return _with_kernel(device, task, arithmetic, steps, program)
@@ -122,7 +123,7 @@ def _with_kernel(
         return task, Fusion(None, reason.reason, reason.line, reason.hint)
     except NotCompiled as reason:
         return task, Fusion(None, reason.reason, reason.line, refused=True)
-    fusion = Fusion(compiler, operations=program.operations, inexact=inexact)
+    fusion = Fusion(compiler, operations=interior(program).operations, inexact=inexact)
     job = replace(task.job, tape=program.tape) if program.scalars else task.job
     return replace(typed, job=job, kernel=kernel, reads=reads_of(task, program)), fusion
 
@@ -135,6 +136,8 @@ def _whole_row(task: Task, axes: int) -> int:
 
 class ImageKernels:
     """Kernels for a job's images: one for all that have the same dtype, channels and axes. Not collective.
+
+    A function of whole arrays has one for each shape.
 
     must_fuse: raise UserError for an image whose function cannot become one.
     """
@@ -151,7 +154,8 @@ class ImageKernels:
             axes = grid_axes(task)
         except NotTraceable:
             axes = 0  # never one kernel
-        key = task.dtype, axes, len(task.shape), task.shape[axes:] if axes else (), task.widths
+        shape = task.shape if task.job.whole else task.shape[axes:] if axes else ()
+        key = task.dtype, axes, len(task.shape), shape, task.widths
         if key not in self._made:
             made, fusion = _with_kernel(self._device, task, self._arithmetic, 1)
             if fusion.compiler is None and self._must_fuse:
@@ -161,7 +165,7 @@ class ImageKernels:
         if made.kernel is None:
             return task
         results = tuple((task.shape[:axes] + shape[axes:], dtype) for shape, dtype in made.known)
-        return replace(task, kernel=made.kernel, results=results)
+        return replace(task, job=made.job, kernel=made.kernel, results=results)
 
 
 def not_one_kernel(task: Task, reason: Fusion | NotTraceable) -> UserError:

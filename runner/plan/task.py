@@ -486,6 +486,12 @@ def plan_task(
     chosen = boundary or job.boundary
     if chosen not in BOUNDARIES:
         raise UserError("unknown boundary", got=chosen, expected=", ".join(BOUNDARIES))
+    if job.whole and (boundary is not None or cval is not None):
+        raise UserError(
+            f"{option('boundary')} and {option('cval')} do not apply to functions of whole arrays",
+            got=f"job {job.name}",
+            expected="the function itself, which says what cells at the array's ends are",
+        )
     if cval is not None and chosen != "constant":
         raise UserError(
             f"{option('cval')} does not apply: it is the constant of {option('boundary', 'constant')}",

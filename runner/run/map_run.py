@@ -111,7 +111,7 @@ def _in_chunks(run: RunContext, prepared: Prepared, results: tuple[ArrayType, ..
 
     blocks = world.collective_call(cut)
     if blocks.leading == task.leading:  # else other axes are cut, and the result types must be found again
-        blocks = replace(blocks, results=task.results, kernel=task.kernel)
+        blocks = replace(blocks, job=task.job, results=task.results, kernel=task.kernel)
     elif task.kernel is not None:
         with world.phases("prepare"):
             blocks, fusion = fused(world, blocks, options.fuse, options.fuse_math)

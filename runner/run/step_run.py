@@ -183,7 +183,7 @@ def run_in_passes(run: RunContext, task: Task, computed: Computation) -> Finishe
     state = find_state(checkpoints, resume=options.stream.resume)
     frames = _frames(run, task, checkpoints, state)
     until = _until_change(run)
-    whole = replace(planned(run, 1, None), results=task.results, kernel=task.kernel)
+    whole = replace(planned(run, 1, None), job=task.job, results=task.results, kernel=task.kernel)
     sinks = create_outputs(run, task)
     partials = [sink.partial for sink in sinks] + _unfinished(checkpoints, frames)
     run.transaction.track_partial(*partials)

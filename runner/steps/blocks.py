@@ -74,7 +74,9 @@ class StepBlocks(Generic[Block]):
         self.region = self.layouts[0].region
         self.feeds = task.feed_numbers
         self.fed = sorted(place for place in self.feeds if place is not None)
-        self._apart = "here" in task.job.services
+        self._apart = task.kernel is None and "here" in task.job.services
+        # Functions of whole arrays use no cell beyond the array's ends, unless they wrap around.
+        self.reads_beyond = not task.job.whole or task.boundary == "wrap"
         self.fused_steps = choose_steps(task).per_kernel
         self._edges = [
             edge_copies(
@@ -192,7 +194,7 @@ class StepBlocks(Generic[Block]):
 
     def fill_beyond(self) -> None:
         """Give the cells beyond the array the value of a constant boundary, in all blocks."""
-        for array in (*self.arrays, *self.spare.values()):
+        for array in (*self.arrays, *self.spare.values()) if self.reads_beyond else ():
             array.layout.filled.fill_outside(array.filled)
 
     def first_cells(self) -> list[list[int]]:
@@ -248,6 +250,8 @@ class StepBlocks(Generic[Block]):
 
     def _fill_outside(self, targets: Sequence[PaddedBlock]) -> None:
         """Fill the cells beyond the array from the new ones, in a block of each fed input."""
+        if not self.reads_beyond:
+            return
         if self._tables is not None:
             key = tuple(map(id, targets))
             if key not in self._fills:

@@ -150,7 +150,13 @@ class Stepper(StepBlocks[DistributedArray]):
         most = (*GRAPH_STEPS, self._longest_graph())
         self._graph_cycles = sorted({max(one // steps, 1) for one in most}, reverse=True)
         # The halos of a rank that exchanges nothing, of all fields at once.
-        self._fills_by_kernel = not self._exchanging and task.has_halo and fused == 1 and self.region.size > 0
+        self._fills_by_kernel = (
+            self.reads_beyond
+            and not self._exchanging
+            and task.has_halo
+            and fused == 1
+            and self.region.size > 0
+        )
         self._scalar_rows = self.scalar_rows(max(*most, steps, fused))
         self._until = self._recorded_from = 0  # the step after those to take, and the first of a graph
         self._prepared: set[int] = set()  # steps of kernels that are compiled

@@ -65,7 +65,7 @@ def choose_steps(
         steps = _fastest_steps(task)
 
     # Fewer if the function, the kernel or the smallest block allows only fewer.
-    if one_copy and steps > 1 and "here" in task.job.services:
+    if one_copy and steps > 1 and kernel is None and "here" in task.job.services:
         steps, lowered = 1, "a function with `here` needs two copies of the fields"
     if 1 < fused < steps:
         steps, lowered = fused, f"one kernel takes {fused} steps"

@@ -42,11 +42,21 @@ def boxes(space: Shape, beyond: int) -> Iterator[tuple[tuple[int, ...], tuple[in
 
 
 def in_blocks(
-    program: Program, run: Run, arrays: Sequence[Array], wanted: Sequence[Array], *, wraps: bool
+    program: Program,
+    run: Run,
+    arrays: Sequence[Array],
+    wanted: Sequence[Array],
+    *,
+    wraps: bool,
+    beyond: int = 2,
 ) -> None:
-    """Assert that blocks of the results are those of the whole results, to the bit."""
+    """Assert that blocks of the results are those of the whole results, to the bit.
+
+    wraps: whether cells beyond the array's ends are those at the other end, also cells to compute, of which a
+    block has `beyond`; otherwise they have any value.
+    """
     widths = halo_of(program)
-    for first, last in boxes(program.lengths, 2 if wraps else 0):
+    for first, last in boxes(program.lengths, beyond if wraps else 0):
         blocks = [block_of(array, first, last, widths) for array in arrays]
         if not wraps:  # cells beyond the array may have any value
             for block, array in zip(blocks, arrays, strict=True):

@@ -79,11 +79,11 @@ INLINE void run_and_send(const Arguments& all) {
     if (!find_strip(all, tile, first, last)) return;
     Near near = near_of(all, first, last);
     if ((near.before || near.after) && !await_neighbours(all, near)) return;
-    strip(all, tile * VALID - MARGIN, first, last, shared_memory());
+    strip(all, first_column(all, tile), first, last, shared_memory());
     find_strip(all, tile, first, last);  // again, rather than in registers all the while
     near = near_of(all, first, last);
     if (!near.before && !near.after) return;
-    const int x0 = tile * VALID - MARGIN, own = all.y.own;
+    const int x0 = first_column(all, tile), own = all.y.own;
     __syncwarp();  // other lanes have stored what this one reads
 #define X(n, T, constant)                                                                                     \
     if (near.before)                                                                                          \

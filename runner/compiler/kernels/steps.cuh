@@ -2,6 +2,8 @@
 //
 // The generated text before this file defines, beside the program's dtypes:
 //   K       time steps, C columns of a lane, RY and RX cells read on each side along each axis
+//   LOW_Y, HIGH_Y, LOW_X, HIGH_X  cells from each end for which conditions on the place differ from those between
+//   FAR_X     columns before the end of the array that those near it read; 0 if no further than others
 //   BOUNDARY  one of the kinds below; PLANES(X) calls X(number, type, constant) for each plane of the state
 #pragma once
 
@@ -20,7 +22,9 @@
 
 namespace steps {
 
-enum Boundary { REFLECT, MIRROR, NEAREST, WRAP, CONSTANT };
+// NONE: no cell beyond the array decides a value: conditions on the place choose others at its ends.
+enum Boundary { REFLECT, MIRROR, NEAREST, WRAP, CONSTANT, NONE };
+constexpr bool FILLED = BOUNDARY != WRAP && BOUNDARY != NONE;  // whether cells beyond the array are copies of others
 constexpr int LANES = 32, NEVER = -2147483647 - 1;
 
 INLINE int least(int a, int b) { return a < b ? a : b; }
@@ -37,7 +41,7 @@ struct Axis {
     INLINE_MEMBER int source(int place) const {
         const int at = place + start;
         int cell = at;
-        if (BOUNDARY == WRAP || (at >= 0 && at < length)) return place;
+        if (!FILLED || (at >= 0 && at < length)) return place;
         if (BOUNDARY == NEAREST || length == 1) cell = at < 0 ? 0 : length - 1;
         else if (BOUNDARY == REFLECT) cell = at < 0 ? -1 - at : 2 * length - 1 - at;
         else if (BOUNDARY == MIRROR) {
@@ -58,12 +62,45 @@ struct Axis {
         }
         return clamped(source(place));
     }
+    // The position in the array of the cell at a place, or of the one on the other side that it copies.
+    INLINE_MEMBER int position(int place) const {
+        const int at = place + start;
+        return BOUNDARY == WRAP && (at < 0 || at >= length) ? modulo(at, length) : at;
+    }
     INLINE_MEMBER int clamped(int place) const { return most(-before, least(place, own + after - 1)); }
     // Whether the places from `first` to before `last` are cells of the array and valid in memory.
     INLINE_MEMBER bool inside(int first, int last) const {
         return first >= -before && last <= own + after && !beyond(first) && !beyond(last - 1);
     }
 };
+
+// Whether a position is one of low, low + step, ... below high.
+INLINE bool is_within(int position, int low, int high, int step) {
+    return position >= low && position < high && (position - low) % step == 0;
+}
+// The number in a slot of 8 bytes.
+template <typename T> INLINE T scalar(const uint64* slot) {
+#ifdef __CUDACC_RTC__
+    const uint64 value = __ldg(slot);
+#else
+    const uint64 value = *slot;
+#endif
+    if constexpr (sizeof(T) == 8) return numpy::bits<T>(value);
+    else if constexpr (sizeof(T) == 4) return numpy::bits<T>(uint32(value));
+    else if constexpr (sizeof(T) == 2) return numpy::bits<T>(uint16(value));
+    else return numpy::bits<T>(uint8(value));
+}
+
+// Whether one of the places from `first` to before `last` is among the cells near an end, for which conditions on the
+// place differ from those between: `low` and `high` of them.
+INLINE bool near_end(const Axis& axis, int first, int last, int low, int high) {
+    return low + high > 0 && (first + axis.start < low || last + axis.start > axis.length - high);
+}
+// The first column of a tile that would begin at another. The one at the end of the array has all columns that those
+// near the end read.
+INLINE int first_column(const Axis& x, int usual) {
+    return FAR_X > 0 ? least(usual, (x.length - x.start - FAR_X) & -C) : usual;
+}
 
 // The same value, which the compiler does not know: what depends on it is not kept between rows.
 INLINE int opaque(int value) {

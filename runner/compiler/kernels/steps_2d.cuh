@@ -11,18 +11,25 @@
 // one, where the columns of a lane are cells or all beyond, takes the loop inside with a few instructions more.
 // An array that wraps around has no edges along an axis that is not split: cells beyond are read where they are,
 // if the columns of each lane are side by side.
+//
+// A program with conditions on the place has three texts. In the loop inside, none of those that only cells near the
+// ends of the array need is computed; a tile at an end along x takes the text in which those along y are decided.
+// Cells at an end may read further than others, KEPT rows further up, or LATE rows further down. What is read further up
+// is kept by the loop for edges beside the rings. The LOW_Y rows from the first one on are computed LATE rows later
+// if they read further down, when the ring has all that they read, and before another level reads them.
 #pragma once
 
 namespace steps {
 
 enum Where { INSIDE, SIDES, EDGES };  // which loop: of tiles inside, at an end of the array along x, and any
+constexpr bool SIDES_DIFFER = SIDES_KNOWN && (FILLED || LOW_X + HIGH_X > 0);
 constexpr int SLOTS = 2 * RY + 1;
 constexpr int TILE = LANES * C;
 constexpr int VALID = TILE - 2 * MARGIN;
 constexpr int FURTHEST = 2 * K * RY + RY + BEYOND + SLOTS;  // rows beyond those of a strip that are read, at most
 
-struct Rows {  // the state: rows of each level
-#define X(n, T, constant) T w##n[K][SLOTS][C];
+struct Rows {  // the state: rows of each level, and of the loop for edges those before them
+#define X(n, T, constant) T w##n[K][SLOTS][C], kept##n[K][KEPT ? KEPT : 1][C];
     PLANES(X)
 #undef X
     bool large;  // whether an element of level 0 exceeds LARGEST
@@ -46,6 +53,10 @@ INLINE bool reads_vectors(const Place& at) { return VECTOR > 1 && at.all.x.insid
 INLINE bool in_whole_lanes(const Axis& columns, int x0) {
     return VECTOR > 1 && columns.whole() && columns.length % C == 0 && x0 % C == 0;
 }
+// Whether cells of a tile that are of use are so near an end of the array along x that conditions differ there.
+INLINE bool near_end(const Axis& x, int x0) { return near_end(x, x0 + RX, x0 + TILE - RX, LOW_X, HIGH_X); }
+INLINE int first_column(const Arguments& all, int tile) { return first_column(all.x, tile * VALID - MARGIN); }
+
 // Whether columns, or rows, beyond the array are read on its other side by the loop inside: no row that is read is
 // further beyond than the array is long.
 INLINE bool turns(const Axis& columns, int x0) { return BOUNDARY == WRAP && in_whole_lanes(columns, x0); }
@@ -60,13 +71,34 @@ INLINE int memory_inside(const Axis& rows, int row) {
     return row < -rows.before ? row + all : row >= rows.own + rows.after ? row - all : row;
 }
 
+// Whether conditions alone make cells at the array's ends along y differ.
+constexpr bool PLACED = BOUNDARY == NONE || (BOUNDARY == WRAP && LOW_Y + HIGH_Y > 0);
 // The row before the first one that is a copy of another, and the first one after the last: NEVER if there is none
-// for the loop inside.
+// for the loop inside. If PLACED, the first row for which conditions are as inside, and the one after the last.
 INLINE int low_edge(const Axis& rows) {
-    return BOUNDARY != WRAP ? -rows.start : rows.whole() && !rows_turn(rows) ? 0 : NEVER;
+    if (PLACED) return LOW_Y - rows.start;
+    return FILLED ? -rows.start : rows.whole() && !rows_turn(rows) ? 0 : NEVER;
 }
 INLINE int high_edge(const Axis& rows) {
-    return BOUNDARY != WRAP ? rows.length - rows.start : rows.whole() && !rows_turn(rows) ? rows.own : NEVER;
+    if (PLACED) return rows.length - HIGH_Y - rows.start;
+    return FILLED ? rows.length - rows.start : rows.whole() && !rows_turn(rows) ? rows.own : NEVER;
+}
+// The rows of level 0 that the loop inside begins with, and before which it ends, of a strip that reads those from
+// `begin` to before `end`, for rows of level K from `first` on. The loop takes SLOTS rows at once, and requests
+// AHEAD - 1 more.
+INLINE int begin_inside(const Axis& rows, int begin, int first) {
+    const int low = low_edge(rows);
+    if (PLACED) return first - (K - 1) * RY >= low ? begin : low + LATE + K * RY;
+    return low == NEVER ? begin : most(begin, low + (K + 1) * RY + BEYOND);
+}
+INLINE int end_inside(const Axis& rows, int end) {
+    const int high = high_edge(rows);
+    int until = end;
+    if (PLACED) until = least(end, high + RY - most(KEPT - 1, 0) - SLOTS + 1);
+    else if (high != NEVER) until = least(end, high - BEYOND - SLOTS + 1);
+    if (BOUNDARY != WRAP) until = least(until, rows.own + rows.after - SLOTS - AHEAD + 2);
+    if (BOUNDARY == WRAP && PLACED && rows.whole() && !rows_turn(rows)) return NEVER;
+    return until;
 }
 
 // The lane's columns of an input that no output feeds, dy rows away. Inside, at.column is a place in memory.
@@ -176,7 +208,7 @@ struct Beyond {
 };
 INLINE Beyond beyond_of(const Axis& x, int x0) {
     Beyond found = {};
-    if (BOUNDARY == WRAP) return found;
+    if (!FILLED) return found;
     UNROLL for (int n = 0; n < 2 * RX; ++n) {
         const int place = (n < RX ? -1 - n : x.length + n - RX) - x.start;
         const int source = most(0, least(x.source(place) - x0, TILE - 1));
@@ -194,9 +226,10 @@ template <typename T> INLINE void fill_columns(T (&row)[C], const Beyond& beyond
         UNROLL for (int c = 0; c < C; ++c) row[c] = beyond.target[n] == c ? value : row[c];
     }
 }
-// Whether the values of the columns beyond the array are in lanes at hand.
+// Whether the values of the columns beyond the array are in lanes at hand, or no cell needs them.
 INLINE bool has_sides(const Axis& columns, int x0) {
-    return BOUNDARY != WRAP && SIDES_KNOWN && in_whole_lanes(columns, x0) && columns.length > RX;
+    if (!SIDES_KNOWN || !in_whole_lanes(columns, x0)) return false;
+    return FILLED ? columns.length > RX : BOUNDARY == NONE || (turns(columns, x0) && near_end(columns, x0));
 }
 // Fill the columns beyond the array of a tile that has_sides, RX on each side.
 template <typename T> INLINE void fill_sides(T (&row)[C], const Axis& x, int x0, T constant) {
@@ -217,8 +250,9 @@ INLINE bool beside_edge(const Axis& rows, int row) {
     return unsigned(row + rows.start - RY) >= unsigned(rows.length - 2 * RY) || rows.length < 2 * RY;
 }
 
-template <bool EDGE, int LEVEL>
-INLINE void compute(const Rows& rows, int here, const Place& at, Row& out);  // the generated text
+// The generated text. compute_late: of the row LATE rows above.
+template <Where WHERE, int LEVEL> INLINE void compute(const Rows& rows, int here, const Place& at, Row& out);
+template <int LEVEL> INLINE void compute_late(const Rows& rows, int here, const Place& at, Row& out);
 
 // Whether products that are not rounded inside the array might overflow.
 template <typename T> INLINE bool too_large(const T (&row)[C]) {
@@ -231,9 +265,14 @@ template <typename T> INLINE bool too_large(const T (&row)[C]) {
 }
 
 // Put a new row into a ring: in its slot, or after the others, which move up.
-template <bool EDGE, typename T> INLINE void push(T (&ring)[SLOTS][C], const T (&row)[C], int slot) {
+template <bool EDGE, typename T, int N>
+INLINE void push(T (&ring)[SLOTS][C], T (&kept)[N][C], const T (&row)[C], int slot) {
     UNROLL for (int c = 0; c < C; ++c) {
         if constexpr (EDGE) {
+            if constexpr (KEPT > 0) {
+                UNROLL for (int s = 1; s < KEPT; ++s) kept[s - 1][c] = kept[s][c];
+                kept[KEPT - 1][c] = ring[0][c];
+            }
             UNROLL for (int s = 1; s < SLOTS; ++s) ring[s - 1][c] = ring[s][c];
             ring[SLOTS - 1][c] = row[c];
         } else ring[slot][c] = row[c];
@@ -273,6 +312,24 @@ struct Cursor {
     }
 };
 
+// Compute the rows at the first end of the array that need rows further down, now that these are at hand.
+template <int LEVEL>
+INLINE void levels_late(Rows& rows, int here, const Place& at, int x0, int first, int last) {
+    const Place before{at.all, at.column, at.row - LATE};
+    if (unsigned(before.row + at.all.y.start) >= unsigned(LOW_Y)) return;
+    Row out;
+    compute_late<LEVEL>(rows, here, at, out);
+    if constexpr (LEVEL < K) {
+#define X(n, T, constant) UNROLL for (int c = 0; c < C; ++c) rows.w##n[LEVEL][SLOTS - 1 - LATE][c] = out.w##n[c];
+        PLANES(X)
+#undef X
+    } else if (unsigned(before.row - first) < unsigned(last - first)) {
+#define X(n, T, constant) store(out.w##n, at.all.out##n, at.all.out_pitch##n, STRIDE##n, before, x0);
+        PLANES(X)
+#undef X
+    }
+}
+
 // Compute a row of each level. A ring holds row y in slot y % SLOTS, counted from where the loop inside the
 // array begins; in the loop for edges, which is not unrolled, in the order of rows.
 template <Where WHERE, int LEVEL>
@@ -282,21 +339,22 @@ INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last,
         constexpr bool EDGE = WHERE == EDGES;
         const int slot = modulo(phase - LEVEL * RY, SLOTS), here = EDGE ? RY : slot;
         Row out;
-        if constexpr (EDGE && LEVEL > 1 && RY > 0 && BOUNDARY != WRAP) {
+        if constexpr (EDGE && LEVEL > 1 && RY > 0 && FILLED) {
             if (beside_edge(at.all.y, at.row) && !at.all.y.beyond(at.row)) {
 #define X(n, T, constant) fill_ring<RY>(rows.w##n[LEVEL - 1], at.all.y, at.row, here, T(constant));
                 PLANES(X)
 #undef X
             }
         }
-        compute<EDGE, LEVEL>(rows, here, at, out);
+        compute<WHERE, LEVEL>(rows, here, at, out);
         if constexpr (LEVEL < K) {
 #define X(n, T, constant)                                                                                \
-    if constexpr (EDGE && RX > 0 && BOUNDARY != WRAP) fill_columns(out.w##n, beyond, T(constant));       \
-    if constexpr (WHERE == SIDES) fill_sides(out.w##n, at.all.x, x0, T(constant));                           \
-    push<EDGE>(rows.w##n[LEVEL], out.w##n, slot);
+    if constexpr (EDGE && RX > 0 && FILLED) fill_columns(out.w##n, beyond, T(constant));                     \
+    if constexpr (WHERE == SIDES && FILLED) fill_sides(out.w##n, at.all.x, x0, T(constant));                 \
+    push<EDGE>(rows.w##n[LEVEL], rows.kept##n[LEVEL], out.w##n, slot);
             PLANES(X)
 #undef X
+            if constexpr (EDGE && LATE > 0) levels_late<LEVEL>(rows, here, at, x0, first, last);
             levels<WHERE, LEVEL + 1>(rows, phase, at, x0, first, last, memory, cursor, beyond);
         } else {
             const Arguments& all = at.all;
@@ -308,6 +366,7 @@ INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last,
         store_inside(out.w##n, all.out##n + (ONE_PITCH ? cursor.to : cursor.to##n), STRIDE##n, memory + SCRATCH, place, cursor.rows);
             PLANES(X)
 #undef X
+            if constexpr (EDGE && LATE > 0) levels_late<LEVEL>(rows, here, at, x0, first, last);
         }
     }
 }
@@ -326,7 +385,7 @@ INLINE void advance(Rows& rows, Row& ahead, const Place& at, int x0, int first, 
     const Place below{at.all, at.column, at.row + 1};
 #define X(n, T, constant)                 \
     rows.large |= too_large(ahead.w##n);     \
-    push<true>(rows.w##n[0], ahead.w##n, 0); \
+    push<true>(rows.w##n[0], rows.kept##n[0], ahead.w##n, 0); \
     load(ahead.w##n, at.all.in##n, at.all.in_pitch##n, STRIDE##n, below, T(constant));
     PLANES(X)
 #undef X
@@ -341,7 +400,7 @@ INLINE void advance_inside(Rows& rows, int phase, const Place& at, int x0, int f
 #define X(n, T, constant)                                                          \
     take(rows.w##n[0][phase], memory + STAGE##n + slot * (TILE * sizeof(T)));      \
     rows.large |= too_large(rows.w##n[0][phase]);                                  \
-    if constexpr (WHERE == SIDES) fill_sides(rows.w##n[0][phase], at.all.x, x0, T(constant));
+    if constexpr (WHERE == SIDES && FILLED) fill_sides(rows.w##n[0][phase], at.all.x, x0, T(constant));
     PLANES(X)
 #undef X
     if constexpr (VECTOR == 1) __syncwarp();
@@ -388,18 +447,22 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
     Rows rows = {};
     Row ahead;
     const int lane = threadIdx.x % LANES;
-    const int low = low_edge(all.y), high = high_edge(all.y);
-    const int begin = most(first - K * RY, all.known), end = last + K * RY;
+    int needed = first, end = last + K * RY;
+    if (KEPT > 0) {  // by rows at an end of the array, which read further up
+        needed = least(needed, high_edge(all.y) - KEPT);
+        if (needed - K * RY < low_edge(all.y)) needed = least(needed, -all.y.start);
+    }
+    if (LATE > 0) end = most(end, low_edge(all.y) + LATE + K * RY);
+    const int begin = most(needed - K * RY, all.known);
     Place at{all, x0 + lane * C, begin};
-    const bool inside_x = all.x.inside(x0, x0 + TILE) && x0 + TILE - MARGIN <= all.x.own;
-    const bool sides = !inside_x && has_sides(all.x, x0), around = turns(all.x, x0), between = inside_x || sides || around;
+    const bool in_memory = all.x.inside(x0, x0 + TILE) && x0 + TILE - MARGIN <= all.x.own;
+    const bool inside_x = in_memory && !near_end(all.x, x0), sides = !inside_x && has_sides(all.x, x0);
+    const bool around = turns(all.x, x0) && !near_end(all.x, x0), between = inside_x || sides || around;
     const int column = sides || around ? all.x.memory(at.column) / C * C : at.column;
     int from = end, until = end;
     if (between) {
-        from = low == NEVER ? at.row : most(at.row, low + (K + 1) * RY + BEYOND);
-        // The loop takes SLOTS rows at once, and requests AHEAD - 1 more.
-        if (high != NEVER) until = least(end, high - BEYOND - SLOTS + 1);
-        if (BOUNDARY != WRAP) until = least(until, all.y.own + all.y.after - SLOTS - AHEAD + 2);
+        from = begin_inside(all.y, begin, needed);
+        until = end_inside(all.y, end);
         if (until <= from) from = end;
     }
     bool inside = from < end;
@@ -445,7 +508,7 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
             cursor.down(all);
         }
         cursor.slot = 0;
-        if (SIDES_KNOWN && sides) rows_inside<SIDES>(rows, at, column, x0, first, last, until, memory, cursor);
+        if (SIDES_DIFFER && sides) rows_inside<SIDES>(rows, at, column, x0, first, last, until, memory, cursor);
         else rows_inside<INSIDE>(rows, at, column, x0, first, last, until, memory, cursor);
         await_copies<0>();
         rotate_back(rows);
@@ -493,7 +556,7 @@ INLINE bool find_strip(const Arguments& all, int& tile, int& first, int& last) {
 
 INLINE void run(const Arguments& all) {
     int tile, first, last;
-    if (find_strip(all, tile, first, last)) strip(all, tile * VALID - MARGIN, first, last, shared_memory());
+    if (find_strip(all, tile, first, last)) strip(all, first_column(all, tile), first, last, shared_memory());
 }
 
 }  // namespace steps

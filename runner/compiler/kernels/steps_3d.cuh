@@ -281,8 +281,9 @@ INLINE void store(const T (&patch)[CELLS], T* cell, int64 planes, int pitch, int
     }
 }
 
+// The generated text.
 template <bool EDGE, int LEVEL>
-INLINE void compute(const Planes& planes, int here, const Place& at, Patch& out);  // the generated text
+INLINE void compute(const Planes& planes, int here, const Place& at, Patch& out);
 
 // Ask for a plane of level 0.
 template <bool EDGE, typename T>
@@ -311,7 +312,7 @@ template <bool EDGE, int LEVEL> INLINE void levels(Planes& planes, int phase, Pl
         if constexpr (LEVEL == 1) request<EDGE>(planes, modulo(phase + 1, SLOTS), at, at.plane + LAG + 1, last);
         if constexpr (LEVEL < K) {
 #define X(n, T, constant)                                                                                       \
-    if constexpr (EDGE && BOUNDARY != WRAP) {                                                                   \
+    if constexpr (EDGE && FILLED) {                                                                             \
         keep_edge<LEVEL, SHARED##n>(planes.w##n[LEVEL], out.w##n, at, here, T(constant));                       \
     } else {                                                                                                    \
         UNROLL for (int c = 0; c < CELLS; ++c) planes.w##n[LEVEL][here][c] = out.w##n[c];                       \
@@ -355,7 +356,7 @@ template <bool EDGE> INLINE void advance(Planes& planes, const Place& at, int fi
     if constexpr (SHARED##n >= 0) share<0>(planes.w##n[0][phase], now, SHARED##n, phase);
         PLANES(X)
 #undef X
-        if constexpr (EDGE && RY > 0 && BOUNDARY != WRAP && BOUNDARY != CONSTANT) {
+        if constexpr (EDGE && RY > 0 && FILLED && BOUNDARY != CONSTANT) {
             if (at.y_edge) {
                 Place before = now;
                 --before.plane;
@@ -375,7 +376,7 @@ INLINE void run(const Arguments& all) {
 #endif
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     const int first = int(blockIdx.z) * all.height, last = least(first + all.height, all.z.own);
-    const int x0 = int(blockIdx.x) * VALID - MARGIN, y0 = int(blockIdx.y) * VALID_Y - MARGIN_Y;
+    const int x0 = first_column(all.x, int(blockIdx.x) * VALID - MARGIN), y0 = int(blockIdx.y) * VALID_Y - MARGIN_Y;
     int* lines = reinterpret_cast<int*>(memory + 16);  // after the barrier
     int* columns = lines + LINES + LINES % 2;
     Place at{all, memory, lines, columns, columns + TX, x0, y0, x0 + lane * C, y0 + warp * H, first - K * RZ, 0, 0};
@@ -386,10 +387,10 @@ INLINE void run(const Arguments& all) {
         if (all.y.beyond(y0 + row)) at.beyond |= 1 << j;
     }
     at.x_edge = !all.x.inside(x0, x0 + TX);
-    at.y_edge = BOUNDARY != WRAP && (all.y.beyond(y0) || all.y.beyond(y0 + TY - 1));
+    at.y_edge = FILLED && (all.y.beyond(y0) || all.y.beyond(y0 + TY - 1));
     for (int i = threadIdx.x; i < LINES; i += LANES * WARPS) at.lines[i] = place_or_never(all.y, y0 - REACH_Y + i);
     for (int i = threadIdx.x; i < TX; i += LANES * WARPS) at.columns[i] = place_or_never(all.x, x0 + i);
-    for (int m = threadIdx.x; BOUNDARY != WRAP && m < 2 * (RY + RX); m += LANES * WARPS) {
+    for (int m = threadIdx.x; FILLED && m < 2 * (RY + RX); m += LANES * WARPS) {
         const Axis& axis = m < 2 * RY ? all.y : all.x;
         const int zero = m < 2 * RY ? y0 : x0, tile = m < 2 * RY ? TY : TX;
         const int place = m < 2 * RY ? place_outside(axis, RY, m) : place_outside(axis, RX, m - 2 * RY);
@@ -402,10 +403,14 @@ INLINE void run(const Arguments& all) {
     Planes planes = {};
     request<true>(planes, 0, at, at.plane, last);
     // From `low` to before `high`, all levels' planes and those beside them are in the memory and the array.
-    const bool edge = at.x_edge || at.y_edge;
-    const int in_memory = REACH_Z - all.z.before, in_array = BOUNDARY == WRAP ? NEVER : RZ + 1 - all.z.start;
-    const int low = K * LAG + most(in_memory, in_array);
-    const int high = all.z.own + all.z.after - SLOTS - REACH_Z;
+    // There, conditions on the place are as between the ends of the array, too.
+    const bool edge = at.x_edge || at.y_edge || near_end(all.x, x0 + RX, x0 + TX - RX, LOW_X, HIGH_X) ||
+                      near_end(all.y, y0 + RY, y0 + TY - RY, LOW_Y, HIGH_Y);
+    const int in_memory = REACH_Z - all.z.before, in_array = FILLED ? RZ + 1 - all.z.start : NEVER;
+    const int placed = LOW_Z + HIGH_Z > 0 ? LOW_Z - all.z.start : NEVER;
+    const int low = K * LAG + most(in_memory, most(in_array, placed));
+    int high = all.z.own + all.z.after - SLOTS - REACH_Z;
+    if (LOW_Z + HIGH_Z > 0) high = least(high, all.z.length - HIGH_Z - all.z.start + LAG - SLOTS + 1);
     NO_UNROLL for (; at.plane < last + K * LAG; at.plane += SLOTS) {
         if (edge || at.plane < low || at.plane >= high) advance<true>(planes, at, first, last);
         else advance<false>(planes, at, first, last);

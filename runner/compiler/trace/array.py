@@ -343,7 +343,7 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
 def check_computable(dtype: np.dtype[Any]) -> None:
     """Refuse dtypes that no kernel computes in."""
     if dtype.char not in COMPUTABLE or not dtype.isnative:
-        raise NotTraceable(f"computes in {dtype.str if dtype.kind in 'biufc' else dtype}")
+        raise NotTraceable(f"computes in {dtype if dtype.isnative else dtype.str}")
 
 
 def real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -97,6 +97,10 @@ class StepTape:
     def slot(self, number: int, element: int, dtype: np.dtype[Any]) -> int:
         return self.slots.setdefault((number, element, dtype), len(self.slots))
 
+    def keep(self, count: int) -> None:
+        """Forget all slots but the first ones, which a program reads."""
+        self.slots = {key: slot for key, slot in self.slots.items() if slot < count}
+
     def row(self, step: int) -> HostArray:
         """Return the slots of a step: uint64. Raises UserError for what cannot be computed in it."""
         row: HostArray = self.rows(step, 1)[0]

@@ -108,7 +108,10 @@ def _trace_once(
         outputs.append(Operand(name, result.dtype, result.shape[axes:]))
         nodes.append(tuple(recorder.graph.shifted(result.read().ravel(), shift)))
     results_of, stages = tuple(nodes), tuple(recorder.stages)
-    return Program(axes, tuple(inputs), tuple(outputs), results_of, recorder.graph, stages, tape=tape)
+    graph = recorder.graph
+    program = Program(axes, tuple(inputs), tuple(outputs), results_of, graph, stages, tape=tape)
+    tape.keep(program.scalars)
+    return program
 
 
 def _block(recorder: BlockCall, number: int, one: Operand, padded: Shape) -> Traced:

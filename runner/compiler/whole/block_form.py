@@ -5,26 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.operations import inexact_operations
-from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program
+from meshrun.runner.compiler.trace.graph import Extents, Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
 from meshrun.runner.compiler.whole.trace import WholeInput, WholeOutput, WholeProgram, trace_whole
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.plan.task import TaskKernel
 from meshrun.runner.region import Array, Shape
-from meshrun.runner.system.compiler import NotCompiled
 
 MOST_KEPT = 256  # blocks whose pieces are kept: chunks of a streamed run have places of their own
-# Cells of a piece that is worth a kernel. A C++ compiler takes a second.
-LEAST_COMPILED = {"cpu": 1 << 14, "cuda": 1}
 ArrayType = tuple[Shape, np.dtype[Any]]
 
 
@@ -56,12 +51,12 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
     _check_sizes(job, program)
     footprints = [program.program.footprint(number) for number in range(len(program.inputs))]
     halo = tuple(
-        (max(width[axis][0] for width in footprints), max(width[axis][1] for width in footprints))
+        (max(0, *(width[axis][0] for width in footprints)), max(0, *(width[axis][1] for width in footprints)))
         for axis in range(len(program.space))
     )
     return replace(
         job,
-        function=_block_function(job.function, program, halo),
+        function=BlockFunction(job.function, program.program, halo),
         services=frozenset({"here", "xp", "out"}),
         strided_out=True,
         halo=halo,
@@ -97,70 +92,42 @@ def _types_of(program: WholeProgram) -> Callable[..., Any]:
     return out
 
 
-def _block_function(
-    function: Callable[..., Any], program: WholeProgram, halo: Sequence[tuple[int, int]]
-) -> Callable[..., Any]:
-    """Return the function that fills the results for a block."""
-    widths = tuple(halo)
-    dimensions = len(program.space)
+class BlockFunction:
+    """Fills the results of a function of whole arrays for a block, with the functions of NumPy or CuPy.
 
-    @functools.lru_cache(MOST_KEPT)
-    def pieces(first: Shape, last: Shape) -> list[UniformBox]:
-        return pieces_of(program, first, last)
+    Kernels compute what `program` says instead, where a run has one.
 
-    @functools.lru_cache(MOST_KEPT)
-    def kernel(results: tuple[tuple[Node, ...], ...], kind: str) -> Any:
-        return compiled_piece(program, results, widths, kind)
+    Parameters
+    ----------
+    function: the user's.
+    program: what it computes for each cell.
+    widths: of the blocks' halo, per grid axis.
+    """
 
-    @functools.lru_cache(MOST_KEPT)
-    def slots(step: int) -> Any:
-        return program.tape.row(step)
+    def __init__(self, function: Callable[..., Any], program: Program, widths: Extents) -> None:
+        functools.update_wrapper(self, function)
+        self.program, self._widths = program, widths
+        self._pieces: dict[tuple[Shape, Shape], list[UniformBox]] = {}
 
-    @functools.wraps(function)
-    def fill(*blocks: Array, here: BlockContext, xp: ModuleType, out: Any, **parameters: Any) -> None:
+    def __call__(
+        self, *blocks: Array, here: BlockContext, xp: ModuleType, out: Any, **parameters: Any
+    ) -> None:
         wholes = out if isinstance(out, tuple) else (out,)
-        row = slots(here.step) if program.tape.slots else None
-        kind, first = "cpu" if xp is np else "cuda", here.offset[:dimensions]
+        first = here.offset[: self.program.axes]
+        row = self.program.tape.row(here.step) if self.program.scalars else None
         last = tuple(a + n for a, n in zip(first, here.block, strict=False))
-        for piece in pieces(first, last):
-            part = tuple(
+        for piece in self._pieces_of(first, last):
+            results = compute_piece(xp, self.program, piece, blocks, self._widths, first, row)
+            cells = tuple(
                 slice(a - at, b - at) for a, b, at in zip(piece.first, piece.last, first, strict=True)
             )
-            outs = [whole[part] for whole in wholes]
-            call = kernel(piece.results, kind) if piece.cells >= LEAST_COMPILED[kind] else None
-            if call is not None:
-                around = tuple(
-                    slice(cut.start, cut.stop + low + high)
-                    for cut, (low, high) in zip(part, widths, strict=True)
-                )
-                call([block[around] for block in blocks], outs, piece.first)
-                continue
-            results = compute_piece(xp, program, piece, blocks, [widths] * len(blocks), first, row)
-            for cells, result in zip(outs, results, strict=True):
-                cells[...] = result
+            for whole, result in zip(wholes, results, strict=True):
+                whole[cells] = result
 
-    return fill
-
-
-def compiled_piece(
-    program: WholeProgram, results: tuple[tuple[Node, ...], ...], widths: Extents, kind: str
-) -> TaskKernel | None:
-    """Return a kernel for the cells of a piece; None where NumPy's functions have to compute them.
-
-    kind: of device, "cpu" or "cuda".
-    """
-    dimensions = len(program.space)
-    inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in program.inputs)
-    outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in program.outputs)
-    plain = Program(dimensions, inputs, outputs, results, program.graph)
-    if any(node.op in ("place", "inside", "scalar") for node in plain.nodes):
-        return None
-    # On a CPU the bits are NumPy's.
-    if kind == "cpu" and inexact_operations(plain.nodes):
-        return None
-    from meshrun.runner.compiler.compiled import compile_for
-
-    try:
-        return compile_for(SimpleNamespace(kind=kind), plain, widths)[0]
-    except (NotTraceable, NotCompiled):
-        return None
+    def _pieces_of(self, first: Shape, last: Shape) -> list[UniformBox]:
+        """Return the pieces of a block; those of the latest blocks are kept."""
+        found = self._pieces.pop((first, last), None) or pieces_of(self.program, first, last)
+        self._pieces[first, last] = found
+        while len(self._pieces) > MOST_KEPT:
+            self._pieces.pop(next(iter(self._pieces)), None)
+        return found

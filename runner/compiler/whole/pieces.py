@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.graph import Extents, Node, compute, in_order, joined
+from meshrun.runner.compiler.passes.ends import specialised
+from meshrun.runner.compiler.trace.evaluate import at_places
+from meshrun.runner.compiler.trace.graph import PLACES, Extents, Node, Program, compute, in_order, joined
 from meshrun.runner.compiler.trace.timed import scalar_of
-from meshrun.runner.compiler.whole.graph import WholeGraph
-from meshrun.runner.compiler.whole.trace import WholeProgram
 from meshrun.runner.region import Array, HostArray, Shape
 
 
@@ -39,20 +39,19 @@ class UniformBox:
         return math.prod(b - a for a, b in zip(self.first, self.last, strict=True))
 
 
-def pieces_of(program: WholeProgram, first: Shape, last: Shape) -> list[UniformBox]:
+def pieces_of(program: Program, first: Shape, last: Shape) -> list[UniformBox]:
     """Cut the box from `first` to before `last` at all positions where a condition changes."""
     cuts: list[set[int]] = [{a, b} for a, b in zip(first, last, strict=True)]
-    for node in program.nodes:
-        if node.op == "inside":
-            axis, low, high, _ = node.value
-            cuts[axis] |= {at for at in (low, high) if first[axis] < at < last[axis]}
+    for node in program.conditions:
+        axis, low, high, _ = node.value
+        cuts[axis] |= {at for at in (low, high) if first[axis] < at < last[axis]}
     spans = [list(pairwise(sorted(places))) for places in cuts]
 
     # Pieces side by side along the last axis with the same expressions are one.
     found: list[UniformBox] = []
     for spanned in product(*spans):
         begin, end = (tuple(side) for side in zip(*spanned, strict=True))
-        results = _specialised(program, begin, end)
+        results = specialised(program.graph, program.results, begin, end)
         before = found[-1] if found else None
         beside = (
             before is not None
@@ -68,58 +67,12 @@ def pieces_of(program: WholeProgram, first: Shape, last: Shape) -> list[UniformB
     return found
 
 
-def _specialised(program: WholeProgram, first: Shape, last: Shape) -> tuple[tuple[Node, ...], ...]:
-    """Return the results for the positions of one box, conditions decided where they are the same for all."""
-    graph, done = program.graph, dict[Node, Node]()
-
-    def decided(node: Node) -> Node:
-        axis, low, high, step = node.value
-        if last[axis] <= low or first[axis] >= high:
-            return graph.constant(False, node.dtype)
-        if step == 1 or last[axis] - first[axis] == 1:
-            return graph.constant((first[axis] - low) % step == 0, node.dtype)
-        return graph.inside(axis, low, high, step)
-
-    # From the results down: what a condition leaves out is not looked at.
-    def of(node: Node) -> Node:
-        open_nodes = [node]
-        while open_nodes:
-            one = open_nodes[-1]
-            if one in done:
-                open_nodes.pop()
-            elif one.op == "inside":
-                done[one] = decided(one)
-            elif one.op in ("load", "place", "constant", "scalar"):
-                done[one] = one
-            elif one.op == "where" and one.operands[0] in done and done[one.operands[0]].op == "constant":
-                chosen = one.operands[1 if done[one.operands[0]].value else 2]
-                if chosen in done:
-                    done[one] = done[chosen]
-                else:
-                    open_nodes.append(chosen)
-            elif one.op == "where" and one.operands[0] not in done:
-                open_nodes.append(one.operands[0])
-            elif missing := [operand for operand in one.operands if operand not in done]:
-                open_nodes += missing
-            else:
-                done[one] = _rebuilt(graph, one, [done[operand] for operand in one.operands])
-        return done[node]
-
-    return tuple(tuple(of(node) for node in output.nodes) for output in program.outputs)
-
-
-def _rebuilt(graph: WholeGraph, node: Node, operands: Sequence[Node]) -> Node:
-    if all(a is b for a, b in zip(operands, node.operands, strict=True)):
-        return node
-    return graph.operation(node.op, node.dtype, operands, node.line)
-
-
 def compute_piece(
     xp: ModuleType,
-    program: WholeProgram,
+    program: Program,
     piece: UniformBox,
     blocks: Sequence[Array],
-    widths: Sequence[Extents],
+    widths: Extents,
     offset: Shape,
     row: HostArray | None = None,
 ) -> list[Array]:
@@ -129,7 +82,7 @@ def compute_piece(
     ----------
     xp: numpy or cupy, of the blocks.
     blocks: of each input, with its halo.
-    widths: of each input's halo, per axis: cells before and after.
+    widths: of the blocks' halo, per axis: cells before and after.
     offset: position of the blocks' first own cell.
     row: the slots of the step; None for a program without numbers of the step.
     """
@@ -137,25 +90,20 @@ def compute_piece(
     dimensions, values = len(shape), dict[Node, Any]()
     for node in in_order(one for result in piece.results for one in result):
         if node.op == "load":
-            block, width = blocks[node.input], widths[node.input]
+            block = blocks[node.input]
             starts = [
                 at - begin + low + further
-                for at, begin, (low, _), further in zip(piece.first, offset, width, node.offset, strict=True)
+                for at, begin, (low, _), further in zip(piece.first, offset, widths, node.offset, strict=True)
             ]
             cells = tuple(slice(start, start + n) for start, n in zip(starts, shape, strict=True))
             inner = np.unravel_index(node.component, block.shape[dimensions:] or (1,))
             index = (*cells, *inner) if block.ndim > dimensions else cells
             values[node] = block[index]
-        elif node.op in ("place", "inside"):
+        elif node.op in PLACES:
             axis = node.value[0]
-            place = xp.arange(piece.first[axis], piece.last[axis]).reshape(
-                [-1 if number == axis else 1 for number in range(dimensions)]
-            )
-            if node.op == "place":
-                values[node] = place + node.value[1]
-            else:
-                _, low, high, step = node.value
-                values[node] = (place >= low) & (place < high) & ((place - low) % step == 0)
+            along = [-1 if number == axis else 1 for number in range(dimensions)]
+            places = xp.arange(piece.first[axis], piece.last[axis]).reshape(along)
+            values[node] = at_places(node, places)
         elif node.op == "constant":
             values[node] = node.value
         elif node.op == "scalar":
@@ -166,7 +114,7 @@ def compute_piece(
         else:
             values[node] = _on_device(xp, node, [values[one] for one in node.operands])
     return [
-        _stacked(xp, [values[node] for node in result], output.shape[dimensions:], shape, output.dtype)
+        _stacked(xp, [values[node] for node in result], output.trailing, shape, output.dtype)
         for output, result in zip(program.outputs, piece.results, strict=True)
     ]
 

@@ -174,7 +174,9 @@ def _traced(
     outputs, constants = _with_loads(function, graph, space, outputs, inputs)
     inputs = [*inputs, *(WholeInput(one.name, space, one.values.dtype) for one in constants)]
     changed = tuple(number for number, one in enumerate(arrays) if one._storage.changed)
-    return WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed, recorder.tape, constants)
+    program = WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed, recorder.tape, constants)
+    recorder.tape.keep(program.program.scalars)
+    return program
 
 
 def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 from nvrtc_log import log_of_text
+from step_parts import Part, bits, compare, run
 
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.steps import kernel_3d as step_kernel_3d
@@ -257,13 +257,6 @@ def expected(case: Case, inputs: Sequence[Any], boundary: str, cval: float, step
     return now
 
 
-def run(folder: Path, kernel: StepKernel, inputs: Any, outs: Any, axes: Sequence[Axis]) -> None:
-    launch = arguments(kernel, inputs, outs, axes)
-    values = (ctypes.c_longlong * len(launch.values))(*launch.values)
-    grid = (ctypes.c_uint * 3)(*launch.grid)
-    host_steps.library(folder, kernel.source).run(grid, launch.block[0], launch.shared, values)
-
-
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
@@ -275,18 +268,6 @@ def random(case: Case, shape: Sequence[int], seed: int = 0) -> list[Any]:
         (rng.random((*shape, *case.trailing)) * (2 if kind == "u1" else 1)).astype(kind)
         for kind in case.dtypes
     ]
-
-
-def bits(array: Any) -> Any:
-    return np.ascontiguousarray(array).view(np.uint8)
-
-
-@dataclass(frozen=True)
-class Part:
-    """The cells of one axis that a rank owns."""
-
-    start: int
-    stop: int
 
 
 def check(
@@ -305,61 +286,19 @@ def check(
 
     given: the arrays. read: neighbours' cells are there only as far as steps read them on each side.
     """
-    steps, width = kernel.steps, case.width
     whole = given or random(case, shape)
-    wanted = expected(case, whole, boundary, cval, steps)
-    axes, own = [], []
-    reads = [kernel.program.footprint(place) for place in case.feeds]
-    for axis, (length, part) in enumerate(zip(shape, parts or [Part(0, n) for n in shape], strict=True)):
-        cut = part.stop - part.start < length
-        before = after = steps * width if parts else 0
-        if read:
-            before, after = (steps * max(one[axis][side] for one in reads) for side in (0, 1))
-        if boundary != "wrap":
-            before, after = min(before, part.start), min(after, length - part.stop)
-        axes.append(Axis(part.stop - part.start, part.start, length, *((before, after) if cut else (0, 0))))
-        own.append(slice(part.start, part.stop))
-    blocks = []
-    for one in whole:
-        cells = one
-        for axis, (place, length) in enumerate(zip(axes, shape, strict=True)):
-            first = place.start - place.before
-            cells = cells.take(np.arange(first, place.start + place.own + place.after) % length, axis)
-        blocks.append(cells)
-
-    def laid_out(cells: Any) -> Any:
-        """Return a copy in a larger block, aligned or not."""
-        lead = [16 + -place.before % 16 if aligned else 3 for place in axes]
-        tail = [-(a + n) % 16 + 16 if aligned else 5 for a, n in zip(lead, cells.shape, strict=False)]
-        full = [a + n + b for a, n, b in zip(lead, cells.shape, tail, strict=False)] + list(case.trailing)
-        memory = np.zeros(int(np.prod(full)) + 64, cells.dtype)
-        skip = (-memory.ctypes.data % 64) // cells.dtype.itemsize if aligned else 0
-        block = memory[skip : skip + int(np.prod(full))].reshape(full)
-        if cells.dtype.kind == "f":
-            block[...] = np.nan
-        block[tuple(slice(a, a + n) for a, n in zip(lead, cells.shape, strict=False))] = cells
-        inner = [
-            slice(a + place.before, a + place.before + place.own) for a, place in zip(lead, axes, strict=True)
+    wanted = expected(case, whole, boundary, cval, kernel.steps)
+    halo = [(case.width, case.width)] * case.axes
+    if read:
+        reads = [kernel.program.footprint(place) for place in case.feeds]
+        halo = [
+            (max(one[axis][0] for one in reads), max(one[axis][1] for one in reads))
+            for axis in range(case.axes)
         ]
-        return block, tuple(inner)
-
-    views, results = [], []
-    for cells in blocks:
-        block, inner = laid_out(cells)
-        views.append(block[inner])
-    for place in case.feeds:
-        block, inner = laid_out(blocks[place])
-        block[...] = 77
-        results.append((block, inner))
-    run(folder, kernel, views, [block[inner] for block, inner in results], axes)
-    for place, (block, inner) in zip(case.feeds, results, strict=True):
-        got, want = block[inner].copy(), wanted[place][tuple(own)]
-        if given is not None and want.dtype.kind == "f":  # a NaN is a NaN
-            got[np.isnan(got)], want[np.isnan(want)] = np.nan, np.nan
-        wrong = np.argwhere((bits(got) != bits(want)).reshape((*want.shape, -1)).any(-1))
-        assert not len(wrong), (len(wrong), wrong[:4], wrong[-4:])
-        block[inner] = 77
-        assert (block == 77).all(), "cells beside the own ones were written"
+    compare(
+        folder, kernel, whole, [wanted[place] for place in case.feeds], halo, boundary == "wrap", parts,
+        aligned=aligned, exact_nan=given is None,
+    )  # fmt: skip
 
 
 def made(name: str, boundary: str, steps: int = 4, vectors: bool = False) -> tuple[Case, StepKernel, float]:
@@ -389,10 +328,13 @@ def test_bits_are_those_of_a_loop(name: str, boundary: str, libraries: Path) -> 
 # Text of the kernel of `heat`, and what replaces it: each makes it wrong at one place.
 MUTANTS = {
     "one row too few before a strip": (
-        "most(first - K * RY, all.known)",
-        "most(first - K * RY + 1, all.known)",
+        "most(needed - K * RY, all.known)",
+        "most(needed - K * RY + 1, all.known)",
     ),
-    "no row before the array": ("RY, all.known)", "RY, all.known + RY * (all.y.start == 0))"),
+    "no row before the array": (
+        "RY, all.known);",
+        "RY, all.known + RY * (all.y.start == 0));",
+    ),
     "one column too many of a tile": (
         "constexpr int VALID = TILE - 2 * MARGIN;",
         "constexpr int VALID = TILE - 2 * MARGIN + 1;",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from whole_kernels import halo_of, in_blocks
 
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import compute_piece, pieces_of
@@ -42,35 +42,30 @@ def check(
         returned = [mine[number] for number in program.changed]
     wanted = returned if isinstance(returned, (tuple, list)) else [returned]
     arrays = (*arrays, *(one.values for one in program.constants))
-    for computed in (evaluate(program, arrays), in_blocks(program, arrays)):
-        for want, found in zip(wanted, computed, strict=True):
-            assert (found.dtype, found.shape) == (want.dtype, want.shape)
-            assert found.tobytes() == np.ascontiguousarray(want).tobytes(), f"{found}\n{want}"
+    for want, found in zip(wanted, evaluate(program, arrays), strict=True):
+        assert (found.dtype, found.shape) == (want.dtype, want.shape)
+        assert found.tobytes() == np.ascontiguousarray(want).tobytes(), f"{found}\n{want}"
+    check_blocks(program, arrays, wanted)
 
 
-def in_blocks(program: WholeProgram, arrays: Arrays) -> list[np.ndarray[Any, Any]]:
-    """Compute two blocks along each axis, each from its own cells and a halo around the arrays' ends."""
-    dimensions = len(program.space)
-    found = [np.empty(one.shape, one.dtype) for one in program.outputs]
-    if any(one.shape[:dimensions] != program.space for one in (*program.inputs, *program.outputs)):
-        return evaluate(program, arrays)  # blocks are of arrays of one size
-    widths = [program.program.footprint(number) for number in range(len(arrays))]
-    halves = [((0, n // 2 - 1), (n // 2 - 1, n)) for n in program.space]
-    for bounds in product(*halves):
-        first, last = (tuple(side) for side in zip(*bounds, strict=True))
-        blocks = []
-        for array, width in zip(arrays, widths, strict=True):
-            rows = [
-                np.arange(a - low, b + high) % n
-                for a, b, (low, high), n in zip(first, last, width, program.space, strict=True)
-            ]
-            blocks.append(array[np.ix_(*rows)])
-        for piece in pieces_of(program, first, last):
-            cells = tuple(slice(a, b) for a, b in zip(piece.first, piece.last, strict=True))
-            results = compute_piece(np, program, piece, blocks, widths, first)
-            for whole, result in zip(found, results, strict=True):
+def check_blocks(program: WholeProgram, arrays: Arrays, wanted: Arrays) -> None:
+    """Compute blocks of the results with NumPy, each from its own cells and their halo."""
+    plain = program.program
+    if any(one.shape[: plain.axes] != program.space for one in (*program.inputs, *program.outputs)):
+        return  # blocks are of arrays of one size
+
+    def run(blocks: Arrays, outs: Arrays, first: Sequence[int]) -> None:
+        start = tuple(first)
+        last = tuple(a + n for a, n in zip(start, outs[0].shape, strict=False))
+        for piece in pieces_of(plain, start, last):
+            cells = tuple(
+                slice(a - at, b - at) for a, b, at in zip(piece.first, piece.last, start, strict=True)
+            )
+            results = compute_piece(np, plain, piece, blocks, halo_of(plain), start)
+            for whole, result in zip(outs, results, strict=True):
                 whole[cells] = result
-    return found
+
+    in_blocks(plain, run, arrays, wanted, wraps=any(program.wraps), beyond=0)
 
 
 def field(*shape: int, dtype: Any = float, seed: int = 0) -> Any:

@@ -69,6 +69,14 @@ OPTIONS = {
     "seven steps": (7, Options(verify="full", steps=StepOptions(steps=7))),
     "in chunks": (7, Options(steps=StepOptions(steps=7), stream=StreamOptions(chunk_bytes=4096))),
     "a grid": (1, Options(grid="1x3")),
+    "kernel, one pass": (1, Options(verify="full", fuse="require")),
+    "kernel, seven steps": (7, Options(verify="full", fuse="require", steps=StepOptions(steps=7))),
+    "kernel, single steps": (7, Options(fuse="require", steps=StepOptions(steps=7, steps_per_exchange=1))),
+    "kernel, in chunks": (
+        7,
+        Options(fuse="require", steps=StepOptions(steps=7), stream=StreamOptions(chunk_bytes=4096)),
+    ),
+    "kernel, a grid": (6, Options(fuse="require", grid="1x3", steps=StepOptions(steps=6))),
 }
 
 
@@ -76,7 +84,7 @@ OPTIONS = {
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("job", [heat, wave, counted], ids=lambda job: job.name)
 def test_the_bits_are_those_of_the_whole_arrays(tmp_path: Path, job: Any, ranks: int, kind: str) -> None:
-    if kind == "a grid" and ranks != 3:
+    if "grid" in kind and ranks != 3:
         pytest.skip("the grid is of three ranks")
     arrays = [np.random.default_rng(n).random((33, 25), dtype=np.float32) for n in range(len(job.arrays))]
     inputs = [tmp_path / f"{name}.npy" for name in job.arrays]
@@ -84,7 +92,8 @@ def test_the_bits_are_those_of_the_whole_arrays(tmp_path: Path, job: Any, ranks:
     for path, array in zip(inputs, arrays, strict=True):
         np.save(path, array)
     steps, options = OPTIONS[kind]
-    on_ranks(ranks, job, inputs, outputs, options)
+    record = on_ranks(ranks, job, inputs, outputs, options)
+    assert (record["fused"]["compiler"] is not None) == kind.startswith("kernel"), record["fused"]
     for path, wanted in zip(outputs, stepped(job.function, arrays, steps), strict=False):
         assert np.load(path).tobytes() == wanted.tobytes()
 

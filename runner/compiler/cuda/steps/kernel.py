@@ -19,6 +19,7 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     REGISTERS,
     SHARED_BYTES,
     Axis,
+    Ends,
     Layout,
     NotFusable,
     Sending,
@@ -29,6 +30,7 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     Tuning,
     address,
     best_height,
+    far_of,
     layout_of,
     margin_of,
     numbers,
@@ -92,20 +94,29 @@ def predicted_strips(
     registers = _registers(layout, steps, tuning) + UNCOUNTED
     at_once = PROCESSORS * max(resident_warps(tuning, registers), tuning.warps * tuning.blocks)
     edges = min(tiles, 2) if shape[1] % tuning.columns else 0
-    slow = _slow_rows(layout, steps, tuning, Axis(shape[0], 0, shape[0]), wraps=False)
+    placed = layout.interior is not program
+    slow = _slow_rows(layout, steps, tuning, Axis(shape[0], 0, shape[0]), wraps=False, placed=placed)
     return StripLayout(tiles, edges, shape[0], 2 * steps * layout.radius[0], at_once, slow)
 
 
-def _slow_rows(layout: Layout, steps: int, tuning: Tuning, rows: Axis, *, wraps: bool) -> SlowRows:
-    """Return the rows in the loop for edges.
+def _slow_rows(
+    layout: Layout, steps: int, tuning: Tuning, rows: Axis, *, wraps: bool, placed: bool
+) -> SlowRows:
+    """Return the rows in the loop for edges. placed: whether conditions on the place make the ends differ.
 
     Rows at an end of the array are computed in that loop, and so are the last ones in memory, as the loop
     inside asks for rows ahead (kernels/steps_2d.cuh).
     """
-    reach, beyond = layout.radius[0], layout.beyond
+    reach, beyond, near = layout.radius[0], layout.beyond, layout.ends[0]
+    starts, ends = rows.start == 0, rows.start + rows.own == rows.length
+    if placed and near.before + near.after:
+        first = near.before + near.late + steps * reach if starts else 0
+        last = near.after + steps * reach + max(near.kept - 1, 0) if ends else 0
+        if not wraps:
+            last = max(last, (2 + steps if ends else 2) * reach + tuning.ahead - 1)
+        return SlowRows(first, last, steps * reach if starts and not wraps else 0)
     if reach + beyond == 0 or wraps:
         return SlowRows()
-    starts, ends = rows.start == 0, rows.start + rows.own == rows.length
     first = (steps + 2) * reach + beyond if starts else 0
     last = 2 * reach + tuning.ahead - 1 + (steps * reach + beyond if ends else 0)
     return SlowRows(first, last, (steps - 1) * reach if starts else 0)
@@ -130,12 +141,12 @@ def _registers(layout: Layout, steps: int, tuning: Tuning) -> int:
     lag = layout.radius[0] if layout.program.axes > 1 else 0
     kept = new = 0
     for plane in layout.state:
-        rows = [one.offset[0] for one in layout.program.loads if (one.input, one.component) == plane]
+        rows = [one.offset[0] for one in layout.interior.loads if (one.input, one.component) == plane]
         oldest = min(rows, default=lag) if lag else 0
         kept += max(lag - oldest, 0) * layout.words(plane[0])
         new += layout.words(plane[0])
-    widest = max((node.dtype.itemsize + 3) // 4 for node in layout.program.nodes)
-    branches = BRANCH_REGISTERS if leaves_out_masked(layout.program) else 0
+    widest = max((node.dtype.itemsize + 3) // 4 for node in layout.interior.nodes)
+    branches = BRANCH_REGISTERS if leaves_out_masked(layout.interior) else 0
     return branches + int(
         GROWTH * (32 + steps * kept * tuning.columns) + 2 * tuning.columns * max(new, widest)
     )
@@ -168,9 +179,12 @@ def build(
 ) -> StepKernel:
     """Return the kernel of `steps` steps. Raises NotFusable.
 
-    feeds: of each output, the number of the input that it feeds. boundary, cval: as of a job. sends: whether
-    it stores rows into other ranks' halos, over two axes only.
+    feeds: of each output, the number of the input that it feeds. boundary, cval: as of a job, or "none" of a
+    program in which no cell beyond the array decides a value. sends: whether it stores rows into other ranks'
+    halos, over two axes only.
     """
+    if program.has_places or program.scalars:
+        raise NotFusable("its cells depend on their place in the whole array, or on numbers of the step")
     layout, chosen = layout_of(program, feeds), tuning or suggested(program)
     radius = layout.radius if program.axes > 1 else (0, *layout.radius)
     margin = margin_of(layout, steps, chosen)
@@ -181,6 +195,10 @@ def build(
     if vector > 1 and any(layout.operand(one).components > 1 for one in (*layout.state, *layout.fixed)):
         raise NotFusable("has components, which vectors do not hold apart")
     name = f"take_{steps}_steps"
+    ends = layout.ends if program.axes > 1 else (Ends(), *layout.ends)
+    far = far_of(layout, steps)
+    if far and tile - 2 * margin <= far + chosen.columns:
+        raise NotFusable(f"{steps} steps need {far} columns from the array's end")
     constants = {
         "K": steps,
         "C": chosen.columns,
@@ -191,6 +209,12 @@ def build(
         "AHEAD": chosen.ahead,
         "VECTOR": vector,
         "BLOCKS": chosen.blocks,
+        "SCALARS": program.scalars,
+        "LOW_Y": ends[-2].before,
+        "HIGH_Y": ends[-2].after,
+        "LOW_X": ends[-1].before,
+        "HIGH_X": ends[-1].after,
+        "FAR_X": far,
         **{f"STRIDE{n}": layout.operand(plane).components for n, plane in enumerate(layout.state)},
     }
     if program.axes == 3:
@@ -204,24 +228,29 @@ def build(
     if shared > SHARED_BYTES:
         raise NotFusable(f"{steps} steps need {shared} bytes of shared memory")
     constants |= more
-    fast_ends = vector > 1 and (boundary == "wrap" or bool(more.get("SIDES_KNOWN")))
+    # Columns beyond the array are read on its other side, or not at all, or are those of the state: then no
+    # fixed input may be read there.
+    elsewhere = boundary in ("wrap", "none") or all(layout.reach(place, -1) == 0 for place, _ in layout.fixed)
+    fast_ends = vector > 1 and elsewhere
+    constants["SIDES_KNOWN"] = int(fast_ends)
     outside = cval if boundary == "constant" else 0.0
     largest = largest_field(program, layout.feeds, steps, outside) if program.axes < 3 else 0.0
     return StepKernel(
         program, layout.feeds, steps, chosen,
         source(layout, boundary, cval, name, constants, largest, sends=sends), name,
         LANES * chosen.warps, radius, margin, tile - 2 * margin, valid_rows,
-        shared, registers, boundary == "wrap", fast_ends, bool(branches_of(program)), sends,
+        shared, registers, boundary == "wrap", fast_ends, bool(branches_of(layout.interior)), sends,
+        boundary == "none", program.scalars, ends, far,
     )  # fmt: skip
 
 
 def _constants(layout: Layout, tuning: Tuning, vector: int) -> tuple[dict[str, int], int]:
     """Return constants of kernels/steps_2d.cuh, and the bytes of a block's shared memory."""
     sizes = {layout.operand(plane).dtype.itemsize for plane in layout.state}
-    # Columns beyond the array are those of the state: no fixed input may be read there.
-    known = vector > 1 and all(layout.reach(place, -1) == 0 for place, _ in layout.fixed)
     one_pitch = vector > 1 and len(sizes) == 1
-    constants = {"BEYOND": layout.beyond, "ONE_PITCH": int(one_pitch), "SIDES_KNOWN": int(known)}
+    constants = {"BEYOND": layout.beyond, "ONE_PITCH": int(one_pitch)}
+    near = layout.ends[0] if layout.program.axes > 1 else Ends()
+    constants |= {"LATE": near.late, "KEPT": near.kept}
     total = 0
     tile = LANES * tuning.columns
     for number, plane in enumerate(layout.state):
@@ -239,12 +268,14 @@ def arguments(
     axes: Sequence[Axis],
     registers: int | None = None,
     sending: Sending | None = None,
+    scalars: Array | None = None,
 ) -> StepLaunch:
     """Return how to launch the kernel on arrays with at least one own cell.
 
     inputs, outs: own cells of each input and output, as views of blocks with as many valid cells beside them
     as `axes` says; with all trailing axes, in C order. registers: of a thread of the compiled kernel; None:
-    estimated. sending: of a kernel that stores rows into other ranks' halos.
+    estimated. sending: of a kernel that stores rows into other ranks' halos. scalars: slots of 8 bytes, a row
+    of them for each step, if the kernel takes some.
     """
     layout = layout_of(kernel.program, kernel.feeds)
     tuning = kernel.tuning
@@ -264,7 +295,8 @@ def arguments(
         low = inside.index(True) if True in inside else tiles
         high = inside[::-1].index(True) if True in inside else 0
         at_once = PROCESSORS * resident_warps(tuning, taken, kernel.shared)
-        slow = _slow_rows(layout, kernel.steps, tuning, y, wraps=kernel.wraps)
+        placed = kernel.none or (kernel.wraps and layout.interior is not kernel.program)
+        slow = _slow_rows(layout, kernel.steps, tuning, y, wraps=kernel.wraps, placed=placed)
         strips = StripLayout(tiles, low + high, y.own, 2 * kernel.steps * kernel.radius[0], at_once, slow)
         height = tuning.rows or best_height(strips, BRANCH_WAVES if kernel.branches else WAVES)
         shorter, lead = strips.edge_height(height), strips.lead(height)
@@ -281,6 +313,9 @@ def arguments(
     assert kernel.sends == (sending is not None)
     if sending is not None:
         values += sending.values(layout, cut)
+    if kernel.scalars:
+        assert scalars is not None
+        values.append(address(scalars))
     return StepLaunch(grid, (kernel.threads, 1, 1), kernel.shared, tuple(values))
 
 
@@ -289,7 +324,7 @@ def _first_known(kernel: StepKernel, rows: Axis) -> int:
     step reads."""
     if kernel.wraps:
         return NEVER if rows.own == rows.length else -rows.before
-    return -rows.before - (kernel.radius[0] if rows.before == rows.start else 0)
+    return -rows.before - (kernel.radius[0] if rows.before == rows.start and not kernel.none else 0)
 
 
 def _cells_lie_together(array: Array, axes: int) -> bool:
@@ -304,12 +339,17 @@ def _cells_lie_together(array: Array, axes: int) -> bool:
 
 def _inside(kernel: StepKernel, x: Axis, tile: int) -> bool:
     """Return whether all columns of a tile are in the array and in memory, and its results are own cells."""
+    columns, ends = kernel.tuning.columns, kernel.ends[-1]
     first = tile * kernel.valid - kernel.margin
+    if kernel.far:
+        first = min(first, (x.length - x.start - kernel.far) // columns * columns)
     last = first + kernel.valid + 2 * kernel.margin
-    columns = kernel.tuning.columns
     in_lanes = x.own == x.length and x.length % columns == 0 and first % columns == 0
-    if kernel.fast_ends and in_lanes and (kernel.wraps or x.length > kernel.radius[-1]):
+    if kernel.fast_ends and in_lanes and (kernel.wraps or kernel.none or x.length > kernel.radius[-1]):
         return True  # columns beyond the array are read on its other side, or are in lanes at hand
+    low, high = first + kernel.radius[-1] + x.start, last - kernel.radius[-1] + x.start
+    if ends.before + ends.after and (low < ends.before or high > x.length - ends.after):
+        return False
     inside = kernel.wraps or (first + x.start >= 0 and last + x.start <= x.length)
     return inside and -x.before <= first and last <= x.own + x.after and last - kernel.margin <= x.own
 

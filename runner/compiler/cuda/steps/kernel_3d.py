@@ -65,9 +65,10 @@ def _seconds_per_cell(layout: Layout, steps: int, tuning: Tuning) -> float:
         return (read + written) / (SINGLE * DEVICE_MEMORY)
     valid = _valid(layout, steps, tuning)
     memory = (read * (1 + 1 / valid) / 2 + written) / steps / DEVICE_MEMORY
-    loads = sum(1 for one in program.loads if (one.input, one.component) in layout.fixed)
+    inside = layout.interior
+    loads = sum(1 for one in inside.loads if (one.input, one.component) in layout.fixed)
     slow = 2 if layout.widest == 8 else 1
-    instructions = slow * common_operations(program) + OVERHEAD + FIXED * loads
+    instructions = slow * common_operations(inside) + OVERHEAD + FIXED * loads
     arithmetic = instructions / valid / OPERATIONS
     return max(memory, arithmetic) + min(memory, arithmetic) / 4  # they hide each other in part
 
@@ -114,9 +115,12 @@ def constants(layout: Layout, steps: int, tuning: Tuning) -> tuple[dict[str, int
     """Return constants of kernels/steps_3d.cuh, and the bytes of its shared memory."""
     (rz, ry, rx), lag = layout.radius, _lag(layout)
     slots, rows = lag + rz + 1, tuning.warps * tuning.lane_rows
-    reach = max(layout.reach(place, 1) for place in range(len(layout.program.inputs)))
+    near = layout.ends
+    reach = max(near[1].reach, *(layout.reach(place, 1) for place in range(len(layout.program.inputs))))
     far = max((layout.reach(place, 0) for place, _ in layout.fixed), default=0)
-    found = {"H": tuning.lane_rows, "RZ": rz, "REACH_Y": reach, "REACH_Z": far, "LAG": lag, "SLOTS": slots}
+    far = max(far, near[0].reach) if layout.fixed else far
+    found = {"LOW_Z": near[0].before, "HIGH_Z": near[0].after}
+    found |= {"H": tuning.lane_rows, "RZ": rz, "REACH_Y": reach, "REACH_Z": far, "LAG": lag, "SLOTS": slots}
     columns = LANES * tuning.columns
     total = VECTOR_BYTES + _aligned(4 * (rows + 2 * reach + 1 + columns + 4 * (ry + rx)))
     shared_rows = steps * slots * (tuning.warps * min(tuning.lane_rows, 2 * ry) + 2 * ry)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.passes import ends as ends_pass
 from meshrun.runner.compiler.trace.graph import Operand, Program
 from meshrun.runner.region import Array
 
 LANES = 32
 WIDEST_READ = 4  # cells beside the own one along an axis
+MOST_ENDS = 16  # cells near the ends of an axis, if they read further than others
 REGISTERS = 230  # of a thread that keeps none in memory
 PROCESSORS = 132  # of an H200, to choose the rows of a warp
 DEVICE_MEMORY = 4e12  # bytes per second that an H200 reads and writes
@@ -84,7 +86,8 @@ class StepKernel:
     shared memory. registers: of a thread, estimated. wraps: whether the boundary wraps around.
     fast_ends: whether tiles at the ends of a row need no slow loop, if its columns divide into lanes.
     branches: whether some rows take longer than others, as their cells need what branches leave out.
-    sends: whether it stores rows into other ranks' halos, as `Sending` says.
+    sends: whether it stores rows into other ranks' halos, as `Sending` says. none: whether no cell beyond the
+    array decides a value. scalars: slots of one step's. ends: per axis of the kernel. far: of `far_of`.
     """
 
     program: Program
@@ -104,6 +107,10 @@ class StepKernel:
     fast_ends: bool
     branches: bool
     sends: bool
+    none: bool
+    scalars: int
+    ends: tuple[Ends, ...]
+    far: int
 
 
 @dataclass(frozen=True)
@@ -171,13 +178,36 @@ class StepLaunch:
 
 
 @dataclass(frozen=True)
+class Ends:
+    """How cells near the ends of the array along an axis differ from those between.
+
+    before, after: how many they are. reach: cells that they read on each side. wraps: whether one of them
+    reads a cell on the other side of the array. late, kept: rows that they read beyond the radius of those
+    between, further down and further up, if a kernel over two axes can compute them with that radius.
+    """
+
+    before: int = 0
+    after: int = 0
+    reach: int = 0
+    wraps: bool = False
+    late: int = 0
+    kept: int = 0
+
+
+@dataclass(frozen=True)
 class Layout:
-    """The planes of a program. state: those that outputs feed; fixed: those that no output feeds."""
+    """The planes of a program. state: those that outputs feed; fixed: those that no output feeds.
+
+    interior: the program of cells far from all ends of the array; without conditions on the place, the
+    program itself. ends: per axis.
+    """
 
     program: Program
     feeds: tuple[int, ...]
     state: tuple[Plane, ...]
     fixed: tuple[Plane, ...]
+    interior: Program
+    ends: tuple[Ends, ...]
 
     def operand(self, plane: Plane) -> Operand:
         return self.program.inputs[plane[0]]
@@ -189,10 +219,18 @@ class Layout:
 
     @cached_property
     def radius(self) -> tuple[int, ...]:
-        """Cells that are read on each side, per axis."""
-        return tuple(
-            max(self.reach(place, axis) for place in self.feeds) for axis in range(self.program.axes)
-        )
+        """Cells that are read on each side, per axis.
+
+        Cells near an end may read further along the last axis, where other lanes have what they read, and in
+        rows over two axes, if these are kept or at hand later (`Ends`).
+        """
+        last = self.program.axes - 1
+        found = []
+        for axis, ends in enumerate(self.ends):
+            inside = max(self.reach(place, axis) for place in self.feeds)
+            near = inside if axis == last or ends.late + ends.kept else ends.reach
+            found.append(max(inside, near))
+        return tuple(found)
 
     @property
     def beyond(self) -> int:
@@ -203,7 +241,8 @@ class Layout:
         return max(others - self.radius[0], 0)
 
     def reach(self, place: int, axis: int) -> int:
-        return max(self.program.footprint(place)[axis])
+        """Return how far a cell between the ends reads an input."""
+        return max(self.interior.footprint(place)[axis])
 
     def words(self, place: int) -> int:
         """Return the registers that hold a cell of one component."""
@@ -222,10 +261,63 @@ def layout_of(program: Program, feeds: Sequence[int | None]) -> Layout:
             raise NotFusable(f"has an output {output.name} unlike the input that it feeds")
     planes = {(one.input, one.component) for one in program.loads}
     state = tuple((place, one) for place in sorted(fed) for one in range(inputs[place].components))
-    layout = Layout(program, tuple(fed), state, tuple(sorted(planes - set(state))))
-    if max(layout.radius) > WIDEST_READ:
-        raise NotFusable(f"reads {max(layout.radius)} cells beside its own, more than {WIDEST_READ}")
+    inside = interior(program)
+    ends = _ends_of(program, inside)
+    layout = Layout(program, tuple(fed), state, tuple(sorted(planes - set(state))), inside, ends)
+    widest = max(*layout.radius, *(one.reach for one in ends))
+    if widest > WIDEST_READ:
+        raise NotFusable(f"reads {widest} cells beside its own, more than {WIDEST_READ}")
     return layout
+
+
+@functools.lru_cache(maxsize=16)  # the choices of a kernel ask for those of one program again and again
+def interior(program: Program) -> Program:
+    return ends_pass.interior(program)
+
+
+@functools.lru_cache(maxsize=16)
+def _ends_of(program: Program, inside: Program) -> tuple[Ends, ...]:
+    """Return how cells near the ends differ, per axis. inside: the interior program."""
+    return tuple(
+        _ends_along(program, inside, axis, before, after)
+        for axis, (before, after) in enumerate(ends_pass.ends_of(program))
+    )
+
+
+def _ends_along(program: Program, inside: Program, axis: int, before: int, after: int) -> Ends:
+    if before + after == 0:
+        return Ends()
+    reach, between = (max(_footprint(one, axis)) for one in (program, inside))
+    if reach <= between:
+        return Ends(before, after, reach)
+    if before + after > MOST_ENDS:
+        raise NotFusable(f"reads further than elsewhere in {before + after} cells near the array's ends")
+
+    # How far each of the cells near an end reads, before and after it.
+    length, reads = program.lengths[axis], dict[int, tuple[int, int]]()
+    for position in (*range(before), *range(length - after, length)):
+        first, last = [0] * program.axes, list(program.lengths)
+        first[axis], last[axis] = position, position + 1
+        results = ends_pass.specialised(program.graph, program.results, tuple(first), tuple(last))
+        reads[position] = _footprint(replace(program, results=results), axis)
+    wraps = any(low > at or at + high >= length for at, (low, high) in reads.items())
+
+    # Rows that read further down can be computed later at the first end only. Such a row is complete when the
+    # next level reads it if it is not much later, and if there are few.
+    late = max((high - between for at, (_, high) in reads.items() if at < before), default=0)
+    late = max(late, 0)
+    few = late == 0 or (late <= between and before <= between + 1)
+    others = any(high > between for at, (_, high) in reads.items() if at >= before)
+    if program.axes != 2 or axis > 0 or wraps or others or not few:
+        return Ends(before, after, reach, wraps)
+    kept = max(low + (late if at < before else 0) - between for at, (low, _) in reads.items())
+    return Ends(before, after, reach, wraps, late, max(kept, 0))
+
+
+def _footprint(program: Program, axis: int) -> tuple[int, int]:
+    """Return how far any input is read along an axis, before and after the own cell."""
+    offsets = [one.offset[axis] for one in program.loads]
+    return max((-one for one in offsets), default=0), max(offsets, default=0)
 
 
 def vector_items(itemsize: int, columns: int) -> int:
@@ -234,9 +326,20 @@ def vector_items(itemsize: int, columns: int) -> int:
 
 def margin_of(layout: Layout, steps: int, tuning: Tuning) -> int:
     unit = vector_items(layout.widest, tuning.columns) if tuning.vectors else 1
-    width = layout.radius[-1]
+    width, ends = layout.radius[-1], layout.ends[-1]
     others = max((layout.reach(place, -1) for place, _ in layout.fixed), default=0)
-    return math.ceil(((steps - 1) * width + max(width, others)) / unit) * unit
+    further = max(ends.reach - width, 0) if ends.wraps else 0
+    if further:  # the cells near both ends of the array, which lie side by side, may each read further once
+        further *= min((ends.before + ends.after - 1) // ends.reach + 1, steps)
+    return math.ceil(((steps - 1) * width + max(width, others) + further) / unit) * unit
+
+
+def far_of(layout: Layout, steps: int) -> int:
+    """Return how many columns before the array's end those near it read; 0 if no further than others."""
+    width, ends = layout.radius[-1], layout.ends[-1]
+    if ends.wraps or ends.reach <= width:
+        return 0
+    return ends.after + ends.reach + (steps - 1) * width
 
 
 def resident_warps(tuning: Tuning, registers: int, shared: int = 0) -> int:

@@ -6,13 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from meshrun.runner.compiler.cuda.steps.layout import Layout, cast
 from meshrun.runner.compiler.operations import KERNELS, ctype, expression, literal
-from meshrun.runner.compiler.passes.branches import Branch, Conditions, cost, find_branches, write
+from meshrun.runner.compiler.passes.branches import Branch, cost, find_branches, write
+from meshrun.runner.compiler.passes.ends import specialised
 from meshrun.runner.compiler.passes.exact_products import with_exact_products
-from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.compiler.trace.graph import PLACES, Graph, Node, Offset, Program, in_order
 from meshrun.runner.device.api import HEADERS
+
+Results = tuple[tuple[Node, ...], ...]
 
 
 def source(
@@ -49,14 +53,14 @@ def source(
         fields.append((f"const {ctype(layout.operand(plane).dtype)}*", f"fixed{number}"))
         fields += [("int64", f"fixed_{one}{number}") for one in pitches]
     fields += _fields_of_sending(layout) if sends else []
+    if layout.program.scalars:
+        fields.append(("const uint64*", "scalars"))
     given = [*([numbers[0]] if three else numbers), *(f"{axis}{n}" for axis in axes for n in range(5))]
     values = [f"int({one})" for one in numbers]
     values += [f"{{{', '.join(f'int({axis}{n})' for n in range(5))}}}" for axis in axes]
     values += [f"{kind}({name})" if kind == "int64" else f"({kind})({name})" for kind, name in fields]
     signature = ", ".join(f"int64 {one}" for one in [*given, *(one for _, one in fields)])
-    state = "const Planes& planes" if three else "const Rows& rows"
-    fewer = replace(layout, program=with_exact_products(layout.program))
-    inside = body(fewer, constants, cval) if largest else []
+    texts = _texts(layout, constants, cval, exact=largest > 0)
     return "\n".join(
         [
             *(f"#define {one} {value}" for one, value in constants.items()),
@@ -74,12 +78,7 @@ def source(
             file_text(f"steps_{3 if three else 2}d.cuh"),
             *([file_text("sending_2d.cuh")] if sends else []),
             "namespace steps {",
-            "template <bool EDGE, int LEVEL>",
-            f"INLINE void compute({state}, int here, const Place& at, {'Patch' if three else 'Row'}& out) {{",
-            *(["    if constexpr (!EDGE) {", *inside, "    } else {"] if inside else []),
-            *body(layout, constants, cval),
-            *(["    }"] if inside else []),
-            "}",
+            *texts,
             "}",
             f"KERNEL({name}, {signature}) {{",
             f"    steps::run{'_and_send' if sends else ''}(steps::Arguments{{{', '.join(values)}}});",
@@ -87,6 +86,58 @@ def source(
             "",
         ]
     )
+
+
+def _texts(layout: Layout, constants: dict[str, int], cval: float, *, exact: bool) -> list[str]:
+    """Return the functions that compute a lane's cells.
+
+    exact: whether products need not be rounded where there are no edges.
+    """
+    program, graph, axes = layout.program, layout.program.graph, layout.program.axes
+    three = axes == 3
+    result = (
+        "const Planes& planes, int here, const Place& at, Patch& out"
+        if three
+        else ("const Rows& rows, int here, const Place& at, Row& out")
+    )
+
+    def text(results: Results, *, exactly: bool = False, late: int = 0) -> list[str]:
+        one = replace(program, results=results)
+        return body(layout, with_exact_products(one) if exactly else one, constants, cval, late)
+
+    def within(first: int, last: int) -> Results:
+        """Return the results for some rows of the array, where conditions along its columns are open."""
+        return specialised(graph, program.results, (first, 0), (last, program.lengths[1]))
+
+    # Which text is for which loop: inside the array, at its ends along x, and at any edge. At the ends along
+    # x, conditions on the row are decided.
+    inside, edges, near = text(layout.interior.results, exactly=exact), program.results, layout.ends[0]
+    parts = [("!EDGE", inside)]
+    if not three and any(one.before + one.after for one in layout.ends):
+        sides = program.results if axes == 1 else within(near.before, program.lengths[0] - near.after)
+        parts = [("WHERE == INSIDE", inside), ("WHERE == SIDES", text(sides, exactly=exact))]
+    if near.late:
+        edges = within(near.before, program.lengths[0])
+    general = text(edges)
+    found = [
+        "template <bool EDGE, int LEVEL>" if three else "template <Where WHERE, int LEVEL>",
+        f"INLINE void compute({result}) {{",
+        *([] if three else ["    [[maybe_unused]] constexpr bool EDGE = WHERE == EDGES;"]),
+    ]
+    if len(parts) == 1 and inside == general:
+        found += [*general, "}"]
+    else:
+        for number, (condition, lines) in enumerate(parts):
+            found += [f"    {'} else ' if number else ''}if constexpr ({condition}) {{", *lines]
+        found += ["    } else {", *general, "    }", "}"]
+    if near.late:
+        found += ["template <int LEVEL>", f"INLINE void compute_late({result}) {{"]
+        found += [
+            "    [[maybe_unused]] constexpr bool EDGE = true;",
+            *text(within(0, near.before), late=near.late),
+            "}",
+        ]
+    return found
 
 
 def _fields_of_sending(layout: Layout) -> list[tuple[str, str]]:
@@ -106,6 +157,50 @@ def file_text(name: str, folder: Path = KERNELS) -> str:
     return (folder / name).read_text(encoding="utf-8").replace("#pragma once\n", "")
 
 
+class Cells:
+    """The values of a lane's cells, as nodes for the lane's first cell.
+
+    A place or a condition on it is that of a cell, whose distance from the lane's first one is the leaf's
+    offset: beyond an array that wraps around, the cells of a lane need not follow each other.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._leaves: dict[tuple[str, Any, int], Node] = {}
+
+    def moved(self, nodes: Iterable[Node], shift: Offset) -> list[Node]:
+        """Return the same values for the cell that is `shift` away."""
+        wanted, done = list(nodes), dict[Node, Node]()
+        for node in in_order(wanted):
+            if node.op in PLACES:
+                axis = node.value[0]
+                cell = (node.offset[0] if node.offset else 0) + shift[axis]
+                leaf = replace(node, offset=(cell,))
+                done[node] = self._leaves.setdefault((node.op, node.value, cell), leaf)
+            elif node.op == "load":
+                offset = tuple(a + b for a, b in zip(node.offset, shift, strict=True))
+                done[node] = self._graph.load(node.input, node.dtype, offset, node.component)
+            elif all(done[one] is one for one in node.operands):
+                done[node] = node
+            else:
+                operands = [done[one] for one in node.operands]
+                done[node] = self._graph.operation(node.op, node.dtype, operands, node.line)
+        return [done[node] for node in wanted]
+
+    def home(self, node: Node, axes: int) -> Node:
+        """Return a node, moved so that the first that it reads is of the lane's first cell."""
+        for leaf in in_order([node]):
+            shift = [0] * axes
+            if leaf.op == "load":
+                shift = [-at for at in leaf.offset]
+            elif leaf.op in PLACES:
+                shift[leaf.value[0]] = -leaf.offset[0]
+            else:
+                continue
+            return self.moved([node], tuple(shift))[0]
+        return node
+
+
 @dataclass
 class Writer:
     """Write the statements that compute nodes, each node once. columns, rows: of a lane."""
@@ -114,6 +209,7 @@ class Writer:
     columns: int
     rows: int
     cval: float
+    cells: Cells
 
     def __post_init__(self) -> None:
         self.lines: list[str] = []
@@ -126,10 +222,12 @@ class Writer:
 
     def plan(self, results: Iterable[Node]) -> None:
         """Find the branches. results: all that will be written."""
-        same = Conditions(self.layout.program.graph)
+        axes = self.layout.program.axes
 
         def condition(node: Node) -> Node | None:
-            return same(node.operands[0]) if node.op == "where" and not self._is_of_other_lane(node) else None
+            if node.op != "where" or self._is_of_other_lane(node):
+                return None
+            return self.cells.home(node.operands[0], axes)
 
         self._branches = find_branches(results, self._needs, condition, cost, self._is_of_other_lane)
 
@@ -190,24 +288,47 @@ class Writer:
         return self._of_other_lane(node) is not None
 
     def _text(self, node: Node) -> str:
-        other, reads = self._of_other_lane(node), node_reads(node, self._reads)
+        other, reads = self._of_other_lane(node), self._reads_of(node)
         if other is not None and reads is not None:
             return f"from_{'left' if reads[1] < 0 else 'right'}({self._names[other]})"
         if node.op == "load":
             return self._load(node)
+        if node.op in PLACES:
+            return self._place(node)
+        if node.op == "scalar":
+            slot = f"at.all.scalars + (LEVEL - 1) * SCALARS + {node.value}"
+            return f"scalar<{ctype(node.dtype)}>({slot})"
         return expression(node, {one: self._names[one] for one in node.operands})
 
     def _of_other_lane(self, node: Node) -> Node | None:
         """Return the equal node of the next lane, if the node reads that lane's cells only."""
         if node not in self._others:
-            reads = node_reads(node, self._reads)
+            reads = self._reads_of(node)
             if reads is None or (reads[1] >= 0 and reads[0] < self.columns):
                 self._others[node] = None
             else:
                 shift = self.columns if reads[1] < 0 else -self.columns
                 far = (0,) * (self.layout.program.axes - 1)
-                self._others[node] = self.layout.program.graph.shifted([node], (*far, shift))[0]
+                self._others[node] = self.cells.moved([node], (*far, shift))[0]
         return self._others[node]
+
+    def _reads_of(self, node: Node) -> tuple[int, int] | None:
+        return node_reads(node, self._reads, self.layout.program.axes - 1)
+
+    def _place(self, node: Node) -> str:
+        """Return the value of a place or of a condition on it."""
+        axis, *value = node.value
+        letter = "zyx"[axis - self.layout.program.axes]
+        (cell,) = node.offset
+        line = self._line(f"at_{letter}", [cell])
+        if line not in self._lines_of_memory:
+            self._lines_of_memory.add(line)
+            own = {"z": "plane", "y": "row", "x": "column"}[letter]
+            text = f"at.all.{letter}.position(at.{own} + {cell})"
+            self.lines.append(f"    const int {line} = {text};")
+        if node.op == "place":
+            return f"int64({line}) + {value[0]}"
+        return f"is_within({line}, {', '.join(map(str, value))})"
 
     def _load(self, node: Node) -> str:
         *others, column = node.offset
@@ -217,6 +338,9 @@ class Writer:
         kind, constant = ctype(operand.dtype), literal(cast(self.cval, operand.dtype), operand.dtype)
         if plane in self.layout.state:
             number = self.layout.state.index(plane)
+            if not middle and first < -self.layout.radius[0]:
+                row = first + self.layout.radius[0] + self.layout.ends[0].kept
+                return f"rows.kept{number}[LEVEL - 1][{row}][{column}]"
             if not middle:
                 return f"rows.w{number}[LEVEL - 1][modulo(here + {first}, SLOTS)][{column}]"
             if 0 <= middle[0] < self.rows:
@@ -253,8 +377,13 @@ def _kind(node: Node) -> str:
     return ctype(node.dtype)
 
 
-def node_reads(node: Node, known: dict[Node, tuple[int, int] | None]) -> tuple[int, int] | None:
-    """Return the first and last column that a node reads; None if it reads none. known: earlier results."""
+def node_reads(
+    node: Node, known: dict[Node, tuple[int, int] | None], last: int = -1
+) -> tuple[int, int] | None:
+    """Return the first and last column that a node reads; None if it reads none.
+
+    known: earlier results. last: the last axis. A lane's own cells have the places along it.
+    """
     waiting = [node]
     while waiting:
         one = waiting[-1]
@@ -265,22 +394,29 @@ def node_reads(node: Node, known: dict[Node, tuple[int, int] | None]) -> tuple[i
             found = [part for part in parts if part is not None]
             if one.op == "load":
                 known[one] = one.offset[-1], one.offset[-1]
+            elif one.op in PLACES and one.value[0] == last:
+                known[one] = 0, 0
             else:
                 known[one] = (min(a for a, _ in found), max(b for _, b in found)) if found else None
         waiting += missing
     return known[node]
 
 
-def body(layout: Layout, constants: dict[str, int], cval: float) -> list[str]:
-    """Return the statements that compute a lane's cells of all planes."""
-    program = layout.program
+def body(
+    layout: Layout, program: Program, constants: dict[str, int], cval: float, late: int = 0
+) -> list[str]:
+    """Return the statements that compute a lane's cells of all planes.
+
+    program: with the layout's planes. late: how many rows further up they are than the lane's row.
+    """
     rows, columns = constants.get("H", 1), constants["C"]
-    writer = Writer(layout, columns, rows, cval)
+    lane = Cells(program.graph)
+    writer = Writer(layout, columns, rows, cval, lane)
     cells = []  # plane and cell of a result, and its node
     for row, column in product(range(rows), range(columns)):
-        shift = {1: (column,), 2: (0, column), 3: (0, row, column)}[program.axes]
+        shift = {1: (column,), 2: (-late, column), 3: (0, row, column)}[program.axes]
         for place, result in zip(layout.feeds, program.results, strict=True):
-            for component, node in enumerate(program.graph.shifted(result, shift)):
+            for component, node in enumerate(lane.moved(result, shift)):
                 number = layout.state.index((place, component))
                 cells.append((number, row * columns + column, node))
     writer.plan(node for *_, node in cells)

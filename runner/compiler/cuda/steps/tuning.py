@@ -25,6 +25,7 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     Axis,
     Tuning,
     best_height,
+    interior,
 )
 from meshrun.runner.compiler.passes.branches import common_nodes, leaves_out_masked
 from meshrun.runner.compiler.passes.exact_products import largest_field, with_exact_products
@@ -69,6 +70,8 @@ def choices(program: Program, feeds: Sequence[int | None], shape: Shape | None =
     shape: of this rank's own cells; None: of very many.
     """
     found: list[Choice] = []
+    if program.has_places or program.scalars:
+        return []
     if program.axes > 2:
         tuning = step_kernel_3d.suggested(program, vectors=True)
         most = fitting_steps(program, feeds, tuning)
@@ -103,16 +106,16 @@ def seconds_per_cell(
     shape: as of `choices`. In a small array, rows that two strips compute, tiles at its ends, and places of
     warps that have nothing left to do take part of the time.
     """
-    tuning, fed = choice.tuning, [place for place in feeds if place is not None]
+    tuning, fed, inside = choice.tuning, [place for place in feeds if place is not None], interior(program)
     exact = largest_field(program, fed, choice.steps, 0.0) > 0
     columns = valid_columns(program, feeds, choice.steps, tuning)
     valid = columns / (LANES * tuning.columns)
     read, written = _bytes_of(program.inputs), _bytes_of(program.outputs)
     memory = (read * (1 + 1 / valid) / 2 + written) / choice.steps / DEVICE_MEMORY
-    of_others = sum(one.offset[-1] != 0 for one in program.loads) / tuning.columns
-    operations = _operations(program, exact)
+    of_others = sum(one.offset[-1] != 0 for one in inside.loads) / tuning.columns
+    operations = _operations(inside, exact)
     rate = INSTRUCTIONS * REACHED[tuning.columns, tuning.blocks] * valid
-    if tuning.blocks > 2 and leaves_out_masked(program):
+    if tuning.blocks > 2 and leaves_out_masked(inside):
         rate *= SPILLED
     if shape is not None and program.axes == 2 and all(shape):
         strips = predicted_strips(program, feeds, choice.steps, tuning, shape)
@@ -127,7 +130,7 @@ def _operations(program: Program, exact: bool) -> int:
     """Return the operations of a cell, of 32 bits."""
     # A mask is true in few cells; where a branch is for those for which it is not, all cells need it.
     nodes = common_nodes(with_exact_products(program) if exact else program, (True,))
-    made = (one for one in nodes if one.op not in ("load", "constant"))
+    made = (one for one in nodes if one.op not in ("load", "constant", "scalar"))
     operations = sum(2 if one.dtype.itemsize == 8 else 1 for one in made)
     return math.ceil(operations * UNEVEN) if leaves_out_masked(program) else operations
 

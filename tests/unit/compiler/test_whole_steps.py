@@ -1,0 +1,291 @@
+"""Kernels of several steps of whole-array functions, compiled for the host: the bits of the plain function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import host_steps
+import numpy as np
+import pytest
+from step_parts import Part, compare
+
+from meshrun.runner.compiler.cuda.steps.kernel import build
+from meshrun.runner.compiler.cuda.steps.layout import StepKernel, Tuning
+from meshrun.runner.compiler.trace.graph import Operand, Program
+from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
+
+pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")
+
+
+def dirichlet(u):
+    new = u.copy()
+    sides = u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2]
+    new[1:-1, 1:-1] += 0.2 * (sides - 4 * u[1:-1, 1:-1])
+    new[0] = 1
+    new[-1] = 0
+    new[:, 0] = 0.5
+    return new
+
+
+def neumann(u):
+    new = dirichlet(u)
+    new[0] = new[1]
+    new[-1] = new[-2]
+    new[:, 0] = new[:, 1]
+    new[:, -1] = new[:, -2]
+    return new
+
+
+def one_sided(u):
+    """Second-order differences at the ends, two cells of them."""
+    new = u * 0.5
+    new[2:-2, 2:-2] = u[2:-2, 2:-2] + 0.1 * (u[1:-3, 2:-2] - u[3:-1, 2:-2] + u[2:-2, 1:-3] - u[2:-2, 3:-1])
+    new[1] = u[1] + 0.1 * (u[3] - u[2])
+    new[0] = u[0] + 0.1 * (u[2] - u[1])
+    new[-2] = u[-2] - 0.1 * (u[-4] - u[-3])
+    new[-1] = new[-2] * 0.5
+    new[:, -2] += 0.1 * u[:, -4]
+    new[:, 0] -= 0.1 * u[:, 3]
+    return new
+
+
+def rolled(u):
+    sides = np.roll(u, 1, 0) + np.roll(u, -1, 0) + np.roll(u, 1, 1) + np.roll(u, -1, 1)
+    return u + 0.2 * (sides - 4 * u)
+
+
+def rolled_stages(u):
+    """The second stage reads the first one's edges around the ends."""
+    first = u.copy()
+    first[1:-1] += 0.2 * (u[2:] - u[:-2])
+    first[:, 0] = first[:, 1]
+    return first + 0.1 * (np.roll(first, 1, 0) - np.roll(first, -1, 1))
+
+
+def periodic_by_hand(u):
+    new = u.copy()
+    sides = u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2]
+    new[1:-1, 1:-1] += 0.2 * (sides - 4 * u[1:-1, 1:-1])
+    new[0], new[-1] = new[-2], new[1]
+    new[:, 0] = new[:, -2]
+    new[:, -1] = new[:, 1]
+    return new
+
+
+def coordinates(u):
+    n, m = u.shape
+    x, y = np.linspace(0, 1, n, dtype=u.dtype), np.arange(m, dtype=u.dtype)
+    new = u * (1 + 0.001 * x[:, None]) + 0.01 * y[None, :]
+    new[1:] -= 0.1 * u[:-1]
+    new[:, :-1] += 0.1 * u[:, 1:]
+    new[3:7, 4:9] = 0
+    new[n // 2 - 2 : n // 2 + 1, m // 2 :] = -1
+    return new
+
+
+def red_black(u):
+    new = u.copy()
+    new[1:-1:2, 1:-1] = 0.5 * (u[:-2:2, 1:-1] + u[2::2, 1:-1][: new[1:-1:2].shape[0]])
+    new[1:-1, 2:-1:2] += 0.25 * (u[1:-1, 1:-2:2] + u[1:-1, 3::2])
+    return new
+
+
+def wave(u, before):
+    new = 2 * u - before
+    new[1:-1, 1:-1] += 0.25 * (u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2] - 4 * u[1:-1, 1:-1])
+    new[0], new[-1] = 0, u[-2]
+    new[:, 0], new[:, -1] = u[:, 1], 0
+    return new, u
+
+
+def materials(u, rate):
+    """A field that no output feeds, read further away at the ends."""
+    new = u.copy()
+    new[1:-1, 1:-1] += rate[2:, 1:-1] * (u[1:-1, 2:] - u[1:-1, :-2]) - rate[1:-1, :-2] * u[:-2, 1:-1]
+    new[0] = rate[2] * u[1]
+    new[:, -1] = rate[:, -4]
+    return new
+
+
+def life(cells):
+    shifts = [(a, b) for a in (-1, 0, 1) for b in (-1, 0, 1) if (a, b) != (0, 0)]
+    count = sum(np.roll(np.roll(cells, a, 0), b, 1) for a, b in shifts)
+    new = ((count == 3) | ((cells == 1) & (count == 2))).astype(cells.dtype)
+    new[0] = 0
+    new[:, -1] = 1
+    return new
+
+
+def rod(u):
+    new = u.copy()
+    new[1:-1] += 0.25 * (u[2:] - 2 * u[1:-1] + u[:-2])
+    new[0] = 1
+    new[-1] = new[-2]
+    return new
+
+
+def ring(u):
+    new = u + 0.25 * (np.roll(u, 1) - 2 * u + np.roll(u, -1))
+    new[0] = 1
+    new[-1] = new[1]
+    return new
+
+
+def cube(u):
+    new = u.copy()
+    own = u[1:-1, 1:-1, 1:-1]
+    sides = u[:-2, 1:-1, 1:-1] + u[2:, 1:-1, 1:-1] + u[1:-1, :-2, 1:-1] + u[1:-1, 2:, 1:-1]
+    new[1:-1, 1:-1, 1:-1] += 0.1 * (sides + u[1:-1, 1:-1, :-2] + u[1:-1, 1:-1, 2:] - 6 * own)
+    new[0], new[-1] = 1, 0
+    new[:, 0], new[:, -1] = 0.5, 0.25
+    new[:, :, 0] = new[:, :, 1]
+    new[:, :, -1] = new[:, :, -2]
+    return new
+
+
+def cube_closed(u):
+    new = cube(u)
+    new[0], new[-1] = new[1], new[-2]
+    new[:, 0], new[:, -1] = new[:, 1], new[:, -2]
+    return new
+
+
+def cube_rolled(u):
+    rows = np.arange(u.shape[1], dtype=u.dtype)[:, None]
+    new = u + 0.1 * (np.roll(u, 1, 0) - np.roll(u, -1, 1) + np.roll(u, 1, 2) * rows)
+    new[0] = 2
+    new[:, 3] = new[:, 2]
+    return new
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function of whole arrays. feeds: of each output, the number of an input."""
+
+    function: Callable[..., Any]
+    dtypes: tuple[str, ...] = ("f4",)
+    feeds: tuple[int, ...] = (0,)
+    axes: int = 2
+
+
+CASES = {
+    "dirichlet": Case(dirichlet),
+    "neumann": Case(neumann),
+    "neumann f8": Case(neumann, ("f8",)),
+    "one_sided": Case(one_sided),
+    "rolled": Case(rolled),
+    "rolled_stages": Case(rolled_stages),
+    "periodic_by_hand": Case(periodic_by_hand),
+    "coordinates": Case(coordinates),
+    "red_black": Case(red_black),
+    "wave": Case(wave, ("f4", "f4"), (0, 1)),
+    "materials": Case(materials, ("f4", "f4")),
+    "life": Case(life, ("u1",)),
+    "rod": Case(rod, axes=1),
+    "ring": Case(ring, axes=1),
+    "cube": Case(cube, axes=3),
+    "cube_closed": Case(cube_closed, axes=3),
+    "cube_rolled": Case(cube_rolled, axes=3),
+}
+
+
+def fields(case: Case, shape: Sequence[int]) -> list[Any]:
+    rng = np.random.default_rng(3)
+    return [(rng.random(shape) * (2 if kind == "u1" else 9)).astype(kind) for kind in case.dtypes]
+
+
+def traced(case: Case, shape: Sequence[int]) -> tuple[Program, str]:
+    """Return the program for whole arrays of a shape, and the boundary."""
+    inputs = [WholeInput(f"in{n}", tuple(shape), np.dtype(kind)) for n, kind in enumerate(case.dtypes)]
+    names = [f"out{n}" for n in range(len(case.feeds))]
+    whole = trace_whole(case.function, inputs, {}, names)
+    operands = tuple(Operand(one.name, one.dtype) for one in inputs)
+    outputs = tuple(Operand(one.name, one.dtype) for one in whole.outputs)
+    results = tuple(one.nodes for one in whole.outputs)
+    program = Program(case.axes, operands, outputs, results, whole.graph, lengths=whole.space)
+    return program, "wrap" if any(whole.wraps) else "none"
+
+
+def after(case: Case, arrays: Sequence[Any], steps: int) -> list[Any]:
+    now = [one.copy() for one in arrays]
+    for _ in range(steps):
+        with np.errstate(all="ignore"):
+            found = case.function(*(one.copy() for one in now))
+        for place, result in zip(case.feeds, found if len(case.feeds) > 1 else (found,), strict=True):
+            now[place] = result
+    return [now[place] for place in case.feeds]
+
+
+def halo_of(program: Program) -> list[tuple[int, int]]:
+    reads = [program.footprint(number) for number in range(len(program.inputs))]
+    return [(max(one[a][0] for one in reads), max(one[a][1] for one in reads)) for a in range(program.axes)]
+
+
+def check(
+    folder: Path,
+    case: Case,
+    shape: Sequence[int],
+    steps: int,
+    tuning: Tuning,
+    parts: Sequence[Sequence[Part] | None] = (None,),
+    change: Callable[[str], str] = str,
+) -> StepKernel:
+    """Compare kernels for these parts of arrays with the plain function on whole ones."""
+    program, boundary = traced(case, shape)
+    kernel = build(program, case.feeds, boundary, 0, steps, tuning)
+    object.__setattr__(kernel, "source", change(kernel.source))
+    arrays = fields(case, shape)
+    wanted = after(case, arrays, steps)
+    for part in parts:
+        compare(
+            folder, kernel, arrays, wanted, halo_of(program), boundary == "wrap", part, aligned=tuning.vectors
+        )
+    return kernel
+
+
+PLAIN = {1: Tuning(2, 2, 2, 1), 2: Tuning(2, 2, 2, 1, rows=9), 3: Tuning(1, 3, 4, 1, rows=7)}
+VECTORS = {
+    1: Tuning(4, 1, 1, 3, vectors=True),
+    2: Tuning(4, 1, 1, 3, rows=9, vectors=True),
+    3: Tuning(2, 2, 6, 2, rows=7, vectors=True),
+}
+SHAPES = {1: (371,), 2: (37, 133), 3: (17, 19, 55)}
+WIDE = {1: (372,), 2: (29, 372), 3: (13, 17, 132)}
+SMALL = {1: (5,), 2: (5, 7), 3: (4, 5, 6)}
+
+
+def steps_of(name: str) -> int:
+    return {"periodic_by_hand": 2, "one_sided": 3, "rolled_stages": 2, "cube_closed": 1}.get(
+        name, 4 if CASES[name].axes < 3 else 2
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bits_are_those_of_the_function(name: str, libraries: Path) -> None:
+    case = CASES[name]
+    cut = {
+        1: [[Part(0, 90)], [Part(90, 300)], [Part(300, 371)]],
+        2: [[Part(0, 12), Part(0, 60)], [Part(12, 30), Part(60, 90)], [Part(30, 37), Part(90, 133)]],
+        3: [[Part(0, 7), Part(0, 9), Part(0, 30)], [Part(7, 17), Part(9, 19), Part(30, 55)]],
+    }
+    check(libraries, case, SHAPES[case.axes], steps_of(name), PLAIN[case.axes], [None, *cut[case.axes]])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_vectors_change_nothing(name: str, libraries: Path) -> None:
+    case = CASES[name]
+    rows = {
+        1: [None],
+        2: [None, [Part(0, 10), Part(0, 372)], [Part(10, 29), Part(0, 372)]],
+        3: [None, [Part(0, 6), Part(0, 17), Part(0, 132)]],
+    }
+    check(libraries, case, WIDE[case.axes], steps_of(name), VECTORS[case.axes], rows[case.axes])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_small_arrays(name: str, libraries: Path) -> None:
+    case = CASES[name]
+    check(libraries, case, SMALL[case.axes], steps_of(name), PLAIN[case.axes])
