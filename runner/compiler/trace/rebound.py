@@ -13,14 +13,16 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from meshrun.runner.compiler.trace.timed import StepTape, TimedMath, of_numbers
+import numpy as np
+
+from meshrun.runner.compiler.trace.timed import StepTape, TimedMath, of_numbers, table_of
 
 LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
 
 
 def with_numbers(tape: StepTape, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a copy of a function whose math functions, min and max take numbers of the step."""
-    copied: Callable[..., Any] = FunctionCopies(tape).of(function)
+    copied: Callable[..., Any] = FunctionCopies(tape, tables=True).of(function)
     return copied
 
 
@@ -28,7 +30,7 @@ class FunctionCopies:
     """Copies of functions and of their globals.
 
     tape: of what the functions of math compute of the step. modules: what stands in for modules, by name.
-    values: what stands in for other values, by their id.
+    values: what stands in for other values, by their id. tables: whether arrays are tables in time, too.
     """
 
     def __init__(
@@ -36,8 +38,10 @@ class FunctionCopies:
         tape: StepTape,
         modules: Mapping[str, Any] | None = None,
         values: Mapping[int, Any] | None = None,
+        *,
+        tables: bool = False,
     ) -> None:
-        self._tape = tape
+        self._tape, self._tables = tape, tables
         self._modules = {"math": TimedMath(tape), **(modules or {})}
         self._values = dict(values or {})
         self._globals: dict[int, dict[str, Any]] = {}
@@ -51,6 +55,8 @@ class FunctionCopies:
             return value if _is_library(value.__name__) else _Seen(self, value)
         if id(value) in self._values:
             return self._values[id(value)]
+        if self._tables and type(value) is np.ndarray and value.ndim and value.dtype.kind in "biufc":
+            return table_of(self._tape, "outside the function", value)
         if isinstance(value, types.BuiltinFunctionType) and value.__module__ == math.__name__:
             return of_numbers(self._tape, value)
         plain = value.function if getattr(value, "whole", False) is True else value

@@ -152,8 +152,10 @@ class StepTape:
                             beyond[number] = start, max(last, row)
                 if number in needed:
                     values[number] = _for_all(call, values, len(numbers))
-        for number, (step, last) in beyond.items():
-            raise self._too_short(self.calls[number - 1], steps, step, last)
+        for number, (step, _) in beyond.items():
+            call = self.calls[number - 1]
+            rows = [row for other, (_, row) in beyond.items() if self.calls[other - 1].table == call.table]
+            raise self._too_short(call, steps, step, max(rows))
 
     def _too_short(self, call: _Call, steps: int, step: int, last: int) -> UserError:
         """Return the error of a table that ends before a row that is taken. last: the last row taken."""
@@ -352,10 +354,15 @@ def given_of(tape: StepTape, parameters: Mapping[str, Any]) -> Parameters:
     found = dict(parameters)
     for name, value in parameters.items():
         if isinstance(value, np.ndarray):
-            table = value.view(TimedTable)
-            table._tape, table._name = tape, name
-            found[name] = table
+            found[name] = table_of(tape, name, value)
     return found
+
+
+def table_of(tape: StepTape, name: str, values: HostArray) -> TimedTable:
+    """Return an array of which rows may be taken by the step."""
+    table = values.view(TimedTable)
+    table._tape, table._name = tape, name
+    return table
 
 
 def nodes_of(graph: Graph, timed: Timed, kind: np.dtype[Any] | None = None) -> np.ndarray[Any, Any]:

@@ -149,7 +149,7 @@ class Tracing(TracedCall):
         if isinstance(value, Timed):
             nodes = nodes_of(self.graph, value, like)
             return made(self, tuple(Inner(n) for n in nodes.shape), {}, nodes, value.dtype_of(like))
-        array = np.asarray(value)
+        array = np.asarray(value).view(np.ndarray)
         if like is not None and not isinstance(value, (np.ndarray, np.generic)):
             array = array.astype(like)
         check_computable(array.dtype)
@@ -229,6 +229,7 @@ def made(
 
 def lifted(recorder: Tracing, array: np.ndarray[Any, Any], lines: Collection[int]) -> Whole:
     """Return an array of NumPy's as a traced array. lines: the axes that are to be axes of space."""
+    array = array.view(np.ndarray)
     axes: list[Axis] = [
         Along(recorder.new_line(), 0, 1, length) if axis in lines and length > 1 else Inner(length)
         for axis, length in enumerate(array.shape)

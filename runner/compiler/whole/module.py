@@ -188,9 +188,9 @@ class Grid:
         return found if self._sparse else np.stack(found)
 
 
-def rebound(function: Callable[..., Any], module: Module) -> Callable[..., Any]:
-    """Return a copy of a function that uses `module` in place of NumPy."""
+def rebound(function: Callable[..., Any], module: Module, *, tables: bool = False) -> Callable[..., Any]:
+    """Return a copy of a function that uses `module` in place of NumPy. tables: see `FunctionCopies`."""
     made = {id(getattr(np, name)): getattr(module, name) for name in MADE}
-    copies = FunctionCopies(module.tape, {"numpy": module, "cupy": module}, made)
+    copies = FunctionCopies(module.tape, {"numpy": module, "cupy": module}, made, tables=tables)
     copied: Callable[..., Any] = copies.of(function)
     return copied

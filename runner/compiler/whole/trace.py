@@ -169,7 +169,7 @@ def _traced(
     served = {STEP: recorder.tape.step, "xp": module}
     known = given_of(recorder.tape, parameters) | {name: served[name] for name in services}
     with refused_with_line(function):
-        returned = rebound(function, module)(*arrays, **known)
+        returned = rebound(function, module, tables=STEP in services)(*arrays, **known)
         outputs = _outputs(recorder, returned, arrays, inputs, names)
     outputs, constants = _with_loads(function, graph, space, outputs, inputs)
     inputs = [*inputs, *(WholeInput(one.name, space, one.values.dtype) for one in constants)]
