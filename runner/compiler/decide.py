@@ -154,7 +154,8 @@ class ImageKernels:
             axes = grid_axes(task)
         except NotTraceable:
             axes = 0  # never one kernel
-        shape = task.shape if task.job.whole else task.shape[axes:] if axes else ()
+        placed = task.job.whole or "here" in task.job.services  # the kernel knows the shape
+        shape = task.shape if placed else task.shape[axes:] if axes else ()
         key = task.dtype, axes, len(task.shape), shape, task.widths
         if key not in self._made:
             made, fusion = _with_kernel(self._device, task, self._arithmetic, 1)

@@ -34,7 +34,7 @@ def with_inferred_halo(job: Job, inputs: Sequence[ArrayType], parameters: dict[s
         from meshrun.runner.compiler.whole.block_form import block_form
 
         return block_form(job, inputs, parameters)
-    if job.halo is not None or job.kind != "map" or not job.services <= {"xp", STEP}:
+    if job.halo is not None or job.kind != "map" or not job.services <= {"xp", "here", STEP}:
         return job
     if any(0 in shape for shape, _ in inputs) or not _may_slice(job.function):
         return job
@@ -49,7 +49,8 @@ def with_inferred_halo(job: Job, inputs: Sequence[ArrayType], parameters: dict[s
         try:
             with hide_output(failures=False):
                 no_halo = ((0, 0),) * axes
-                trace(job.function, operands, no_halo, parameters, job.services, job.output_names)
+                names, shape = job.output_names, inputs[0][0]
+                trace(job.function, operands, no_halo, parameters, job.services, names, shape=shape)
         except NotTraceable as reason:
             needed = reason.shorter
             if not any(needed):

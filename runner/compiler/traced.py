@@ -65,7 +65,9 @@ def trace_of(task: Task) -> Program:
         ]
     outs = declared if "out" in job.services else None
     names = job.output_names
-    program = trace(job.function, inputs, task.widths[:axes], task.parameters, job.services, names, outs)
+    program = trace(
+        job.function, inputs, task.widths[:axes], task.parameters, job.services, names, outs, task.shape
+    )
     if any(one.components == 0 for one in program.outputs):
         raise NotTraceable("returns no elements")
     if declared is not None and tuple(declared) != program.outputs:
@@ -155,11 +157,17 @@ def _check(task: Task, program: Program) -> None:
     rng = np.random.default_rng(0)
     widths = task.widths[: program.axes]
     cells = tuple(CHECKED + axis + sum(width) for axis, width in enumerate(widths))
+    if "here" in task.job.services:  # no cells beyond the array
+        cells = tuple(min(n, m + sum(w)) for n, m, w in zip(cells, task.shape, widths, strict=False))
     blocks = [_sample(rng, cells + one.trailing, one.dtype) for one in program.inputs]
     own = tuple(n - sum(width) for n, width in zip(cells, widths, strict=True))
     outs = [np.zeros(own + one.trailing, one.dtype) for one in program.outputs]
-    expected = evaluate(program, blocks, widths, scalars=program.tape.row(0))
-    services = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": np, STEP: 0}
+    first = (0,) * program.axes
+    expected = evaluate(program, blocks, widths, first, program.tape.row(0))
+    here = BlockContext(
+        0, 1, "", (0,) * len(task.shape), own + task.shape[program.axes :], task.shape, None, np
+    )
+    services = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": np, STEP: 0, "here": here}
     wanted = {name: services[name] for name in task.job.services}
     with np.errstate(all="ignore"):
         try:

@@ -26,8 +26,9 @@ from meshrun.runner.compiler.trace.array import (
     check_computable,
     real_dtype,
 )
+from meshrun.runner.compiler.trace.context import TracedContext
 from meshrun.runner.compiler.trace.functions import FUNCTIONS
-from meshrun.runner.compiler.trace.graph import Graph, in_order
+from meshrun.runner.compiler.trace.graph import PLACE, Graph, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import Timed, nodes_of
 from meshrun.runner.compiler.trace.whole_axes import WHOLE_AXES, cell_axes, whole_axes
@@ -154,6 +155,28 @@ class BlockCall(TracedCall):
 
     def result(self, layout: BlockAxes, nodes: Nodes, dtype: np.dtype[Any]) -> Traced:
         return Traced(self, nodes.copy(), layout.shape, layout.grid, dtype)
+
+
+class BlockPlace(TracedContext):
+    """The `here` of a traced block. shape: of the whole array."""
+
+    def __init__(self, recorder: BlockCall, shape: Shape, xp: Namespace) -> None:
+        super().__init__(shape, xp, recorder.tape.step)
+        self._recorder = recorder
+
+    @property
+    def axes(self) -> int:
+        return len(self._recorder.lengths)
+
+    def places(self, axis: int) -> Traced:
+        recorder = self._recorder
+        # Results are shifted by the halo at last.
+        low, _ = recorder.widths[axis]
+        grid = tuple(number if number == axis else None for number in range(self.axes))
+        grid += (None,) * (len(self.shape) - self.axes)
+        shape = tuple(1 if number is None else recorder.lengths[number] for number in grid)
+        nodes = np.full((1,) * len(shape), recorder.graph.place(axis, low), object)
+        return Traced(recorder, nodes, shape, grid, PLACE)
 
 
 class Namespace:

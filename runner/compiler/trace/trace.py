@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.array import MOST_COMPONENTS, check_computable
-from meshrun.runner.compiler.trace.block import BlockCall, Namespace, Traced, near_of
+from meshrun.runner.compiler.trace.block import BlockCall, BlockPlace, Namespace, Traced, near_of
 from meshrun.runner.compiler.trace.graph import Operand, Program
 from meshrun.runner.compiler.trace.rebound import with_numbers
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
@@ -47,15 +47,16 @@ def trace(
     services: frozenset[str] = frozenset(),
     names: Sequence[str] = ("output",),
     declared: Sequence[Operand] | None = None,
+    shape: Shape = (),
 ) -> Program:
     """Return the program that `function` computes for each own cell. Raises NotTraceable.
 
     inputs: the function's arrays. widths: halo before and after the own cells, per grid axis. services: those
     that the function takes, of `out`, `xp` and `here`. names: of its results. declared: dtype and trailing
-    axes of each result, for a function that fills `out`.
+    axes of each result, for a function that fills `out`. shape: of the whole array, for `here`.
     """
     programs = [
-        _trace_once(function, inputs, widths, parameters, services, names, declared, lengths)
+        _trace_once(function, inputs, widths, parameters, services, names, declared, lengths, shape)
         for lengths in _lengths(widths)
     ]
     if len({program.text() + program.tape.text() for program in programs}) > 1:
@@ -86,19 +87,20 @@ def _trace_once(
     names: Sequence[str],
     declared: Sequence[Operand] | None,
     lengths: Shape,
+    shape: Shape,
 ) -> Program:
-    if "here" in services:
-        raise NotTraceable("takes `here`: what it computes depends on the place of the block")
     recorder = BlockCall(function, lengths, widths)
     axes = len(lengths)
     padded = tuple(n + low + high for n, (low, high) in zip(lengths, widths, strict=True))
     blocks = [_block(recorder, number, one, padded) for number, one in enumerate(inputs)]
     outs = [_unwritten(recorder, one, lengths) for one in declared or ()]
     tape = recorder.tape
-    given = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": Namespace(recorder), STEP: tape.step}
+    xp = Namespace(recorder)
+    here = BlockPlace(recorder, shape, xp)
+    given = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": xp, STEP: tape.step, "here": here}
     known = given_of(tape, parameters) | {name: given[name] for name in services}
     with refused_with_line(function, tape):
-        called = with_numbers(tape, function) if STEP in services else function
+        called = with_numbers(tape, function) if services & {STEP, "here"} else function
         returned = called(*blocks, **known)
         results = _results(recorder, returned, outs, names)
     shift = tuple(-low for low, _ in widths)
@@ -109,7 +111,8 @@ def _trace_once(
         nodes.append(tuple(recorder.graph.shifted(result.read().ravel(), shift)))
     results_of, stages = tuple(nodes), tuple(recorder.stages)
     graph = recorder.graph
-    program = Program(axes, tuple(inputs), tuple(outputs), results_of, graph, stages, tape=tape)
+    whole = shape[:axes]
+    program = Program(axes, tuple(inputs), tuple(outputs), results_of, graph, stages, whole, tape)
     tape.keep(program.scalars)
     return program
 

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.array import choose
+from meshrun.runner.compiler.trace.context import TracedContext
 from meshrun.runner.compiler.trace.graph import PLACE, Node, compute, in_order
 from meshrun.runner.compiler.trace.rebound import FunctionCopies
-from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, made
+from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, made
+from meshrun.runner.region import Shape
 
 MADE = (
     "zeros", "empty", "ones", "full", "asarray", "ascontiguousarray", "array", "arange", "linspace",
@@ -169,6 +171,24 @@ def _evaluated(node: Node, length: int) -> np.ndarray[Any, Any]:
         else:
             values[one] = compute(one.op, one.dtype, [values[operand] for operand in one.operands])
     return np.asarray(values[node])
+
+
+class WholePlace(TracedContext):
+    """The `here` of a traced function of whole arrays. shape: of the first one."""
+
+    def __init__(self, recorder: Tracing, shape: Shape, xp: Module) -> None:
+        super().__init__(shape, xp, recorder.tape.step)
+        self._recorder = recorder
+
+    @property
+    def axes(self) -> int:
+        return len(self._recorder.space)
+
+    def places(self, axis: int) -> Whole:
+        number, length = len(self.shape), self.shape[axis]
+        axes: list[Axis] = [Along(axis, 0, 1, length) if at == axis else Inner(1) for at in range(number)]
+        node = np.full((1,) * (number - 1), self._recorder.graph.place(axis), object)
+        return made(self._recorder, axes, {}, node, PLACE)
 
 
 class Grid:

@@ -23,7 +23,7 @@ from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Who
 from meshrun.runner.compiler.whole.constants import Constant, as_space, constants_of
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import WholeGraph
-from meshrun.runner.compiler.whole.module import Module, rebound
+from meshrun.runner.compiler.whole.module import Module, WholePlace, rebound
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.region import Shape
 
@@ -166,10 +166,11 @@ def _traced(
     recorder = Tracing(function, graph, space, FUNCTIONS)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     module = Module(recorder)
-    served = {STEP: recorder.tape.step, "xp": module}
+    here = WholePlace(recorder, inputs[0].shape, module)
+    served = {STEP: recorder.tape.step, "xp": module, "here": here}
     known = given_of(recorder.tape, parameters) | {name: served[name] for name in services}
     with refused_with_line(function):
-        returned = rebound(function, module, tables=STEP in services)(*arrays, **known)
+        returned = rebound(function, module, tables=bool({STEP, "here"} & {*services}))(*arrays, **known)
         outputs = _outputs(recorder, returned, arrays, inputs, names)
     outputs, constants = _with_loads(function, graph, space, outputs, inputs)
     inputs = [*inputs, *(WholeInput(one.name, space, one.values.dtype) for one in constants)]
