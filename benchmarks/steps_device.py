@@ -34,7 +34,7 @@ from meshrun.runner.plan.task import plan_task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.record import write_json
 from meshrun.runner.steps.loop import StepObserver, take_steps
-from meshrun.runner.steps.observers.frames import open_frames
+from meshrun.runner.steps.observers.frames import Frames
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.world.world import World, single_rank_world
 
@@ -125,7 +125,7 @@ def stepping(
         task = task if task.results else task.with_results([((), np.dtype(np.float32))])
         with tempfile.TemporaryDirectory() as folder:
             of_frames = StepOptions(steps, frames=f"{folder}/film", every=10, frame_range=(0.0, 1.0))
-            opened = open_frames(world, task, of_frames, 0) if frames else None
+            opened = Frames(world, task, of_frames, 0) if frames else None
             stepper = Stepper(world, task, Phases(world.backend.synchronize))
             array = empty_array(world, stepper.plans[0], np.dtype(np.float32))
             array.block[...] = 1

@@ -49,6 +49,67 @@ class Region:
         return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True)) + "]"
 
 
+@dataclass(frozen=True)
+class Subgrid:
+    """Where the cells of an array lie in a space of positions.
+
+    Its first cell is at position 0. An array of n faces beside n - 1 cells, or n + 1, has every position; a
+    coarse one every second or fourth. Positions that it does not have hold zeros.
+
+    shape: of the array. every: per axis of space, the positions from one of its cells to the next; further
+    axes are no axes of space.
+    """
+
+    shape: Shape
+    every: Shape
+
+    def in_space(self, space: Shape) -> Shape:
+        """Return the shape of an array with a cell at each position."""
+        return space + self.shape[len(space) :]
+
+    def fills(self, space: Shape) -> bool:
+        """Return whether the array has a cell at each position."""
+        return self.shape == self.in_space(space)
+
+    def spread(self, cells: Shape) -> Shape:
+        """Return the positions of so many cells along each axis."""
+        steps = (*self.every, *(1,) * len(cells))
+        return tuple(length * step for length, step in zip(cells, steps, strict=False))
+
+    def cells(self, region: Region) -> Region:
+        """Return the array's cells among some positions."""
+        start, stop = list(region.start), list(region.stop)
+        for axis, (step, length) in enumerate(zip(self.every, self.shape, strict=False)):
+            start[axis] = min(-(-region.start[axis] // step), length)
+            stop[axis] = min(max(-(-region.stop[axis] // step), start[axis]), length)
+        return Region(tuple(start), tuple(stop))
+
+    def places(self, region: Region) -> tuple[slice, ...]:
+        """Return where these cells are in an array of all these positions."""
+        found, cells = [], self.cells(region)
+        for axis, (first, start, stop) in enumerate(zip(region.start, cells.start, cells.stop, strict=True)):
+            step = self.every[axis] if axis < len(self.every) else 1
+            low = step * start - first
+            high = low + step * (stop - start - 1) + 1
+            found.append(slice(low, high, step) if stop > start else slice(0, 0, 1))
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Where the cells of a job's arrays of several sizes lie in one space.
+
+    In memory each array has a cell at every position, so that all are cut alike, and a neighbour is at the
+    same distance in each. Files have an array's own cells alone.
+
+    space: lengths of the axes that are split. inputs, outputs: of each array.
+    """
+
+    space: Shape
+    inputs: tuple[Subgrid, ...]
+    outputs: tuple[Subgrid, ...]
+
+
 def overlap(one: Region, other: Region) -> Region:
     """Return what two boxes have in common; an empty box where that is nothing."""
     start = tuple(map(max, one.start, other.start))

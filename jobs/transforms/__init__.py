@@ -6,7 +6,6 @@ which, and when the split changes; it does so for any number of ranks. Others us
 
 axes            numbers of axes on the command line
 plan            how an array is split at each stage of a transform, by number of ranks and shape
-in_parts        moves a split from axis to axis in parts, beside work on the parts before and after
 fourier         Fourier transforms of blocks, with NumPy's conventions
 forecast        their time and memory, for `meshrun plan`
 fft_job         the job fft, from a file to a file

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.jobs.transforms.in_parts import count_parts
 from meshrun.jobs.transforms.plan import Passage, Redistribution, Transform, TransformPlan, largest
 from meshrun.runner.forecast.jobs import JobForecast
 from meshrun.runner.forecast.machine import Rate
 from meshrun.runner.forecast.place import Place, Stage
+from meshrun.runner.plan.redistribution import count_parts
 from meshrun.runner.region import Shape
 from meshrun.runner.system.host_memory import MMAP
 

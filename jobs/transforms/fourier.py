@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from meshrun.jobs.transforms.in_parts import Cuts, count_parts, exchange_in_parts
 from meshrun.jobs.transforms.plan import Passage, Real, Transform, TransformPlan, plan_transform
+from meshrun.runner.arrays.redistribute import exchange_in_parts
 from meshrun.runner.errors import UserError
-from meshrun.runner.plan.grid import bounds
+from meshrun.runner.plan.redistribution import change_split, count_parts
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.run.array_call import host_array
 from meshrun.runner.spelling import joined, option, python_caller
@@ -281,40 +281,35 @@ def _pass(passage: Passage, group: Group, local: Local, block: Array, overwrite:
         for axis in stage.axes:
             shape[axis] = stage.shape[axis]
     parts = count_parts(tuple(shape), old, new, along, group.size, dtype.itemsize)
-    cuts = Cuts(tuple(shape), old, new, along, group.size, parts)
-    start, stop = bounds(shape[new], group.size, group.rank)
-    shape[new] = stop - start
-    moved, kind = list(shape), dtype
+    plan = change_split(tuple(shape), old, new, along, group.size, parts)
+    moved, kind = plan.after[group.rank].shape, dtype
+    shape = list(moved)
     for stage in passage.after:
         kind = local.result_type(kind, stage.half)
         for axis in stage.axes:
             shape[axis] = stage.shape[axis]
     result = group.backend.empty(tuple(shape), kind)
-    in_place = shape == moved and kind == dtype
+    in_place = tuple(shape) == moved and kind == dtype
 
     def ready(number: int) -> Array:
-        part = block[cuts.before(group.rank, number)]
+        part = block[plan.sent_cells(group.rank, number)]
         for index, stage in enumerate(passage.before):
             part = local(part, stage, overwrite or index > 0)
         return part
 
     def land(number: int) -> Array:
-        place = cuts.after(group.rank, number)
         if in_place:
-            return result[place]
-        some = list(moved)
-        if place:
-            some[along] = place[along].stop - place[along].start
-        return group.backend.empty(tuple(some), dtype)
+            return result[plan.received_cells(group.rank, number)]
+        return group.backend.empty(plan.received(group.rank, number).shape, dtype)
 
     def finish(number: int, part: Array) -> None:
         landed = part
         for stage in passage.after:
             part = local(part, stage, True)
         if not in_place or part is not landed:
-            result[cuts.after(group.rank, number)] = part
+            result[plan.received_cells(group.rank, number)] = part
 
-    exchange_in_parts(group, cuts, ready, land, finish)
+    exchange_in_parts(group, plan, ready, land, finish)
     return result
 
 

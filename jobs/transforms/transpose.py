@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from meshrun.jobs import kernels
-from meshrun.jobs.transforms.in_parts import Cuts, count_parts, exchange_in_parts
+from meshrun.runner.arrays.redistribute import exchange_in_parts
 from meshrun.runner.errors import UserError
-from meshrun.runner.plan.grid import bounds
+from meshrun.runner.plan.redistribution import change_split, count_parts
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.run.array_call import host_array
 from meshrun.runner.spelling import option, python_caller
@@ -64,21 +64,18 @@ def exchanged(
     if group.size == 1 or new == split:
         return permuted(block, order)
     parts = count_parts(shape, split, new, new, group.size, block.dtype.itemsize)
-    cuts = Cuts(shape, split, new, new, group.size, parts)
-    start, stop = bounds(shape[new], group.size, rank)
-    mine = tuple(stop - start if axis == new else shape[axis] for axis in order)
-    result = group.backend.empty(mine, np.dtype(block.dtype))
+    plan = change_split(shape, split, new, new, group.size, parts)
+    mine = plan.after[rank].shape
+    result = group.backend.empty(tuple(mine[axis] for axis in order), np.dtype(block.dtype))
 
     def land(number: int) -> Array:
-        place = cuts.after(rank, number)[new]
-        lengths = (place.stop - place.start if axis == new else n for axis, n in enumerate(shape))
-        return group.backend.empty(tuple(lengths), np.dtype(block.dtype))
+        return group.backend.empty(plan.received(rank, number).shape, np.dtype(block.dtype))
 
     def finish(number: int, part: Array) -> None:
-        rows = cuts.after(rank, number)[new]
+        rows = plan.received_cells(rank, number)[new]
         permuted(part, order, result[(slice(None),) * to_split + (rows,)])
 
-    exchange_in_parts(group, cuts, lambda number: block, land, finish)
+    exchange_in_parts(group, plan, lambda number: block, land, finish)
     return result
 
 

@@ -11,10 +11,12 @@ import numpy.typing as npt
 
 from meshrun.runner.arrays.block_layout import Allocator
 from meshrun.runner.arrays.halo.exchange import HaloBlock, HaloPlan, exchange
+from meshrun.runner.arrays.redistribute import redistribute
 from meshrun.runner.arrays.reduce import Reduction, reduce_cells
 from meshrun.runner.device.api import poison
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import Partition, split_over
+from meshrun.runner.plan.redistribution import RedistributionPlan
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.world.world import World
 
@@ -103,7 +105,7 @@ class DistributedArray(HaloBlock):
         plan = HaloPlan(partition, world.rank, layout.declared, layout.boundary, layout.cval, padded=True)
         moved = replace(self, layout=plan, block=plan.empty(world.backend, self.dtype))
         plan.poison(moved.block)
-        moved.interior[...] = world.redistribute(self.interior, self.partition, partition)
+        redistribute(RedistributionPlan(self.partition, partition, world.size), self, moved)
         return moved
 
     def sum(self) -> Array:

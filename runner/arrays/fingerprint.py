@@ -29,14 +29,14 @@ def fingerprint(
         "inputs": {
             field.name: {
                 **_origin(source, inputs, number),
-                "shape": list(field.shape),
+                "shape": list(field.stored),
                 "dtype": str(field.dtype),
             }
             for number, (field, source) in enumerate(zip(task.fields, sources, strict=True))
         },
         "results": {
             name: {"shape": list(shape), "dtype": str(dtype)}
-            for name, (shape, dtype) in zip(task.job.output_names, task.known, strict=True)
+            for name, (shape, dtype) in zip(task.job.output_names, task.stored, strict=True)
         },
         "halo": [list(width) for width in task.widths],
         **({} if chunks is None else {"grid": list(task.partition.grid), "rows": chunks.rows}),

@@ -39,10 +39,10 @@ def record(forecasts: Sequence[Forecast], task: Task, machine: Machine, options:
     last = forecasts[-1]
     part = last.part
     found = {
-        "result": type_record(task.known[0]),
+        "result": type_record(task.stored[0]),
         "inputs": {field.name: type_record((field.shape, field.dtype)) for field in task.fields},
         "results": {
-            name: type_record(known) for name, known in zip(task.job.output_names, task.known, strict=True)
+            name: type_record(known) for name, known in zip(task.job.output_names, task.stored, strict=True)
         },
         "grid": list(last.grid),
         "boundary": task.boundary,

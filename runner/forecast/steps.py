@@ -162,7 +162,7 @@ def plan_map_steps(
         what = f"fields of {'x'.join(map(str, task.shape))}"
         raise _too_large(what, place, needed, hint, "" if once else ", and steps in chunks have no plan")
     memory = {
-        "inputs": {field.name: type_record((field.shape, field.dtype)) for field in task.fields},
+        "inputs": {field.name: type_record((field.stored, field.dtype)) for field in task.fields},
         "memory": needed,
         "copies": 1 if once else 2,
         "memory_limit": limit,

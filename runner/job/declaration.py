@@ -11,7 +11,7 @@ from typing import Any
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import Kind, Parameter
-from meshrun.runner.region import Shape
+from meshrun.runner.region import Shape, Sizes
 
 Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
 Trials = Sequence[tuple[tuple[int, ...], str, dict[str, Any]]]  # (shape, dtype, parameters)
@@ -26,7 +26,9 @@ class Job:
     whose rows are not contiguous with each other. whole_rows: the tiles of a "reduce" job hold whole rows.
     fuse: whether the function of a "map" job becomes one kernel, one of FUSE. split_dependent: the result of
     a "map" job may depend on how its array is cut into blocks. whole: the function of a "map" job takes whole
-    arrays. tape: what is computed for each step (`compiler.trace.timed.StepTape`). constants: the last of the
+    arrays. sizes: of these, if they differ along the axes that are split. series: names of its results that
+    are no fields. series_pass: computes these, `runner.compiler.whole.point_pass.SeriesPass`; None: there are
+    none. tape: what is computed for each step (`compiler.trace.timed.StepTape`). constants: the last of the
     inputs, arrays that the function uses and does not take (`compiler.whole.constants.Constant`).
     verify: checks the output of a "job", and forecast is for its plan, see `runner.run.declare.job`.
     """
@@ -56,6 +58,9 @@ class Job:
     fuse: str = "auto"
     split_dependent: bool = False
     whole: bool = False
+    sizes: Sizes | None = None
+    series: tuple[str, ...] = ()
+    series_pass: Any = None
     tape: Any = None
     constants: tuple[Any, ...] = ()
 

@@ -20,7 +20,7 @@ from meshrun.runner.job.signature import STEP
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.plan.grid import Partition, parse_grid
 from meshrun.runner.plan.halo import Widths, check_widths, normalize
-from meshrun.runner.region import Array, Region, Shape
+from meshrun.runner.region import Array, Region, Shape, Subgrid
 from meshrun.runner.report.units import counted
 from meshrun.runner.spelling import option
 
@@ -33,13 +33,23 @@ ArrayType = tuple[Shape, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Field:
-    """One input array of a task. widths: its halo per axis; axes that other inputs do not have get none."""
+    """One input array of a task.
+
+    widths: its halo per axis; axes that other inputs do not have get none. subgrid: of its own cells, if
+    `shape` is that of an array with a cell at each position of space.
+    """
 
     name: str
     shape: Shape
     dtype: np.dtype[Any]
     partition: Partition
     widths: Widths
+    subgrid: Subgrid | None = None
+
+    @property
+    def stored(self) -> Shape:
+        """The shape of the array's own cells, as a file has it."""
+        return self.shape if self.subgrid is None else self.subgrid.shape
 
     def padded(self, cells: Shape) -> Shape:
         return tuple(n + sum(width) for n, width in zip(cells, self.widths, strict=True))
@@ -156,6 +166,22 @@ class Task:
         """The `results`, which must be known."""
         assert self.results is not None
         return self.results
+
+    def subgrid(self, number: int) -> Subgrid | None:
+        """Return the subgrid of the own cells of output `number`; None if it has a cell at each position."""
+        sizes = self.job.sizes
+        if sizes is None or sizes.outputs[number].fills(sizes.space):
+            return None
+        return sizes.outputs[number]
+
+    @property
+    def stored(self) -> tuple[ArrayType, ...]:
+        """The shape of each result's own cells, as a file has it, and its dtype."""
+        subgrids = (self.subgrid(number) for number in range(len(self.known)))
+        return tuple(
+            (shape if subgrid is None else subgrid.shape, dtype)
+            for subgrid, (shape, dtype) in zip(subgrids, self.known, strict=True)
+        )
 
     @property
     def feed_numbers(self) -> list[int | None]:
@@ -479,6 +505,12 @@ def plan_task(
         if not shape:
             raise UserError(f"{which} is a scalar", got="no axes", expected="an array")
         check_numbers(name, len(inputs), dtype)
+    subgrids: list[Subgrid | None] = [None] * len(inputs)
+    if job.sizes is not None:
+        space = job.sizes.space
+        subgrids = [None if one.fills(space) else one for one in job.sizes.inputs]
+        pairs = zip(job.sizes.inputs, inputs, strict=True)
+        inputs = [(one.in_space(space), of_one) for one, (_, of_one) in pairs]
     shape, dtype = inputs[0]
     parameters = arguments(parameters)
     if job.check is not None:
@@ -504,11 +536,11 @@ def plan_task(
     parts = parse_grid(str(ranks) if grid is None else grid, shape, ranks)
     constant = job.cval if cval is None else cval
     fields = []
-    for name, (one, of_one) in zip(job.arrays, inputs, strict=True):
+    for name, (one, of_one), subgrid in zip(job.arrays, inputs, subgrids, strict=True):
         if chosen == "constant":
             _check_constant(constant, of_one)
         wide = widths + ((0, 0),) * (len(one) - common)
-        fields.append(Field(name, one, of_one, Partition(one, _grid_of(parts, len(one))), wide))
+        fields.append(Field(name, one, of_one, Partition(one, _grid_of(parts, len(one))), wide, subgrid))
     task = Task(job, parameters, tuple(fields), chosen, constant)
     _check_same_grid(task)
     declared = task.declared(shape)
@@ -648,9 +680,12 @@ def check_feeds(task: Task) -> None:
             expected="feeds= in its decorator",
         )
     fields = {field.name: field for field in task.fields}
-    for output, name, (shape, dtype) in zip(job.output_names, job.feeds, task.known, strict=True):
+    in_memory = [shape for shape, _ in task.known]
+    for output, name, (shape, dtype), whole in zip(
+        job.output_names, job.feeds, task.stored, in_memory, strict=True
+    ):
         if name is None:
-            if shape[: task.leading] != task.shape[: task.leading]:
+            if whole[: task.leading] != task.shape[: task.leading]:
                 raise UserError(
                     f"job {job.name} cannot take steps: its {_what(job.output_names, output)} has other "
                     "lengths along the axes along which arrays are cut",
@@ -660,17 +695,17 @@ def check_feeds(task: Task) -> None:
                 )
             continue
         field = fields[name]
-        if (shape, dtype) != (field.shape, field.dtype):
+        if (shape, dtype) != (field.stored, field.dtype):
             hint = (
                 f"return result.astype({field.dtype})"
-                if shape == field.shape
+                if shape == field.stored
                 else f"one pass, no {option('steps')}"
             )
             raise UserError(
                 f"job {job.name} cannot take steps: its {_what(job.output_names, output)} cannot become its "
                 f"input {name}",
                 got=f"{dtype} of shape {'x'.join(map(str, shape))}",
-                expected=f"{field.dtype} of shape {'x'.join(map(str, field.shape))}",
+                expected=f"{field.dtype} of shape {'x'.join(map(str, field.stored))}",
                 hint=hint,
             )
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
+from meshrun.runner.arrays.several_sizes import own_cells
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.compiler.traced import check_tables
-from meshrun.runner.compiler.whole.constants import Constant
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
@@ -129,7 +129,7 @@ def _iterated(
         with on_own_stream(backend) if on_device else contextlib.nullcontext(), python_caller():
             stepper.advance(min(every - stepper.done % every, steps - stepper.done))
             stepper.settle()
-            found = tuple(stepper.result(number).copy() for number in range(len(job.output_names)))
+            found = tuple(_result(stepper, number) for number in range(len(job.output_names)))
         yield found[0] if len(found) == 1 else found
 
 
@@ -140,8 +140,13 @@ def _stepper(
     check_tables(task, steps)
     check_feeds(task)
     stepper = Stepper(world, task, Phases(world.backend.synchronize), keep_finals=True)
-    stepper.start(_distributed(world, stepper.plans, arrays, task.job.constants))
+    stepper.start(_distributed(world, task, stepper.plans, arrays))
     return stepper
+
+
+def _result(stepper: Stepper, number: int) -> Any:
+    """Return a copy of output `number`, after the last step."""
+    return own_cells(stepper.result(number), stepper.task.subgrid(number)).copy()
 
 
 def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int = 1) -> Task:
@@ -170,14 +175,16 @@ def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, A
 
 
 def _distributed(
-    world: World, plans: Sequence[HaloPlan], arrays: Sequence[Any], constants: Sequence[Constant] = ()
+    world: World, task: Task, plans: Sequence[HaloPlan], arrays: Sequence[Any]
 ) -> list[DistributedArray]:
     """Return distributed arrays whose own cells are the arrays, and those that the function uses besides."""
     found = []
-    every = [*arrays, *(world.xp.asarray(one.values) for one in constants)]
-    for plan, array in zip(plans, every, strict=True):
+    every = [*arrays, *(world.xp.asarray(one.values) for one in task.job.constants)]
+    for field, plan, array in zip(task.fields, plans, every, strict=True):
         found.append(empty_array(world, plan, np.dtype(array.dtype)))
-        found[-1].interior[...] = array
+        if field.subgrid is not None:
+            found[-1].interior[...] = 0
+        own_cells(found[-1].interior, field.subgrid)[...] = array
     return found
 
 
@@ -206,7 +213,7 @@ def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, 
         return call(run, memory=usable_memory(run))
     task = _task(world, job, arrays, parameters)
     pipeline = Pipeline(world, task, world.phases)
-    task = pipeline.prepare(_distributed(world, pipeline.plans, arrays))
+    task = pipeline.prepare(_distributed(world, task, pipeline.plans, arrays))
     wholes = [world.backend.empty(*known) for known in task.known]
     for region, results in pipeline.results():
         for number, (whole, result) in enumerate(zip(wholes, results, strict=True)):

@@ -39,7 +39,8 @@ class Finished:
 
     result: the type of the first output, or what a job returned. results: types of the outputs; None if they
     are not known. domain: type of the array that was computed, if it is not the first input's. verify, plan,
-    stream, steps: these parts of the record, as plain values; plan: on rank 0.
+    stream, steps: these parts of the record, as plain values; plan: on rank 0. copy_rate: bytes
+    per second at which this rank copied memory while all did; None: not measured yet.
     """
 
     computed: Computation
@@ -50,6 +51,7 @@ class Finished:
     plan: list[Record] | None = None
     stream: Record | None = None
     steps: Record | None = None
+    copy_rate: float | None = None
 
 
 def computation_of(

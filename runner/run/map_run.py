@@ -10,7 +10,7 @@ from meshrun.runner.arrays.load import load_arrays
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
-from meshrun.runner.maps.split_probe import check_split, refuse_split
+from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, streamed_results
 from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
 from meshrun.runner.plan.grid import check_blocks
@@ -83,40 +83,50 @@ def _start(run: RunContext, prepared: Prepared) -> MapStart:
 
 
 def _streamed_results(run: RunContext, task: Task, *, too_large: bool) -> tuple[ArrayType, ...] | None:
-    keep_whole = run.options.overlap is not None  # applies only to runs in memory
-    return streamed_results(
-        run.world,
+    """Return the types of the results of a streamed run, once its blocks are checked; None: it is in memory.
+    On rank 0."""
+    world, options = run.world, run.options
+    results = streamed_results(
+        world,
         task,
         run.sources,
         run.targets,
-        run.options.stream,
+        options.stream,
         too_large=too_large,
-        keep_whole=keep_whole,
+        keep_whole=options.overlap is not None,  # applies only to runs in memory
+    )
+    if results is None:
+        return None
+    if options.overlap is not None:
+        raise UserError(f"{option('overlap')} does not apply: streamed runs always overlap")
+    if has_own_grid(options.grid, world.size):
+        check_blocks(streamed_grid(options.grid, world.size)[0])
+    # A function that has a kernel is called on the host, whatever is cut.
+    refuse_split(world, replace(_blocks(run, replace(task, results=results)), kernel=task.kernel))
+    return results
+
+
+def _blocks(run: RunContext, task: Task) -> Task:
+    """Return the task of a streamed run, cut into the blocks that are cut into chunks. task: its results
+    known. The result is without them, and without a kernel, if other axes are cut."""
+    grid, count = streamed_grid(run.options.grid, run.world.size)
+    blocks = planned(run, count, grid)
+    return (
+        replace(blocks, job=task.job, results=task.results, kernel=task.kernel)
+        if blocks.leading == task.leading
+        else blocks
     )
 
 
 def _in_chunks(run: RunContext, prepared: Prepared, results: tuple[ArrayType, ...]) -> Finished:
     """Run streamed. results: shapes and dtypes of the task's."""
     world, options = run.world, run.options
-    if options.overlap is not None:
-        raise UserError(f"{option('overlap')} does not apply: streamed runs always overlap", everywhere=True)
     task = replace(prepared.task, results=results)
-    grid, count = streamed_grid(options.grid, world.size)
-    own_grid = has_own_grid(options.grid, world.size)
-
-    def cut() -> Task:
-        if own_grid:
-            check_blocks(grid)
-        return planned(run, count, grid)
-
-    blocks = world.collective_call(cut)
-    if blocks.leading == task.leading:  # else other axes are cut, and the result types must be found again
-        blocks = replace(blocks, job=task.job, results=task.results, kernel=task.kernel)
-    elif task.kernel is not None:
+    blocks = _blocks(run, task)
+    if blocks.kernel is None and task.kernel is not None:
         with world.phases("prepare"):
             blocks, fusion = fused(world, blocks, options.fuse, options.fuse_math)
         prepared = replace(prepared, fusion=fusion)
-    check_split(world, blocks)
     from meshrun.runner.maps.streamed.streaming import StreamedRun
 
     streamed = StreamedRun(
@@ -125,6 +135,7 @@ def _in_chunks(run: RunContext, prepared: Prepared, results: tuple[ArrayType, ..
         run.sources,
         run.targets,
         options.stream,
+        prepared.memory,
         run.transaction,
         world.phases,
         run.inputs,
@@ -140,13 +151,13 @@ def _in_chunks(run: RunContext, prepared: Prepared, results: tuple[ArrayType, ..
     streamed.commit()
     # No forecast for resumed runs, nor for a grid of chunks that differs from the ranks'.
     plan = None
-    if not details["resumed"] and not own_grid:
+    if not details["resumed"] and not has_own_grid(options.grid, world.size):
         sink_chunks = file_chunks(streamed.sinks)
         files = Files(True, sink_chunks is not None, file_chunks(run.sources), sink_chunks)
         wall = details["limits"]["wall_seconds"]
         plan = compared_with_plan(run, task, wall, files, streamed=True)
     computed = computation_of(streamed.task, prepared.fusion)
-    known = streamed.task.known
+    known = streamed.task.stored
     return Finished(computed, type_record(known[0]), known, verify=proof, plan=plan, stream=details)
 
 
@@ -160,7 +171,8 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
     pipeline = Pipeline(world, task, world.phases, overlap, run.progress.rows)
     task = pipeline.prepare(load_arrays(world, run.sources, pipeline.plans, world.phases))
     if sinks is None:
-        sinks = create_outputs(run, task)
+        sinks = world.on_root(lambda: make_task_outputs(run, task))
+        run.transaction.track_partial(*(sink.partial for sink in sinks))
     # Compute and write.
     stores = [store_of(world, task, sink, world.phases, number) for number, sink in enumerate(sinks)]
     for region, results in pipeline.results():
@@ -183,14 +195,7 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
         files = Files(source_chunks=file_chunks(run.sources), sink_chunks=file_chunks(sinks))
         plan = compared_with_plan(run, task, wall, files, streamed=False)
     computed = computation_of(task, prepared.fusion, overlap=pipeline.overlap)
-    return Finished(computed, type_record(task.known[0]), task.known, verify=proof, plan=plan)
-
-
-def create_outputs(run: RunContext, task: Task) -> list[Sink]:
-    """Create the output files under temporary names. Collective."""
-    sinks = run.world.on_root(lambda: make_task_outputs(run, task))
-    run.transaction.track_partial(*(sink.partial for sink in sinks))
-    return sinks
+    return Finished(computed, type_record(task.stored[0]), task.stored, verify=proof, plan=plan)
 
 
 def _proof(run: RunContext, task: Task, sinks: Sequence[Sink], redo: Redo | None = None) -> Record | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.arrays.inputs import Inputs, input_key, note
+from meshrun.runner.arrays.several_sizes import open_sinks, spread_sources, stored_type
 from meshrun.runner.compiler.captured import Captured, captured
 from meshrun.runner.compiler.decide import Fusion, common_fusion, fused_alone
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
@@ -33,7 +34,7 @@ from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_pr
 from meshrun.runner.run.files import check_files, check_no_overwrite, name_files
 from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.image_folder import Folder
-from meshrun.runner.storage.formats.registry import ComputedSource, Sink, Source, create, open_sink
+from meshrun.runner.storage.formats.registry import ComputedSource, Sink, Source, create
 from meshrun.runner.storage.journal import Journal
 from meshrun.runner.storage.paths import CONTAINERS, KEPT, partial_path, split, suffix
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -101,8 +102,8 @@ class Prepared:
     """What the ranks agreed on before they read.
 
     task: cut into a block for each rank. fusion: why it has a kernel or none; None: it was not to have one.
-    memory: what each rank may use, in rank order; empty if an option of streamed runs is given. too_large:
-    whether a rank's block does not fit its memory.
+    memory: what each rank may use, in rank order. too_large: whether a rank's block does not fit its memory,
+    and no option of streamed runs is given.
     """
 
     task: Task
@@ -164,11 +165,11 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
     """
     world, options = run.world, run.options
     steps, mode = options.steps.steps, options.fuse
-    # Streamed runs check the given limits with their chunks. Steps in memory may be resumed.
+    # Steps in memory may be resumed.
     stream = options.stream if steps is None else replace(options.stream, resume=False)
     tasks: list[Task] = []
 
-    def alone() -> tuple[Fusion | None, MemoryUse | None, bool]:
+    def alone() -> tuple[Fusion | None, MemoryUse, bool]:
         # Check what the options ask of the job.
         if additions is None:
             join(run)
@@ -176,11 +177,12 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
         if steps is not None:
             check_steps(run, additions)
         # Plan the task, and compile its kernel.
-        types = [(source.shape, source.dtype) for source in run.sources]
+        types = [stored_type(source) for source in run.sources]
         run.job = with_inferred_halo(run.job, types, run.parameters)
         run.sources = [*run.sources, *(source_of(one) for one in run.job.constants)]
         own_grid = steps is None and has_own_grid(options.grid, world.size)
         task = made = planned(run, world.size, None if own_grid else options.grid)
+        run.sources = spread_sources(task, run.sources)
         fusion = None
         if (mode or run.job.fuse) != "off":
             with world.phases("prepare"):
@@ -188,9 +190,9 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
         check_tables(made, steps or 1)
         tasks[:] = task, made
         # Compare the block with the memory, unless an option decides.
-        if stream.named is not None:
-            return fusion, None, False
         memory, on_device = limits(world, stream), world.backend.asynchronous
+        if stream.named is not None:
+            return fusion, memory, False
         return fusion, memory, is_too_large(made, made.partition[world.rank], memory, asynchronous=on_device)
 
     everyone = world.gather_calls(alone)
@@ -198,7 +200,7 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
     fusion = None
     if fusions:
         task, fusion = agreed_kernel(world, task, made, fusions, mode, steps or 1)
-    memory = tuple(limit for _, limit, _ in everyone if limit is not None)
+    memory = tuple(limit for _, limit, _ in everyone)
     return Prepared(task, fusion, memory, any(too_large for _, _, too_large in everyone))
 
 
@@ -300,8 +302,7 @@ def make_outputs(run: RunContext, sinks: list[Sink], before: Sequence[Sink] = ()
 
 def make_task_outputs(run: RunContext, task: Task) -> list[Sink]:
     """Create a task's outputs like `make_outputs`. task: its results known."""
-    pairs = zip(run.targets, task.known, strict=True)
-    return make_outputs(run, [open_sink(target, *known, run.world.run_id) for target, known in pairs])
+    return make_outputs(run, open_sinks(task, run.targets, run.world.run_id))
 
 
 def check_nothing_unfinished(run: RunContext) -> None:

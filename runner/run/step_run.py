@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshrun.runner.arrays.load import load_arrays
+from meshrun.runner.arrays.several_sizes import spread_sources
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.errors import RunError, UserError
@@ -22,12 +23,12 @@ from meshrun.runner.plan.task import ArrayType, Task, check_feeds
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.run.finish import Computation, Finished, commit, computation_of
-from meshrun.runner.run.map_run import create_outputs
 from meshrun.runner.run.prepare import (
     Prepared,
     RunContext,
     changing_inputs,
     check_nothing_unfinished,
+    make_task_outputs,
     must_fuse,
     named_rule,
     planned,
@@ -36,8 +37,8 @@ from meshrun.runner.run.prepare import (
 from meshrun.runner.spelling import option
 from meshrun.runner.steps.loop import CheckFinite, StepObserver, Until, take_steps
 from meshrun.runner.steps.observers.additions import Additions, StoppingRule
-from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state
-from meshrun.runner.steps.observers.frames import Frames, open_frames
+from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state, restore
+from meshrun.runner.steps.observers.frames import Frames, check_frames_fit
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.steps.steps_per_kernel import choose_steps
 from meshrun.runner.steps.streamed_steps import StreamedSteps
@@ -53,22 +54,37 @@ class StepStart:
     """What rank 0 found out before any rank reads.
 
     results: shapes and dtypes of the task's results. copies: of the fields in memory; 0: they pass through it
-    in chunks. stages: see `stage_lines`.
+    in chunks. stages: see `stage_lines`. state: what the run continues from; None: it starts at the
+    beginning. frames: the number of the input that they show; None without frames. sinks: the outputs.
     """
 
     results: tuple[ArrayType, ...]
     copies: int
     stages: list[int] | None
+    state: SavedState | None
+    frames: int | None
+    sinks: list[Sink]
 
 
 def _start(run: RunContext, prepared: Prepared, additions: Additions | None) -> StepStart:
-    """Find the types of the results, and decide where the fields are. On rank 0."""
+    """Find the types of the results, decide where the fields are, and create the outputs. On rank 0."""
     check_nothing_unfinished(run)
     task = with_trial_results(run.world, prepared.task, run.sources)
     check_feeds(task)
     copies = _copies(run, task, prepared.memory, additions)
     refuse_split(run.world, task)
-    return StepStart(task.known, copies, stage_lines(replace(task, kernel=None)) or None)
+    stages = stage_lines(replace(task, kernel=None)) or None
+    # Find what the run continues from.
+    checkpoints = _checkpoints(run, task, additions.kept if additions else ())
+    state = find_state(checkpoints, resume=run.options.stream.resume)
+    # Check the frames, and create the outputs.
+    first, content = state.step if state else 0, additions.content if additions else None
+    resume = run.options.stream.resume
+    frames = check_frames_fit(run.world, task, run.options.steps, first, content, resume=resume)
+    if additions is not None:
+        run.transaction.lock(*additions.files)
+    sinks = [] if additions else make_task_outputs(run, task)
+    return StepStart(task.known, copies, stages, state, frames, sinks)
 
 
 def _copies(run: RunContext, task: Task, memory: Sequence[MemoryUse], additions: Additions | None) -> int:
@@ -176,15 +192,15 @@ def _too_large(world: World, needed: int, least: int, otherwise: str) -> UserErr
     )
 
 
-def run_in_passes(run: RunContext, task: Task, computed: Computation) -> Finished:
+def run_in_passes(
+    run: RunContext, prepared: Prepared, task: Task, start: StepStart, computed: Computation
+) -> Finished:
     """Take the steps in passes over chunks. Collective."""
-    world, options = run.world, run.options
+    world, options, state, sinks = run.world, run.options, start.state, start.sinks
     checkpoints = _checkpoints(run, task)
-    state = find_state(checkpoints, resume=options.stream.resume)
-    frames = _frames(run, task, checkpoints, state)
+    frames = _frames(run, task, checkpoints, start)
     until = _until_change(run)
     whole = replace(planned(run, 1, None), job=task.job, results=task.results, kernel=task.kernel)
-    sinks = create_outputs(run, task)
     partials = [sink.partial for sink in sinks] + _unfinished(checkpoints, frames)
     run.transaction.track_partial(*partials)
     streamed = StreamedSteps(
@@ -193,6 +209,7 @@ def run_in_passes(run: RunContext, task: Task, computed: Computation) -> Finishe
         _sources(task, run.sources, state.fields if state else {}),
         sinks,
         replace(options.stream, resume=False),
+        prepared.memory,
         run.world.phases,
         lambda folder: run.transaction.track_partial(*partials, folder),
         run.progress.stream,
@@ -216,6 +233,7 @@ def run_in_passes(run: RunContext, task: Task, computed: Computation) -> Finishe
     run.transaction.forget_partial()
     checkpoints.remove()
     _warn_of_single_steps(world, taken.single_reason)
+    own, copy, _, _ = _slowest(world)
     fused_steps = 1 if taken.single_reason else min(choose_steps(whole).per_kernel, taken.steps_per_pass)
     record = {
         "steps": taken.steps,
@@ -233,10 +251,12 @@ def run_in_passes(run: RunContext, task: Task, computed: Computation) -> Finishe
         "exchange_fraction": 0.0,
         "passes": taken.passes,
         **_observed(until, checkpoints, frames),
-        **_rates(task, taken.steps - streamed.first, seconds, _slowest(world)[0]),
+        **_rates(task, taken.steps - streamed.first, seconds, copy),
     }
-    known = task.known
-    return Finished(computed, type_record(known[0]), known, verify=proof, stream=taken.stream, steps=record)
+    known = task.stored
+    return Finished(
+        computed, type_record(known[0]), known, verify=proof, stream=taken.stream, steps=record, copy_rate=own
+    )
 
 
 def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
@@ -248,12 +268,11 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
     task = replace(prepared.task, results=start.results)
     computed = computation_of(task, prepared.fusion, stages=start.stages)
     if start.copies == 0:
-        return run_in_passes(run, task, computed)
+        return run_in_passes(run, prepared, task, start, computed)
+    state, sinks = start.state, start.sinks
     checkpoints = _checkpoints(run, task, additions.kept if additions else ())
-    state = find_state(checkpoints, resume=options.stream.resume)
-    frames = _frames(run, task, checkpoints, state, additions)
-    sinks = [] if additions else create_outputs(run, task)
-    more = _own(run, additions.files) if additions else []
+    frames = _frames(run, task, checkpoints, start, additions)
+    more = [partial_path(file, world.run_id) for file in additions.files] if additions else []
     run.transaction.track_partial(*(sink.partial for sink in sinks), *_unfinished(checkpoints, frames), *more)
     cells = sum(region.size for region in task.partition)
     stepper = Stepper(
@@ -303,7 +322,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
     run.transaction.forget_partial()
     checkpoints.remove()
     exchanging = _exchange_fraction(run, filled, seconds, by_kernel=stepper.exchanges_by_kernel)
-    copy, exchanged, fraction = _slowest(world, stepper.exchange_bytes, exchanging)
+    own, copy, exchanged, fraction = _slowest(world, stepper.exchange_bytes, exchanging)
     record = {
         "steps": done,
         "first": state.step if state else 0,
@@ -322,8 +341,8 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
         **_observed(until, checkpoints, frames),
         **_rates(task, stepper.taken, seconds, copy),
     }
-    known, computed = task.known, replace(computed, overlap=stepper.overlap)
-    return Finished(computed, type_record(known[0]), known, verify=proof, steps=record)
+    known, computed = task.stored, replace(computed, overlap=stepper.overlap)
+    return Finished(computed, type_record(known[0]), known, verify=proof, steps=record, copy_rate=own)
 
 
 def _abandon(stepper: Stepper, frames: Frames | None, additions: Additions | None) -> None:
@@ -365,18 +384,21 @@ def _frames(
     run: RunContext,
     task: Task,
     checkpoints: Checkpoints,
-    state: SavedState | None,
+    start: StepStart,
     additions: Additions | None = None,
 ) -> Frames | None:
-    """Return what writes frames, which a checkpoint waits for; None if there are none. Collective.
+    """Restore the observers, and return what writes frames, which a checkpoint waits for; None if there are
+    none. Collective.
 
     Of a run that fails, frames in a folder and checkpoints stay.
     """
-    first, colors = (state.step, state.colors) if state else (0, None)
-    content = additions.content if additions else None
-    resume = run.options.stream.resume
-    frames = open_frames(run.world, task, run.options.steps, first, colors, content, resume=resume)
-    if frames is not None:
+    state, frames = start.state, None
+    if state is not None:
+        restore(checkpoints, state)
+    if start.frames is not None:
+        first, colors = (state.step, state.colors) if state else (0, None)
+        content = additions.content if additions else None
+        frames = Frames(run.world, task, run.options.steps, start.frames, first, colors, content)
         checkpoints.before = frames.flush
     if frames is not None or checkpoints.interval is not None:
         run.transaction.keep_files()
@@ -387,12 +409,6 @@ def _unfinished(checkpoints: Checkpoints, frames: Frames | None) -> list[Path]:
     """Return what to remove, besides outputs, if the run fails."""
     found = [] if frames is None or frames.partial is None else [frames.partial]
     return found + ([] if checkpoints.interval is None else [checkpoints.folder.partial])
-
-
-def _own(run: RunContext, files: Sequence[Path]) -> list[Path]:
-    """Lock files that observers write, and return them as they are called until they are complete."""
-    run.world.on_root(lambda: run.transaction.lock(*files))
-    return [partial_path(file, run.world.run_id) for file in files]
 
 
 def _observed(until: Until | StoppingRule | None, checkpoints: Checkpoints, frames: Frames | None) -> Record:
@@ -415,7 +431,8 @@ def _observed(until: Until | StoppingRule | None, checkpoints: Checkpoints, fram
 
 def _sources(task: Task, sources: Sequence[Source], saved: dict[str, Source]) -> list[Source]:
     """Return the source to load each input from: a checkpoint's file, or else its own."""
-    return [saved.get(field.name, source) for field, source in zip(task.fields, sources, strict=True)]
+    found = [saved.get(field.name, source) for field, source in zip(task.fields, sources, strict=True)]
+    return spread_sources(task, found)
 
 
 def _until(
@@ -478,13 +495,14 @@ def _exchange_fraction(run: RunContext, before: float, seconds: float, *, by_ker
 
 def _slowest(
     world: World, exchanged: int = 0, fraction: float | None = None
-) -> tuple[float, int, float | None]:
-    """Return the least rate at which a rank copies memory while all do, and of all ranks the most bytes
-    exchanged and the largest fraction of the loop that this took; None if a rank has none. Collective."""
+) -> tuple[float, float, int, float | None]:
+    """Return the rate at which this rank copies memory while all do, and the least of all ranks; of all ranks
+    the most bytes exchanged and the largest fraction of the loop that this took; None if a rank has none.
+    Collective."""
     world.control.barrier()  # ranks may share a memory: all measure at once, each its share
-    everyone = world.control.allgather((world.backend.copy_rate(), exchanged, fraction))
-    rates, counts, fractions = zip(*everyone, strict=True)
-    return min(rates), max(counts), None if None in fractions else max(fractions)
+    own = world.backend.copy_rate()
+    rates, counts, fractions = zip(*world.control.allgather((own, exchanged, fraction)), strict=True)
+    return own, min(rates), max(counts), None if None in fractions else max(fractions)
 
 
 def _rates(task: Task, taken: int, seconds: float, copy: float) -> dict[str, Any]:

@@ -277,14 +277,15 @@ class Stepper(StepBlocks[DistributedArray]):
         if self.fused_steps == 1:
             return self.steps_per_exchange
         cycles = passes(steps, self.steps_per_exchange)
-        for cycle in sorted(cycles.keys() - self._prepared):
+        new = sorted(cycles.keys() - self._prepared)
+        if new:
             with self.phases("prepare"):
-                failures = self.world.control.allgather(prepare(self, cycle))
-            failure = next((one for one in failures if one is not None), None)
+                everyone = self.world.control.allgather([prepare(self, cycle) for cycle in new])
+            failure = next((reason for own in everyone for reason in own if reason is not None), None)
             if failure is not None:
                 self._take_single_steps(failure)
                 return self.steps_per_exchange
-            self._prepared.add(cycle)
+            self._prepared.update(new)
         return max(cycles)
 
     def _take_single_steps(self, failure: NotCompiled) -> None:

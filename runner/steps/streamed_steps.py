@@ -28,6 +28,7 @@ from meshrun.runner.maps.streamed.halving import Halving
 from meshrun.runner.options.form import Form
 from meshrun.runner.options.step_options import EVERY
 from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.plan.chunking import MemoryUse
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.steps import for_chunks, least_rows
 from meshrun.runner.plan.task import Task
@@ -90,8 +91,9 @@ class TakenInPasses:
 
 @dataclass
 class StreamedSteps:
-    """Steps of one run, for `take`; collective. track: names what to remove if the run fails.
+    """Steps of one run, for `take`; collective.
 
+    memory: what each rank may use. track: names what to remove if the run fails.
     first: steps that `sources` have taken already. every: steps between two frames, and between two checks of
     `until`. check_finite: steps between two checks for cells that are not finite; None: none. must_fuse: as
     of `ChunkSteps`.
@@ -102,6 +104,7 @@ class StreamedSteps:
     sources: Sequence[Source]
     sinks: Sequence[Sink]
     options: StreamOptions
+    memory: Sequence[MemoryUse]
     phases: Phases
     track: Callable[..., None]
     show: OnStreamProgress = no_stream_progress
@@ -251,7 +254,7 @@ class StreamedSteps:
     def _chunks(self, wide: Task, steps: int) -> Chunks | None:
         """Return chunks for so many steps; None if the memory or the options allow only smaller ones."""
         try:
-            chunks = chunks_of(self.world, wide, self.sources, self.sinks, self.options, None)
+            chunks = chunks_of(self.world, wide, self.sources, self.sinks, self.options, self.memory)
         except UserError:  # on all ranks alike
             if steps == 1:
                 raise

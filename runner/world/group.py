@@ -17,7 +17,8 @@ from meshrun.runner.comm.checksum.checked import named
 from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import Parts, bounds, parts_of
-from meshrun.runner.region import Array, Shape, overlap, packed
+from meshrun.runner.plan.redistribution import RedistributionPlan
+from meshrun.runner.region import Array, Shape, packed
 
 ELEMENTWISE = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
 
@@ -238,14 +239,8 @@ class Group:
         if len(axes) == 2 and axes[0] % len(whole) == axes[1] % len(whole):
             return block
         before, after = (parts_of(whole, split, self.size) for split in (from_split, to_split))
-        # Each two ranks exchange what the parts of both have in common.
-        mine, wanted, ranks = before[self.rank], after[self.rank], range(self.size)
-        out = self._empty(wanted.shape, block.dtype)
-        with named(self.arrays, "redistribute"):
-            self.exchange(
-                [(rank, block[overlap(mine, after[rank]).slices_in(mine)]) for rank in ranks],
-                [(rank, out[overlap(before[rank], wanted).slices_in(wanted)]) for rank in ranks],
-            )
+        out = self._empty(after[self.rank].shape, block.dtype)
+        move(self, RedistributionPlan(before, after, self.size), block, out)
         return out
 
     def whole_shape(self, block: Array, split: int, **arguments: Any) -> Shape:
@@ -312,6 +307,19 @@ class Group:
 
     def _empty_like(self, array: Array) -> Array:
         return self._empty(tuple(array.shape), array.dtype)
+
+
+def move(group: Group, plan: RedistributionPlan, block: Array, out: Array) -> None:
+    """Fill `out`, this rank's box after a redistribution, from `block`, its box before. Collective.
+
+    Both may have further axes, which are whole.
+    """
+    sends, receives = plan.messages(group.rank)
+    with named(group.arrays, "redistribute"):
+        group.exchange(
+            [(rank, block[cells]) for rank, cells in enumerate(sends)],
+            [(rank, out[cells]) for rank, cells in enumerate(receives)],
+        )
 
 
 def _check_reduction(what: str, dtype: Any, operation: str) -> None:

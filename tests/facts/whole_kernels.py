@@ -55,8 +55,8 @@ def in_blocks(
     wraps: whether cells beyond the array's ends are those at the other end, also cells to compute, of which a
     block has `beyond`; otherwise they have any value.
     """
-    widths = halo_of(program)
-    for first, last in boxes(program.lengths, beyond if wraps else 0):
+    widths, space = halo_of(program), arrays[0].shape[: program.axes]
+    for first, last in boxes(space, beyond if wraps else 0):
         blocks = [block_of(array, first, last, widths) for array in arrays]
         if not wraps:  # cells beyond the array may have any value
             for block, array in zip(blocks, arrays, strict=True):

@@ -34,7 +34,7 @@ def test_messages_in_parts_give_the_same(
     several: World, axes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The redistribution in parts, with packing, messages and transposes on two streams."""
-    monkeypatch.setattr("meshrun.jobs.transforms.in_parts.LEAST", 1)
+    monkeypatch.setattr("meshrun.runner.plan.redistribution.LEAST", 1)
     for turn in range(20):
         array = np.roll(whole((513, 771), "float32"), turn, axis=1)
         block = cupy.asarray(part(array, several, 0))

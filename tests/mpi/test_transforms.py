@@ -39,7 +39,7 @@ def test_transposes_by_every_permutation(world: World, dtype: str) -> None:
 
 def test_redistributions_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of several parts are under way while others are transformed."""
-    monkeypatch.setattr("meshrun.jobs.transforms.in_parts.LEAST", 1)
+    monkeypatch.setattr("meshrun.runner.plan.redistribution.LEAST", 1)
     for name in ("fft", "irfft"):
         cases.transforms(world, name, (12, 13, 10), (0, 1, 2))
     array = whole((29, 6, 17), "float32")

@@ -20,9 +20,12 @@ from meshrun.jobs.airflow.lattice import Lattice
 from meshrun.jobs.airflow.moments import momentum, pressure
 from meshrun.jobs.airflow.observers.field_file import FieldFile, GridField
 from meshrun.runner.arrays.load import stages
-from meshrun.runner.region import Array, HostArray, Region, overlap
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.plan.redistribution import RedistributionPlan
+from meshrun.runner.region import Array, HostArray
 from meshrun.runner.steps.loop import NEVER, next_multiple
 from meshrun.runner.steps.stepper import Stepper
+from meshrun.runner.world.group import Group, move
 from meshrun.runner.world.world import World
 
 
@@ -174,7 +177,12 @@ class Snapshots:
         if file.is_zarr:
             regions = [file.turned(region) for region in self._partition]
             parts = [file.part(rank, region) for rank, region in enumerate(regions)]
-            values = redistribute(stepper, values, regions, parts)
+            mine, (host, plan) = (
+                values,
+                (stepper.world.control, RedistributionPlan(regions, parts, world.size)),
+            )
+            values = np.empty((*part.shape, *mine.shape[len(part.shape) :]), mine.dtype)
+            move(Group(host, host, CpuBackend()), plan, mine, values)
         number = len(self.steps)
         self._pool = self._pool or ThreadPoolExecutor(1, "fields")
         if part.size:
@@ -200,31 +208,3 @@ def count_snapshots(first: int, every: int | None, last: int) -> int:
     if every is None:
         return 1
     return last // every - -(-first // every) + 1 + (last % every != 0)
-
-
-def redistribute(
-    stepper: Stepper, mine: HostArray, regions: Sequence[Region], parts: Sequence[Region]
-) -> HostArray:
-    """Return the values of this rank's part, from the ranks that have them. Collective.
-
-    mine: of this rank's region. regions: of a grid, that each rank has; parts: that each rank needs.
-    """
-    control, rank = stepper.world.control, stepper.world.rank
-    more = mine.shape[len(parts[rank].shape) :]
-    found: HostArray = np.empty((*parts[rank].shape, *more), mine.dtype)
-    sends, receives, places = [], [], []
-    for other in range(control.size):
-        given, taken = overlap(regions[rank], parts[other]), overlap(regions[other], parts[rank])
-        if other == rank:
-            if given.size:
-                found[given.slices_in(parts[rank])] = mine[given.slices_in(regions[rank])]
-            continue
-        if given.size:
-            sends.append((other, np.ascontiguousarray(mine[given.slices_in(regions[rank])])))
-        if taken.size:
-            receives.append((other, np.empty((*taken.shape, *more), mine.dtype)))
-            places.append(taken.slices_in(parts[rank]))
-    control.exchange(sends, receives).wait()
-    for place, (_, values) in zip(places, receives, strict=True):
-        found[place] = values
-    return found

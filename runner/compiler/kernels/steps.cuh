@@ -31,6 +31,9 @@ INLINE int least(int a, int b) { return a < b ? a : b; }
 INLINE int most(int a, int b) { return a > b ? a : b; }
 INLINE constexpr int modulo(int a, int n) { return (a % n + n) % n; }
 
+// Which text: of tiles inside the array, of those at its ends along x (over three axes, along x and y), and of any.
+enum Where { INSIDE, SIDES, EDGES };
+
 // One axis of this rank's part of the array. own: its cells. start: index of the first one in the array of
 // `length` cells. before, after: cells that are valid in memory beside the own ones.
 struct Axis {
@@ -73,23 +76,6 @@ struct Axis {
         return first >= -before && last <= own + after && !beyond(first) && !beyond(last - 1);
     }
 };
-
-// Whether a position is one of low, low + step, ... below high.
-INLINE bool is_within(int position, int low, int high, int step) {
-    return position >= low && position < high && (position - low) % step == 0;
-}
-// The number in a slot of 8 bytes.
-template <typename T> INLINE T scalar(const uint64* slot) {
-#ifdef __CUDACC_RTC__
-    const uint64 value = __ldg(slot);
-#else
-    const uint64 value = *slot;
-#endif
-    if constexpr (sizeof(T) == 8) return numpy::bits<T>(value);
-    else if constexpr (sizeof(T) == 4) return numpy::bits<T>(uint32(value));
-    else if constexpr (sizeof(T) == 2) return numpy::bits<T>(uint16(value));
-    else return numpy::bits<T>(uint8(value));
-}
 
 // Whether one of the places from `first` to before `last` is among the cells near an end, for which conditions on the
 // place differ from those between: `low` and `high` of them.

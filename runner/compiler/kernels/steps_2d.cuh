@@ -21,7 +21,6 @@
 
 namespace steps {
 
-enum Where { INSIDE, SIDES, EDGES };  // which loop: of tiles inside, at an end of the array along x, and any
 constexpr bool SIDES_DIFFER = SIDES_KNOWN && (FILLED || LOW_X + HIGH_X > 0);
 constexpr int SLOTS = 2 * RY + 1;
 constexpr int TILE = LANES * C;
@@ -258,7 +257,7 @@ template <int LEVEL> INLINE void compute_late(const Rows& rows, int here, const 
 template <typename T> INLINE bool too_large(const T (&row)[C]) {
     bool found = false;
     if constexpr (LARGEST > 0 && numpy::Traits<T>::real && sizeof(T) > 2) {
-        constexpr T limit = sizeof(T) == 4 && LARGEST > 0x1p127 ? T(0x1p127) : T(LARGEST);
+        constexpr T limit = T(sizeof(T) == 4 && LARGEST > 0x1p127 ? 0x1p127 : LARGEST);
         UNROLL for (int c = 0; c < C; ++c) found |= numpy::absolute(row[c]) > limit;
     }
     return found;

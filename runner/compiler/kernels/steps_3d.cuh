@@ -264,6 +264,9 @@ INLINE void keep_edge(T (&ring)[SLOTS][CELLS], T (&patch)[CELLS], const Place& a
     if (BOUNDARY != CONSTANT && at_z_edge(at)) fill_planes<LEVEL, (OFFSET >= 0 && LAG > RZ)>(ring, at, OFFSET, here);
 }
 
+// Whether conditions on the place make cells near an end of the array differ.
+constexpr bool ENDS = LOW_Z + HIGH_Z + LOW_Y + HIGH_Y + LOW_X + HIGH_X > 0;
+
 // Write the lane's own cells.
 template <typename T>
 INLINE void store(const T (&patch)[CELLS], T* cell, int64 planes, int pitch, int stride, const Place& at) {
@@ -282,7 +285,7 @@ INLINE void store(const T (&patch)[CELLS], T* cell, int64 planes, int pitch, int
 }
 
 // The generated text.
-template <bool EDGE, int LEVEL>
+template <Where WHERE, int LEVEL>
 INLINE void compute(const Planes& planes, int here, const Place& at, Patch& out);
 
 // Ask for a plane of level 0.
@@ -303,12 +306,13 @@ template <bool EDGE> INLINE void request(Planes& planes, int slot, const Place& 
 #undef X
 }
 
-template <bool EDGE, int LEVEL> INLINE void levels(Planes& planes, int phase, Place at, int first, int last) {
+template <Where WHERE, int LEVEL> INLINE void levels(Planes& planes, int phase, Place at, int first, int last) {
     if constexpr (LEVEL <= K) {
+        constexpr bool EDGE = WHERE != INSIDE;
         at.plane -= LAG;
         const int here = modulo(phase - LEVEL * LAG, SLOTS);
         Patch out;
-        compute<EDGE, LEVEL>(planes, here, at, out);
+        compute<WHERE, LEVEL>(planes, here, at, out);
         if constexpr (LEVEL == 1) request<EDGE>(planes, modulo(phase + 1, SLOTS), at, at.plane + LAG + 1, last);
         if constexpr (LEVEL < K) {
 #define X(n, T, constant)                                                                                       \
@@ -321,7 +325,7 @@ template <bool EDGE, int LEVEL> INLINE void levels(Planes& planes, int phase, Pl
             PLANES(X)
 #undef X
             if constexpr (EARLY && LEVEL == K - 1) arrive(at.memory);
-            levels<EDGE, LEVEL + 1>(planes, phase, at, first, last);
+            levels<WHERE, LEVEL + 1>(planes, phase, at, first, last);
         } else if (at.plane >= first && at.plane < last) {
 #define X(n, T, constant) \
     store(out.w##n, at.all.out##n, at.all.out_planes##n, int(at.all.out_pitch##n), STRIDE##n, at);
@@ -347,7 +351,7 @@ template <int LEVEL> INLINE void fill_levels(Planes& planes, int phase, Place at
 }
 
 // Take over a plane of level 0, compute a plane of each level, and ask for another, SLOTS times.
-template <bool EDGE> INLINE void advance(Planes& planes, const Place& at, int first, int last) {
+template <Where WHERE> INLINE void advance(Planes& planes, const Place& at, int first, int last) {
     UNROLL for (int phase = 0; phase < SLOTS; ++phase) {
         Place now = at;
         now.plane += phase;
@@ -356,14 +360,14 @@ template <bool EDGE> INLINE void advance(Planes& planes, const Place& at, int fi
     if constexpr (SHARED##n >= 0) share<0>(planes.w##n[0][phase], now, SHARED##n, phase);
         PLANES(X)
 #undef X
-        if constexpr (EDGE && RY > 0 && FILLED && BOUNDARY != CONSTANT) {
+        if constexpr (WHERE != INSIDE && RY > 0 && FILLED && BOUNDARY != CONSTANT) {
             if (at.y_edge) {
                 Place before = now;
                 --before.plane;
                 fill_levels<1>(planes, phase, before);
             }
         }
-        levels<EDGE, 1>(planes, phase, now, first, last);
+        levels<WHERE, 1>(planes, phase, now, first, last);
         if constexpr (RY > 0 && !EARLY) arrive(at.memory);
     }
 }
@@ -412,8 +416,9 @@ INLINE void run(const Arguments& all) {
     int high = all.z.own + all.z.after - SLOTS - REACH_Z;
     if (LOW_Z + HIGH_Z > 0) high = least(high, all.z.length - HIGH_Z - all.z.start + LAG - SLOTS + 1);
     NO_UNROLL for (; at.plane < last + K * LAG; at.plane += SLOTS) {
-        if (edge || at.plane < low || at.plane >= high) advance<true>(planes, at, first, last);
-        else advance<false>(planes, at, first, last);
+        if (at.plane < low || at.plane >= high || (edge && !ENDS)) advance<EDGES>(planes, at, first, last);
+        else if (ENDS && edge) advance<SIDES>(planes, at, first, last);
+        else advance<INSIDE>(planes, at, first, last);
     }
 }
 

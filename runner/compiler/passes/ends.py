@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshrun.runner.compiler.operations import INEXACT
-from meshrun.runner.compiler.trace.graph import Extents, Graph, Node, Program
+from meshrun.runner.compiler.trace.graph import Extents, Graph, Node, Program, in_order
 from meshrun.runner.region import Shape
 
 NEAR = 4  # a condition that changes further from an end than this part of an axis stays in the interior
+MOST_VISITED = 20_000  # nodes, each once for each box in which it is wanted
+
+Part = tuple[Node, Shape, Shape]  # a node, and the box in which it is wanted
 
 
 def ends_of(program: Program) -> Extents:
@@ -67,15 +70,6 @@ def specialised(
     """
     done = dict[Node, Node]()
 
-    def decided(node: Node) -> Node:
-        axis, low, high, step = node.value
-        if last[axis] <= low or first[axis] >= high:
-            return graph.constant(False, node.dtype)
-        covered = low <= first[axis] and last[axis] <= high
-        if covered and (step == 1 or last[axis] - first[axis] == 1):
-            return graph.constant((first[axis] - low) % step == 0, node.dtype)
-        return node
-
     # From the results down: what a condition leaves out is not looked at.
     for result in [node for nodes in results for node in nodes]:
         open_nodes = [result]
@@ -84,7 +78,7 @@ def specialised(
             if node in done:
                 open_nodes.pop()
             elif node.op == "inside":
-                done[node] = decided(node)
+                done[node] = _decided(graph, node, first, last)
             elif not node.operands:
                 done[node] = node
             elif node.op == "where" and node.operands[0] not in done:
@@ -112,3 +106,84 @@ def _rebuilt(graph: Graph, node: Node, operands: Sequence[Node]) -> Node:
     if node.op in INEXACT and all(operand.op == "constant" for operand in operands):
         return node
     return graph.operation(node.op, node.dtype, operands, node.line)
+
+
+def narrowed(
+    graph: Graph, results: Sequence[Sequence[Node]], first: Shape, last: Shape
+) -> tuple[tuple[Node, ...], ...]:
+    """Return the results for the places of a box, conditions decided by those around them.
+
+    What a cell has if its place is within one condition is wanted there alone, and so is what it has
+    otherwise, if that is a box, too: conditions in it are decided that are the same for all of its places. An
+    edge that is a copy of the row beside it is then the same expression as that row.
+
+    Parameters
+    ----------
+    graph, results, first, last: as of `specialised`, which does the rest for very large programs.
+    """
+    placed: set[Node] = set()  # those with conditions
+    for node in in_order(node for nodes in results for node in nodes):
+        if node.op == "inside" or not placed.isdisjoint(node.operands):
+            placed.add(node)
+    done = dict[Part, Node]()
+    for result in [node for nodes in results for node in nodes]:
+        waiting: list[Part] = [(result, first, last)]
+        while waiting:
+            if len(done) > MOST_VISITED:
+                return specialised(graph, results, first, last)
+            part = node, low, high = waiting[-1]
+            needed = _needed(graph, part) if part not in done and node in placed else []
+            if missing := [one for one in needed if one not in done]:
+                waiting += missing
+                continue
+            waiting.pop()
+            if node not in placed:
+                done[part] = node
+            elif node.op == "inside":
+                done[part] = _decided(graph, node, low, high)
+            elif len(needed) == 1 < len(node.operands):
+                done[part] = done[needed[0]]
+            elif part not in done:
+                done[part] = _rebuilt(graph, node, [done[one] for one in needed])
+    return tuple(tuple(done[node, first, last] for node in nodes) for nodes in results)
+
+
+def _needed(graph: Graph, part: Part) -> list[Part]:
+    """Return the operands of a node, each with the box in which it is wanted.
+
+    Of a choice that is decided in the whole box, what is chosen alone.
+    """
+    node, low, high = part
+    if node.op != "where" or node.operands[0].op != "inside":
+        return [(operand, low, high) for operand in node.operands]
+    condition, chosen, other = node.operands
+    decided = _decided(graph, condition, low, high)
+    if decided.op == "constant":
+        return [(chosen if decided.value else other, low, high)]
+    within, beside = _sides(condition, low, high)
+    return [(condition, low, high), (chosen, *within), (other, *beside)]
+
+
+def _decided(graph: Graph, node: Node, first: Shape, last: Shape) -> Node:
+    """Return a condition on the place as a constant, if it is the same for all places of a box."""
+    axis, low, high, step = node.value
+    if last[axis] <= low or first[axis] >= high:
+        return graph.constant(False, node.dtype)
+    covered = low <= first[axis] and last[axis] <= high
+    if covered and (step == 1 or last[axis] - first[axis] == 1):
+        return graph.constant((first[axis] - low) % step == 0, node.dtype)
+    return node
+
+
+def _sides(condition: Node, first: Shape, last: Shape) -> tuple[tuple[Shape, Shape], tuple[Shape, Shape]]:
+    """Return the boxes of the places within a condition and of the others, as far as these are boxes."""
+    axis, low, high, step = condition.value
+
+    def box(begin: int, end: int) -> tuple[Shape, Shape]:
+        return (*first[:axis], begin, *first[axis + 1 :]), (*last[:axis], end, *last[axis + 1 :])
+
+    begin, end = first[axis], last[axis]
+    within = box(max(low, begin), min(high, end))
+    if step > 1 or (begin < low and high < end):
+        return within, (first, last)
+    return within, box(high, end) if low <= begin else box(begin, low)

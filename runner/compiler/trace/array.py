@@ -39,6 +39,15 @@ UFUNCS = frozenset(_UFUNCS.split())
 COMPUTABLE = "?bhilqBHILQefdFD"  # NumPy's codes of dtypes
 COMPARISONS = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
 
+REDUCTIONS: Mapping[np.ufunc, Any] = {
+    np.add: np.sum,
+    np.multiply: np.prod,
+    np.maximum: np.max,
+    np.minimum: np.min,
+    np.logical_or: np.any,
+    np.logical_and: np.all,
+}
+
 Nodes = np.ndarray[Any, Any]  # of dtype object: one element along each axis of cells
 Functions = Mapping[Callable[..., Any], Callable[..., Any]]
 
@@ -267,6 +276,18 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
     # NumPy's protocols
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        # What other functions do.
+        if method == "reduce" and ufunc in REDUCTIONS:
+            reduction: Any = REDUCTIONS[ufunc]
+            (out,) = options.pop("out", None) or (None,)
+            return reduction(*inputs, axis=options.pop("axis", 0), out=out, **options)
+        if method == "outer":
+            first, second = (one if isinstance(one, TracedArray) else np.asarray(one) for one in inputs)
+            spread = first[(Ellipsis,) + (None,) * second.ndim]
+            return ufunc(spread, second, **options)
+        if method == "__call__" and ufunc in self._recorder.functions:
+            return self._recorder.functions[ufunc](*inputs, **options)
+
         if method != "__call__" or ufunc.__name__ not in UFUNCS:
             name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
             raise self.untraced(name, ufunc, inputs, options)

@@ -26,8 +26,8 @@ from meshrun.runner.compiler.trace.array import (
     check_computable,
     real_dtype,
 )
+from meshrun.runner.compiler.trace.composites import FUNCTIONS
 from meshrun.runner.compiler.trace.context import TracedContext
-from meshrun.runner.compiler.trace.functions import FUNCTIONS
 from meshrun.runner.compiler.trace.graph import PLACE, Graph, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import Timed, nodes_of

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.functions import FUNCTIONS
+from meshrun.runner.compiler.trace.composites import FUNCTIONS
 
 LARGEST = 4096  # bytes of an array that is compared by its elements
 SCALARS = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis))

@@ -198,7 +198,7 @@ def mean(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims:
 
 
 def _extreme(ufunc: np.ufunc, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return numpy.min or numpy.max, which take no dtype."""
+    """Return numpy.min and the like, which take no dtype."""
     reduce = _reduce(ufunc, function)
 
     def extreme(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False, **options: Any) -> Any:
@@ -227,6 +227,9 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.min: _extreme(np.minimum, np.min),
     np.max: _extreme(np.maximum, np.max),
     np.mean: mean,
+    np.prod: _reduce(np.multiply, np.prod),
+    np.any: _extreme(np.logical_or, np.any),
+    np.all: _extreme(np.logical_and, np.all),
     np.real: lambda val: val.real,
     np.imag: lambda val: val.imag,
     np.angle: angle,

@@ -2,7 +2,8 @@
 
 A traced array is a view of a storage. Each of its axes is an axis of space, along which all cells are
 computed alike and element 0 has a place; or an inner axis, of which each element has nodes of its own. A view
-that took one index along an axis of space has that axis fixed at a position.
+that took one index along an axis of space has that axis fixed at a position. The values of a field at a list
+of points have axes of that list instead (`points`).
 """
 
 from __future__ import annotations
@@ -22,17 +23,28 @@ from meshrun.runner.compiler.trace.array import (
     TracedArray,
     TracedCall,
     check_computable,
-    choose,
     real_dtype,
 )
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import Timed, nodes_of
 from meshrun.runner.compiler.whole.graph import EVERY_SECOND, WholeGraph
+from meshrun.runner.compiler.whole.masks import picked, write_masked
+from meshrun.runner.compiler.whole.points import (
+    MOST_POINTS,
+    Listed,
+    accumulated,
+    listed_axes,
+    picks_points,
+    read_index,
+    with_one_list,
+)
+from meshrun.runner.compiler.whole.sizes import steps_of
 from meshrun.runner.compiler.whole.tables import Line, root_of
 from meshrun.runner.region import Shape
 
 ONE_ROW = "combines one row of an array with all rows of another"
+MOST_REVERSED = 8  # cells of a reversed axis, each of which is an operation of its own
 OTHER_AXES = "combines different axes of arrays"
 
 
@@ -41,7 +53,7 @@ class Along:
     """An axis of an array that is an axis of space.
 
     axis: of space; below 0: of a line that no field has been combined with yet. first: position of element 0.
-    step: positions from one element to the next. length: number of elements.
+    step: positions from one element to the next, below 0 if they are reversed. length: number of elements.
     """
 
     axis: int
@@ -53,6 +65,13 @@ class Along:
     def stop(self) -> int:
         """The position after the last element's."""
         return self.first + self.step * (self.length - 1) + 1
+
+    @property
+    def forward(self) -> Along:
+        """The same positions, in increasing order."""
+        if self.step > 0:
+            return self
+        return self.part(self.length - 1, -1, self.length)
 
     def part(self, first: int, step: int, length: int) -> Along:
         """Return every `step`-th element from `first` on."""
@@ -66,7 +85,7 @@ class Inner:
     length: int
 
 
-Axis = Along | Inner
+Axis = Along | Inner | Listed
 
 
 class Storage:
@@ -119,13 +138,9 @@ class Tracing(TracedCall):
 
     def axes_of(self, shape: Shape) -> tuple[Axis, ...]:
         """Return the axes of a new array: along space where it is as long, from the first axis on."""
-        axes: list[Axis] = []
-        for number, length in enumerate(shape):
-            along = number < len(self.space) and abs(length - self.space[number]) <= 1 and len(axes) == number
-            axes.append(Along(number, 0, 1, length) if along else Inner(length))
-        if not any(isinstance(axis, Along) for axis in axes):
-            return tuple(Inner(length) for length in shape)
-        return tuple(axes)
+        steps = steps_of(shape, self.space)
+        along = [Along(axis, 0, step, n) for axis, (step, n) in enumerate(zip(steps, shape, strict=False))]
+        return (*along, *(Inner(length) for length in shape[len(along) :]))
 
     def filled(self, shape: Any, value: Any, dtype: Any) -> Any:
         """Return numpy.full's result, as a traced array if it has an axis of space."""
@@ -175,11 +190,20 @@ class Tracing(TracedCall):
         does.
         """
         shape = np.broadcast_shapes(*(one.shape for one in operands))
-        operands = [_as_lines(one, operands) for one in operands]
-        layout, moves = Alignment(), [_Moves(one) for one in operands]
+        operands = [self._beside(one, operands) for one in operands]
+        operands = _in_order(operands)
+        nodes = with_one_list(self.graph, [(one._axes, one.read()) for one in operands])
+        layout = Alignment()
+        moves = [_Moves(one, mine) for one, mine in zip(operands, nodes, strict=True)]
         for back in range(len(shape), 0, -1):
             here = [(move, move.operand._axes[-back]) for move in moves if move.operand.ndim >= back]
             along = [(move, axis) for move, axis in here if isinstance(axis, Along)]
+            listed = next((axis for _, axis in here if isinstance(axis, Listed)), None)
+            if listed is not None:
+                if along:
+                    raise NotTraceable("combines points with an axis of a field")
+                layout.axes.append(listed)
+                continue
             if not along:
                 layout.axes.append(Inner(shape[-back]))
                 continue
@@ -201,6 +225,23 @@ class Tracing(TracedCall):
         for move in moves:
             move.check(layout)
         return layout, [move.moved() for move in moves]
+
+    def _beside(self, operand: Whole, others: Sequence[Whole]) -> Whole:
+        """Return an array of NumPy's as it lies beside other operands: along points, or with lines."""
+        array = operand._plain
+        if array is None or operand.shape != array.shape:
+            return operand
+        if any(isinstance(axis, Listed) for other in others for axis in other._axes):
+            return _of_numpy(self, array) if array.size <= MOST_POINTS else operand
+        lines = {
+            operand.ndim - back
+            for other in others
+            for back in range(1, min(operand.ndim, other.ndim) + 1)
+            if other is not operand and isinstance(other._axes[-back], Along) and other.shape[-back] > 1
+        }
+        mine = {number for number, axis in enumerate(operand._axes) if isinstance(axis, Along)}
+        wanted = {axis for axis in lines if array.shape[axis] > 1}
+        return operand if wanted == mine else lifted(self, array, wanted)
 
     def result(self, layout: Alignment, nodes: Nodes, dtype: np.dtype[Any]) -> Whole:
         return made(self, layout.axes, layout.fixed, nodes.reshape(inner_shape(layout.axes)), dtype)
@@ -259,20 +300,12 @@ def likely_lines(space: Shape, array: np.ndarray[Any, Any]) -> list[int]:
     ]
 
 
-def _as_lines(operand: Whole, others: Sequence[Whole]) -> Whole:
-    """Return an array of NumPy's with lines along the axes where other operands have axes of space."""
-    array = operand._plain
-    if array is None or operand.shape != array.shape:
-        return operand
-    lines = {
-        operand.ndim - back
-        for other in others
-        for back in range(1, min(operand.ndim, other.ndim) + 1)
-        if other is not operand and isinstance(other._axes[-back], Along) and other.shape[-back] > 1
-    }
-    mine = {number for number, axis in enumerate(operand._axes) if isinstance(axis, Along)}
-    wanted = {axis for axis in lines if array.shape[axis] > 1}
-    return operand if wanted == mine else lifted(operand._recorder, array, wanted)
+def _of_numpy(recorder: Tracing, array: np.ndarray[Any, Any]) -> Whole:
+    """Return an array of many elements, to be combined with a list of points only."""
+    nodes = [recorder.graph.constant(element, array.dtype) for element in array.ravel()]
+    cells = np.arange(array.size).reshape(array.shape)
+    axes = tuple(Inner(length) for length in array.shape)
+    return Whole(recorder, Storage(nodes, {}), axes, {}, cells, array.dtype)
 
 
 class Whole(TracedArray):
@@ -314,15 +347,15 @@ class Whole(TracedArray):
         raise NotTraceable("uses .flat of an array", "an index per axis")
 
     def is_cells(self, axis: int) -> bool:
-        return isinstance(self._axes[axis], Along)
+        return not isinstance(self._axes[axis], Inner)
 
     def layout(self) -> Alignment:
         return Alignment(list(self._axes), self._fixed)
 
     def read(self) -> Nodes:
         nodes = self.seen(self._stored())
-        places = tuple(number for number, axis in enumerate(self._axes) if isinstance(axis, Along))
-        return np.expand_dims(nodes, places) if places else nodes
+        cells = tuple(number for number, axis in enumerate(self._axes) if not isinstance(axis, Inner))
+        return np.expand_dims(nodes, cells) if cells else nodes
 
     def transposed(self, order: Shape) -> Whole:
         inner = [number for number, axis in enumerate(self._axes) if isinstance(axis, Inner)]
@@ -343,7 +376,14 @@ class Whole(TracedArray):
 
     # Places
 
-    def __getitem__(self, index: Any) -> Whole:
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, Whole) and index.dtype == bool and index.ndim:
+            return picked(self, index)
+        if picks_points(index):
+            target = self._at_points(index)
+            return made(
+                self._recorder, target._axes, {}, target.read().reshape(target._cells.shape), self.dtype
+            )
         axes: list[Axis] = []
         inner: list[Any] = []
         fixed = dict(self._fixed)
@@ -359,18 +399,25 @@ class Whole(TracedArray):
             if isinstance(item, slice):
                 first, last, step = item.indices(axis.length)
                 length = len(range(first, last, step))
+                if isinstance(axis, Listed):
+                    if (first, step, length) != (0, 1, axis.length):
+                        raise NotTraceable("takes part of the points of an array", "shorter index arrays")
+                    axes.append(axis)
+                    continue
                 if isinstance(axis, Inner):
                     axes.append(Inner(length))
                     inner.append(item)
                     continue
-                if step < 0:
-                    raise NotTraceable("reverses an axis of an array")
                 axes.append(axis.part(first, step, length))
                 continue
             at = operator.index(item)
             if not -axis.length <= at < axis.length:
                 what = f"index {at} is out of bounds for axis {number - 1} with size {axis.length}"
                 raise IndexError(what)
+            if isinstance(axis, Listed):
+                raise NotTraceable(
+                    "takes one of the points of an array", "a number for each axis of the field"
+                )
             if isinstance(axis, Inner):
                 inner.append(at)
             else:
@@ -384,10 +431,17 @@ class Whole(TracedArray):
         if isinstance(index, np.ndarray) and index.dtype == bool and index.size > 1:
             index = lifted(recorder, index, range(index.ndim))
         if isinstance(index, Whole) and index.dtype == bool:
-            _write_masked(self, index, value)
+            write_masked(self, index, value)
             return
-        target = self[index]
+        target = self._at_points(index) if picks_points(index) else self[index]
         given = recorder.operand(value, self.dtype)
+        # A view that is reversed is written in order, and what is written is reversed.
+        for back in range(1, target.ndim + 1):
+            axis = target._axes[-back]
+            if isinstance(axis, Along) and axis.step < 0:
+                turned = (Ellipsis, slice(None, None, -1), *[slice(None)] * (back - 1))
+                target = target[turned]
+                given = given[turned] if given.ndim >= back else given
         if not _fits(given.shape, target.shape):
             raise ValueError(
                 f"could not broadcast input array from shape {given.shape} into shape {target.shape}"
@@ -397,17 +451,31 @@ class Whole(TracedArray):
             raise NotTraceable("writes cells of a field into an array that has no axis of it")
         nodes = target.cast(nodes, self.dtype)
         # One element along axes of space; the others as the target's.
-        whole = np.broadcast_to(nodes, tuple(1 if isinstance(a, Along) else a.length for a in target._axes))
+        whole = np.broadcast_to(nodes, tuple(a.length if isinstance(a, Inner) else 1 for a in target._axes))
         line, storage = recorder.line(), self._storage
         conditions = target._conditions()
         before = target._stored()
         after = self.merged(before, whole.reshape(before.shape))
-        for cell, old, new in zip(target._cells.ravel(), before.ravel(), after.ravel(), strict=True):
+        values = graph.written(after.ravel()) if conditions else after.ravel()
+        for cell, old, new in zip(target._cells.ravel(), before.ravel(), values, strict=True):
             chosen = new
             for condition in conditions:
                 chosen = graph.operation("where", old.dtype, (condition, chosen, old), line)
             storage.nodes[cell] = chosen
         storage.changed = True
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if method == "at" and inputs[0] is self:
+            return accumulated(ufunc, *inputs)
+        return super().__array_ufunc__(ufunc, method, *inputs, **options)
+
+    def _at_points(self, index: Any) -> Whole:
+        """Return the array's memory at a list of points."""
+        chosen = read_index(self, index)
+        cells = np.asarray(self._cells[chosen.inner])
+        axes: list[Axis] = [Inner(length) for length in cells.shape]
+        axes[chosen.at : chosen.at] = listed_axes(self._recorder.graph, chosen)
+        return Whole(self._recorder, self._storage, tuple(axes), {}, cells, self.dtype, self._part)
 
     def _stored(self) -> Nodes:
         """Return the nodes of the storage: one for each element of the inner axes."""
@@ -417,6 +485,9 @@ class Whole(TracedArray):
 
     def _conditions(self) -> list[Node]:
         """Return the conditions on the position under which a view has cells; none if it is all of it."""
+        listed = next((axis.points for axis in self._axes if isinstance(axis, Listed)), None)
+        if listed is not None and self._storage.extents:
+            return [self._recorder.graph.point(listed, (0,) * len(self._recorder.space))]
         mine = {axis.axis: axis for axis in self._axes if isinstance(axis, Along)}
         mine |= {axis: Along(axis, at, 1, 1) for axis, at in self._fixed.items()}
         graph, found = self._recorder.graph, []
@@ -424,8 +495,8 @@ class Whole(TracedArray):
             part = mine[number]
             if part.length == 0:
                 found.append(graph.constant(False, np.dtype(bool)))
-            elif part != extent:
-                found.append(graph.inside(number, part.first, part.stop, part.step))
+            elif part.forward != extent:
+                found.append(graph.inside(number, part.forward.first, part.forward.stop, abs(part.step)))
         return found
 
 
@@ -437,15 +508,46 @@ def _fits(shape: Shape, target: Shape) -> bool:
         return False
 
 
+def _in_order(operands: Sequence[Whole]) -> Sequence[Whole]:
+    """Return operands that have no axis of few cells reversed, if others of them have it in order."""
+    found = list(operands)
+    for back in range(1, max(one.ndim for one in operands) + 1):
+        axes = [one._axes[-back] if one.ndim >= back else Inner(1) for one in found]
+        steps = {axis.step > 0 for axis in axes if isinstance(axis, Along) and axis.length > 1}
+        if len(steps) < 2:
+            continue
+        for number, axis in enumerate(axes):
+            if isinstance(axis, Along) and axis.step < 0 and axis.length > 1:
+                found[number] = _turned(found[number], back, axis)
+    return found
+
+
+def _turned(array: Whole, back: int, axis: Along) -> Whole:
+    """Return a copy whose elements along a reversed axis of few cells are at increasing positions."""
+    if axis.length > MOST_REVERSED:
+        raise NotTraceable(
+            "reverses an axis of an array, and combines cells with their mirror images",
+            f"rows that are reversed, of which there may be {MOST_REVERSED}",
+        )
+    axes = list(array._axes)
+    axes[-back] = axis.forward
+    zero = array._recorder.graph.constant(np.zeros((), array.dtype), array.dtype)
+    copied = made(array._recorder, axes, array._fixed, np.full(inner_shape(axes), zero, object), array.dtype)
+    for at in range(axis.length):
+        row = (Ellipsis, slice(at, at + 1), *[slice(None)] * (back - 1))
+        copied[row] = array[row]
+    return copied
+
+
 class _Moves:
     """How an operand is brought to the places of a result.
 
-    nodes: of the operand. shift: positions ahead, per axis of space. names: of its lines, how they meet the
-    axes that they are along in the result.
+    nodes: of the operand, for the result's list of points. shift: positions ahead, per axis of space. names:
+    of its lines, how they meet the axes that they are along in the result.
     """
 
-    def __init__(self, operand: Whole) -> None:
-        self.operand, self.nodes = operand, operand.read()
+    def __init__(self, operand: Whole, nodes: Nodes) -> None:
+        self.operand, self.nodes = operand, nodes
         self.shift = [0] * len(operand._recorder.space)
         self.names: dict[int, Line] = {}
 
@@ -492,15 +594,3 @@ class _Moves:
         renamed = graph.renamed(self.nodes.ravel(), self.names)
         nodes.ravel()[:] = graph.moved(renamed, tuple(self.shift))
         return nodes
-
-
-def _write_masked(array: Whole, mask: Whole, value: Any) -> None:
-    """a[mask] = value, with a number or what has one value for every cell."""
-    if (isinstance(value, Whole) and value.ndim) or (np.ndim(value) > 0 and np.size(value) > 1):
-        raise NotTraceable("writes an array to the cells that a condition picks", "np.where(mask, b, a)")
-    if mask.shape != array.shape[: mask.ndim]:
-        raise IndexError("boolean index did not match indexed array")
-    index = (Ellipsis, *[None] * (array.ndim - mask.ndim))
-    picked = mask[index]
-    typed = array._recorder.operand(value, array.dtype).astype(array.dtype, copy=False)
-    array[...] = choose(picked, typed, array)

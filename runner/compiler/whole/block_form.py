@@ -13,7 +13,9 @@ import numpy as np
 from meshrun.runner.compiler.trace.graph import Extents, Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
-from meshrun.runner.compiler.whole.trace import WholeInput, WholeOutput, WholeProgram, trace_whole
+from meshrun.runner.compiler.whole.point_pass import PointWrites, SeriesPass, point_writes, without_points
+from meshrun.runner.compiler.whole.sizes import MOST_FEWER, unlike_axis
+from meshrun.runner.compiler.whole.trace import WholeInput, WholeProgram, trace_whole
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
@@ -37,9 +39,17 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
     arrays = [
         WholeInput(name, tuple(shape), dtype) for name, (shape, dtype) in zip(job.arrays, inputs, strict=True)
     ]
+    _check_sizes(job, arrays)
     try:
-        services = job.services
-        program = trace_whole(job.function, arrays, parameters, job.output_names, services=services)
+        program = trace_whole(
+            job.function, arrays, parameters, job.output_names, services=job.services, series=job.series
+        )
+        footprints = [program.footprint(number) for number in range(len(program.inputs))]
+        halo = tuple(
+            (max(0, *(one[axis][0] for one in footprints)), max(0, *(one[axis][1] for one in footprints)))
+            for axis in range(len(program.space))
+        )
+        points = point_writes(program.program, halo)
     except NotTraceable as reason:
         line = f", line {reason.line}" if reason.line else ""
         file = job.function.__code__.co_filename if hasattr(job.function, "__code__") else ""
@@ -48,37 +58,36 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
             why=f"it {reason.reason}{f' ({file}{line})' if line else ''}",
             hint=reason.hint,
         ) from reason
-    _check_sizes(job, program)
-    footprints = [program.program.footprint(number) for number in range(len(program.inputs))]
-    halo = tuple(
-        (max(0, *(width[axis][0] for width in footprints)), max(0, *(width[axis][1] for width in footprints)))
-        for axis in range(len(program.space))
-    )
     return replace(
         job,
-        function=BlockFunction(job.function, program.program, halo),
+        function=BlockFunction(job.function, without_points(program.program), halo, points),
         services=frozenset({"here", "xp", "out"}),
         strided_out=True,
         halo=halo,
         boundary="wrap" if any(program.wraps) else "constant",
         out=_types_of(program),
+        sizes=program.sizes,
+        series_pass=SeriesPass.of(program) if program.series else None,
         tape=program.tape,
         arrays=tuple(one.name for one in program.inputs),
         constants=program.constants,
     )
 
 
-def _check_sizes(job: Job, program: WholeProgram) -> None:
-    """Refuse arrays of several sizes along the axes of space."""
-    dimensions = len(program.space)
-    arrays: list[WholeInput | WholeOutput] = [*program.inputs, *program.outputs]
-    for one in arrays:
-        if one.shape[:dimensions] != program.space:
-            raise UserError(
-                f"job {job.name}: {one.name} has another size than the other arrays",
-                got="x".join(map(str, one.shape)),
-                expected="x".join(map(str, program.space)),
-            )
+def _check_sizes(job: Job, arrays: Sequence[WholeInput]) -> None:
+    """Refuse arrays whose lengths along an axis are those of no common grid."""
+    axis = unlike_axis([one.shape for one in arrays])
+    if axis is None:
+        return
+    fields = [one for one in arrays if one.shape]
+    length = max(one.shape[axis] for one in fields)
+    coarse = -(-length // 2)
+    raise UserError(
+        f"job {job.name}: its arrays share no grid along axis {axis}",
+        got=", ".join(f"{one.name} {'x'.join(map(str, one.shape))}" for one in fields),
+        expected=f"beside {length} cells, {length - MOST_FEWER} to {length}, "
+        f"or {coarse - 1} or {coarse} of a grid that is twice as coarse",
+    )
 
 
 def _types_of(program: WholeProgram) -> Callable[..., Any]:
@@ -100,13 +109,20 @@ class BlockFunction:
     Parameters
     ----------
     function: the user's.
-    program: what it computes for each cell.
+    program: what it computes for each cell, but for those that depend on points.
     widths: of the blocks' halo, per grid axis.
+    points: the other cells, which are computed after them; None: there are none.
     """
 
-    def __init__(self, function: Callable[..., Any], program: Program, widths: Extents) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        program: Program,
+        widths: Extents,
+        points: PointWrites | None = None,
+    ) -> None:
         functools.update_wrapper(self, function)
-        self.program, self._widths = program, widths
+        self.program, self.points, self._widths = program, points, widths
         self._pieces: dict[tuple[Shape, Shape], list[UniformBox]] = {}
 
     def __call__(
@@ -123,6 +139,8 @@ class BlockFunction:
             )
             for whole, result in zip(wholes, results, strict=True):
                 whole[cells] = result
+        if self.points is not None:
+            self.points.fill(blocks, wholes, first)
 
     def _pieces_of(self, first: Shape, last: Shape) -> list[UniformBox]:
         """Return the pieces of a block; those of the latest blocks are kept."""

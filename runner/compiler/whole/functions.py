@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace import functions
+from meshrun.runner.compiler.trace import composites
 from meshrun.runner.compiler.trace.array import Functions, choose, common_dtype, recorder_of, stored
 from meshrun.runner.compiler.trace.functions import full_like, slices
+from meshrun.runner.compiler.trace.graph import PLACE, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.whole.array import Along, Inner, Whole, inner_shape, made
+from meshrun.runner.compiler.whole import masks
+from meshrun.runner.compiler.whole.array import Along, Whole, made
+from meshrun.runner.compiler.whole.module import evaluated
+from meshrun.runner.compiler.whole.padding import lengthened, pad
 
 # Shifts
 
-
-def _lengthened(a: Whole, axis: int, before: int, length: int) -> Whole:
-    """Return longer zeros: element `before` along the axis is at the place of a's first."""
-    axes = list(a._axes)
-    along = axes[axis]
-    if isinstance(along, Along):
-        axes[axis] = Along(along.axis, along.first - before * along.step, along.step, length)
-    else:
-        axes[axis] = Inner(length)
-    zero = a._recorder.graph.constant(np.zeros((), a.dtype), a.dtype)
-    return made(a._recorder, axes, a._fixed, np.full(inner_shape(axes), zero, object), a.dtype)
+MOST_WEIGHTS = 11  # of a convolution, which NumPy adds from left to right
 
 
 def _roll(a: Whole, shift: Any, axis: Any = None) -> Any:
@@ -67,7 +61,7 @@ def _concatenate(
     # The longest part stays where it is; the others are beside it.
     longest = max(range(len(arrays)), key=lambda n: (isinstance(arrays[n], Whole), lengths[n]))
     anchor = arrays[longest].astype(kind, copy=False)
-    result = _lengthened(anchor, axis, sum(lengths[:longest]), sum(lengths))
+    result = lengthened(anchor, axis, sum(lengths[:longest]), sum(lengths))
     at = 0
     for one, length in zip(arrays, lengths, strict=True):
         result[slices(traced.ndim, axis, slice(at, at + length))] = recorder.operand(one)
@@ -75,92 +69,178 @@ def _concatenate(
     return stored(result, out)
 
 
-def _pad(array: Whole, pad_width: Any, mode: Any = "constant", **options: Any) -> Any:
-    """numpy.pad, axis after axis as NumPy does it."""
-    if isinstance(pad_width, dict):
-        pad_width = [pad_width.get(axis, 0) for axis in range(array.ndim)]
-    widths = np.broadcast_to(np.asarray(pad_width), (array.ndim, 2)).tolist()
-    if mode not in ("constant", "edge", "reflect", "symmetric", "wrap"):
-        raise NotTraceable(
-            f"pads by mode={mode!r}", "mode 'constant', 'edge', 'reflect', 'symmetric' or 'wrap'"
-        )
-    constants = options.get("constant_values", 0)
-    values = np.broadcast_to(np.asarray(constants, array.dtype), (array.ndim, 2))
-    for name in options.keys() - {"constant_values"}:
-        raise NotTraceable(f"pads with {name}=")
-    found = array
-    for axis, (before, after) in enumerate(widths):
-        if before == after == 0:
-            continue
-        length = found.shape[axis]
-        result = _lengthened(found, axis, before, before + length + after)
-
-        def part(first: int, last: int, axis: int = axis) -> tuple[slice, ...]:
-            return slices(array.ndim, axis, slice(first, last))
-
-        result[part(before, before + length)] = found
-        for at in [*range(before), *range(before + length, before + length + after)]:
-            source = _padded_from(at - before, length, mode)
-            if source is None:
-                result[part(at, at + 1)] = values[axis, 0 if at < before else 1]
-            else:
-                result[part(at, at + 1)] = found[part(source, source + 1)]
-        found = result
-    return found if found is not array else array.copy()
-
-
-def _padded_from(at: int, length: int, mode: str) -> int | None:
-    """Return the element that is copied to place `at` of an array that is padded; None: a constant."""
-    if mode == "constant":
-        return None
-    if mode == "edge":
-        return min(max(at, 0), length - 1)
-    if mode == "wrap":
-        return at % length
-    period = 2 * length if mode == "symmetric" else max(2 * length - 2, 1)
-    at %= period
-    return at if at < length else period - at - (1 if mode == "symmetric" else 0)
-
-
 def _gradient(f: Whole, *spacing: Any, axis: Any = None, edge_order: int = 1) -> Any:
-    """numpy.gradient with constant spacing."""
     given = range(f.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     axes = [number % f.ndim for number in given]
     distances = list(spacing) or [1.0]
-    distances = distances * len(axes) if len(distances) == 1 else distances
+    distances = distances * len(axes) if len(distances) == 1 and np.ndim(distances[0]) == 0 else distances
     if len(distances) != len(axes):
         raise TypeError("invalid number of arguments")
-    if any(np.ndim(one) for one in distances) or any(isinstance(one, Whole) for one in distances):
-        raise NotTraceable("uses numpy.gradient with coordinates", "a constant spacing")
-    kind = f.dtype if f.dtype.kind == "f" else np.dtype(np.float64)
-    values = f if f.dtype.kind == "f" else f.astype(kind)
-    found = []
-    for one, h in zip(axes, distances, strict=True):
+    if edge_order > 2:
+        raise ValueError("'edge_order' greater than 2 not supported")
+    values = f if f.dtype.kind in "fc" else f.astype(np.float64)
+    slopes = [_slope(values, n, h, edge_order) for n, h in zip(axes, distances, strict=True)]
+    return slopes[0] if len(slopes) == 1 else tuple(slopes)
 
-        def at(first: int | None, last: int | None, one: int = one) -> tuple[slice, ...]:
-            return slices(f.ndim, one, slice(first, last))
 
-        result = full_like(values, 0, kind)
-        result[at(1, -1)] = (values[at(2, None)] - values[at(None, -2)]) / (2.0 * h)
-        if edge_order == 1:
-            result[at(0, 1)] = (values[at(1, 2)] - values[at(0, 1)]) / h
-            result[at(-1, None)] = (values[at(-1, None)] - values[at(-2, -1)]) / h
-        else:
-            a, b, c = -1.5 / h, 2.0 / h, -0.5 / h
-            result[at(0, 1)] = a * values[at(0, 1)] + b * values[at(1, 2)] + c * values[at(2, 3)]
-            a, b, c = 0.5 / h, -2.0 / h, 1.5 / h
-            result[at(-1, None)] = a * values[at(-3, -2)] + b * values[at(-2, -1)] + c * values[at(-1, None)]
-        found.append(result)
-    return found[0] if len(found) == 1 else tuple(found)
+def _slope(f: Whole, axis: int, spacing: Any, edge_order: int) -> Whole:
+    """Return numpy.gradient along one axis. spacing: between cells, or the cells' coordinates."""
+
+    def at(first: int | None, last: int | None) -> Any:
+        return f[slices(f.ndim, axis, slice(first, last))]
+
+    def write(first: int | None, last: int | None, value: Any) -> None:
+        result[slices(f.ndim, axis, slice(first, last))] = value
+
+    steps = _steps(spacing, f.shape[axis])
+    result: Whole = full_like(f, 0)
+
+    # Inside: by both neighbours, weighted where the spacing differs.
+    if np.ndim(steps) == 0:
+        write(1, -1, (at(2, None) - at(None, -2)) / (2.0 * steps))
+        first = last = (steps, steps)
+    else:
+        low, high = steps[:-1], steps[1:]
+        weights = (
+            -high / (low * (low + high)),
+            (high - low) / (low * high),
+            low / (high * (low + high)),
+        )
+        shape = [-1 if number == axis else 1 for number in range(f.ndim)]
+        a, b, c = (one.reshape(shape) for one in weights)
+        write(1, -1, a * at(None, -2) + b * at(1, -1) + c * at(2, None))
+        first, last = tuple(steps[:2]), tuple(steps[-2:])
+
+    # At the ends.
+    if edge_order == 1:
+        write(0, 1, (at(1, 2) - at(0, 1)) / first[0])
+        write(-1, None, (at(-1, None) - at(-2, -1)) / last[-1])
+        return result
+    if np.ndim(steps) == 0:
+        a, b, c = -1.5 / steps, 2.0 / steps, -0.5 / steps
+    else:
+        near, far = first
+        a = -(2.0 * near + far) / (near * (near + far))
+        b, c = (near + far) / (near * far), -near / (far * (near + far))
+    write(0, 1, a * at(0, 1) + b * at(1, 2) + c * at(2, 3))
+    if np.ndim(steps) == 0:
+        a, b, c = 0.5 / steps, -2.0 / steps, 1.5 / steps
+    else:
+        far, near = last
+        a, b = near / (far * (far + near)), -(near + far) / (far * near)
+        c = (2.0 * near + far) / (near * (far + near))
+    write(-1, None, a * at(-3, -2) + b * at(-2, -1) + c * at(-1, None))
+    return result
+
+
+def _steps(spacing: Any, length: int) -> Any:
+    """Return the distance of cells; for coordinates with several distances, all of them."""
+    if isinstance(spacing, Whole):
+        if spacing.ndim == 0:
+            return spacing
+        (node,) = spacing.read().ravel()
+        if spacing.ndim != 1 or any(one.op == "load" for one in in_order([node])):
+            raise NotTraceable(
+                "uses numpy.gradient with coordinates that are cells of a field",
+                "a constant spacing, or np.linspace and the like",
+            )
+        spacing = evaluated(node, len(spacing))
+    if np.ndim(spacing) == 0:
+        return spacing
+    coordinates = np.asarray(spacing)
+    if coordinates.ndim != 1:
+        raise ValueError("distances must be either scalars or 1d")
+    if len(coordinates) != length:
+        raise ValueError("when 1d, distances must match the length of the corresponding dimension")
+    steps = np.diff(coordinates if coordinates.dtype.kind in "fc" else coordinates.astype(np.float64))
+    return steps[0] if bool((steps == steps[0]).all()) else steps
+
+
+def _place(a: Whole, axis: int) -> Any:
+    """Return the number of each element along an axis, as a line along it."""
+    along = a._axes[axis]
+    if not isinstance(along, Along):
+        return np.arange(along.length)
+    graph = a._recorder.graph
+    number = graph.place(along.axis, -along.first)
+    if along.step != 1:
+        divisor = graph.constant(along.step, PLACE)
+        number = graph.operation("floor_divide", PLACE, [number, divisor])
+    return made(a._recorder, [along], {}, np.full((), number, object), PLACE)
+
+
+def _triangle(m: Whole, k: int, *, upper: bool) -> Any:
+    """Return numpy.triu or numpy.tril: zeros on one side of a diagonal."""
+    if m.ndim < 2:
+        raise NotTraceable("uses the triangle of a line", "an array of two axes")
+    below = _place(m, m.ndim - 2)[:, None] - _place(m, m.ndim - 1)[None, :] + k
+    zero = m.dtype.type(0)
+    return choose(below <= 0, m, zero) if upper else choose(below >= 0, m, zero)
+
+
+def _convolve(a: Any, v: Any, mode: str = "full") -> Any:
+    """numpy.convolve of a line with few numbers; a sum of shifted lines, in NumPy's order."""
+    if not isinstance(a, Whole) or (isinstance(v, Whole) and v.ndim):
+        a, v = v, a
+    weights = np.zeros(0) if isinstance(v, Whole) else np.asarray(v).reshape(-1)
+    if a.ndim != 1 or not 0 < len(weights) <= MOST_WEIGHTS or len(weights) > len(a):
+        raise NotTraceable(
+            "convolves two fields, or a line with many numbers",
+            f"at most {MOST_WEIGHTS} numbers, or np.fft in a program",
+        )
+    kind = np.result_type(a.dtype, weights.dtype)
+    line, weights = a.astype(kind, copy=False), weights.astype(kind)
+    more = len(weights) - 1
+
+    # Every place at which the line and the numbers overlap.
+    result = lengthened(line, 0, more, len(a) + more)
+    ends = [*range(more), *range(len(a), len(a) + more)]
+    for first, last in [(more, len(a)), *((at, at + 1) for at in ends)]:
+        total: Any = None
+        for shift in range(more, -1, -1):
+            begin = first - shift
+            if last - first == 1 and not 0 <= begin < len(a):
+                continue
+            term = line[begin : begin + last - first] * weights[shift]
+            total = term if total is None else total + term
+        result[first:last] = total
+    if mode == "full":
+        return result
+    cut = more // 2 if mode == "same" else more
+    return result[cut : cut + len(a)] if mode == "same" else result[cut : len(a)]
+
+
+def _stacked(axis: int, least: int) -> Callable[..., Any]:
+    """Return numpy.vstack and the like for arrays of at least so many axes."""
+
+    def join(tup: Sequence[Any], **options: Any) -> Any:
+        if any(np.ndim(one) < least for one in tup):
+            return np.stack(tup, axis, **options) if least == 2 and axis == 0 else np.stack(tup, -1)
+        return np.concatenate(tup, axis, **options)
+
+    return join
+
+
+def _hstack(tup: Sequence[Any], **options: Any) -> Any:
+    return np.concatenate(tup, 0 if np.ndim(tup[0]) == 1 else 1, **options)
 
 
 FUNCTIONS: Functions = {
-    **functions.FUNCTIONS,
+    **composites.FUNCTIONS,
     np.concatenate: _concatenate,
     np.roll: _roll,
-    np.pad: _pad,
+    np.pad: pad,
     np.gradient: _gradient,
-    np.copyto: lambda dst, src, casting="same_kind", where=True: dst.__setitem__(
-        Ellipsis, src if where is True else choose(where, src, dst)
-    ),
+    np.triu: lambda m, k=0: _triangle(m, k, upper=True),
+    np.tril: lambda m, k=0: _triangle(m, k, upper=False),
+    np.convolve: _convolve,
+    np.correlate: lambda a, v, mode="valid": _convolve(a, np.conj(v)[::-1], mode),
+    np.vstack: _stacked(0, 2),
+    np.hstack: _hstack,
+    np.dstack: _stacked(2, 3),
+    np.append: lambda arr, values, axis=None: np.concatenate([arr, values], 0 if axis is None else axis),
+    np.copyto: masks.copyto,
+    np.putmask: masks.putmask,
+    np.place: masks.place,
+    np.piecewise: masks.piecewise,
 }

@@ -1,8 +1,8 @@
 """Nodes of whole arrays: values per position in space, and conditions on the position.
 
 All arrays of a function share one space, whose positions along an axis are counted from 0. A node is a value
-per position p. A load reads an input at the position plus an offset. Offsets count around the input's end:
-what lies n - 1 cells ahead of n is the cell before.
+per position p. A load reads an input at the position plus an offset. Offsets count around the end of space:
+what lies n - 1 positions ahead of n is the one before.
 """
 
 from __future__ import annotations
@@ -12,29 +12,40 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.graph import Graph, Node, Offset, in_order
+from meshrun.runner.compiler.trace.graph import BOOL, Graph, Node, Offset, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.tables import Line, spread
 from meshrun.runner.region import HostArray, Shape
 
 EVERY_SECOND = "combines every cell with every second one"
+POSITIONED = ("load", "place", "inside", "point", "pick", "table")  # leaves that depend on the position
 
 
 class WholeGraph(Graph):
     """Make nodes of whole arrays.
 
-    lengths: of each input, its cells along each axis of space; 0 along an axis that it does not have. wraps:
-    of each input, the axes along which some load counts around its end. space: cells along each axis.
+    Further leaves, of lists of points:
+
+    point   whether the position plus a shift is one of a list
+    pick    what a list has for the point at the position plus a shift, for the last one if it is repeated;
+            without a shift, for the point itself, where values are those of a list
 
     A leaf "table" is an element of a table: input is its number, value has the axis of space that each of its
     axes is along, or a line below 0, and offset how far ahead it is read along each. `loaded` makes loads of
     them, of further inputs.
+
+    points: the positions of each list. picked: constants or nodes for each point of a list, of `pick`.
+    lengths: of each input, the positions along each axis of space; 0 along an axis that it does not have.
+    space: positions along each axis. wraps: of each input, the axes along which some load counts around the
+    end of space.
     """
 
-    def __init__(self, lengths: Sequence[Shape], space: Shape = ()) -> None:
+    def __init__(self, lengths: Sequence[Shape], space: Shape) -> None:
         super().__init__()
         self.lengths, self.space = list(lengths), space
         self.wraps: list[set[int]] = [set() for _ in lengths]
+        self.points: list[HostArray] = []
+        self.picked: list[HostArray | tuple[Node, ...]] = []
         self.tables: list[HostArray] = []
         self._spread: dict[Any, HostArray] = {}
 
@@ -69,6 +80,59 @@ class WholeGraph(Graph):
             return self.load_at(first + used.index((node.input, node.value)), node.dtype, tuple(offset))
 
         return self._rewritten(wanted, leaf), [(self.tables[number], axes) for number, axes in used]
+
+    def list_points(self, positions: HostArray) -> int:
+        """Return the number of a list of points. positions: (points, axes of space)."""
+        for number, known in enumerate(self.points):
+            if known.shape == positions.shape and bool((known == positions).all()):
+                return number
+        self.points.append(positions)
+        return len(self.points) - 1
+
+    def point(self, points: int, shift: Offset) -> Node:
+        return self._node(("point", points, shift), lambda: Node("point", BOOL, value=(points, shift)))
+
+    def pick(self, points: int, values: Sequence[Node]) -> Node:
+        """Return a leaf. values: of each point of the list; they depend on no position."""
+        if all(value is values[0] for value in values):
+            return values[0]
+        constant = all(value.op == "constant" for value in values)
+        kind = values[0].dtype
+        self.picked.append(np.array([one.value for one in values], kind) if constant else tuple(values))
+        return self._pick(points, len(self.picked) - 1, None, kind)
+
+    def _pick(self, points: int, number: int, shift: Offset | None, dtype: np.dtype[Any]) -> Node:
+        key = "pick", points, number, shift
+        return self._node(key, lambda: Node("pick", dtype, value=(points, number, shift)))
+
+    def for_other_list(self, nodes: Iterable[Node], other: int, shift: Offset) -> list[Node]:
+        """Return the values at a list's points for those of another list, which lie `shift` before them."""
+
+        def leaf(node: Node) -> Node:
+            if node.op == "pick" and node.value[2] is None:
+                return self._pick(other, node.value[1], None, node.dtype)
+            return self._moved_leaf(node, shift)
+
+        return self._rewritten(nodes, leaf)
+
+    def written(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return the values of a list's points as those of the cells that they are written to."""
+
+        def leaf(node: Node) -> Node:
+            if node.op != "pick" or node.value[2] is not None:
+                return node
+            points, number, _ = node.value
+            return self._pick(points, number, (0,) * self.points[points].shape[1], node.dtype)
+
+        return self._rewritten(nodes, leaf)
+
+    def without_points(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return the values at positions that are none of any list."""
+        return self._rewritten(nodes, lambda node: self.constant(False, BOOL) if node.op == "point" else node)
+
+    def vary(self, nodes: Iterable[Node]) -> bool:
+        """Return whether values differ from position to position."""
+        return any(node.op in POSITIONED for node in in_order(nodes))
 
     def load_at(self, number: int, dtype: np.dtype[Any], offset: Offset, component: int = 0) -> Node:
         """Return a load. Its offset is brought to the nearest of those that lead to the same cell."""
@@ -133,6 +197,14 @@ class WholeGraph(Graph):
         if node.op == "load":
             offset = tuple(a + b for a, b in zip(node.offset, shift, strict=True))
             return self.load_at(node.input, node.dtype, offset, node.component)
+        if node.op in ("point", "pick"):
+            at = node.value[-1]
+            assert at is not None
+            further = tuple(a + b for a, b in zip(at, shift, strict=True))
+            if node.op == "point":
+                return self.point(node.value[0], further)
+            points, number, _ = node.value
+            return self._pick(points, number, further, node.dtype)
         if node.op == "table":
             pairs = zip(node.value, node.offset, strict=True)
             starts = [at + (shift[axis] if axis >= 0 else 0) for axis, at in pairs]
@@ -148,7 +220,7 @@ class WholeGraph(Graph):
     def _rewritten(self, nodes: Iterable[Node], leaf: Any) -> list[Node]:
         wanted, done = list(nodes), dict[Node, Node]()
         for node in in_order(wanted):
-            if node.op in ("load", "place", "inside", "table"):
+            if node.op in POSITIONED:
                 done[node] = leaf(node)
             elif node.op in ("constant", "scalar"):
                 done[node] = node
@@ -161,6 +233,8 @@ class WholeGraph(Graph):
         """Return whether values differ from position to position along an axis."""
         for node in in_order(nodes):
             if node.op == "load" and self.lengths[node.input][axis]:
+                return True
+            if node.op in ("point", "pick"):
                 return True
             if node.op in ("place", "inside") and node.value[0] == axis:
                 return True

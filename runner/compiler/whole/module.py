@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.array import choose
+from meshrun.runner.compiler.trace.composites import take
 from meshrun.runner.compiler.trace.context import TracedContext
 from meshrun.runner.compiler.trace.graph import PLACE, Node, compute, in_order
 from meshrun.runner.compiler.trace.rebound import FunctionCopies
@@ -21,7 +22,7 @@ from meshrun.runner.region import Shape
 
 MADE = (
     "zeros", "empty", "ones", "full", "asarray", "ascontiguousarray", "array", "arange", "linspace",
-    "meshgrid", "indices", "fromfunction", "ogrid", "mgrid",
+    "meshgrid", "indices", "take", "fromfunction", "ogrid", "mgrid",
 )  # fmt: skip
 
 
@@ -102,7 +103,7 @@ class Module:
         place = made(recorder, [Along(number, 0, 1, len(values))], {}, node, PLACE)
         line = computed(place)
         (found,) = line._storage.nodes
-        same = _evaluated(found, len(values))
+        same = evaluated(found, len(values))
         if same.dtype != values.dtype or same.tobytes() != values.tobytes():
             return values
         return line
@@ -127,8 +128,16 @@ class Module:
         frame = self._zeros(shape, bool)
         return [choose(frame, one, one) for one in spread]
 
-    def _fromfunction(self, function: Any, shape: Any, *, dtype: Any = float, **options: Any) -> Any:
-        return function(*self._indices(shape, dtype=dtype), **options)
+    def _take(self, a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Any:
+        # NumPy's protocol does not look at the indices.
+        if isinstance(indices, Whole) or isinstance(a, Whole):
+            return take(a, indices, axis, out, mode)
+        return np.take(a, indices, axis, out, mode)  # type: ignore[call-overload]
+
+    def _fromfunction(
+        self, function: Callable[..., Any], shape: Any, *, dtype: Any = float, **options: Any
+    ) -> Any:
+        return function(*self._indices(shape, dtype), **options)
 
     @property
     def _ogrid(self) -> Grid:
@@ -156,7 +165,7 @@ class Module:
         return tuple(found) if sparse else np.stack(found)
 
 
-def _evaluated(node: Node, length: int) -> np.ndarray[Any, Any]:
+def evaluated(node: Node, length: int) -> np.ndarray[Any, Any]:
     """Return the values of a node that depends on one place alone."""
     values: dict[Node, Any] = {}
     for one in in_order([node]):

@@ -112,14 +112,15 @@ def compute_piece(
         elif xp is np:
             values[node] = compute(node.op, node.dtype, [values[one] for one in node.operands])
         else:
-            values[node] = _on_device(xp, node, [values[one] for one in node.operands])
+            values[node] = on_device(xp, node, [values[one] for one in node.operands])
     return [
         _stacked(xp, [values[node] for node in result], output.trailing, shape, output.dtype)
         for output, result in zip(program.outputs, piece.results, strict=True)
     ]
 
 
-def _on_device(xp: ModuleType, node: Node, values: Sequence[Any]) -> Any:
+def on_device(xp: ModuleType, node: Node, values: Sequence[Any]) -> Any:
+    """Compute one operation by CuPy."""
     if node.op == "complex":
         return joined(xp, node.dtype, *values)
     if node.op == "cast":

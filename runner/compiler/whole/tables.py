@@ -55,10 +55,7 @@ def spread(root: HostArray, axis: int, start: int, line: Line, length: int) -> H
     start: element of the table with which the line begins. length: of space.
     """
     shape: Shape = (*root.shape[:axis], length, *root.shape[axis + 1 :])
-    found = np.zeros(shape, root.dtype)
-    taken, put = [slice(None)] * root.ndim, [slice(None)] * root.ndim
-    first, last = start + line.first, line.length - 1
-    taken[axis] = slice(first, first + line.step * last + 1, line.step)
-    put[axis] = slice(line.there, line.there + line.step_there * last + 1, line.step_there)
-    found[tuple(put)] = root[tuple(taken)]
+    found, elements = np.zeros(shape, root.dtype), np.arange(line.length)
+    taken = np.take(root, start + line.first + line.step * elements, axis)
+    np.moveaxis(found, axis, 0)[line.there + line.step_there * elements] = np.moveaxis(taken, axis, 0)
     return found

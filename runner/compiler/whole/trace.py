@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.passes.ends import narrowed
 from meshrun.runner.compiler.trace.function_key import key_of
-from meshrun.runner.compiler.trace.graph import Node, Operand, Program
+from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.trace.timed import StepTape, given_of
 from meshrun.runner.compiler.trace.trace import first_difference
@@ -24,10 +25,13 @@ from meshrun.runner.compiler.whole.constants import Constant, as_space, constant
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.module import Module, WholePlace, rebound
+from meshrun.runner.compiler.whole.points import Listed
+from meshrun.runner.compiler.whole.sizes import only_own, space_of, subgrid_of
 from meshrun.runner.job.signature import STEP
-from meshrun.runner.region import Shape
+from meshrun.runner.region import HostArray, Shape, Sizes, Subgrid
 
-LEAST_FACES = 8  # cells of an axis of which another array may have one more or one less
+# The function's keywords, the services that it takes, and the names of its fields and series.
+Given = tuple[dict[str, Any], Collection[str], tuple[Sequence[str], Sequence[str]]]
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,34 @@ class WholeInput:
 
 @dataclass(frozen=True, eq=False)
 class WholeOutput:
-    """An array that a function returns. nodes: per component, in C order of the axes after those of space."""
+    """An array that a function returns.
+
+    nodes: per component, in C order of the axes after those of space; zero at positions where the array has
+    no cell. every: per axis of space, positions from one of its cells to the next.
+    """
 
     name: str
     shape: Shape
     dtype: np.dtype[Any]
     nodes: tuple[Node, ...]
+    every: Shape
+
+
+@dataclass(frozen=True, eq=False)
+class WholeSeries:
+    """A short array that a function returns: the values of fields at points, or numbers.
+
+    nodes: per component. positions: at which they are computed, (points, axes of space). listed: shape of the
+    list's index arrays; at: the axis of the series before which these axes are.
+    """
+
+    name: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    nodes: tuple[Node, ...]
+    positions: HostArray
+    listed: Shape
+    at: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +80,9 @@ class WholeProgram:
     """What a function of whole arrays computes at each position.
 
     space: lengths of the axes that are split. wraps: of each input, the axes of space along which it is read
-    around its end. changed: the inputs that the function changes, by number. tape: what is computed for each
-    step. constants: the last inputs, which the function does not take.
+    around the end of space. changed: the inputs that the function changes, by number. series: results that
+    are no fields. tape: what is computed for each step. constants: the last inputs, which the function does
+    not take.
     """
 
     space: Shape
@@ -63,6 +90,7 @@ class WholeProgram:
     outputs: tuple[WholeOutput, ...]
     graph: WholeGraph
     changed: tuple[int, ...]
+    series: tuple[WholeSeries, ...] = ()
     tape: StepTape = field(default_factory=StepTape)
     constants: tuple[Constant, ...] = ()
 
@@ -72,9 +100,11 @@ class WholeProgram:
         dimensions = len(self.space)
         inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.inputs)
         outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.outputs)
-        results = tuple(one.nodes for one in self.outputs)
-        graph, tape = self.graph, self.tape
-        return Program(dimensions, inputs, outputs, results, graph, lengths=self.space, tape=tape)
+        results = narrowed(self.graph, [one.nodes for one in self.outputs], (0,) * dimensions, self.space)
+        program = Program(
+            dimensions, inputs, outputs, results, self.graph, lengths=self.space, tape=self.tape
+        )
+        return program if program.has_places else replace(program, lengths=())
 
     @property
     def fingerprint(self) -> tuple[str, ...]:
@@ -89,21 +119,23 @@ class WholeProgram:
     def wraps(self) -> list[set[int]]:
         return self.graph.wraps
 
+    @property
+    def sizes(self) -> Sizes | None:
+        """Where the arrays' cells lie; None if each has a cell at each position."""
+        inputs = tuple(subgrid_of(one.shape, self.space) for one in self.inputs)
+        outputs = tuple(Subgrid(one.shape, one.every) for one in self.outputs)
+        if all(one.fills(self.space) for one in (*inputs, *outputs)):
+            return None
+        return Sizes(self.space, inputs, outputs)
 
-def space_of(inputs: Sequence[WholeInput]) -> Shape:
-    """Return the lengths of the axes that all fields share, from the first on.
-
-    An array of faces has one cell more than one of cells; space is as long as the longer one. An input
-    without axes belongs to no field.
-    """
-    shapes = [one.shape for one in inputs if one.shape]
-    space: list[int] = []
-    for lengths in zip(*shapes, strict=False):
-        near = max(lengths) - min(lengths) <= 1 and min(lengths) >= LEAST_FACES
-        if len(set(lengths)) > 1 and not near:
-            break
-        space.append(max(lengths))
-    return tuple(space)
+    def footprint(self, number: int) -> Extents:
+        """Return how far from the own position an input is read, per axis: cells before and after."""
+        fields = self.program.footprint(number)
+        if not self.series:
+            return fields
+        results = tuple(one.nodes for one in self.series)
+        pairs = zip(fields, replace(self.program, results=results).footprint(number), strict=True)
+        return tuple((max(a[0], b[0]), max(a[1], b[1])) for a, b in pairs)
 
 
 def trace_whole(
@@ -112,6 +144,7 @@ def trace_whole(
     parameters: dict[str, Any],
     names: Sequence[str] = ("output",),
     axes: Sequence[int] | None = None,
+    series: Sequence[str] = (),
     services: Collection[str] = (),
 ) -> WholeProgram:
     """Return what `function` computes at each position. Raises NotTraceable, with the line.
@@ -124,18 +157,19 @@ def trace_whole(
     names: of the results.
     axes: number of the axes that are split, from the first on. None: those that all inputs share.
     services: the function's parameters that the runner passes to it, of `step`, `xp` and `here`.
+    series: names of further results, which are no fields.
     """
-    program = _traced(function, inputs, parameters, names, axes, services)
+    given = parameters, services, (names, series)
+    program = _in_space(function, inputs, given, axes)
     if key_of([function, parameters]) is None:  # it may read anything, such as random numbers
-        again = _traced(function, inputs, parameters, names, axes, services)
+        again = _in_space(function, inputs, given, axes)
         if program.fingerprint != again.fingerprint:
             reason = NotTraceable(
                 "computes something else at each call, with numpy.random or a variable that it changes",
                 "here.uniform(seed, step) for random numbers, an input or a parameter for others",
             )
-            reason.line = first_difference(program.program, again.program) or _line_of_constants(
-                program, again
-            )
+            line = first_difference(program.program, again.program)
+            reason.line = line or _line_of_constants(program, again)
             raise reason
     return program
 
@@ -148,21 +182,35 @@ def _line_of_constants(one: WholeProgram, other: WholeProgram) -> int:
     return next((node.line for node in users if node.line), 0)
 
 
+def _in_space(
+    function: Callable[..., Any],
+    inputs: Sequence[WholeInput],
+    given: Given,
+    axes: Sequence[int] | None,
+) -> WholeProgram:
+    """Return what the function computes in a space as long as its longest array."""
+    space = space_of([one.shape for one in inputs])
+    if axes is not None:
+        space = tuple(space[axis] for axis in axes)
+    program = _traced(function, inputs, given, space)
+    # Space is as long as the longest array: a result may have faces at both ends.
+    shapes = [(*one.shape[: len(space)], *space[len(one.shape) :]) for one in program.outputs]
+    longest = tuple(max(lengths) for lengths in zip(space, *shapes, strict=True))
+    if longest != space:
+        program = _traced(function, inputs, given, longest)
+    return program
+
+
 def _traced(
     function: Callable[..., Any],
     inputs: Sequence[WholeInput],
-    parameters: dict[str, Any],
-    names: Sequence[str],
-    axes: Sequence[int] | None,
-    services: Collection[str],
+    given: Given,
+    space: Shape,
 ) -> WholeProgram:
-    """Call the function once; see `trace_whole`."""
-    space = space_of(inputs)
-    if axes is not None:
-        space = tuple(space[axis] for axis in axes)
+    """Return what the function computes at each position of so long a space."""
+    parameters, services, names = given
     dimensions = len(space)
-    lengths = [tuple(one.shape[:dimensions]) if one.shape else (0,) * dimensions for one in inputs]
-    graph = WholeGraph(lengths, space)
+    graph = WholeGraph([space if one.shape else (0,) * dimensions for one in inputs], space)
     recorder = Tracing(function, graph, space, FUNCTIONS)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     module = Module(recorder)
@@ -170,20 +218,27 @@ def _traced(
     served = {STEP: recorder.tape.step, "xp": module, "here": here}
     known = given_of(recorder.tape, parameters) | {name: served[name] for name in services}
     with refused_with_line(function):
-        returned = rebound(function, module, tables=bool({STEP, "here"} & {*services}))(*arrays, **known)
-        outputs = _outputs(recorder, returned, arrays, inputs, names)
-    outputs, constants = _with_loads(function, graph, space, outputs, inputs)
+        tables = bool({STEP, "here"} & {*services})
+        returned = rebound(function, module, tables=tables)(*arrays, **known)
+        fields, numbers = _separate(returned, arrays, *names)
+        outputs = _outputs(recorder, fields, names[0])
+        series = [_series(recorder, name, one) for name, one in zip(names[1], numbers, strict=True)]
+    outputs, series, constants = _with_loads(function, graph, outputs, series, inputs)
     inputs = [*inputs, *(WholeInput(one.name, space, one.values.dtype) for one in constants)]
     changed = tuple(number for number, one in enumerate(arrays) if one._storage.changed)
-    program = WholeProgram(space, tuple(inputs), tuple(outputs), graph, changed, recorder.tape, constants)
-    recorder.tape.keep(program.program.scalars)
+    program = WholeProgram(
+        space, tuple(inputs), tuple(outputs), graph, changed, tuple(series), recorder.tape, constants
+    )
+    recorder.tape.keep(max(program.program.scalars, _scalars_of(series)))
     return program
 
 
 def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
     """Return the stand-in of an input."""
     dimensions = len(recorder.space)
-    axes: list[Axis] = [Along(axis, 0, 1, n) for axis, n in enumerate(one.shape[:dimensions])]
+    subgrid = subgrid_of(one.shape, recorder.space)
+    pairs = zip(subgrid.every, one.shape[:dimensions], strict=True)
+    axes: list[Axis] = [Along(axis, 0, step, n) for axis, (step, n) in enumerate(pairs)]
     axes += [Inner(length) for length in one.shape[dimensions:]]
     nodes = np.empty(inner_shape(axes), object)
     for component in range(math.prod(nodes.shape)):
@@ -195,43 +250,81 @@ def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
 def _with_loads(
     function: Callable[..., Any],
     graph: WholeGraph,
-    space: Shape,
     outputs: Sequence[WholeOutput],
+    series: Sequence[WholeSeries],
     inputs: Sequence[WholeInput],
-) -> tuple[list[WholeOutput], tuple[Constant, ...]]:
+) -> tuple[list[WholeOutput], list[WholeSeries], tuple[Constant, ...]]:
     """Return the results with loads in place of the elements of tables, which become further inputs."""
-    nodes, tables = graph.loaded(node for output in outputs for node in output.nodes)
+    every = [one.nodes for one in outputs] + [one.nodes for one in series]
+    nodes, tables = graph.loaded(node for nodes in every for node in nodes)
     left = iter(nodes)
-    found = [replace(output, nodes=tuple(next(left) for _ in output.nodes)) for output in outputs]
-    return found, tuple(constants_of(function, tables, space, [one.name for one in inputs]))
+    fields = [replace(one, nodes=tuple(next(left) for _ in one.nodes)) for one in outputs]
+    numbers = [replace(one, nodes=tuple(next(left) for _ in one.nodes)) for one in series]
+    taken = [one.name for one in inputs]
+    return fields, numbers, tuple(constants_of(function, tables, graph.space, taken))
 
 
-def _outputs(
-    recorder: Tracing,
-    returned: Any,
-    arrays: Sequence[Whole],
-    inputs: Sequence[WholeInput],
-    names: Sequence[str],
-) -> list[WholeOutput]:
-    """Return the results: what the function returned, or the inputs that it changed."""
-    if returned is None:
-        returned = [one for one in arrays if one._storage.changed]
-        if not returned:
+def _scalars_of(series: Sequence[WholeSeries]) -> int:
+    """Return the number of slots that series read."""
+    nodes = in_order(node for one in series for node in one.nodes)
+    return max((node.value + 1 for node in nodes if node.op == "scalar"), default=0)
+
+
+def _separate(
+    returned: Any, arrays: Sequence[Whole], names: Sequence[str], series: Sequence[str]
+) -> tuple[list[Any], list[Any]]:
+    """Return the fields and the series among what a function returned: its last results are the series.
+
+    One that returns no fields has those that it changed.
+    """
+    found = list(returned) if isinstance(returned, (tuple, list)) else [] if returned is None else [returned]
+    if len(found) == len(series):
+        changed = [one for one in arrays if one._storage.changed]
+        if not changed:
             raise NotTraceable("returns nothing and changes none of its arrays")
-    found = list(returned) if isinstance(returned, (tuple, list)) else [returned]
-    if len(found) != len(names):
-        raise NotTraceable(f"returns {len(found)} results, not {len(names)}")
+        found = [*changed, *found]
+    if len(found) != len(names) + len(series):
+        raise NotTraceable(f"returns {len(found)} results, not {len(names) + len(series)}")
+    return found[: len(names)], found[len(names) :]
+
+
+def _series(recorder: Tracing, name: str, value: Any) -> WholeSeries:
+    """Return a result that is no field."""
+    one = recorder.operand(value)
+    if any(isinstance(axis, Along) for axis in one._axes):
+        raise NotTraceable(
+            f"returns a field of shape {one.shape} as the series {name}",
+            "its values at points, such as u[ys, xs]",
+        )
+    graph, listed = recorder.graph, [axis for axis in one._axes if isinstance(axis, Listed)]
+    nodes = tuple(one.read().ravel())
+    if listed:
+        positions, shape = graph.points[listed[0].points], tuple(axis.length for axis in listed)
+        at = next(number for number, axis in enumerate(one._axes) if isinstance(axis, Listed))
+        return WholeSeries(name, one.shape, one.dtype, nodes, positions, shape, at)
+    # One point, or none: a number has one value everywhere.
+    if set(one._fixed) != set(range(len(recorder.space))) and graph.vary(nodes):
+        raise NotTraceable(
+            f"returns one row of a field as the series {name}", "a number for each axis: u[5, 7]"
+        )
+    position = np.array([[one._fixed.get(axis, 0) for axis in range(len(recorder.space))]])
+    return WholeSeries(name, one.shape, one.dtype, nodes, position, (), 0)
+
+
+def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> list[WholeOutput]:
+    """Return the results that are fields."""
     outputs = []
-    for name, result in zip(names, found, strict=True):
+    for name, result in zip(names, fields, strict=True):
         one = as_space(recorder, result)
         if not isinstance(one, Whole) or one._recorder is not recorder:
             raise NotTraceable(f"returns a {type(one).__name__} that does not come from its arrays")
         along = [axis for axis in one._axes if isinstance(axis, Along)]
-        places = [(axis.axis, axis.step) for axis in along]
-        if one._fixed or places != [(axis, 1) for axis in range(len(recorder.space))]:
+        if one._fixed or [axis.axis for axis in along] != [*range(len(recorder.space))]:
             raise NotTraceable("returns an array without the axes of its inputs")
         # A result begins at position 0: move what was cut from the middle of a field.
         shift = tuple(axis.first for axis in along)
         nodes = recorder.graph.moved(one.read().ravel(), shift)
-        outputs.append(WholeOutput(name, one.shape, one.dtype, tuple(nodes)))
+        every = tuple(axis.step for axis in along)
+        own = only_own(recorder.graph, nodes, Subgrid(one.shape, every), recorder.space)
+        outputs.append(WholeOutput(name, one.shape, one.dtype, tuple(own), every))
     return outputs

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from meshrun.runner.arrays.several_sizes import open_sinks
 from meshrun.runner.compiler.result_type import result_types
 from meshrun.runner.errors import UserError
 from meshrun.runner.maps.streamed.halving import does_not_fit
@@ -29,7 +30,7 @@ from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.plan.window import Window
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.spelling import option
-from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, first_serial, open_sink
+from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, first_serial
 from meshrun.runner.storage.paths import KEPT, split
 from meshrun.runner.system.host_memory import host_memory
 from meshrun.runner.world.world import World
@@ -75,8 +76,7 @@ def serial_file(task: Task, sources: Sequence[Source], targets: Sequence[Path]) 
 
 def _serial_sink(task: Task, targets: Sequence[Path]) -> Path | None:
     """Return the first output that one rank writes whole; None if there is none."""
-    pairs = zip(targets, task.known, strict=True)
-    return first_serial(open_sink(target, *known, KEPT) for target, known in pairs)
+    return first_serial(open_sinks(task, targets, KEPT))
 
 
 def file_chunks(sources: Sequence[Source | Sink]) -> Shape | None:
@@ -111,12 +111,13 @@ def chunks_of(
     sources: Sequence[Source],
     sinks: Sequence[Sink],
     options: StreamOptions,
-    rows: int | None,
+    memory: Sequence[MemoryUse],
+    rows: int | None = None,
 ) -> Chunks:
-    """Return the chunks of `task.partition`, the same on every rank. Collective.
+    """Return the chunks of `task.partition`, the same on every rank.
 
-    rows: rows of an unfinished run's chunks, which are kept. Raises UserError if not even the smallest chunk
-    fits.
+    memory: what each rank may use. rows: rows of an unfinished run's chunks, which are kept. Raises UserError
+    if not even the smallest chunk fits.
     """
     chunked = [sink for sink in sinks if sink.chunks]
     if chunked and math.prod(task.partition.grid) > 1:
@@ -126,9 +127,8 @@ def chunks_of(
             hint=f"no {option('grid')}",
             everywhere=True,
         )
-    everyone = world.control.allgather(world.collective_call(lambda: limits(world, options)))
     files = Files(source_chunks=file_chunks(sources), sink_chunks=_common_rows(sinks))
-    facts = Facts(world.size, world.backend.asynchronous, least(everyone), files)
+    facts = Facts(world.size, world.backend.asynchronous, least(memory), files)
     return plan_chunks(task, facts, options, rows)
 
 

@@ -71,16 +71,15 @@ def process_chunks(
             finished=finished,
             idle=counters.progress if counters else _nothing,
         )
-    warn_of_shortages(world, engine)
-    everyone = world.control.allgather((queue.own, queue.taken_over))
+    everyone = world.control.allgather((queue.own, queue.taken_over, [*engine.shortages]))
+    warn_of_shortages(world, engine, [shortages for _, _, shortages in everyone])
     if counters is not None:
         counters.close()
-    return everyone
+    return [(own, taken_over) for own, taken_over, _ in everyone]
 
 
-def warn_of_shortages(world: World, engine: Engine) -> None:
-    """Warn of what did not fit the devices' memory. Collective."""
-    everyone = world.control.allgather([*engine.shortages])
+def warn_of_shortages(world: World, engine: Engine, everyone: Sequence[Sequence[str]]) -> None:
+    """Warn of what did not fit the devices' memory. On every rank. everyone: the engines' shortages."""
     engine.shortages.clear()
     for rank, shortages in zip(world.ranks, everyone, strict=True):
         for sentence in shortages:

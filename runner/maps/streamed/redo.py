@@ -70,7 +70,7 @@ class Redo:
                     sink.sync()
 
         world.collective_call(compute)
-        warn_of_shortages(world, engine)
+        warn_of_shortages(world, engine, world.control.allgather([*engine.shortages]))
         self.second.update(second)
         return [self.endpoints.chunks[chunk] for chunk in second]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from meshrun.runner.arrays.fingerprint import fingerprint, warn_of_unknown
 from meshrun.runner.arrays.inputs import Inputs
+from meshrun.runner.arrays.several_sizes import open_sinks
 from meshrun.runner.errors import UserError
 from meshrun.runner.files import check_own
 from meshrun.runner.maps.streamed.chunk_agreement import chunks_of, known_results
@@ -22,13 +23,14 @@ from meshrun.runner.maps.streamed.gpu_engine import DeviceEngine
 from meshrun.runner.maps.streamed.redo import Redo
 from meshrun.runner.maps.streamed.resume import check_inputs, find_unfinished, start_or_resume
 from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.plan.chunking import MemoryUse
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.task import Task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.spans import Spans
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.spelling import option
-from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, create, open_sink, read_back
+from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, create, read_back
 from meshrun.runner.storage.journal import Journal, Syncer
 from meshrun.runner.storage.paths import KEPT, suffix
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -37,13 +39,14 @@ from meshrun.runner.world.world import World
 
 @dataclass
 class StreamedRun:
-    """One streamed run, for `write` and then `commit`; collective."""
+    """One streamed run, for `write` and then `commit`; collective. memory: what each rank may use."""
 
     world: World
     task: Task
     sources: Sequence[Source]
     targets: Sequence[Path]
     options: StreamOptions
+    memory: Sequence[MemoryUse]
     transaction: OutputTransaction
     phases: Phases
     inputs: Inputs
@@ -63,15 +66,12 @@ class StreamedRun:
         world, options = self.world, self.options
         self._spans.recorder = world.recorder
         self.task = known_results(world, self.task, self.sources)
-        pairs = zip(self.targets, self.task.known, strict=True)
-        self.sinks = [open_sink(target, *known, KEPT) for target, known in pairs]
+        self.sinks = open_sinks(self.task, self.targets, KEPT)
         for sink in self.sinks:
             sink.threads = threads_of(world)
         self.journal = Journal(self.sinks[0].path)
-        kept = world.on_root(lambda: find_unfinished(self.journal, options, *self.partials))
-        rows = kept.get("rows") if kept else None
-        chunks = chunks_of(world, self.task, self.sources, self.sinks, options, rows)
-        finished = world.on_root(lambda: self._start_or_resume(kept, chunks))
+        rows, finished = world.on_root(self._start_or_resume)
+        chunks = self._chunks(rows)
         if finished:
             warn_of_unknown(world, self.task.job.name, self.inputs)
         self.transaction.set_recovery_hint(
@@ -116,11 +116,19 @@ class StreamedRun:
         files = {"input": str(self.sources[0].path), "output": str(self.targets[0])}
         return {"job": self.task.job.name, **files}
 
-    def _start_or_resume(self, kept: dict[str, Any] | None, chunks: Chunks) -> set[int]:
-        """Start the outputs or resume them; return the numbers of finished chunks. On rank 0."""
+    def _chunks(self, rows: int | None) -> Chunks:
+        """Return the chunks. rows: of an unfinished run's chunks, which are kept."""
+        return chunks_of(self.world, self.task, self.sources, self.sinks, self.options, self.memory, rows)
+
+    def _start_or_resume(self) -> tuple[int | None, set[int]]:
+        """Start the outputs or resume them; return the rows of an unfinished run's chunks, None without one,
+        and the numbers of finished chunks. On rank 0."""
+        kept = find_unfinished(self.journal, self.options, *self.partials)
+        rows = kept.get("rows") if kept else None
+        chunks = self._chunks(rows)
         whole = fingerprint(self.world, self.task, self.sources, chunks, self.inputs)
         whole |= self._containers()
-        return start_or_resume(
+        finished = start_or_resume(
             self.world,
             self.transaction,
             self.journal,
@@ -130,6 +138,7 @@ class StreamedRun:
             self._create,
             self._check_partials,
         )
+        return rows, finished
 
     def _containers(self) -> dict[str, Any]:
         """Return the fingerprint's part for outputs in containers: their names and the old file's state.

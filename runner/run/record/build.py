@@ -8,6 +8,7 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
+from meshrun.runner.arrays.several_sizes import stored_type
 from meshrun.runner.job.series import described
 from meshrun.runner.report.record import SCHEMA, Record, envelope, plain, type_record, write_json
 from meshrun.runner.run.finish import Finished
@@ -21,11 +22,11 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
     begin, started: when the run began, on the `perf_counter` clock and as a date.
     """
     world, job, options, computed = run.world, run.job, run.options, done.computed
-    types = [type_record((source.shape, source.dtype)) for source in run.sources]
+    types = [type_record(stored_type(source)) for source in run.sources]
     outputs = [type_record(known) for known in done.results or ()]
     domain = done.domain or (types[0] if types else {"shape": None, "dtype": None})
     checksum = checksum_record(world, options.checksum)
-    phases, plan = phase_table(world, done.plan)
+    phases, plan = phase_table(world, done)
     record = {
         "job": job.name,
         "parameters": plain(described(run.parameters)),
@@ -78,8 +79,8 @@ def checksum_record(world: World, choice: str) -> Record | None:
     return {"mode": choice, "messages": messages, "bytes": nbytes}
 
 
-def phase_table(world: World, plan: list[Record] | None) -> tuple[Record, list[Record] | None]:
-    """Return each phase over all ranks, and rank 0's `plan`, on every rank. Collective.
+def phase_table(world: World, done: Finished) -> tuple[Record, list[Record] | None]:
+    """Return each phase over all ranks, and rank 0's forecast, on every rank. Collective.
 
     In the table, the rate is bytes read plus written per rank, divided by the slowest rank's seconds. The
     kernel's is compared with the rate at which this rank's memory can be copied.
@@ -88,10 +89,13 @@ def phase_table(world: World, plan: list[Record] | None) -> tuple[Record, list[R
     if device.bandwidth:
         limit = device.bandwidth, device.bandwidth_source
     else:
-        world.control.barrier()  # ranks share a host's memory: all measure at once, each its share
-        limit = world.backend.copy_rate(), "a copy, measured on all ranks at once"
+        rate = done.copy_rate
+        if rate is None:
+            world.control.barrier()  # ranks share a host's memory: all measure at once, each its share
+            rate = world.backend.copy_rate()
+        limit = rate, "a copy, measured on all ranks at once"
     mine = {name: (phase.seconds, phase.moved) for name, phase in world.phases.phases.items()}
-    everyone = world.control.allgather((mine, limit, plan))
+    everyone = world.control.allgather((mine, limit, done.plan))
     table = {}
     for name in dict.fromkeys(name for phases, _, _ in everyone for name in phases):
         entries = [

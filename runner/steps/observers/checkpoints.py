@@ -16,22 +16,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from meshrun.runner.arrays.fingerprint import fingerprint, warn_of_unknown
 from meshrun.runner.arrays.inputs import Inputs
+from meshrun.runner.arrays.several_sizes import open_spread
 from meshrun.runner.arrays.store import Store, store_of
 from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import SaveInterval
-from meshrun.runner.plan.task import Task
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.plan.task import ArrayType, Task
+from meshrun.runner.region import Array, Subgrid
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.spelling import option
 from meshrun.runner.steps.loop import NEVER, next_multiple
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.checkpoint_folder import CheckpointFolder, Colors, SavedState
-from meshrun.runner.storage.formats.registry import Sink, Source, open_sink, rename
+from meshrun.runner.storage.formats.registry import Sink, Source, rename
 from meshrun.runner.storage.paths import split
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import World
@@ -179,8 +178,10 @@ class Checkpoints:
         values = {one.name: one.save() for one in self.observers}
         place_of = world.on_root(folder.begin)
 
-        def save(name: str, shape: Shape, dtype: np.dtype[Any], write: Callable[[Sink], None]) -> None:
-            sink = open_sink(place_of / f"{name}.npy", shape, dtype, world.run_id)
+        def save(
+            name: str, known: ArrayType, write: Callable[[Sink], None], subgrid: Subgrid | None = None
+        ) -> None:
+            sink = open_spread(place_of / f"{name}.npy", subgrid, known, world.run_id)
             world.on_root(sink.create)
             write(sink)
             world.collective_call(sink.sync)
@@ -189,9 +190,10 @@ class Checkpoints:
         fields = {field.name: field for field in self.task.fields}
         for number, name in enumerate(self.task.job.feeds):
             if name is not None:
-                save(name, fields[name].shape, fields[name].dtype, partial(write, number))
+                one = fields[name]
+                save(name, (one.shape, one.dtype), partial(write, number), one.subgrid)
         for name, cells in self.more(done).items():
-            save(name, self.task.shape, cells.dtype, partial(self._store, cells))
+            save(name, (self.task.shape, cells.dtype), partial(self._store, cells))
         world.on_root(lambda: folder.commit(done, self.fingerprint(), colors, values))
         self.keep_unfinished()
         self.start(done)
@@ -221,37 +223,35 @@ class Checkpoints:
 
 
 def find_state(checkpoints: Checkpoints, *, resume: bool) -> SavedState | None:
-    """Return the state to continue from, and restore observers; None to start at the beginning. Collective.
+    """Return the state to continue from; None to start at the beginning. On rank 0.
 
     Raises UserError if there are checkpoints and the run is not resumed, if another program left them, or if
     they are not before the last step.
     """
     folder = checkpoints.folder
+    state = folder.newest()
+    if state is None:
+        if checkpoints.interval is not None:
+            folder.check_place()
+        return None
+    if not resume:
+        raise UserError(
+            f"an earlier run of {folder.output} left checkpoints, the last after step {state.step:,}",
+            hint=f"the same command with {option('resume', True)}, or {folder.discard}",
+        )
+    folder.check(state, checkpoints.fingerprint())
+    if state.step >= checkpoints.steps:
+        raise UserError(
+            f"the checkpoint of {folder.output} is not before the last step",
+            got=option("steps", checkpoints.steps),
+            expected=f"at least {state.step + 1}: the checkpoint is of step {state.step}",
+        )
+    return state
 
-    def find() -> SavedState | None:
-        state = folder.newest()
-        if state is None:
-            if checkpoints.interval is not None:
-                folder.check_place()
-            return None
-        if not resume:
-            raise UserError(
-                f"an earlier run of {folder.output} left checkpoints, the last after step {state.step:,}",
-                hint=f"the same command with {option('resume', True)}, or {folder.discard}",
-            )
-        folder.check(state, checkpoints.fingerprint())
-        if state.step >= checkpoints.steps:
-            raise UserError(
-                f"the checkpoint of {folder.output} is not before the last step",
-                got=option("steps", checkpoints.steps),
-                expected=f"at least {state.step + 1}: the checkpoint is of step {state.step}",
-            )
-        return state
 
-    found: SavedState | None = checkpoints.world.on_root(find)
-    if found is not None:
-        warn_of_unknown(checkpoints.world, checkpoints.task.job.name, checkpoints.inputs)
-        checkpoints.set_hint()
-        for one in checkpoints.observers:
-            one.restore(found.values.get(one.name))
-    return found
+def restore(checkpoints: Checkpoints, state: SavedState) -> None:
+    """Restore the observers from the state that the run continues from. Collective."""
+    warn_of_unknown(checkpoints.world, checkpoints.task.job.name, checkpoints.inputs)
+    checkpoints.set_hint()
+    for observer in checkpoints.observers:
+        observer.restore(state.values.get(observer.name))

@@ -24,7 +24,7 @@ from meshrun.runner.device.api import Mark
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.halo import Slices
-from meshrun.runner.plan.task import Task
+from meshrun.runner.plan.task import Field, Task
 from meshrun.runner.region import Array, HostArray, Region, Shape
 from meshrun.runner.report.colors import indices, palette, value_range
 from meshrun.runner.spelling import option
@@ -117,7 +117,7 @@ class Frames:
         most = ANIMATED if self.path.suffix else PIXELS
         self._margin = self.content.margin if self.content else 0
         if self._as_array:
-            self._slices: Slices = tuple(slice(0, n, 1) for n in self._field.shape)
+            self._slices: Slices = _own_cells(self._field)
         elif self.content is not None:
             self._slices = self.content.view(self._field.shape, most)
         else:
@@ -440,48 +440,41 @@ class Frames:
         self._pictures.write(step, picture)
 
 
-def open_frames(
+def check_frames_fit(
     world: World,
     task: Task,
     options: StepOptions,
     first: int,
-    colors: Colors | None = None,
     content: FrameContent | None = None,
     *,
     resume: bool = False,
-) -> Frames | None:
-    """Check the options of frames and return their writer; None if there are none. Collective.
+) -> int | None:
+    """Check the options of frames; return the number of the input that they show, None without frames. On
+    rank 0.
 
-    first: the step at which the run starts. colors: of the checkpoint that it is resumed from. content: what
-    frames show; None: one input. resume: frames of an earlier attempt may be in their folder. Raises
-    UserError before the first step for an unknown format, an unknown field, or frames that do not fit the
-    disk.
+    first: the step at which the run starts. content: what frames show; None: one input. resume: frames of an
+    earlier attempt may be in their folder. Raises UserError for an unknown format, an unknown field, or
+    frames that do not fit the disk.
     """
     if options.frames is None or options.every is None:
         return None
     path, every = Path(options.frames), options.every
     names = [field.name for field in task.fields]
-    fed = [name for name in names if name in task.job.feeds]
-
-    def check() -> Frames:
-        again = range(0, (options.steps or 0) + 1, every) if resume else range(0)
-        check_frames(path, resume=first > 0, again=again, arrays=content is None)
-        if content is not None and (options.frame_field or path.suffix.lower() in ARRAYS):
-            name = option("frame_field", options.frame_field) if options.frame_field else path
-            raise UserError(f"frames show the {content.name}, as pictures", got=name)
-        chosen = options.frame_field or fed[0]
-        if chosen not in names:
-            raise UserError(f"{option('frame_field')} names no input", got=chosen, expected=", ".join(names))
-        frames = Frames(world, task, options, names.index(chosen), first, None, content)
-        if 0 in frames.shape and path.suffix.lower() not in ARRAYS:
-            raise UserError(f"frames show {chosen}, which has no cells", hint=f"leave {option('frames')} out")
-        parent = path.parent if path.parent.is_dir() else Path()
-        hint = f"a larger {option('every')}, or another disk"
-        check_room(parent, frames.bytes, f"{frames.count:,} frames", path, hint)
-        return frames
-
-    place = world.on_root(lambda: check().place)
-    return Frames(world, task, options, place, first, colors, content)
+    again = range(0, (options.steps or 0) + 1, every) if resume else range(0)
+    check_frames(path, resume=first > 0, again=again, arrays=content is None)
+    if content is not None and (options.frame_field or path.suffix.lower() in ARRAYS):
+        name = option("frame_field", options.frame_field) if options.frame_field else path
+        raise UserError(f"frames show the {content.name}, as pictures", got=name)
+    chosen = options.frame_field or next(name for name in names if name in task.job.feeds)
+    if chosen not in names:
+        raise UserError(f"{option('frame_field')} names no input", got=chosen, expected=", ".join(names))
+    frames = Frames(world, task, options, names.index(chosen), first, None, content)
+    if 0 in frames.shape and path.suffix.lower() not in ARRAYS:
+        raise UserError(f"frames show {chosen}, which has no cells", hint=f"leave {option('frames')} out")
+    parent = path.parent if path.parent.is_dir() else Path()
+    hint = f"a larger {option('every')}, or another disk"
+    check_room(parent, frames.bytes, f"{frames.count:,} frames", path, hint)
+    return frames.place
 
 
 def _shape_of(view: Slices, shape: Shape) -> Shape:
@@ -495,14 +488,22 @@ def picture_slices(task: Task, place: int, most: int = PIXELS) -> Slices:
     Of an array with more than two axes: the first element along axes after those of space, such as a
     vector's, and the middle along others. most: rows and columns.
     """
-    shape, space = task.fields[place].shape, _space_axes(task, place)
+    shape, space = task.fields[place].stored, _space_axes(task, place)
     axes = picture_axes(task, place)
     stride = max(-(-max((shape[axis] for axis in axes), default=1) // most), 1)
     slices = []
-    for axis, length in enumerate(shape):
-        at = 0 if axis >= space else length // 2
-        slices.append(slice(0, length, stride) if axis in axes else slice(at, min(at + 1, length), 1))
+    for axis, (length, own) in enumerate(zip(shape, _own_cells(task.fields[place]), strict=True)):
+        at = 0 if axis >= space else own.step * (length // 2)
+        chosen = slice(0, own.stop, own.step * stride)
+        slices.append(chosen if axis in axes else slice(at, min(at + 1, own.stop), 1))
     return tuple(slices)
+
+
+def _own_cells(field: Field) -> Slices:
+    """Return where an input's own cells are in memory."""
+    if field.subgrid is None:
+        return tuple(slice(0, length, 1) for length in field.shape)
+    return field.subgrid.places(Region((0,) * len(field.shape), field.shape))
 
 
 def picture_axes(task: Task, place: int) -> list[int]:

@@ -31,11 +31,12 @@ from meshrun.runner.files import (
     remove_path,
 )
 from meshrun.runner.options.form import NO_FORM, Form
-from meshrun.runner.region import HostArray, Region, Shape
+from meshrun.runner.region import HostArray, Region, Shape, Subgrid
 from meshrun.runner.spelling import option
 from meshrun.runner.storage.file_errors import write_error
 from meshrun.runner.storage.formats.containers import check_alone, check_array
 from meshrun.runner.storage.formats.declared_form import parse_dtype
+from meshrun.runner.storage.formats.sliced_array import Unmapped
 from meshrun.runner.storage.paths import BESIDE, CONTAINERS, partial_path, split, suffix
 
 # The module for each suffix; imported for the first such file.
@@ -200,6 +201,55 @@ class ComputedSource:
         self.fill(region, target)
 
 
+class SpreadSource:
+    """A source as an array with a cell at each position of space: zero where the source has none.
+
+    source: of the own cells. subgrid: where they lie. shape: of the array.
+    """
+
+    def __init__(self, source: Source, subgrid: Subgrid, shape: Shape) -> None:
+        self.source, self.subgrid, self.shape = source, subgrid, shape
+        self.path, self.parallel, self.name = source.path, source.parallel, source.name
+        self.form, self.dtype, self.decoded_bytes = source.form, source.dtype, source.decoded_bytes
+        self.chunks = None if source.chunks is None else subgrid.spread(source.chunks)
+
+    @property
+    def array(self) -> Any:
+        _ = self.source.array  # opened once, not by each thread
+        return Unmapped(self)
+
+    def read(self, region: Region, target: HostArray) -> None:
+        cells = self.subgrid.cells(region)
+        if cells == region:
+            self.source.read(region, target)
+            return
+        target[...] = 0
+        if cells.size:
+            part = np.empty(cells.shape, self.dtype)
+            self.source.read(cells, part)
+            target[self.subgrid.places(region)] = part
+
+
+class SpreadSink:
+    """A sink as one of an array with a cell at each position of space; others than the own are not stored.
+
+    sink: of the own cells. subgrid: where they lie. shape: of the array that is written.
+    """
+
+    def __init__(self, sink: Sink, subgrid: Subgrid, shape: Shape) -> None:
+        self.sink, self.subgrid, self.shape, self.dtype = sink, subgrid, shape, sink.dtype
+        self.path, self.partial, self.name, self.form = sink.path, sink.partial, sink.name, sink.form
+        self.parallel, self.lossless, self.threads = sink.parallel, sink.lossless, sink.threads
+        self.create, self.sync = sink.create, sink.sync
+        self.chunks = None if sink.chunks is None else subgrid.spread(sink.chunks)
+
+    def write(self, region: Region, array: HostArray) -> None:
+        self.sink.threads = self.threads
+        cells = self.subgrid.cells(region)
+        if cells.size:
+            self.sink.write(cells, np.ascontiguousarray(array[self.subgrid.places(region)]))
+
+
 def decoded_bytes(path: Path) -> int:
     """Bytes of a picture that is decoded as a whole, of which less is read than by `open_source`.
 
@@ -236,11 +286,15 @@ def reopen(source: Source) -> Source:
     """Open and decode the same array again; only the description of `source` is used."""
     if isinstance(source, (MemorySource, ComputedSource)):
         return source
+    if isinstance(source, SpreadSource):
+        return SpreadSource(reopen(source.source), source.subgrid, source.shape)
     return decode(_open(source.path, source.name, source.form))
 
 
 def read_back(sink: Sink) -> Source:
     """Open the file that `sink` has written, like any file of its format, and decode it."""
+    if isinstance(sink, SpreadSink):
+        return SpreadSource(read_back(sink.sink), sink.subgrid, sink.shape)
     return decode(_open(sink.partial, sink.name, sink.form))
 
 
@@ -309,6 +363,7 @@ def first_serial(files: Iterable[Source | Sink]) -> Path | None:
 
 def create(sinks: Sequence[Sink]) -> None:
     """Create the files of `sinks`, one file for all sinks in one container. On one rank."""
+    sinks = [sink.sink if isinstance(sink, SpreadSink) else sink for sink in sinks]
     for partial in dict.fromkeys(sink.partial for sink in sinks):
         sharing = [sink for sink in sinks if sink.partial == partial]
         if suffix(partial) in CONTAINERS:

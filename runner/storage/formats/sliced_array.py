@@ -8,22 +8,26 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.region import HostArray, Region, Shape
-from meshrun.runner.storage.formats.registry import Source
 
 
 @dataclass(frozen=True)
 class Unmapped:
-    """Basic slicing (no negative steps, no new axes) of an array that is read, not mapped."""
+    """Basic slicing (no negative steps, no new axes) of an array that is read, not mapped.
 
-    source: Source
+    source: a `registry.Source`, which imports this module.
+    """
+
+    source: Any
 
     @property
     def shape(self) -> Shape:
-        return self.source.shape
+        shape: Shape = self.source.shape
+        return shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self.source.dtype
+        dtype: np.dtype[Any] = self.source.dtype
+        return dtype
 
     def __getitem__(self, index: Any) -> HostArray:
         parts = list(index) if isinstance(index, tuple) else [index]

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 import meshrun
 from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange
 from meshrun.runner.arrays.load import load_arrays
+from meshrun.runner.arrays.redistribute import redistribute
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.plan.grid import Partition
+from meshrun.runner.plan.redistribution import RedistributionPlan
 from meshrun.runner.region import Region
 from meshrun.runner.storage.formats.registry import MemorySource
 from meshrun.runner.world.world import World, open_world
@@ -243,6 +245,24 @@ def test_cells_move_to_any_other_partition(split: Any, to: Any, dtype: str) -> N
     for region, block in on_ranks(ranks, body):
         if region.size:
             np.testing.assert_array_equal(block, halo_of(whole, region, widths, "reflect"))
+
+
+def test_a_plan_moves_cells_as_often_as_they_change() -> None:
+    """From the interior of one array into that of another; what was in the halo counts as stale."""
+    whole = values((9, 7), "f8")
+
+    def body(world: World) -> None:
+        rows = meshrun.load(world, MemorySource(whole), halo=1)
+        columns = rows.redistribute(1)
+        plan = RedistributionPlan(rows.partition, columns.partition, world.size)
+        for factor in (1, 3):
+            rows.interior[...] *= factor
+            columns.exchange()
+            redistribute(plan, rows, columns)
+            np.testing.assert_array_equal(columns.interior, factor * whole[columns.region.slices])
+            assert not any(map(any, columns.valid))
+
+    on_ranks(3, body)
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".h5:/a", ".zarr", ".png"])

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from whole_kernels import halo_of, in_blocks
+from whole_programs import compiled, programs
 
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import compute_piece, pieces_of
+from meshrun.runner.compiler.whole.point_pass import point_writes, without_points
 from meshrun.runner.compiler.whole.trace import WholeInput, WholeProgram, trace_whole
-from tests.facts.whole_positions import evaluate
+from tests.facts.whole_positions import evaluate, spread, spread_results
 
 Arrays = Sequence[np.ndarray[Any, Any]]
 
@@ -45,14 +45,12 @@ def check(
     for want, found in zip(wanted, evaluate(program, arrays), strict=True):
         assert (found.dtype, found.shape) == (want.dtype, want.shape)
         assert found.tobytes() == np.ascontiguousarray(want).tobytes(), f"{found}\n{want}"
-    check_blocks(program, arrays, wanted)
+    check_blocks(program, [spread(program, one) for one in arrays], spread_results(program, wanted))
 
 
 def check_blocks(program: WholeProgram, arrays: Arrays, wanted: Arrays) -> None:
     """Compute blocks of the results with NumPy, each from its own cells and their halo."""
-    plain = program.program
-    if any(one.shape[: plain.axes] != program.space for one in (*program.inputs, *program.outputs)):
-        return  # blocks are of arrays of one size
+    plain, points = without_points(program.program), point_writes(program.program, halo_of(program.program))
 
     def run(blocks: Arrays, outs: Arrays, first: Sequence[int]) -> None:
         start = tuple(first)
@@ -61,11 +59,13 @@ def check_blocks(program: WholeProgram, arrays: Arrays, wanted: Arrays) -> None:
             cells = tuple(
                 slice(a - at, b - at) for a, b, at in zip(piece.first, piece.last, start, strict=True)
             )
-            results = compute_piece(np, plain, piece, blocks, halo_of(plain), start)
+            results = compute_piece(np, plain, piece, blocks, halo_of(program.program), start)
             for whole, result in zip(outs, results, strict=True):
                 whole[cells] = result
+        if points is not None:
+            points.fill(blocks, outs, start)
 
-    in_blocks(plain, run, arrays, wanted, wraps=any(program.wraps), beyond=0)
+    in_blocks(program.program, run, arrays, wanted, wraps=any(program.wraps), beyond=0)
 
 
 def field(*shape: int, dtype: Any = float, seed: int = 0) -> Any:
@@ -275,61 +275,6 @@ def test_helpers_make_arrays_with_places_and_nothing_stays_changed() -> None:
     assert {name: value for name, value in globals().items() if before.get(name) is not value} == {}
 
 
-STATEMENTS = (
-    "{a}[{s}] = {b}[{t}]",
-    "{a}[{s}] += {b}[{t}] * 0.5",
-    "{a}[{s}] = {k}",
-    "{a}[{s}] = {b}[{t}] - {c}[{u}]",
-    "{a} = np.where({b} > {k}, {c}, {a})",
-    "{a}[{b} < {k}] = {k}",
-    "{a} = np.roll({b}, {j}, axis={x})",
-    "{a} = {b} + np.roll({c}, {j}, axis={x})",
-    "{a}[{e}] = {b}[{f}]",
-    "{a}[{i}, {i}] = {k}",
-    "{a}, {b} = {b}, {a} * 1",
-    "{a} = {b}.copy()",
-    "{a} = np.zeros_like({b})",
-    "{a} = np.pad({b}, 1, mode='reflect')[{p}]",
-    "{a}[::2] = {b}[::2] * 2",
-    "{a}[:, 1::3] += {b}[:, 1::3]",
-)
-
-
-@st.composite
-def programs(draw: st.DrawFn) -> str:
-    """A function of two arrays of 11 x 9, as text."""
-    lines = ["def f(u, v):", "    w = u * 2"]
-
-    def cut(length: int, size: int) -> str:
-        first = draw(st.integers(0, length - size))
-        last = first + size
-        return f"{first if first else ''}:{last - length if last < length and draw(st.booleans()) else last}"
-
-    for _ in range(draw(st.integers(1, 7))):
-        rows, columns = draw(st.integers(1, 11)), draw(st.integers(1, 9))
-        parts = {name: f"{cut(11, rows)}, {cut(9, columns)}" for name in "stu"}
-        names = {name: draw(st.sampled_from("uvw")) for name in "abc"}
-        axis = draw(st.integers(0, 1))
-        ends = [draw(st.integers(-9, 8)) for _ in range(2)]
-        edges = [f"{end}" if axis == 0 else f":, {end}" for end in ends]
-        crop = draw(st.sampled_from(["1:-1, 1:-1", ":-2, 2:", "2:, 1:-1"]))
-        words = {
-            "k": draw(st.sampled_from(["0", "1.5", "-2"])), "j": draw(st.integers(-12, 12)), "x": axis,
-            "e": edges[0], "f": edges[1], "i": draw(st.integers(-9, 8)), "p": crop,
-        }  # fmt: skip
-        lines.append("    " + draw(st.sampled_from(STATEMENTS)).format(**parts, **names, **words))
-    return "\n".join([*lines, "    return u, v, w", ""])
-
-
-def compiled(text: str, **names: Any) -> Callable[..., Any]:
-    name = f"<random {abs(hash(text))}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    space: dict[str, Any] = {"np": np, **names}
-    exec(compile(text, name, "exec"), space)
-    function: Callable[..., Any] = space["f"]
-    return function
-
-
 @settings(max_examples=60)
 @given(programs())
 def test_random_programs(text: str) -> None:
@@ -344,7 +289,7 @@ def test_random_programs(text: str) -> None:
         ("u[...] = u[3:4]", "one row of an array with all rows"),
         ("u[...] = u.T", "different axes|could not broadcast"),
         ("u[:6] = u[::2]", "every second"),
-        ("u[[1, 2]] = 3", "picks cells by an array"),
+        ("u[[1, 2]] = 3", "picks rows of a field by an array"),
         ("u[...] = u[::-1]", "reverses"),
         ("u[...] = np.sort(u)", r"numpy\.sort"),
         ("u += np.random.random((11, 11))", "something else at each call"),

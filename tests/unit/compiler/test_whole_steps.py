@@ -1,7 +1,8 @@
-"""Kernels of several steps of whole-array functions, compiled for the host: the bits of the plain function."""
+"""Kernels of several steps of whole-array functions, compiled for the host: the plain function's bits."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 import host_steps
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from step_parts import Part, compare
+from whole_programs import compiled, programs
 
 from meshrun.runner.compiler.cuda.steps.kernel import build
-from meshrun.runner.compiler.cuda.steps.layout import StepKernel, Tuning
-from meshrun.runner.compiler.trace.graph import Operand, Program
+from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel, Tuning, layout_of
+from meshrun.runner.compiler.trace.graph import Graph, Operand, Program
 from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
 
 pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")
@@ -202,10 +206,7 @@ def traced(case: Case, shape: Sequence[int]) -> tuple[Program, str]:
     inputs = [WholeInput(f"in{n}", tuple(shape), np.dtype(kind)) for n, kind in enumerate(case.dtypes)]
     names = [f"out{n}" for n in range(len(case.feeds))]
     whole = trace_whole(case.function, inputs, {}, names)
-    operands = tuple(Operand(one.name, one.dtype) for one in inputs)
-    outputs = tuple(Operand(one.name, one.dtype) for one in whole.outputs)
-    results = tuple(one.nodes for one in whole.outputs)
-    program = Program(case.axes, operands, outputs, results, whole.graph, lengths=whole.space)
+    program = whole.program
     return program, "wrap" if any(whole.wraps) else "none"
 
 
@@ -289,3 +290,168 @@ def test_vectors_change_nothing(name: str, libraries: Path) -> None:
 def test_small_arrays(name: str, libraries: Path) -> None:
     case = CASES[name]
     check(libraries, case, SMALL[case.axes], steps_of(name), PLAIN[case.axes])
+
+
+@pytest.mark.parametrize("name", ["neumann", "one_sided", "materials"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_short_strips(name: str, rows: int, libraries: Path) -> None:
+    """What rows at the ends read further away is in none of a strip's own rows."""
+    tuning = Tuning(2, 2, 2, 1, rows=rows)
+    parts = [None, [Part(0, 3), Part(0, 70)], [Part(34, 37), Part(0, 70)], [Part(2, 33), Part(0, 70)]]
+    check(libraries, CASES[name], (37, 70), steps_of(name), tuning, parts)
+
+
+@pytest.mark.parametrize("columns", [125, 126, 127, 128, 129, 130])
+def test_a_last_tile_of_few_columns(columns: int, libraries: Path) -> None:
+    """Columns at the end read further away than the tile's margin."""
+    kernel = check(libraries, CASES["neumann"], (9, columns), 4, Tuning(2, 2, 2, 1, rows=9))
+    assert (kernel.valid, kernel.far) == (56, 6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "boundary"), [("f4", "none"), ("f8", "wrap"), ("u1", "wrap"), ("f2", "none")]
+)
+def test_each_step_reads_its_own_row_of_scalars(kind: str, boundary: str, libraries: Path) -> None:
+    dtype, graph, shape, steps = np.dtype(kind), Graph(), (11, 70), 3
+    load = graph.load(0, dtype, (0, 0))
+    first, second = graph.scalar(0, np.dtype("f8")), graph.scalar(2, dtype)
+    half = graph.operation("cast", dtype, [first])
+    value = graph.operation("add", dtype, [graph.operation("multiply", dtype, [load, second]), half])
+    edge = graph.operation("where", dtype, [graph.inside(0, 0, 1), second, value])
+    field = Operand("u", dtype)
+    program = Program(2, (field,), (field,), ((edge,),), graph, lengths=shape)
+    rng = np.random.default_rng(1)
+    numbers, factors = rng.integers(0, 9, steps), rng.integers(1, 5, steps).astype(dtype)
+    slots = np.full((steps, 3, 8), 255, np.uint8)
+    for row, (number, factor) in enumerate(zip(numbers, factors, strict=True)):
+        slots[row, 0] = np.frombuffer(np.float64(number).tobytes(), np.uint8)
+        slots[row, 2, : dtype.itemsize] = np.frombuffer(factor.tobytes(), np.uint8)
+    whole = [rng.integers(0, 5, shape).astype(dtype)]
+    wanted = whole[0]
+    for number, factor in zip(numbers, factors, strict=True):
+        wanted = wanted * factor + dtype.type(number)
+        wanted[0] = factor
+    kernel = build(program, (0,), boundary, 0, steps, PLAIN[2])
+    scalars = slots.view(np.uint64)
+    compare(libraries, kernel, whole, [wanted], [(0, 0)] * 2, boundary == "wrap", scalars=scalars)
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        # an edge applied at each rank's edge
+        ("dirichlet", "at = place + start;\n        return BOUNDARY", "at = place;\n        return BOUNDARY"),
+        ("neumann", "SLOTS - 1 - LATE][c] = out", "SLOTS - 2 - LATE][c] = out"),
+        ("neumann", "needed = least(needed, high_edge(all.y) - KEPT);", ""),
+        ("neumann", "return FAR_X > 0 ?", "return false ?"),
+        ("one_sided", "kept[KEPT - 1][c] = ring[0][c];", ""),
+        ("dirichlet", "low + LATE + K * RY;", "low + K * RY - 1;"),
+        ("dirichlet", "high + RY - most(KEPT - 1, 0) - SLOTS + 1);", "high + RY - SLOTS + 2);"),
+        ("dirichlet", "first + axis.start < low ||", "first + axis.start < low - 1 ||"),
+        ("rolled_stages", "modulo(at, length) : at;", "at : at;"),
+    ],
+)
+def test_a_kernel_that_is_wrong_at_one_place_is_caught(
+    name: str, right: str, wrong: str, libraries: Path
+) -> None:
+    def change(source: str) -> str:
+        assert source.count(right) == 1
+        return source.replace(right, wrong)
+
+    cut = [[Part(12, 37), Part(0, 60)], [Part(0, 37), Part(90, 133)]]
+    runs: list[tuple[Tuning, tuple[int, int], list[Any]]] = [
+        (PLAIN[2], (37, 133), [None, *cut]),
+        (VECTORS[2], (37, 372), [None]),
+        (Tuning(2, 2, 2, 1, rows=1), (37, 114), [None]),
+    ]
+    caught = 0
+    for tuning, shape, parts in runs:
+        try:
+            check(libraries, CASES[name], shape, steps_of(name), tuning, parts, change)
+        except AssertionError:
+            caught += 1
+    assert caught
+
+
+def test_a_stale_halo_row_is_caught(libraries: Path) -> None:
+    case, shape = CASES["neumann"], (37, 70)
+    program, boundary = traced(case, shape)
+    kernel = build(program, case.feeds, boundary, 0, 4, PLAIN[2])
+    arrays = fields(case, shape)
+    wanted, part = after(case, arrays, 4), [Part(12, 24), Part(0, 70)]
+    compare(libraries, kernel, arrays, wanted, halo_of(program), False, part)
+    stale = arrays[0].copy()
+    stale[24 + 3] += 1  # the last halo row but those that only edges read
+    with pytest.raises(AssertionError):
+        compare(libraries, kernel, [stale], wanted, halo_of(program), False, part)
+
+
+def inside(source: str) -> str:
+    """Return the statements of a kernel for cells between the array's ends."""
+    found = re.search(r"if constexpr \((?:WHERE == INSIDE|!EDGE)\) {\n(.*?)\n    } else", source, re.S)
+    if found is None:
+        found = re.search(r"INLINE void compute\(const .*? EDGE = [^\n]*\n(.*?)\n}\n", source, re.S)
+    assert found
+    return found[1]
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "neumann", "cube"])
+def test_edges_cost_nothing_between_them(name: str) -> None:
+    """There, the text is that of the same stencil without edges, with the same margins and as many rows."""
+
+    def plain(u):
+        centre = (slice(1, -1),) * u.ndim
+        new = u.copy()
+        source = CASES["cube" if u.ndim == 3 else "dirichlet"].function(u)
+        new[centre] = source[centre]
+        return new
+
+    case = CASES[name]
+    shape = (64, 512) if case.axes == 2 else (40, 40, 512)
+    tuning = Tuning(4, 1, 4, 3, 3, vectors=True) if case.axes == 2 else Tuning(2, 8, 12, vectors=True)
+    kernels = []
+    for each in (case, Case(plain, axes=case.axes)):
+        program, boundary = traced(each, shape)
+        kernels.append(build(program, (0,), boundary, 0, 3, tuning))
+    with_edges, without = kernels
+    assert inside(with_edges.source) == inside(without.source)
+    assert (with_edges.radius, with_edges.margin) == (without.radius, without.margin)
+    assert with_edges.registers == without.registers
+
+
+def test_what_is_rolled_has_no_ends() -> None:
+    program, boundary = traced(CASES["rolled"], (40, 50))
+    assert boundary == "wrap"
+    assert not program.has_places
+    assert not layout_of(program, (0,)).has_ends
+
+
+def test_edges_that_read_too_far_are_refused() -> None:
+    def far(u):
+        new = u.copy()
+        new[1:-1] += u[2:] - u[:-2]
+        new[0] = u[7]
+        return new
+
+    program, _ = traced(Case(far), (40, 50))
+    with pytest.raises(NotFusable, match="reads 7 cells beside its own"):
+        layout_of(program, (0,))
+
+
+@settings(max_examples=max(settings.default.max_examples // 6, 1), deadline=None)
+@given(text=programs(), steps=st.integers(1, 3), data=st.data())
+def test_bits_of_any_function(text: str, steps: int, data: st.DataObject, libraries: Path) -> None:
+    """Random functions of two fields, by elements and by vectors, whole and in parts."""
+    function = compiled(text)
+
+    def of_fields(u, v):
+        return function(u, v)[:2]
+
+    case = Case(of_fields, ("f4", "f4"), (0, 1))
+    shape = (11, 9)
+    tuning = data.draw(st.sampled_from([Tuning(2, 1, 1, 1, rows=3), Tuning(4, 1, 1, 3, rows=5)]))
+    part = data.draw(st.sampled_from([None, [Part(0, 5), Part(0, 9)], [Part(5, 11), Part(0, 9)]]))
+    try:
+        check(libraries, case, shape, steps, tuning, [None, part])
+    except NotFusable:
+        return

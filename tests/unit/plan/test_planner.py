@@ -20,7 +20,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.machine import Machine, nominal, nominal_cpu
 from meshrun.runner.forecast.model import forecast
 from meshrun.runner.maps.streamed import chunk_agreement
-from meshrun.runner.maps.streamed.chunk_agreement import chunks_of
+from meshrun.runner.maps.streamed.chunk_agreement import chunks_of, limits
 from meshrun.runner.maps.streamed.endpoints import Endpoints
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan import chunking
@@ -164,7 +164,8 @@ def decided_by_run(given: Facts) -> tuple[Chunks, int] | str | None:
             return None
         text, blocks = streamed_grid(given.grid, given.ranks)
         task = known(given.cut(blocks, text))
-        found = chunks_of(world, task, [source], [sink], given.options, None)
+        memory = world.gather_calls(lambda: limits(world, given.options))
+        found = chunks_of(world, task, [source], [sink], given.options, memory)
         buffers = sum(map(sum, Endpoints(world, task, found, [source], [sink], Spans()).largest))
         return found, buffers * given.options.under_way
 

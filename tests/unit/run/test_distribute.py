@@ -134,16 +134,3 @@ def test_what_cannot_be_computed_in_blocks_is_refused_with_its_line(tmp_path: Pa
     with pytest.raises(UserError, match=r"numpy\.sort.*test_distribute\.py, line \d+") as refused:
         run(sorted_rows, tmp_path / "in.npy", tmp_path / "out.npy", {}, Options(device="cpu"))
     assert refused.value.why is not None
-
-
-def test_arrays_of_several_sizes_are_refused(tmp_path: Path) -> None:
-    @distribute(outputs=("u", "p"))
-    def projected(u, p):
-        u[1:-1] -= p[1:] - p[:-1]
-        return u, p
-
-    np.save(tmp_path / "u.npy", np.ones((21, 8)))
-    np.save(tmp_path / "p.npy", np.ones((20, 8)))
-    files = [tmp_path / "u.npy", tmp_path / "p.npy"], [tmp_path / "a.npy", tmp_path / "b.npy"]
-    with pytest.raises(UserError, match="p has another size"):
-        run(projected, *files, {}, Options(device="cpu"))

@@ -13,7 +13,6 @@ import pytest
 from pairs import pairs_by_day
 from stream_cases import run_on
 
-from meshrun.jobs.transforms import in_parts
 from meshrun.jobs.transforms.fft_job import fft
 from meshrun.jobs.transforms.forecast import forecast_transpose
 from meshrun.jobs.transforms.transpose_job import transpose_job
@@ -22,6 +21,7 @@ from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.machine import nominal_cpu
 from meshrun.runner.forecast.place import Place, links_of
+from meshrun.runner.plan import redistribution
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.world import open_world
@@ -140,7 +140,7 @@ def test_the_models_bytes_and_messages_are_those_that_move(
 ) -> None:
     if parameters.get("decomposition") == "pencil" and ranks < 4:
         pytest.skip("pencils need a grid")
-    monkeypatch.setattr(in_parts, "LEAST", 4096)  # several parts, as of large arrays
+    monkeypatch.setattr(redistribution, "LEAST", 4096)  # several parts, as of large arrays
     np.save(tmp_path / "in.npy", np.ones(shape, "c8"))
     machine = nominal_cpu(cores=ranks, memory=AMPLE)
     place = Place(machine, links_of(machine, ranks, None, None), ranks, 1, AMPLE)

@@ -13,13 +13,14 @@ import transform_cases as cases
 from exchange_cases import part, same, whole
 
 import meshrun
-from meshrun.jobs.transforms import in_parts
 from meshrun.jobs.transforms.fourier import Local, carry_out
-from meshrun.jobs.transforms.in_parts import Cuts, count_parts, exchange_in_parts
 from meshrun.jobs.transforms.plan import Passage, Transform, plan_transform
+from meshrun.runner.arrays.redistribute import exchange_in_parts
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.plan import redistribution
 from meshrun.runner.plan.grid import bounds
+from meshrun.runner.plan.redistribution import change_split, count_parts
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.world import World, open_world
 
@@ -48,7 +49,7 @@ class Queue(CpuBackend):
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redistributions have parts whatever their size."""
-    monkeypatch.setattr(in_parts, "LEAST", 1)
+    monkeypatch.setattr(redistribution, "LEAST", 1)
 
 
 def on_ranks(ranks: int, case: Callable[[World], Any], queue: bool = False) -> list[Any]:
@@ -70,15 +71,15 @@ def test_every_cell_moves_once(shape: tuple[int, ...], ranks: int) -> None:
         for old, new, third in permutations(range(3)):
             for along in (old, new, third):
                 for parts in (1, 2, 5):
-                    cuts = Cuts(shape, old, new, along, ranks, parts)
+                    cuts = change_split(shape, old, new, along, ranks, parts)
                     block = part(array, world, old)
                     wanted = part(array, world, new)
                     got = np.full(wanted.shape, -1, wanted.dtype)
                     exchange_in_parts(
                         world,
                         cuts,
-                        lambda number, cuts=cuts, block=block: block[cuts.before(world.rank, number)],
-                        lambda number, cuts=cuts, got=got: got[cuts.after(world.rank, number)],
+                        lambda number, cuts=cuts, block=block: block[cuts.sent_cells(world.rank, number)],
+                        lambda number, cuts=cuts, got=got: got[cuts.received_cells(world.rank, number)],
                         lambda number, landed: None,
                     )
                     same(got, wanted)
@@ -183,7 +184,7 @@ def test_messages_travel_beside_work(queue: bool, monkeypatch: pytest.MonkeyPatc
         note = events.append if world.rank == 0 else lambda event: None
         if queue and world.rank == 0:
             world.backend = Queue(events)
-        cuts = Cuts((6, 6), 0, 1, 1, 2, 2)
+        cuts = change_split((6, 6), 0, 1, 1, 2, 2)
         exchange_in_parts(
             world,
             cuts,
@@ -202,7 +203,7 @@ def test_messages_travel_beside_work(queue: bool, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_number_of_parts() -> None:
-    assert count_parts((1024, 1024, 1024), 0, 1, 2, 2, 8) == in_parts.PARTS
+    assert count_parts((1024, 1024, 1024), 0, 1, 2, 2, 8) == redistribution.PARTS
     assert count_parts((256, 256), 0, 1, 0, 2, 8) == 1  # a message of 128 KiB is not cut
     assert count_parts((1 << 20, 6, 4), 0, 1, 1, 2, 8) == 3  # of a rank's three cells
     assert count_parts((0, 6), 0, 1, 0, 2, 8) == 1
@@ -244,14 +245,14 @@ def test_nothing_is_packed_or_kept_while_messages_travel(along: int, monkeypatch
     array = whole((6, 9, 4))
 
     def case(world: World) -> None:
-        cuts = Cuts(array.shape, 0, 1, along, 3, 2)
+        cuts = change_split(array.shape, 0, 1, along, 3, 2)
         block, wanted = part(array, world, 0), part(array, world, 1)
         got = np.full(wanted.shape, -1, wanted.dtype)
         exchange_in_parts(
             world,
             cuts,
-            lambda number: block[cuts.before(world.rank, number)],
-            lambda number: got[cuts.after(world.rank, number)],
+            lambda number: block[cuts.sent_cells(world.rank, number)],
+            lambda number: got[cuts.received_cells(world.rank, number)],
             lambda number, landed: None,
         )
         same(got, wanted)

@@ -183,8 +183,6 @@ def build(
     program in which no cell beyond the array decides a value. sends: whether it stores rows into other ranks'
     halos, over two axes only.
     """
-    if program.has_places or program.scalars:
-        raise NotFusable("its cells depend on their place in the whole array, or on numbers of the step")
     layout, chosen = layout_of(program, feeds), tuning or suggested(program)
     radius = layout.radius if program.axes > 1 else (0, *layout.radius)
     margin = margin_of(layout, steps, chosen)

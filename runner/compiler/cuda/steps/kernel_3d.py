@@ -115,11 +115,10 @@ def constants(layout: Layout, steps: int, tuning: Tuning) -> tuple[dict[str, int
     """Return constants of kernels/steps_3d.cuh, and the bytes of its shared memory."""
     (rz, ry, rx), lag = layout.radius, _lag(layout)
     slots, rows = lag + rz + 1, tuning.warps * tuning.lane_rows
-    near = layout.ends
-    reach = max(near[1].reach, *(layout.reach(place, 1) for place in range(len(layout.program.inputs))))
-    far = max((layout.reach(place, 0) for place, _ in layout.fixed), default=0)
-    far = max(far, near[0].reach) if layout.fixed else far
-    found = {"LOW_Z": near[0].before, "HIGH_Z": near[0].after}
+    footprints = [layout.program.footprint(place) for place in range(len(layout.program.inputs))]
+    reach = max(max(one[1]) for one in footprints)
+    far = max((max(footprints[place][0]) for place, _ in layout.fixed), default=0)
+    found = {"LOW_Z": layout.ends[0].before, "HIGH_Z": layout.ends[0].after}
     found |= {"H": tuning.lane_rows, "RZ": rz, "REACH_Y": reach, "REACH_Z": far, "LAG": lag, "SLOTS": slots}
     columns = LANES * tuning.columns
     total = VECTOR_BYTES + _aligned(4 * (rows + 2 * reach + 1 + columns + 4 * (ry + rx)))

@@ -240,6 +240,11 @@ class Layout:
         others = max((self.reach(place, 0) for place, _ in self.fixed), default=0)
         return max(others - self.radius[0], 0)
 
+    @property
+    def has_ends(self) -> bool:
+        """Whether conditions on the place make cells near an end differ."""
+        return any(one.before + one.after for one in self.ends)
+
     def reach(self, place: int, axis: int) -> int:
         """Return how far a cell between the ends reads an input."""
         return max(self.interior.footprint(place)[axis])
@@ -262,7 +267,7 @@ def layout_of(program: Program, feeds: Sequence[int | None]) -> Layout:
     planes = {(one.input, one.component) for one in program.loads}
     state = tuple((place, one) for place in sorted(fed) for one in range(inputs[place].components))
     inside = interior(program)
-    ends = _ends_of(program, inside)
+    ends = _ends_of(program, tuple(fed))
     layout = Layout(program, tuple(fed), state, tuple(sorted(planes - set(state))), inside, ends)
     widest = max(*layout.radius, *(one.reach for one in ends))
     if widest > WIDEST_READ:
@@ -276,18 +281,25 @@ def interior(program: Program) -> Program:
 
 
 @functools.lru_cache(maxsize=16)
-def _ends_of(program: Program, inside: Program) -> tuple[Ends, ...]:
-    """Return how cells near the ends differ, per axis. inside: the interior program."""
+def _ends_of(program: Program, fed: tuple[int, ...]) -> tuple[Ends, ...]:
+    """Return how cells near the ends differ, per axis."""
     return tuple(
-        _ends_along(program, inside, axis, before, after)
+        _ends_along(program, fed, axis, before, after)
         for axis, (before, after) in enumerate(ends_pass.ends_of(program))
     )
 
 
-def _ends_along(program: Program, inside: Program, axis: int, before: int, after: int) -> Ends:
+def _ends_along(program: Program, fed: Sequence[int], axis: int, before: int, after: int) -> Ends:
     if before + after == 0:
         return Ends()
-    reach, between = (max(_footprint(one, axis)) for one in (program, inside))
+
+    def reads_of(one: Program) -> tuple[int, int]:
+        """Return how many cells are read before and after the own one: along rows, of fields that change."""
+        every = axis == program.axes - 1
+        offsets = [load.offset[axis] for load in one.loads if every or load.input in fed]
+        return max((-at for at in offsets), default=0), max(offsets, default=0)
+
+    reach, between = max(0, *reads_of(program)), max(0, *reads_of(interior(program)))
     if reach <= between:
         return Ends(before, after, reach)
     if before + after > MOST_ENDS:
@@ -299,7 +311,7 @@ def _ends_along(program: Program, inside: Program, axis: int, before: int, after
         first, last = [0] * program.axes, list(program.lengths)
         first[axis], last[axis] = position, position + 1
         results = ends_pass.specialised(program.graph, program.results, tuple(first), tuple(last))
-        reads[position] = _footprint(replace(program, results=results), axis)
+        reads[position] = reads_of(replace(program, results=results))
     wraps = any(low > at or at + high >= length for at, (low, high) in reads.items())
 
     # Rows that read further down can be computed later at the first end only. Such a row is complete when the
@@ -312,12 +324,6 @@ def _ends_along(program: Program, inside: Program, axis: int, before: int, after
         return Ends(before, after, reach, wraps)
     kept = max(low + (late if at < before else 0) - between for at, (low, _) in reads.items())
     return Ends(before, after, reach, wraps, late, max(kept, 0))
-
-
-def _footprint(program: Program, axis: int) -> tuple[int, int]:
-    """Return how far any input is read along an axis, before and after the own cell."""
-    offsets = [one.offset[axis] for one in program.loads]
-    return max((-one for one in offsets), default=0), max(offsets, default=0)
 
 
 def vector_items(itemsize: int, columns: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshrun.runner.compiler.cuda.steps.layout import Layout, cast
-from meshrun.runner.compiler.operations import KERNELS, ctype, expression, literal
+from meshrun.runner.compiler.operations import KERNELS, at_place, ctype, expression, literal, slot
 from meshrun.runner.compiler.passes.branches import Branch, cost, find_branches, write
 from meshrun.runner.compiler.passes.ends import specialised
 from meshrun.runner.compiler.passes.exact_products import with_exact_products
@@ -103,26 +103,30 @@ def _texts(layout: Layout, constants: dict[str, int], cval: float, *, exact: boo
 
     def text(results: Results, *, exactly: bool = False, late: int = 0) -> list[str]:
         one = replace(program, results=results)
-        return body(layout, with_exact_products(one) if exactly else one, constants, cval, late)
+        one, at_ends = with_exact_products(one) if exactly else one, results is not layout.interior.results
+        return body(layout, one, constants, cval, at_ends=at_ends, late=late)
 
     def within(first: int, last: int) -> Results:
-        """Return the results for some rows of the array, where conditions along its columns are open."""
-        return specialised(graph, program.results, (first, 0), (last, program.lengths[1]))
+        """Return the results for some rows or planes, where conditions along its columns are open."""
+        zeros = (0,) * (axes - 1)
+        return specialised(graph, program.results, (first, *zeros), (last, *program.lengths[1:]))
 
-    # Which text is for which loop: inside the array, at its ends along x, and at any edge. At the ends along
-    # x, conditions on the row are decided.
+    # Which text is for which loop: inside the array, at its ends along all axes but the first, along which
+    # conditions are decided, and at any edge.
     inside, edges, near = text(layout.interior.results, exactly=exact), program.results, layout.ends[0]
-    parts = [("!EDGE", inside)]
-    if not three and any(one.before + one.after for one in layout.ends):
+    parts = [("WHERE == INSIDE", inside)]
+    if layout.has_ends:
         sides = program.results if axes == 1 else within(near.before, program.lengths[0] - near.after)
-        parts = [("WHERE == INSIDE", inside), ("WHERE == SIDES", text(sides, exactly=exact))]
+        parts.append(("WHERE == SIDES", text(sides, exactly=exact)))
+    elif not three:
+        parts = [("!EDGE", inside)]
     if near.late:
         edges = within(near.before, program.lengths[0])
     general = text(edges)
     found = [
-        "template <bool EDGE, int LEVEL>" if three else "template <Where WHERE, int LEVEL>",
+        "template <Where WHERE, int LEVEL>",
         f"INLINE void compute({result}) {{",
-        *([] if three else ["    [[maybe_unused]] constexpr bool EDGE = WHERE == EDGES;"]),
+        f"    [[maybe_unused]] constexpr bool EDGE = WHERE {'!= INSIDE' if three else '== EDGES'};",
     ]
     if len(parts) == 1 and inside == general:
         found += [*general, "}"]
@@ -203,13 +207,18 @@ class Cells:
 
 @dataclass
 class Writer:
-    """Write the statements that compute nodes, each node once. columns, rows: of a lane."""
+    """Write the statements that compute nodes, each node once.
+
+    columns, rows: of a lane. at_ends: whether they are for cells near the array's ends: there, a condition on
+    the place holds for some lane of nearly all warps, and is worth no branch.
+    """
 
     layout: Layout
     columns: int
     rows: int
     cval: float
     cells: Cells
+    at_ends: bool
 
     def __post_init__(self) -> None:
         self.lines: list[str] = []
@@ -226,6 +235,8 @@ class Writer:
 
         def condition(node: Node) -> Node | None:
             if node.op != "where" or self._is_of_other_lane(node):
+                return None
+            if self.at_ends and node.operands[0].op == "inside":
                 return None
             return self.cells.home(node.operands[0], axes)
 
@@ -296,8 +307,9 @@ class Writer:
         if node.op in PLACES:
             return self._place(node)
         if node.op == "scalar":
-            slot = f"at.all.scalars + (LEVEL - 1) * SCALARS + {node.value}"
-            return f"scalar<{ctype(node.dtype)}>({slot})"
+            # A row of slots for each step.
+            self._declare_once("const uint64* scalars", "at.all.scalars + (LEVEL - 1) * SCALARS")
+            return slot(node)
         return expression(node, {one: self._names[one] for one in node.operands})
 
     def _of_other_lane(self, node: Node) -> Node | None:
@@ -317,18 +329,19 @@ class Writer:
 
     def _place(self, node: Node) -> str:
         """Return the value of a place or of a condition on it."""
-        axis, *value = node.value
-        letter = "zyx"[axis - self.layout.program.axes]
-        (cell,) = node.offset
+        letter = "zyx"[node.value[0] - self.layout.program.axes]
+        own, (cell,) = {"z": "plane", "y": "row", "x": "column"}[letter], node.offset
         line = self._line(f"at_{letter}", [cell])
-        if line not in self._lines_of_memory:
-            self._lines_of_memory.add(line)
-            own = {"z": "plane", "y": "row", "x": "column"}[letter]
-            text = f"at.all.{letter}.position(at.{own} + {cell})"
-            self.lines.append(f"    const int {line} = {text};")
-        if node.op == "place":
-            return f"int64({line}) + {value[0]}"
-        return f"is_within({line}, {', '.join(map(str, value))})"
+        # At the ends, registers for what is the same for all rows are better used otherwise.
+        first = f"opaque(at.{own})" if self.at_ends else f"at.{own}"
+        self._declare_once(f"const int {line}", f"at.all.{letter}.position({first} + {cell})")
+        return at_place(node, line)
+
+    def _declare_once(self, variable: str, text: str) -> None:
+        """Write a variable's declaration, unless there is one that can be seen here."""
+        if variable not in self._lines_of_memory:
+            self._lines_of_memory.add(variable)
+            self.lines.append(f"    {variable} = {text};")
 
     def _load(self, node: Node) -> str:
         *others, column = node.offset
@@ -352,10 +365,8 @@ class Writer:
             number = self.layout.fixed.index(plane)
             line = self._line(f"f{number}", others)
             pointer = self._line(f"p{number}", others[:1])
-            if pointer not in self._lines_of_memory:
-                self._lines_of_memory.add(pointer)
-                given = f"at.all.fixed{number}, at.all.fixed_planes{number}, at, at.plane + {first}"
-                self.lines.append(f"    const {kind}* {pointer} = plane_of<EDGE>({given});")
+            given = f"at.all.fixed{number}, at.all.fixed_planes{number}, at, at.plane + {first}"
+            self._declare_once(f"const {kind}* {pointer}", f"plane_of<EDGE>({given})")
             given = f"int(at.all.fixed_pitch{number}), {operand.components}, at, {middle[0]}, {constant}"
             text = f"fixed<EDGE>({pointer}, {given})"
         else:
@@ -364,9 +375,7 @@ class Writer:
             pointers = ", ".join(f"at.all.{one}{number}" for one in ("fixed", "fixed_pitch"))
             away = ", ".join(map(str, others or [0]))
             text = f"fixed<EDGE>({pointers}, {operand.components}, at, {away}, {constant})"
-        if line not in self._lines_of_memory:
-            self._lines_of_memory.add(line)
-            self.lines.append(f"    const Lane<{kind}> {line} = {text};")
+        self._declare_once(f"const Lane<{kind}> {line}", text)
         return f"{line}.v[{column}]"
 
     def _line(self, start: str, others: Sequence[int]) -> str:
@@ -403,15 +412,22 @@ def node_reads(
 
 
 def body(
-    layout: Layout, program: Program, constants: dict[str, int], cval: float, late: int = 0
+    layout: Layout,
+    program: Program,
+    constants: dict[str, int],
+    cval: float,
+    *,
+    at_ends: bool = False,
+    late: int = 0,
 ) -> list[str]:
     """Return the statements that compute a lane's cells of all planes.
 
-    program: with the layout's planes. late: how many rows further up they are than the lane's row.
+    program: with the layout's planes. at_ends: as of `Writer`. late: how many rows further up the cells are
+    than the lane's row.
     """
     rows, columns = constants.get("H", 1), constants["C"]
     lane = Cells(program.graph)
-    writer = Writer(layout, columns, rows, cval, lane)
+    writer = Writer(layout, columns, rows, cval, lane, at_ends)
     cells = []  # plane and cell of a result, and its node
     for row, column in product(range(rows), range(columns)):
         shift = {1: (column,), 2: (-late, column), 3: (0, row, column)}[program.axes]

@@ -174,7 +174,9 @@ def rows_of(
     source = SimpleNamespace(chunks=source_chunks)
     sink = SimpleNamespace(chunks=sink_chunks, path=Path("out.zarr"))
     chosen: Any = StreamOptions(**options)
-    return chunks_of(world or lone(backend), cut, [source], [sink], chosen, kept).rows  # type: ignore[arg-type]
+    world = world or lone(backend)
+    memory = world.gather_calls(lambda: limits(world, chosen))
+    return chunks_of(world, cut, [source], [sink], chosen, memory, kept).rows  # type: ignore[arg-type]
 
 
 def halo(*widths: tuple[int, int]) -> Any:

@@ -1,0 +1,241 @@
+"""Steps of functions of whole arrays, compared with the same in block form.
+
+    python benchmarks/whole_arrays.py [--side 8192] [--steps 400] [--rounds 5] [--device cuda] [--json FILE]
+    mpirun -n 2 python benchmarks/whole_arrays.py
+
+Microseconds per step, medians of rounds in which both forms take turns, of the slowest rank, without files.
+Edges that a function writes by index are a boundary in block form. single: each step is one pass. several: as
+the runner chooses. one pass: over --pass-side squared cells of float32, read and written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import meshrun
+from meshrun.runner.arrays.distributed_array import empty_array
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.plan.task import Task, plan_task
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.report.record import write_json
+from meshrun.runner.run.prepare import fused
+from meshrun.runner.steps.stepper import Stepper
+from meshrun.runner.world.world import World, open_world
+
+
+@meshrun.distribute
+def heat(u, *, rate: float = 0.2):
+    """A plate with a hot edge, a cold one, and two through which nothing flows."""
+    new = u.copy()
+    new[1:-1, 1:-1] += rate * (u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2] - 4 * u[1:-1, 1:-1])
+    new[0], new[-1] = 1, 0
+    new[:, 0], new[:, -1] = new[:, 1], new[:, -2]
+    return new
+
+
+@meshrun.map_blocks(halo=1, boundary="nearest")
+def heat_blocks(u, *, rate: float = 0.2):
+    centre = u[1:-1, 1:-1]
+    return centre + rate * (u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2] - 4 * centre)
+
+
+def around(u):
+    """Return the sum of differences from the four neighbours, where opposite edges meet."""
+    return np.roll(u, 1, 0) + np.roll(u, -1, 0) + np.roll(u, 1, 1) + np.roll(u, -1, 1) - 4 * u
+
+
+@meshrun.distribute(outputs=("u", "before"))
+def wave(u, before):
+    """A surface whose opposite edges meet."""
+    return 2 * u - before + 0.25 * around(u), u
+
+
+@meshrun.map_blocks(halo=1, boundary="wrap", outputs=("after", "old"), feeds=("u", "before"))
+def wave_blocks(u, before):
+    centre = u[1:-1, 1:-1]
+    around = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4 * centre
+    return 2 * centre - before[1:-1, 1:-1] + 0.25 * around, centre
+
+
+@meshrun.distribute(outputs=("u", "v"))
+def gray_scott(u, v, *, feed: float = 0.037, kill: float = 0.06):
+    """Two substances that react and spread."""
+    reaction = u * v * v
+    new_u, new_v = u - reaction + feed * (1 - u), v + reaction - (feed + kill) * v
+    return new_u + 0.2 * around(u), new_v + 0.1 * around(v)
+
+
+@meshrun.map_blocks(halo=1, boundary="wrap", outputs=("new_u", "new_v"), feeds=("u", "v"))
+def gray_scott_blocks(u, v, *, feed: float = 0.037, kill: float = 0.06):
+    def around(field):
+        centre = field[1:-1, 1:-1]
+        return field[:-2, 1:-1] + field[2:, 1:-1] + field[1:-1, :-2] + field[1:-1, 2:] - 4 * centre
+
+    here_u, here_v = u[1:-1, 1:-1], v[1:-1, 1:-1]
+    reaction = here_u * here_v * here_v
+    new_u = here_u - reaction + feed * (1 - here_u) + 0.2 * around(u)
+    return new_u, here_v + reaction - (feed + kill) * here_v + 0.1 * around(v)
+
+
+@meshrun.distribute
+def life(board):
+    """A board with dead edges, of one byte per cell."""
+    new = np.zeros_like(board)
+    rows = board[:-2] + board[1:-1] + board[2:]
+    around = rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]
+    alive = board[1:-1, 1:-1]
+    new[1:-1, 1:-1] = (around == 3) | ((around == 4) & (alive == 1))
+    return new
+
+
+@meshrun.map_blocks(halo=1, boundary="constant")
+def life_blocks(board):
+    rows = board[:-2] + board[1:-1] + board[2:]
+    around = rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]
+    return ((around == 3) | ((around == 4) & (board[1:-1, 1:-1] == 1))).astype(board.dtype)
+
+
+@meshrun.distribute(outputs=("h", "u", "v"))
+def shallow_water(h, u, v, *, depth: float = 0.3, pull: float = 0.3):
+    """Linear waves in a basin: velocities on the faces, none through its walls."""
+    u[1:] -= pull * (h[1:] - h[:-1])
+    v[:, 1:] -= pull * (h[:, 1:] - h[:, :-1])
+    u[0] = 0
+    v[:, 0] = 0
+    h[:-1] -= depth * (u[1:] - u[:-1])
+    h[:, :-1] -= depth * (v[:, 1:] - v[:, :-1])
+    h[-1], h[:, -1] = h[-2], h[:, -2]
+    return h, u, v
+
+
+@meshrun.map_blocks(
+    halo=((1, 1), (1, 1)), boundary="nearest", outputs=("new_h", "new_u", "new_v"), feeds=("h", "u", "v")
+)
+def shallow_water_blocks(h, u, v, *, depth: float = 0.3, pull: float = 0.3):
+    new_u = u[1:, 1:-1] - pull * (h[1:, 1:-1] - h[:-1, 1:-1])
+    new_v = v[1:-1, 1:] - pull * (h[1:-1, 1:] - h[1:-1, :-1])
+    flow = (new_u[1:] - new_u[:-1]) + (new_v[:, 1:] - new_v[:, :-1])
+    return h[1:-1, 1:-1] - depth * flow, new_u[:-1], new_v[:, :-1]
+
+
+PAIRS = {
+    "heat": (heat, heat_blocks, np.float32),
+    "wave": (wave, wave_blocks, np.float32),
+    "gray_scott": (gray_scott, gray_scott_blocks, np.float32),
+    "life": (life, life_blocks, np.uint8),
+    "shallow_water": (shallow_water, shallow_water_blocks, np.float32),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--side", type=int, default=8192)
+    parser.add_argument("--pass-side", type=int, default=16384, help="cells of an axis for one pass; 0: none")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--only", choices=PAIRS, help="one function")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with open_world(options.device) as world:
+        rows = measure(world, options)
+        if options.json and world.rank == 0:
+            measured = {name: getattr(options, name) for name in ("side", "pass_side", "steps", "rounds")}
+            where = {"ranks": world.size, "devices": world.places(), "versions": world.versions()}
+            record = {"benchmark": "whole_arrays", **measured, **where, "rows": rows}
+            write_json(options.json, "benchmark", 1, record)
+
+
+def measure(world: World, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Print and return a row for each function and way to take steps."""
+    rows = []
+    names = [options.only] if options.only else list(PAIRS)
+    cases = [(name, kind, options.side) for name in names for kind in ("single", "several")]
+    cases += [("heat", "one pass", options.pass_side)] if options.pass_side else []
+    if world.rank == 0:
+        print(
+            f"{'function':<14} {'steps':<9} {'whole us':>10} {'blocks us':>10} {'quotient':>9}  per kernel"
+        )
+    for name, kind, side in cases:
+        *jobs, dtype = PAIRS[name]
+        tasks = [task_of(world, job, side, np.dtype(dtype)) for job in jobs]
+        takers = [one_pass(world, task) if kind == "one pass" else stepping(world, task, options.steps, kind)
+                  for task in tasks]  # fmt: skip
+        times: list[list[float]] = [[], []]
+        for _ in range(options.rounds + 1):
+            for number, (take, _) in enumerate(takers):
+                times[number].append(max(world.control.allgather(take())))
+        whole, blocks = (1e6 * statistics.median(each[1:]) for each in times)  # the first round warms up
+        row = {"function": name, "steps": kind, "whole_us": whole, "blocks_us": blocks,
+               "quotient": whole / blocks, "per_kernel": [count for _, count in takers]}  # fmt: skip
+        rows.append(row)
+        if world.rank == 0:
+            counts = " and ".join(str(count) for _, count in takers)
+            print(
+                f"{name:<14} {kind:<9} {whole:10.1f} {blocks:10.1f} {whole / blocks:9.3f}  {counts}",
+                flush=True,
+            )
+    return rows
+
+
+def task_of(world: World, job: Job, side: int, dtype: np.dtype[Any]) -> Task:
+    """Return the task of a job for square arrays, with its kernel."""
+    types, parameters = [((side, side), dtype)] * len(job.arrays), job.complete({})
+    job = with_inferred_halo(job, types, parameters)
+    task, _ = fused(world, plan_task(job, parameters, types, world.size), "require", "strict", 100)
+    return task
+
+
+def stepping(world: World, task: Task, steps: int, kind: str) -> tuple[Callable[[], float], int]:
+    """Return what takes steps and tells the seconds per step, and the steps of a kernel."""
+    stepper = Stepper(world, task, Phases(world.backend.synchronize), one_by_one=kind == "single")
+    arrays = []
+    for plan, field in zip(stepper.plans, task.fields, strict=True):
+        arrays.append(empty_array(world, plan, field.dtype, stepper))
+        arrays[-1].block[...] = 1
+    stepper.start(arrays)
+
+    def take() -> float:
+        world.backend.synchronize()
+        world.control.barrier()
+        begin = time.perf_counter()
+        stepper.advance(steps)
+        world.backend.synchronize()
+        return (time.perf_counter() - begin) / steps
+
+    return take, stepper.fused_steps
+
+
+def one_pass(world: World, task: Task) -> tuple[Callable[[], float], int]:
+    """Return what computes this rank's block once, without its halo's exchange, and tells the seconds."""
+    assert task.kernel is not None
+    region = task.partition[world.rank]
+    blocks = [world.backend.empty(field.padded(region.shape), field.dtype) for field in task.fields]
+    outs = [world.backend.empty(region.shape, dtype) for _, dtype in task.known]
+    for array in (*blocks, *outs):
+        array[...] = 1
+    call = task.kernel.bind(blocks, outs, region.start)
+
+    def take() -> float:
+        world.backend.synchronize()
+        begin = time.perf_counter()
+        for _ in range(REPEATS):
+            call()
+        world.backend.synchronize()
+        return (time.perf_counter() - begin) / REPEATS
+
+    return take, 1
+
+
+REPEATS = 5  # passes of a round
+
+if __name__ == "__main__":
+    main()
