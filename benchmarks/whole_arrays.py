@@ -161,9 +161,7 @@ def measure(world: World, options: argparse.Namespace) -> list[dict[str, Any]]:
     cases = [(name, kind, options.side) for name in names for kind in ("single", "several")]
     cases += [("heat", "one pass", options.pass_side)] if options.pass_side else []
     if world.rank == 0:
-        print(
-            f"{'function':<14} {'steps':<9} {'whole us':>10} {'blocks us':>10} {'quotient':>9}  per kernel"
-        )
+        print(f"{'function':<14} {'steps':<9} {'whole us':>10} {'blocks us':>10} {'quotient':>9}  per kernel")
     for name, kind, side in cases:
         *jobs, dtype = PAIRS[name]
         tasks = [task_of(world, job, side, np.dtype(dtype)) for job in jobs]

@@ -23,6 +23,25 @@ LONGEST_LINE = 2000  # characters of a line of an error
 TRACE = "meshrun_trace"  # of an error that another rank has met
 
 
+class Exit:
+    """All exit statuses of meshrun's commands.
+
+    `bench` has those of nccl-tests, and `validate` those of monitoring plugins.
+    """
+
+    OK = 0
+    FAILED = 1
+    BAD_REQUEST = 2  # a wrong option or file
+    STUCK = 4  # no progress for so many seconds
+    BENCH_CUDA_FAILED = 2
+    BENCH_NCCL_FAILED = BENCH_NEEDS_GPU = 3
+    BENCH_BAD_REQUEST = 6
+    BENCH_WRONG_RESULTS = 7
+    VALIDATE_WARNING = 1
+    VALIDATE_CRITICAL = 2
+    VALIDATE_UNKNOWN = 3  # also of a wrong option
+
+
 class MeshrunError(Exception):
     """A failure that is reported as one sentence, without a traceback.
 
@@ -36,7 +55,7 @@ class MeshrunError(Exception):
         so that all can end in order and only rank 0 needs to speak.
     """
 
-    exit_code = 1
+    exit_code = Exit.FAILED
 
     def __init__(
         self,
@@ -70,13 +89,13 @@ class MeshrunError(Exception):
 
 
 class UserError(MeshrunError):
-    """A request that cannot be carried out, such as a wrong option or file: exit status 2."""
+    """A request that cannot be carried out, such as a wrong option or file."""
 
-    exit_code = 2
+    exit_code = Exit.BAD_REQUEST
 
 
 class RunError(MeshrunError):
-    """A failure of a run whose request was right: exit status 1."""
+    """A failure of a run whose request was right."""
 
 
 class BadResult(RunError):

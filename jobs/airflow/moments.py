@@ -8,10 +8,12 @@ nor momentum, so that these are the flow's. In cells that are no fluid they mean
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from meshrun.jobs.airflow.cells import Cell
 from meshrun.jobs.airflow.lattice import Lattice
 from meshrun.jobs.airflow.step import SCALE
 
@@ -44,6 +46,21 @@ def momentum_along(lattice: Lattice, populations: Sequence[Any], axis: int) -> A
 def speed(lattice: Lattice, populations: Sequence[Any]) -> Any:
     """Return the length of the velocity."""
     return sum(one * one for one in momentum(lattice, populations)) ** 0.5
+
+
+def shown_value(lattice: Lattice, cells: Sequence[Any], name: str, xp: ModuleType) -> Any:
+    """Return "pressure" or "velocity0", "velocity1", ..., 0 in solid cells; or "solid": 1 in these, else 0.
+
+    cells: of each population, then their kinds. xp: numpy or cupy.
+    """
+    populations, kinds = cells[: lattice.size], cells[lattice.size]
+    solid = kinds == int(Cell.SOLID)
+    if name == "solid":
+        return solid.astype(np.float32)
+    if name == "pressure":
+        return xp.where(solid, np.float32(0), pressure(populations))
+    axis = int(name.removeprefix("velocity"))
+    return xp.where(solid, np.float32(0), momentum_along(lattice, populations, axis))
 
 
 def equilibrium(

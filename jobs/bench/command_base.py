@@ -9,17 +9,16 @@ import click
 
 from meshrun.jobs.measure.exit_codes import Parsed, StrictCommand
 from meshrun.jobs.measure.sizes import parse_nccl_tests_size
+from meshrun.runner.errors import Exit
 from meshrun.runner.report.record import stdout_for
 from meshrun.runner.world.failure import FailureHandler
 from meshrun.runner.world.rank_process import run_as_rank
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-BAD_USAGE = 6  # nccl-tests' exit status (testInvalidUsage)
-
 
 class BadUsage(click.UsageError):
-    exit_code = BAD_USAGE
+    exit_code = Exit.BENCH_BAD_REQUEST
 
 
 class OwnCommand(StrictCommand):
@@ -61,7 +60,9 @@ def run_on_ranks(body: Callable[..., dict[str, Any]], options: Any, device: Any,
     with stdout_for(options.output_file):
         return run_as_rank(
             lambda world, handler: body(world, handler, options, cli_context),
-            FailureHandler(debug=debug, usage_exit_status=BAD_USAGE, interrupt_message="interrupted"),
+            FailureHandler(
+                debug=debug, usage_exit_status=Exit.BENCH_BAD_REQUEST, interrupt_message="interrupted"
+            ),
             device=device,
             started=cli_context.started,
             command=" ".join(cli_context.words),

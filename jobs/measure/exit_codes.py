@@ -9,25 +9,25 @@ from typing import Any, ClassVar
 
 import click
 
-from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.errors import Exit, RunError, UserError
 
 
 class WrongResults(RunError):
-    """Wrong data, or too slow on average; nccl-tests' exit status 7."""
+    """Wrong data, or too slow on average."""
 
-    exit_code = 7
+    exit_code = Exit.BENCH_WRONG_RESULTS
 
 
 class Stuck(RunError):
-    """No progress for -T seconds; nccl-tests' exit status 4."""
+    """No progress for -T seconds."""
 
-    exit_code = 4
+    exit_code = Exit.STUCK
 
 
 class NeedsGpu(RunError):
     """The measurement needs a GPU and there is none."""
 
-    exit_code = 3
+    exit_code = Exit.BENCH_NEEDS_GPU
 
 
 class StrictCommand(click.Command):

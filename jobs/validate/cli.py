@@ -17,19 +17,17 @@ from meshrun.jobs.validate.ladder.budget import quick as quick_plan
 from meshrun.jobs.validate.plan import RUNGS, Plan, RungName
 from meshrun.jobs.validate.run.options import ValidateOptions
 from meshrun.jobs.validate.run.outputs import Outputs, check_writable
-from meshrun.jobs.validate.verdict import EXIT
-from meshrun.runner.errors import UserError
+from meshrun.runner.errors import Exit, UserError
 from meshrun.runner.report.record import STDOUT, stdout_for
 from meshrun.runner.system.launcher import default_variable
 from meshrun.runner.world.failure import FailureHandler
 from meshrun.runner.world.rank_process import run_as_rank
 
 FILES = ("json", "html", "junit", "prometheus")
-UNKNOWN = EXIT["unknown"]  # also the exit status of usage errors
 
 
 class ValidateUsageError(click.UsageError):
-    exit_code = UNKNOWN
+    exit_code = Exit.VALIDATE_UNKNOWN
 
 
 class ValidateCommand(StrictCommand):
@@ -51,7 +49,7 @@ class ValidateCommand(StrictCommand):
         named = Outputs(**{name: typed.get(name) for name in FILES})
         named = named if files else named.without_files()
         if kept is None:
-            status = max(status, UNKNOWN)
+            status = max(status, Exit.VALIDATE_UNKNOWN)
         elif status == 1:  # the runner's; no rank failed first, but a launcher or a host
             status = kept
         try:
@@ -173,8 +171,8 @@ def validate(
     own_nics = default_variable("NCCL_P2P_PXN_LEVEL", "0") if device != "cpu" else nullcontext()
     handler = FailureHandler(
         debug=debug,
-        usage_exit_status=UNKNOWN,
-        failure_exit_status=EXIT["critical"],
+        usage_exit_status=Exit.VALIDATE_UNKNOWN,
+        failure_exit_status=Exit.VALIDATE_CRITICAL,
         interrupt_message="interrupted",
     )
     handler.before_exit = partial(report_before_world, handler, options, cli_context)

@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from meshrun.jobs.validate.plan import RungName
+from meshrun.runner.errors import Exit
 
 Unit = Literal["GPU", "CPU"]  # what each rank computes on
 Status = Literal["ok", "warning", "critical", "unknown"]
 SEVERITY: tuple[Status, ...] = ("ok", "warning", "unknown", "critical")
-# Exit statuses, as of monitoring plugins.
-EXIT: dict[Status, int] = {"ok": 0, "warning": 1, "critical": 2, "unknown": 3}
+EXIT: dict[Status, int] = {
+    "ok": Exit.OK,
+    "warning": Exit.VALIDATE_WARNING,
+    "critical": Exit.VALIDATE_CRITICAL,
+    "unknown": Exit.VALIDATE_UNKNOWN,
+}
 FindingKind = Literal[
     "gpu",  # memory or arithmetic of one GPU
     "pcie",  # the link between a GPU and its host

@@ -61,6 +61,10 @@ class Arrays(Protocol):
     def capturable(self) -> bool:
         """Whether a CUDA graph can hold exchanges: they are work of the device alone."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the next messages need no connection to be made first; the same on every rank."""
+
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         """Start all messages as one group. Messages between two ranks arrive in the order sent."""
 

@@ -96,6 +96,7 @@ class MpiComm:
 
     label = "MPI, host memory"
     capturable = False
+    is_open = True
     trail: Trail | None = None
 
     def __init__(self, comm: Any = None) -> None:

@@ -20,7 +20,7 @@ import cupy
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.collective_call import gather_calls
 from meshrun.runner.comm.collectives.api import NcclTuning
-from meshrun.runner.errors import RunError, UserError, first_line
+from meshrun.runner.errors import Exit, RunError, UserError, first_line
 from meshrun.runner.processes import mapped_files
 from meshrun.runner.spelling import option
 from meshrun.runner.system.launcher import variables
@@ -33,9 +33,9 @@ HOST_IMMEDIATE = 1  # ncclScalarHostImmediate
 
 
 class NcclFailure(RunError):
-    """An NCCL error: exit status 3, as in nccl-tests."""
+    """An NCCL error."""
 
-    exit_code = 3
+    exit_code = Exit.BENCH_NCCL_FAILED
 
 
 @functools.cache

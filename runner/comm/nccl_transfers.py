@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 import cupy
 import numpy as np
@@ -13,6 +14,7 @@ from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS
 from meshrun.runner.comm.recorded import recorded, recorded_exchange
 from meshrun.runner.errors import UserError
 from meshrun.runner.region import Array
+from meshrun.runner.system.launcher import default_variable
 
 CODES = {known.numpy: known.code for known in DATATYPES.values()}
 BYTES = CODES["uint8"]
@@ -32,17 +34,39 @@ class NcclComm:
     """One rank of an NCCL communicator over all of `control`'s ranks, on the current device.
 
     Calls are issued to CuPy's current stream. `control` broadcasts the unique id. Graphs that hold calls must
-    be gone before `close`, which waits for them.
+    be gone before `close`, which waits for them. later: open the communicator, which takes most of a second,
+    at the first call, which all ranks must make. variables: of NCCL, as defaults when it opens.
     """
 
     capturable = True
 
-    def __init__(self, control: Control) -> None:
+    def __init__(
+        self, control: Control, *, later: bool = False, variables: Mapping[str, str] | None = None
+    ) -> None:
         self._label = nccl.common_version(control)
-        unique_id = control.broadcast(nccl.new_unique_id() if control.rank == 0 else None)
-        self._comm = nccl.Communicator(control.size, control.rank, unique_id)
+        self._control, self._variables = control, variables or {}
         self.rank = control.rank
         self.trail = control.trail and control.trail.on_device()
+        self._opened: nccl.Communicator | None = None
+        if not later:
+            self._open()
+
+    def _open(self) -> nccl.Communicator:
+        control = self._control
+        with ExitStack() as defaults:
+            for name, value in self._variables.items():
+                defaults.enter_context(default_variable(name, value))
+            unique_id = control.broadcast(nccl.new_unique_id() if control.rank == 0 else None)
+            self._opened = nccl.Communicator(control.size, control.rank, unique_id)
+        return self._opened
+
+    @property
+    def _comm(self) -> nccl.Communicator:
+        return self._opened or self._open()
+
+    @property
+    def is_open(self) -> bool:
+        return self._opened is not None
 
     @property
     def label(self) -> str:
@@ -78,4 +102,5 @@ class NcclComm:
     @recorded("close")
     def close(self) -> None:
         cupy.cuda.get_current_stream().synchronize()
-        self._comm.close()
+        if self._opened is not None:
+            self._opened.close()

@@ -94,6 +94,13 @@ class DeviceTables:
         address: int = array.data.ptr
         return address
 
+    def bytes_of(self, array: Array, first: int, count: int) -> Array:
+        """Return bytes of the memory that an array lies in, counted from its first element; a view.
+
+        They may belong to what lies between the array's rows.
+        """
+        return cupy.ndarray((count,), np.uint8, array.data + first)
+
     def upload(self, table: np.ndarray[Any, Any]) -> Array:
         return cupy.asarray(table)
 

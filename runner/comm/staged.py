@@ -28,6 +28,7 @@ class StagedComm:
 
     label = "staged through host memory (ranks share a GPU, which NCCL refuses), MPI"
     capturable = False
+    is_open = True
 
     def __init__(self, control: Control, backend: Backend) -> None:
         self._control, self._backend = control, backend

@@ -114,6 +114,7 @@ class ThreadComm:
 
     label = "threads of one process"
     capturable = False
+    is_open = True
     library = ""
     trail: Trail | None = None
 

@@ -15,6 +15,7 @@ import numpy as np
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import single_pass
+from meshrun.runner.compiler.cuda.beyond import Beyond, Sides, cells_beyond
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
 from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, Sending, StepKernel, Tuning
@@ -106,7 +107,8 @@ class DeviceKernel:
     choice: Choice | None = None
     row: int = 0
     takes_rows = True
-    _passes: dict[tuple[Shape, bool, bool], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
+    capturable = True
+    _passes: dict[tuple[Shape, bool, bool, bool], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
         default_factory=dict
     )
     _steps: dict[tuple[int, bool, bool], tuple[StepKernel, Callable[..., None], int]] = field(
@@ -127,6 +129,24 @@ class DeviceKernel:
         """The inputs of which no cell beyond the ends of the last axis needs to be in memory."""
         return single_pass.finds_ends(self.program, self.boundary, self.row)
 
+    @functools.cached_property
+    def stores_beyond(self) -> bool:
+        """Whether a pass can store all cells beyond the array that the next one reads; see `TaskKernel`.
+
+        Not if cells have places: those near the ends are computed by another part of the kernel.
+        """
+        if None in self.feeds or self.program.axes < 2 or self.program.has_places:
+            return False
+        if self.boundary == "constant":
+            return True
+        beside = {node.input for node in self.program.loads if node.offset[-1]} & set(self.feeds)
+        plain = all(one.components == 1 and not one.trailing for one in self.program.inputs)
+        return plain and beside <= set(self.finds_ends)
+
+    @functools.cached_property
+    def _beyond(self) -> Beyond | None:
+        return cells_beyond(self.program, self.feeds, self.boundary)
+
     def __call__(
         self,
         blocks: Sequence[Array],
@@ -142,6 +162,7 @@ class DeviceKernel:
         outs: Sequence[Array],
         first: Sequence[int],
         scalars: Array | None = None,
+        sides: Sides = (),
     ) -> Callable[[], None]:
         """Return the launches of one pass; see `TaskKernel`. To make their arguments takes the host longer
         than a small block takes the device."""
@@ -154,20 +175,25 @@ class DeviceKernel:
             outer = tuple(slice(a, b + sum(width)) for (a, b), width in zip(box, self.widths, strict=True))
             at = [start + a for start, (a, _) in zip(first, box, strict=False)]
             part = [block[outer] for block in blocks], [out[inner] for out in outs]
-            parts.append(self._bound_pass(*part, at, scalars))
+            parts.append(self._bound_pass(*part, at, scalars, sides))
         return parts[0] if len(parts) == 1 else functools.partial(_call_all, parts)
 
     def _bound_pass(
-        self, blocks: Sequence[Array], outs: Sequence[Array], first: Sequence[int], scalars: Array | None
+        self,
+        blocks: Sequence[Array],
+        outs: Sequence[Array],
+        first: Sequence[int],
+        scalars: Array | None,
+        sides: Sides,
     ) -> Callable[[], None]:
         """Return the launch for cells within the array, of no more rows than one launch takes."""
         merged = self._merged
-        sides = (merged.inputs, blocks), (merged.outputs, outs)
-        apart = not all(single_pass.have_equal_pitches(*side, merged.axes) for side in sides)
+        given = (merged.inputs, blocks), (merged.outputs, outs)
+        apart = not all(single_pass.have_equal_pitches(*one, merged.axes) for one in given)
         wide = single_pass.is_wide([*blocks, *outs])
-        kernel, launch = self._pass(outs[0].shape, apart, wide)
+        kernel, launch = self._pass(outs[0].shape, apart, wide, any(map(any, sides)))
         places = [at % n for at, n in zip(first, self.program.lengths, strict=False)]
-        call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars)
+        call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
         if call.grid == (0,):
             return functools.partial(_call_all, ())
         return functools.partial(launch, call.grid, call.block, call.arguments)
@@ -177,22 +203,32 @@ class DeviceKernel:
         self._pass(shape)
 
     def _pass(
-        self, shape: Shape, apart: bool = False, wide: bool = False
+        self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False
     ) -> tuple[single_pass.PassKernel, Callable[..., None]]:
         """Return the kernel for results of a shape, whose tile is no longer than their own cells.
 
-        apart, wide: as of `single_pass.emit`.
+        apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array.
         """
         last = self._merged.axes - 1
         row = math.prod(shape[last:]) // self._merged.outputs[0].components
         lengths = (*shape[:last], row)
         if not single_pass.marches(self._common):  # all longer ones have the same tile
-            lengths = tuple(map(min, lengths, self._tile))
+            tile = self._tile
+            if self.row:  # steps
+                tile = single_pass.with_fewer_columns(self._common, tile, math.prod(lengths))
+            lengths = tuple(map(min, lengths, tile))
         if self._ends and row != self.row:
             raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
-        key = lengths, apart, wide
+        key = lengths, apart, wide, beyond
         if key not in self._passes:
-            kernel = single_pass.emit(self._merged, lengths=lengths, apart=apart, wide=wide, ends=self._ends)
+            kernel = single_pass.emit(
+                self._merged,
+                lengths=lengths,
+                apart=apart,
+                wide=wide,
+                ends=self._ends,
+                beyond=self._beyond if beyond else None,
+            )
             launch = self._compiled(kernel.source, kernel.name)
             self._passes[key] = kernel, launch
         return self._passes[key]
@@ -215,7 +251,9 @@ class DeviceKernel:
 
         def binder(choice: Choice) -> step_tuning.BindSteps:
             other = replace(self, choice=choice, _passes={}, _steps={})
-            return functools.partial(other.bind_steps, choice.steps)
+            slots = backend.empty((choice.steps * self.program.scalars,), np.dtype(np.int64))
+            slots[...] = 0
+            return functools.partial(other.bind_steps, choice.steps, scalars=slots)
 
         text = "\0".join([self.arithmetic, kernel.source])
         folder = cache_folder()
@@ -292,7 +330,8 @@ class DeviceKernel:
             return lambda: None
         axes = blocks.axes(part, steps + more)
         sending = blocks.sending() if rows is None else None
-        return self.bind_steps(steps, blocks.inputs(part), blocks.outputs(part), axes, sending)
+        arrays = blocks.inputs(part), blocks.outputs(part)
+        return self.bind_steps(steps, *arrays, axes, sending, blocks.scalars)
 
     def bind_steps(
         self,
@@ -301,17 +340,20 @@ class DeviceKernel:
         outs: Sequence[Array],
         axes: Sequence[Axis],
         sending: Sending | None = None,
+        scalars: Array | None = None,
     ) -> Callable[[], None]:
         """Return what takes `steps` steps from the own cells of `inputs`, and writes the results to those of
         `outs`, whenever it is called.
 
         Both are views of own cells, in blocks with as many valid cells beside them as `axes` says. sending:
-        how the kernel exchanges the halos of `outs`.
+        how the kernel exchanges the halos of `outs`. scalars: a row of slots for each step, if the program
+        takes some.
         """
         inputs, outs = views_of_parts(inputs), views_of_parts(outs)
         vectors = self._takes_vectors([*inputs, *outs])
         kernel, launch, registers = self._step_kernel(steps, vectors, sending is not None)
-        call = step_kernel.arguments(kernel, inputs, outs, axes[: self.program.axes], registers, sending)
+        axes = axes[: self.program.axes]
+        call = step_kernel.arguments(kernel, inputs, outs, axes, registers, sending, scalars)
         values = tuple(map(np.int64, call.values))
         return functools.partial(launch, call.grid, call.block, values, shared_mem=call.shared)
 
@@ -350,7 +392,9 @@ class HostKernel:
     loops: host.HostProgram | None = None
     aligned: ClassVar[bool] = False
     takes_rows: ClassVar[bool] = False
+    capturable: ClassVar[bool] = False
     sends: ClassVar[bool] = False
+    stores_beyond: ClassVar[bool] = False
     finds_ends: ClassVar[Sequence[int]] = ()
 
     @property
@@ -378,8 +422,10 @@ class HostKernel:
         outs: Sequence[Array],
         first: Sequence[int],
         scalars: Array | None = None,
+        sides: Sides = (),
     ) -> Callable[[], None]:
         """Return the call; see `TaskKernel`."""
+        assert not sides
         return functools.partial(self, list(blocks), list(outs), first, scalars)
 
     def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:

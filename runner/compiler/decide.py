@@ -14,9 +14,11 @@ from meshrun.runner.compiler.passes.ends import interior
 from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import grid_axes, output_types, reads_of, traced
+from meshrun.runner.compiler.whole.block_form import BlockFunction
+from meshrun.runner.compiler.whole.point_kernel import PointKernel
 from meshrun.runner.device.api import Device
 from meshrun.runner.errors import UserError
-from meshrun.runner.plan.task import Task
+from meshrun.runner.plan.task import Task, TaskKernel
 from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
 
@@ -102,6 +104,7 @@ def _with_kernel(
     """
     from meshrun.runner.compiler.compiled import compile_for
 
+    points = task.job.function.points if isinstance(task.job.function, BlockFunction) else None
     try:
         program = program or traced(task)
         typed = replace(task, results=output_types(task, program))
@@ -112,10 +115,10 @@ def _with_kernel(
             task.widths[: program.axes],
             arithmetic,
             task.feed_numbers,
-            task.boundary,
+            task.boundary_read,
             task.cval,
             typed.known[0][0],
-            _whole_row(task, program.axes) if steps > 1 else 0,
+            _whole_row(task, program.axes) if steps > 1 and points is None else 0,
         )
     except NotTraceable as reason:
         if any(cells > 0 for cells in reason.shorter):
@@ -124,8 +127,12 @@ def _with_kernel(
     except NotCompiled as reason:
         return task, Fusion(None, reason.reason, reason.line, refused=True)
     fusion = Fusion(compiler, operations=interior(program).operations, inexact=inexact)
+    chosen: TaskKernel = kernel if points is None else PointKernel(kernel, points)
+    # What is computed at points may be read from further than by all other cells.
+    further = points is not None or task.job.series_pass is not None
     job = replace(task.job, tape=program.tape) if program.scalars else task.job
-    return replace(typed, job=job, kernel=kernel, reads=reads_of(task, program)), fusion
+    reads = None if further else reads_of(task, program)
+    return replace(typed, job=job, kernel=chosen, reads=reads), fusion
 
 
 def _whole_row(task: Task, axes: int) -> int:

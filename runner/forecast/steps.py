@@ -250,7 +250,7 @@ def _understood(task: Task, *, gpu: bool) -> tuple[Task, Program | None]:
     widths = task.widths[: program.axes]
     kernel: DeviceKernel | HostKernel = HostKernel(program, widths)
     if gpu:
-        kernel = DeviceKernel(program, widths, "strict", task.feed_numbers, task.boundary, task.cval)
+        kernel = DeviceKernel(program, widths, "strict", task.feed_numbers, task.boundary_read, task.cval)
     return replace(task, reads=reads_of(task, program), kernel=kernel), program
 
 

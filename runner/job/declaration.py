@@ -29,7 +29,7 @@ class Job:
     arrays. sizes: of these, if they differ along the axes that are split. series: names of its results that
     are no fields. series_pass: computes these, `runner.compiler.whole.point_pass.SeriesPass`; None: there are
     none. tape: what is computed for each step (`compiler.trace.timed.StepTape`). constants: the last of the
-    inputs, arrays that the function uses and does not take (`compiler.whole.constants.Constant`).
+    inputs, arrays that the function uses and does not take (`compiler.whole.outside.Constant`).
     verify: checks the output of a "job", and forecast is for its plan, see `runner.run.declare.job`.
     """
 
@@ -63,6 +63,11 @@ class Job:
     series_pass: Any = None
     tape: Any = None
     constants: tuple[Any, ...] = ()
+
+    @property
+    def result_names(self) -> tuple[str, ...]:
+        """The names of all results, each of which is written to a file."""
+        return (*self.output_names, *self.series)
 
     @property
     def takes_steps(self) -> bool:

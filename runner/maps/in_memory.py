@@ -21,6 +21,7 @@ from meshrun.runner.arrays.halo.exchange import (
     connect,
     exchange,
     fill_own,
+    is_staged,
     pack,
     received_bytes,
     start_exchange,
@@ -88,6 +89,15 @@ class Pipeline:
         self._shortage: Shortage | None = None  # of device memory, in a call on this rank
 
     @property
+    def _exchanged_by_any(self) -> bool:
+        """Whether a rank needs cells of another: the same on every rank."""
+        return any(
+            parts > 1 and width != (0, 0)
+            for one in self.task.fields
+            for parts, width in zip(one.partition.grid, one.widths, strict=True)
+        )
+
+    @property
     def region(self) -> Region:
         """This rank's own cells, in the first array's indices."""
         return self.plans[0].region
@@ -100,7 +110,7 @@ class Pipeline:
         """
         backend, blocks = self.world.backend, [array.block for array in arrays]
         self._arrays, self._exchanged = arrays, received_bytes(arrays)
-        if backend.asynchronous and self.world.size > 1:
+        if backend.asynchronous and self.world.size > 1 and self._exchanged_by_any and not is_staged(arrays):
             with self.phases("prepare"):
                 connect(self.world, self.plans)
         if self.overlap:
@@ -114,7 +124,7 @@ class Pipeline:
                 ]
         elif self.task.has_halo:
             with self.phases("exchange", self._exchanged):
-                exchange(arrays)
+                exchange(arrays, once=True)
         self._windows = windows(blocks, self._slabs(*self._interior), self._halo)
         if backend.asynchronous:
             with self.phases("prepare"):
@@ -140,7 +150,7 @@ class Pipeline:
         """Compute slab by slab, and yield each result while it is in the cache."""
         if self.overlap:
             with self.phases("exchange", self._exchanged):
-                started = start_exchange(self._arrays, self._sends)
+                started = start_exchange(self._arrays, self._sends, once=True)
         yield from map(self._placed, self._first)
         for rows, window in self._windows:
             yield self._placed(self._timed(rows, window))
@@ -187,7 +197,7 @@ class Pipeline:
         if self.overlap:
             with backend.beside(begin):
                 sent = backend.mark()
-                start_exchange(self._arrays, self._sends).finish()
+                start_exchange(self._arrays, self._sends, once=True).finish()
                 received = backend.mark()
             for rows, edge in self._filled_edges(blocks):
                 self._within_memory(partial(compute, rows, edge))

@@ -177,8 +177,8 @@ class StepOptions:
         """The first given option that applies only to runs that take steps, as `option` spells it."""
         return first_given(self)
 
-    def check(self) -> None:
-        """Raise UserError for options that need others."""
+    def check(self, *, series: bool = False) -> None:
+        """Raise UserError for options that need others. series: whether the job has any."""
         if self.steps is None and self.named is not None:
             raise UserError(
                 f"{self.named} applies only to runs that take steps", hint=option("steps", metavar="N")
@@ -191,7 +191,7 @@ class StepOptions:
         of_frames = first_given(self, ("frame_field", "frame_range", "frame_colors"))
         if of_frames is not None and self.frames is None:
             raise UserError(f"{of_frames} applies only to frames", hint=option("frames", metavar="FILE"))
-        if self.every is not None and self.frames is None and self.until is None:
+        if self.every is not None and self.frames is None and self.until is None and not series:
             raise UserError(
                 f"{option('every')} is the interval of {option('frames')} and {option('until')}",
                 hint=option("frames", metavar="FILE"),

@@ -98,8 +98,23 @@ class TaskKernel(Protocol):
         outs: Sequence[Array],
         first: Sequence[int],
         scalars: Array | None = None,
+        sides: Sequence[tuple[bool, bool]] = (),
     ) -> Callable[[], None]:
-        """Return what does the same as a call with these arrays, whenever it is called."""
+        """Return what does the same as a call with these arrays, whenever it is called.
+
+        sides: per axis but the last, whether it also stores the cells before the first one and after the last
+        one of `outs` that equal own ones, as far as the next pass reads them. Only if it `stores_beyond`;
+        each axis with a side is longer than its halo.
+        """
+
+    @property
+    def stores_beyond(self) -> bool:
+        """Whether the next pass reads no other cells beyond the array than `bind` can store, or than a
+        constant boundary has, which no pass changes."""
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph may have what `bind` returns."""
 
     @property
     def sends(self) -> bool:
@@ -207,6 +222,12 @@ class Task:
     def strided_out(self) -> bool:
         """Whether the results that are filled may have their rows apart in memory."""
         return self.kernel is not None or self.job.strided_out
+
+    @property
+    def boundary_read(self) -> str:
+        """The boundary of the cells beyond the array that a kernel reads; "none" if it uses none: a function
+        of whole arrays has values of its own at the ends, or wraps around them."""
+        return self.boundary if self.boundary == "wrap" or not self.job.whole else "none"
 
     @property
     def has_halo(self) -> bool:
@@ -533,7 +554,7 @@ def plan_task(
     common = min(len(one) for one, _ in inputs)
     widths = normalize(job.halo_for(parameters), common)
     check_widths(widths, shape[:common])
-    parts = parse_grid(str(ranks) if grid is None else grid, shape, ranks)
+    parts = (ranks, *(1,) * (len(shape) - 1)) if grid is None else parse_grid(grid, shape, ranks)
     constant = job.cval if cval is None else cval
     fields = []
     for name, (one, of_one), subgrid in zip(job.arrays, inputs, subgrids, strict=True):

@@ -35,6 +35,7 @@ from meshrun.runner.report.units import counted
 from meshrun.runner.run.prepare import RunContext, fused
 from meshrun.runner.run.services.job_run import call, usable_memory
 from meshrun.runner.spelling import python_caller
+from meshrun.runner.steps.observers.series import SeriesRows
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.formats.registry import MemorySource
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -127,10 +128,22 @@ def _iterated(
         stepper = _stepper(single_rank_world(backend), job, arrays, job.complete(parameters), steps)
     while stepper.done < steps:
         with on_own_stream(backend) if on_device else contextlib.nullcontext(), python_caller():
-            stepper.advance(min(every - stepper.done % every, steps - stepper.done))
+            count = min(every - stepper.done % every, steps - stepper.done)
+            rows = _advance_to_row(stepper, count) if job.series else []
+            stepper.advance(1 if job.series else count)
             stepper.settle()
             found = tuple(_result(stepper, number) for number in range(len(job.output_names)))
+            found = (*found, *rows)
         yield found[0] if len(found) == 1 else found
+
+
+def _advance_to_row(stepper: Stepper, steps: int) -> list[Any]:
+    """Take all of some steps but the last; return what that one returns besides fields."""
+    if steps > 1:
+        stepper.advance(steps - 1)
+    series = SeriesRows(stepper.world, stepper.task, ())
+    rows = series.take(stepper.windows(), stepper.region, stepper.cut)
+    return [series.row_of(number, row) for number, row in enumerate(rows)]
 
 
 def _stepper(
@@ -139,7 +152,9 @@ def _stepper(
     task = with_known_results(_task(world, job, arrays, parameters, steps), world.backend)
     check_tables(task, steps)
     check_feeds(task)
-    stepper = Stepper(world, task, Phases(world.backend.synchronize), keep_finals=True)
+    one_by_one = task.job.series_pass is not None and task.job.series_pass.reads_halo
+    phases = Phases(world.backend.synchronize)
+    stepper = Stepper(world, task, phases, keep_finals=True, one_by_one=one_by_one)
     stepper.start(_distributed(world, task, stepper.plans, arrays))
     return stepper
 

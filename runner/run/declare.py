@@ -228,13 +228,18 @@ class Decorator(Protocol):
 def distribute(function: Callable[Concatenate[Any, P], object], /) -> DeclaredJob[Callable[P, object]]: ...
 @overload
 def distribute(
-    *, outputs: int | Sequence[str] = 1, feeds: Sequence[str | None] | None = None, name: str | None = None
+    *,
+    outputs: int | Sequence[str] = 1,
+    feeds: Sequence[str | None] | None = None,
+    series: Sequence[str] = (),
+    name: str | None = None,
 ) -> Decorator: ...
 def distribute(
     function: Callable[..., Any] | None = None,
     *,
     outputs: int | Sequence[str] = 1,
     feeds: Sequence[str | None] | None = None,
+    series: Sequence[str] = (),
     name: str | None = None,
 ) -> Any:
     """Declare a function of whole arrays, which any number of ranks compute as NumPy does.
@@ -249,6 +254,8 @@ def distribute(
     outputs: names of the results, or their number. A function that returns nothing returns what it changed.
     feeds: of each result, the input that it becomes in the next step, or None. Default: the input of its
         name, else the input at its place.
+    series: names of further results, after the others, that are no arrays of cells: numbers, or values at
+        points. With steps, a file of one has a row for each step, or for every `every` steps and the last.
     name: of the job. Default: the function's.
 
     Raises
@@ -275,7 +282,9 @@ def distribute(
         fed = feeds
         if fed is None and set(names) & set(declared.arrays):
             fed = [one if one in declared.arrays else None for one in names]
-        return replace(declared, whole=True, output_names=names, feeds=_fed_arrays(declared, names, fed))
+        further = _series_names(declared.name, names, series)
+        feeds_of = _fed_arrays(declared, names, fed)
+        return replace(declared, whole=True, output_names=names, feeds=feeds_of, series=further)
 
     return declare if function is None else declare(function)
 
@@ -527,6 +536,18 @@ def _output_names(job: str, outputs: int | Sequence[str]) -> tuple[str, ...]:
             f"job {job}: outputs is neither a number of results nor their names",
             got=repr(outputs),
             expected="2, or ('after', 'old')",
+        )
+    return names
+
+
+def _series_names(job: str, outputs: Sequence[str], series: Sequence[str]) -> tuple[str, ...]:
+    names = (series,) if isinstance(series, str) else tuple(series)
+    every = (*outputs, *names)
+    if len(set(every)) < len(every) or not all(isinstance(n, str) and n for n in names):
+        raise UserError(
+            f"job {job}: series are not names of further results",
+            got=repr(series),
+            expected="('energy', 'trace'), none of them an output",
         )
     return names
 

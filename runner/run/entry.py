@@ -77,4 +77,5 @@ def main(
             started=started,
             command=f"run {job.name}",
             watch_stalls=True,
+            later=job.kind == "map",  # other jobs may send between some of the ranks only
         )

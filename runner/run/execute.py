@@ -80,7 +80,8 @@ def execute(
     # Rank 0 opens the files for all.
     run = RunContext(world, job, parameters, options, transaction, progress=progress)
     files = world.on_root(lambda: open_files(run, as_list(inputs), as_list(outputs)))
-    run.paths, run.targets = files.paths, files.targets
+    fields = len(files.targets) - len(job.series)
+    run.paths, run.targets, run.series = files.paths, files.targets[:fields], files.targets[fields:]
     run.sources, run.inputs = files.sources, files.inputs
     # Agree on the rest, compute, verify and commit.
     if files.folder is not None:

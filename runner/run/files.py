@@ -28,7 +28,8 @@ from meshrun.runner.storage.formats.registry import (
     check_place,
     is_same_array,
 )
-from meshrun.runner.storage.paths import abandoned, named, split, suffix
+from meshrun.runner.storage.paths import BESIDE, abandoned, named, split, suffix
+from meshrun.runner.storage.series_file import check_series
 from meshrun.runner.storage.transaction import OutputTransaction
 
 Files = str | Path | Sequence[str | Path] | None
@@ -59,7 +60,7 @@ def name_files(
         raise UserError(f"job {job.name} writes no file", got=f"OUTPUT {outputs[0]}", hint="leave OUTPUT out")
     optional = job.whole_rows or "simulate" in job.services
     writes = len(outputs) == 1 if optional else writes_files(job)
-    wanted = (job.arrays, job.output_names if writes else ())
+    wanted = (job.arrays, job.result_names if writes else ())
     if (len(inputs), len(outputs)) != tuple(map(len, wanted)):
         if len(inputs) == len(wanted[0]) == len(wanted[1]) == 1 and not outputs:
             raise UserError(
@@ -76,7 +77,7 @@ def name_files(
 
 def file_names(job: Job) -> list[str]:
     """Return a name for each file of a job, in order: its inputs, then its outputs."""
-    return [name.upper() for name in (*job.arrays, *(job.output_names if writes_files(job) else ()))]
+    return [name.upper() for name in (*job.arrays, *(job.result_names if writes_files(job) else ()))]
 
 
 def wrong_number(job: Job, paths: Sequence[str | Path]) -> UserError:
@@ -109,8 +110,11 @@ def check_files(
     """
     inputs, targets = paths
     folder = open_folder(inputs[0]) if len(inputs) == 1 and job.opens_input else None
-    for target in targets:
+    for target in targets[: len(targets) - len(job.series)]:
         _check_target(job, target, folder)
+    for name, target in zip(job.series, targets[len(targets) - len(job.series) :], strict=True):
+        check_series(name, target)
+        check_place(target, "output", beside=BESIDE)
     more: tuple[tuple[str, str | None], ...] = (
         ("json", options.json),
         ("timeline", options.stream.timeline),

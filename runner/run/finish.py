@@ -13,6 +13,7 @@ from meshrun.runner.plan.chunking import Files
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.prepare import RunContext
+from meshrun.runner.steps.observers.series import SeriesRows
 from meshrun.runner.storage.formats.registry import Sink
 
 
@@ -38,14 +39,16 @@ class Finished:
     """What a run did, for its record.
 
     result: the type of the first output, or what a job returned. results: types of the outputs; None if they
-    are not known. domain: type of the array that was computed, if it is not the first input's. verify, plan,
-    stream, steps: these parts of the record, as plain values; plan: on rank 0. copy_rate: bytes
-    per second at which this rank copied memory while all did; None: not measured yet.
+    are not known. series: types of those that are no fields, on rank 0. domain: type of the array that was
+    computed, if it is not the first input's. verify, plan, stream, steps: these parts of the record, as plain
+    values; plan: on rank 0. copy_rate: bytes per second at which this rank copied memory while all did; None:
+    not measured yet.
     """
 
     computed: Computation
     result: Any
     results: Sequence[ArrayType] | None = None
+    series: Sequence[ArrayType] = ()
     domain: Record | None = None
     verify: Record | None = None
     plan: list[Record] | None = None
@@ -92,6 +95,17 @@ def commit(run: RunContext, sinks: Sequence[Sink]) -> None:
             hint="rm -r one of the two, and rename the other",
             everywhere=True,
         )
+
+
+def commit_series(run: RunContext, series: Sequence[SeriesRows]) -> None:
+    """Rename the finished files of results that are no fields. Collective."""
+
+    def rename() -> None:
+        for file in [file for one in series for file in one.files]:
+            run.transaction.commit(file.partial, file.path)
+
+    if series:
+        run.world.on_root(rename)
 
 
 def compared_with_plan(

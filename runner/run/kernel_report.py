@@ -12,6 +12,7 @@ from meshrun.runner.compiler.cuda.steps.layout import NotFusable
 from meshrun.runner.compiler.decide import not_one_kernel
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
+from meshrun.runner.compiler.passes.ends import ends_of, interior
 from meshrun.runner.compiler.passes.real_parts import in_real_parts
 from meshrun.runner.compiler.trace.graph import Program, merge_components
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -62,7 +63,7 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
         return KernelReport(kernel.source, facts + _registers(kernel.source, kernel.name, options))
     check_feeds(replace(task, results=output_types(task, program)))
     widths = task.widths[: program.axes]
-    fused = DeviceKernel(program, widths, arithmetic, task.feed_numbers, task.boundary, task.cval)
+    fused = DeviceKernel(program, widths, arithmetic, task.feed_numbers, task.boundary_read, task.cval)
     try:
         stepping = fused.step_text(steps)
     except NotFusable as reason:
@@ -82,19 +83,28 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
 
 
 def _facts(program: Program, *, cpu: bool) -> list[tuple[str, str]]:
+    inner, ends = interior(program), ends_of(program)
     moved = sum(one.dtype.itemsize * one.components for one in (*program.inputs, *program.outputs))
     widest = max(node.dtype.itemsize for node in program.nodes)
     least = moved * OPERATIONS_PER_BYTE[8 if widest == 8 else 4]
-    limit = "memory" if common_operations(program) < least else "arithmetic"
+    limit = "memory" if common_operations(inner) < least else "arithmetic"
     inexact = inexact_operations(program.nodes)
-    facts = [(one.name, f"read {_extents(program, number)}") for number, one in enumerate(program.inputs)]
+    facts = [(one.name, f"read {_extents(inner, number)}") for number, one in enumerate(program.inputs)]
     facts += [
-        ("a cell", f"{counted(moved, 'byte')} of memory, {counted(program.operations, 'operation')}"),
+        ("a cell", f"{counted(moved, 'byte')} of memory, {counted(inner.operations, 'operation')}"),
         ("limit", f"{limit}: a GPU computes about {least:.0f} operations while it moves these bytes"),
     ]
-    if branches := branch_costs(program):
+    if inner is not program:
+        cells = " x ".join(f"{before} + {after}" for before, after in ends)
+        facts.append(("at the ends", f"{counted(program.operations, 'operation')}, of {cells} cells"))
+        facts += [
+            ("", f"{one.name} read {_extents(program, number)}")
+            for number, one in enumerate(program.inputs)
+            if program.footprint(number) != inner.footprint(number)
+        ]
+    if branches := branch_costs(inner):
         together = "a row's segment" if cpu else "a thread"
-        common = counted(common_operations(program), "operation")
+        common = counted(common_operations(inner), "operation")
         facts.append(("branches", f"{common} for cells of {together} that take none"))
         facts += [(f"line {one.line}" if one.line else "", _branch(one)) for one in branches]
     if inexact:

@@ -15,9 +15,10 @@ from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, streamed_r
 from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
 from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import ArrayType, Task
+from meshrun.runner.region import Array, Region
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.spans import STAGES
-from meshrun.runner.run.finish import Finished, commit, compared_with_plan, computation_of
+from meshrun.runner.run.finish import Finished, commit, commit_series, compared_with_plan, computation_of
 from meshrun.runner.run.prepare import (
     Prepared,
     RunContext,
@@ -28,6 +29,7 @@ from meshrun.runner.run.prepare import (
     prepare,
 )
 from meshrun.runner.spelling import option
+from meshrun.runner.steps.observers.series import SeriesRows
 from meshrun.runner.storage.formats.registry import Sink, first_serial
 
 if TYPE_CHECKING:
@@ -72,6 +74,8 @@ def _start(run: RunContext, prepared: Prepared) -> MapStart:
     """Decide whether to stream; if not, create the outputs. On rank 0."""
     world, options, task = run.world, run.options, prepared.task
     streamed = _streamed_results(run, task, too_large=prepared.too_large)
+    if streamed is not None and run.series:
+        raise no_series_in_chunks(run, options.stream.named)
     if streamed is not None:
         return MapStart(streamed)
     if has_own_grid(options.grid, world.size):
@@ -168,11 +172,13 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
         run.transaction.track_partial(*(sink.partial for sink in sinks))
     # Read.
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap
-    pipeline = Pipeline(world, task, world.phases, overlap, run.progress.rows)
-    task = pipeline.prepare(load_arrays(world, run.sources, pipeline.plans, world.phases))
+    pipeline = Pipeline(world, task, world.phases, overlap and not run.series, run.progress.rows)
+    arrays = load_arrays(world, run.sources, pipeline.plans, world.phases)
+    task = pipeline.prepare(arrays)
     if sinks is None:
         sinks = world.on_root(lambda: make_task_outputs(run, task))
         run.transaction.track_partial(*(sink.partial for sink in sinks))
+    series = _series_of(run, task, [array.block for array in arrays], pipeline.region)
     # Compute and write.
     stores = [store_of(world, task, sink, world.phases, number) for number, sink in enumerate(sinks)]
     for region, results in pipeline.results():
@@ -187,6 +193,7 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
     # Verify and commit.
     proof = _proof(run, task, sinks)
     commit(run, sinks)
+    commit_series(run, series)
     run.transaction.forget_partial()
     plan = None
     if (
@@ -195,7 +202,34 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
         files = Files(source_chunks=file_chunks(run.sources), sink_chunks=file_chunks(sinks))
         plan = compared_with_plan(run, task, wall, files, streamed=False)
     computed = computation_of(task, prepared.fusion, overlap=pipeline.overlap)
-    return Finished(computed, type_record(task.stored[0]), task.stored, verify=proof, plan=plan)
+    rows = [known for one in series for known in one.types]
+    return Finished(computed, type_record(task.stored[0]), task.stored, rows, verify=proof, plan=plan)
+
+
+def _series_of(run: RunContext, task: Task, blocks: Sequence[Array], region: Region) -> list[SeriesRows]:
+    """Write the only row of each result that is no field. Collective.
+
+    blocks: of the inputs, with their halo. region: this rank's own cells.
+    """
+    if not run.series:
+        return []
+    series = SeriesRows(run.world, task, run.series)
+    run.world.on_root(lambda: run.transaction.lock(*run.series))
+    run.transaction.track_partial(*run.transaction.partials, *series.unfinished)
+    series.open()
+    cut = [parts > 1 for parts in task.partition.grid]
+    series.add(1, series.take(blocks, region, cut) if region.size else [])
+    series.finish()
+    return [series]
+
+
+def no_series_in_chunks(run: RunContext, named: str | None) -> UserError:
+    """Build the error for a job with series whose arrays do not stay in memory. named: the option."""
+    return UserError(
+        f"job {run.job.name} returns series, which are not computed in chunks",
+        got=named or "arrays that pass through the ranks in chunks",
+        hint=f"leave {named} out" if named else "more ranks, and outputs such as .npy",
+    )
 
 
 def _proof(run: RunContext, task: Task, sinks: Sequence[Sink], redo: Redo | None = None) -> Record | None:

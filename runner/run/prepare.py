@@ -18,7 +18,7 @@ from meshrun.runner.compiler.captured import Captured, captured
 from meshrun.runner.compiler.decide import Fusion, common_fusion, fused_alone
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.traced import check_tables
-from meshrun.runner.compiler.whole.constants import Constant
+from meshrun.runner.compiler.whole.outside import Constant
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.series import Series
@@ -77,8 +77,11 @@ class OpenedFiles:
 
 @dataclass
 class RunContext:
-    """What the functions of one run share. paths: of the inputs, as they were given. sources: the opened
-    inputs; none of a folder of images, or for a job that opens its input itself."""
+    """What the functions of one run share.
+
+    paths: of the inputs, as they were given. targets: of the outputs. series: of those that are no fields.
+    sources: the opened inputs; none of a folder of images, or for a job that opens its input itself.
+    """
 
     world: World
     job: Job
@@ -87,6 +90,7 @@ class RunContext:
     transaction: OutputTransaction
     paths: Sequence[Path] = ()
     targets: Sequence[Path] = ()
+    series: Sequence[Path] = ()
     sources: Sequence[Source] = ()
     inputs: Inputs = field(default_factory=Inputs)
     progress: RunProgress = field(default_factory=RunProgress)
@@ -129,7 +133,7 @@ def open_files(run: RunContext, inputs: Sequence[str | Path], outputs: Sequence[
     sources: list[Source] = []
     if folder is None:
         with run.world.phases("read"):
-            forms = forms_of_inputs(options.form, len(opened))
+            forms = None if options.form is None else forms_of_inputs(options.form, len(opened))
             sources = open_decoded(opened, forms, options.stream.host_memory)
     check_no_overwrite(job, run.parameters, (paths, targets), sources, options)
     return OpenedFiles(paths, targets, folder, sources, states)
@@ -173,7 +177,7 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
         # Check what the options ask of the job.
         if additions is None:
             join(run)
-        options.steps.check()
+        options.steps.check(series=bool(run.job.series))
         if steps is not None:
             check_steps(run, additions)
         # Plan the task, and compile its kernel.

@@ -129,12 +129,12 @@ def files_of(
         # A result may have the name of an input.
         results = folder / "results"
         world.on_root(results.mkdir)
-        ins, outs = _paths(folder, job.arrays, inputs), _paths(results, job.output_names, outputs)
+        ins, outs = _paths(folder, job.arrays, inputs), _paths(results, job.result_names, outputs)
         world.on_root(lambda: _save(inputs, ins))
         yield ins, outs
         filled = [
             (name, value, path)
-            for name, value, path in zip(job.output_names, outputs, outs, strict=False)
+            for name, value, path in zip(job.result_names, outputs, outs, strict=False)
             if is_array(value)
         ]
         world.collective_call(lambda: _fill_all(job, filled))
@@ -153,10 +153,10 @@ def _check_arrays(job: Job, inputs: Arguments, outputs: Arguments, options: Opti
             check_numbers(name, len(job.arrays), np.dtype(value.dtype))
     if not options.overwrite_input:
         _check_apart(job, inputs, outputs)
-    for name, value in zip(job.output_names, outputs, strict=False):
+    for name, value in zip(job.result_names, outputs, strict=False):
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             raise UserError(f"job {job.name}: the array for the result {name} is read-only")
-    for (one, first), (other, second) in combinations(zip(job.output_names, outputs, strict=False), 2):
+    for (one, first), (other, second) in combinations(zip(job.result_names, outputs, strict=False), 2):
         if is_array(first) and is_array(second) and share_memory(first, second):
             raise UserError(f"job {job.name}: the arrays for the results {one} and {other} share memory")
 
@@ -170,7 +170,7 @@ def _check_alike(world: World, job: Job, inputs: Arguments, outputs: Arguments) 
     )
     first, *others = world.control.allgather(mine)
     for rank, other in enumerate(others, 1):
-        for name, one, another in zip((*job.arrays, *job.output_names), first, other, strict=False):
+        for name, one, another in zip((*job.arrays, *job.result_names), first, other, strict=False):
             if one != another:
                 raise UserError(
                     f"job {job.name}: the ranks pass different arrays for {name}",
@@ -248,7 +248,7 @@ def _check_seen(folder: Path) -> None:
 def _check_apart(job: Job, inputs: Arguments, outputs: Arguments) -> None:
     """Raise UserError for a result's array that has memory of an input's."""
     for (name, array), (result, filled) in product(
-        zip(job.arrays, inputs, strict=False), zip(job.output_names, outputs, strict=False)
+        zip(job.arrays, inputs, strict=False), zip(job.result_names, outputs, strict=False)
     ):
         if is_array(array) and is_array(filled) and share_memory(array, filled):
             raise UserError(

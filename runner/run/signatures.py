@@ -1,8 +1,11 @@
 """The keywords of `job.run`, `job.plan` and `job.iterate`, as type checkers and `inspect.signature` see them.
 
-The table of options (runner/options/table.py) has the same; a test compares both. A job whose function has
-the block as its only parameter takes no keywords but options: those that it has besides are of type
-NoParameter, which no value has.
+The table of options (runner/options/table.py) has the same; a test compares both.
+
+A job whose function has no parameters but its block and annotated services takes no keywords but options:
+those that it has besides are of type NoParameter, which no value has. Other jobs take keywords of any name,
+and only the run finds a wrong one. A type cannot say "these options, and the parameters of that function":
+`Concatenate` adds only positional parameters to those of a ParamSpec.
 """
 
 from __future__ import annotations
@@ -136,11 +139,17 @@ class IterateCall(Protocol[Parameter_contra]):
     def __call__(self, *arrays: Any, steps: int, every: int | None = None, **parameters: Any) -> Any: ...
 
 
+class Services(Protocol):
+    """What can be called like the function of a job without parameters of its own, its block left out."""
+
+    def __call__(self, *, out: Any = ..., xp: Any = ..., here: Any = ...) -> object: ...
+
+
 class RunMethod(Protocol):
     """`run`, as an attribute of a job."""
 
     @overload
-    def __get__(self, job: TypedJob[Callable[[], object]], of: Any) -> RunCall[NoParameter]: ...
+    def __get__(self, job: TypedJob[Services], of: Any) -> RunCall[NoParameter]: ...
     @overload
     def __get__(self, job: TypedJob[Any], of: Any) -> RunCall[Any]: ...
 
@@ -149,7 +158,7 @@ class PlanMethod(Protocol):
     """`plan`, as an attribute of a job."""
 
     @overload
-    def __get__(self, job: TypedJob[Callable[[], object]], of: Any) -> PlanCall[NoParameter]: ...
+    def __get__(self, job: TypedJob[Services], of: Any) -> PlanCall[NoParameter]: ...
     @overload
     def __get__(self, job: TypedJob[Any], of: Any) -> PlanCall[Any]: ...
 
@@ -158,7 +167,7 @@ class IterateMethod(Protocol):
     """`iterate`, as an attribute of a job."""
 
     @overload
-    def __get__(self, job: TypedJob[Callable[[], object]], of: Any) -> IterateCall[NoParameter]: ...
+    def __get__(self, job: TypedJob[Services], of: Any) -> IterateCall[NoParameter]: ...
     @overload
     def __get__(self, job: TypedJob[Any], of: Any) -> IterateCall[Any]: ...
 

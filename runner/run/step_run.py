@@ -22,7 +22,8 @@ from meshrun.runner.plan.steps import fields_memory, step_memory
 from meshrun.runner.plan.task import ArrayType, Task, check_feeds
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record, type_record
-from meshrun.runner.run.finish import Computation, Finished, commit, computation_of
+from meshrun.runner.run.finish import Computation, Finished, commit, commit_series, computation_of
+from meshrun.runner.run.map_run import no_series_in_chunks
 from meshrun.runner.run.prepare import (
     Prepared,
     RunContext,
@@ -39,6 +40,7 @@ from meshrun.runner.steps.loop import CheckFinite, StepObserver, Until, take_ste
 from meshrun.runner.steps.observers.additions import Additions, StoppingRule
 from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state, restore
 from meshrun.runner.steps.observers.frames import Frames, check_frames_fit
+from meshrun.runner.steps.observers.series import SeriesRows
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.steps.steps_per_kernel import choose_steps
 from meshrun.runner.steps.streamed_steps import StreamedSteps
@@ -94,6 +96,8 @@ def _copies(run: RunContext, task: Task, memory: Sequence[MemoryUse], additions:
     """
     options, region = run.options, task.partition[0]
     stream = replace(options.stream, resume=False)
+    if run.series:
+        return _for_series(run, task, memory, stream)
     if additions is not None:
         several = options.steps.steps_per_exchange or 1
         if additions.before_step is not None and several > 1:
@@ -108,6 +112,13 @@ def _copies(run: RunContext, task: Task, memory: Sequence[MemoryUse], additions:
     if options.steps.copies == "one" and stream.named is None:
         return _one_or_two(run, task, memory, 0, f"{option('copies', 'auto')}, for steps in chunks")
     return 0 if _in_chunks(run, task, memory, stream) else 2
+
+
+def _for_series(run: RunContext, task: Task, memory: Sequence[MemoryUse], stream: StreamOptions) -> int:
+    """Return the copies of the fields in memory, for a job with series. On rank 0."""
+    if stream.named is not None:
+        raise no_series_in_chunks(run, stream.named)
+    return _one_or_two(run, task, memory, 0, "smaller arrays: series are not computed in chunks")
 
 
 def _in_chunks(run: RunContext, task: Task, memory: Sequence[MemoryUse], stream: StreamOptions) -> bool:
@@ -270,9 +281,14 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
     if start.copies == 0:
         return run_in_passes(run, prepared, task, start, computed)
     state, sinks = start.state, start.sinks
-    checkpoints = _checkpoints(run, task, additions.kept if additions else ())
+    series = _series(run, task)
+    kept = (*(additions.kept if additions else ()), *series)
+    checkpoints = _checkpoints(run, task, kept)
     frames = _frames(run, task, checkpoints, start, additions)
-    more = [partial_path(file, world.run_id) for file in additions.files] if additions else []
+    more = [
+        *(partial_path(file, world.run_id) for file in (additions.files if additions else ())),
+        *(file for rows in series for file in rows.unfinished),
+    ]
     run.transaction.track_partial(*(sink.partial for sink in sinks), *_unfinished(checkpoints, frames), *more)
     cells = sum(region.size for region in task.partition)
     stepper = Stepper(
@@ -286,18 +302,16 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
         keep_finals=steps.until is not None,
         done=state.step if state else 0,
         must_fuse=must_fuse(run.job, run.options),
-        one_by_one=additions is not None and additions.before_step is not None,
+        one_by_one=_one_by_one(additions, series),
         one_copy=start.copies == 1,
     )
-    if stepper.lowered:
-        asked, taken = steps.steps_per_exchange, stepper.steps_per_exchange
-        run.world.warn(f"{option('steps_per_exchange', asked)} is lowered to {taken}: {stepper.lowered}")
+    _warn_of_lowered(world, stepper, steps)
     sources = _sources(task, run.sources, state.fields if state else {})
     stepper.start(load_arrays(world, sources, stepper.plans, world.phases, stepper))
     world.control.barrier()  # another rank may still be reading
     run.inputs.check(world)
     until = _until(run, additions, state)
-    observers = _observers(steps, additions, frames, until, checkpoints)
+    observers = _observers(steps, additions, frames, until, checkpoints, series)
     if additions is not None and additions.before_step is not None:
         stepper.before_step = additions.before_step(stepper)
     begin, beside = time.perf_counter(), _seconds_beside(run)
@@ -307,18 +321,16 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
     try:
         done = take_steps(stepper, steps.steps, observers)
     except BaseException:
-        _abandon(stepper, frames, additions)
+        _abandon(stepper, frames, kept)
         raise
     _warn_of_single_steps(world, stepper.single_reason)
     world.control.barrier()
     seconds = time.perf_counter() - begin - (_seconds_beside(run) - beside)
     stepper.finish()
-    for number, sink in enumerate(sinks):
-        store = store_of(world, task, sink, run.world.phases, number)
-        store.put(store.region, stepper.result(number))
-        store.finish()
+    _store(run, stepper, sinks)
     proof = _verified(run, task, sinks, done, checkpoints)
     commit(run, sinks)
+    commit_series(run, series)
     run.transaction.forget_partial()
     checkpoints.remove()
     exchanging = _exchange_fraction(run, filled, seconds, by_kernel=stepper.exchanges_by_kernel)
@@ -342,13 +354,31 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
         **_rates(task, stepper.taken, seconds, copy),
     }
     known, computed = task.stored, replace(computed, overlap=stepper.overlap)
-    return Finished(computed, type_record(known[0]), known, verify=proof, steps=record, copy_rate=own)
+    rows = [of_file for one in series for of_file in one.types]
+    return Finished(computed, type_record(known[0]), known, rows, verify=proof, steps=record, copy_rate=own)
 
 
-def _abandon(stepper: Stepper, frames: Frames | None, additions: Additions | None) -> None:
+def _store(run: RunContext, stepper: Stepper, sinks: Sequence[Sink]) -> None:
+    """Write the results. Collective."""
+    for number, sink in enumerate(sinks):
+        store = store_of(run.world, stepper.task, sink, run.world.phases, number)
+        store.put(store.region, stepper.result(number))
+        store.finish()
+
+
+def _series(run: RunContext, task: Task) -> list[SeriesRows]:
+    """Return what writes the results that are no fields: one, or none."""
+    if not run.series:
+        return []
+    run.world.on_root(lambda: run.transaction.lock(*run.series))
+    steps = run.options.steps
+    return [SeriesRows(run.world, task, run.series, steps.every or 1, steps.steps or 1)]
+
+
+def _abandon(stepper: Stepper, frames: Frames | None, kept: Sequence[KeepsState]) -> None:
     """End what a loop that fails has under way."""
     stepper.drop_graphs()
-    for one in (frames, *(additions.kept if additions else ())):
+    for one in (frames, *kept):
         if one is not None:
             one.abandon()
 
@@ -357,6 +387,23 @@ def _seconds_beside(run: RunContext) -> float:
     """Return the seconds so far that are not the loop's: kernels are compiled when it is known of how many
     steps and with the first frame, and the last frames are completed after the last step."""
     return run.world.phases.seconds("prepare") + run.world.phases.seconds("frames")
+
+
+def _one_by_one(additions: Additions | None, series: Sequence[SeriesRows]) -> bool:
+    """Return whether no kernel takes several steps: something is done before each, or reads halos then."""
+    before = additions is not None and additions.before_step is not None
+    return before or any(one.series.reads_halo for one in series)
+
+
+def _unfinished_rows(series: Sequence[SeriesRows]) -> list[Path]:
+    return [file for one in series for file in one.unfinished]
+
+
+def _warn_of_lowered(world: World, stepper: Stepper, steps: StepOptions) -> None:
+    """Warn if fewer steps than asked for lie between two exchanges."""
+    if stepper.lowered:
+        asked, taken = steps.steps_per_exchange, stepper.steps_per_exchange
+        world.warn(f"{option('steps_per_exchange', asked)} is lowered to {taken}: {stepper.lowered}")
 
 
 def _warn_of_single_steps(world: World, reason: str) -> None:
@@ -461,11 +508,13 @@ def _observers(
     frames: Frames | None,
     until: Until | StoppingRule | None,
     checkpoints: Checkpoints,
+    series: Sequence[SeriesRows],
 ) -> list[StepObserver]:
     """Return the observers.
 
-    The check for finite values is before checkpoints: none may have other values. Checkpoints are the last:
-    the step at which `until` stops the run gets none, or a run resumed from it would go on.
+    Series are after what stops the run: they compute the row of a step before it. The check for finite values
+    is before checkpoints: none may have other values. Checkpoints are the last: the step at which `until`
+    stops the run gets none, or a run resumed from it would go on.
     """
     found: list[StepObserver] = [*additions.observers] if additions else []
     if steps.check_finite is not None:
@@ -476,6 +525,7 @@ def _observers(
         found.append(until)
     if until is not None and not isinstance(until, Until):
         checkpoints.more = until.to_save
+    found += series
     if steps.checkpoint is not None:
         found.append(checkpoints)
     return found

@@ -11,7 +11,7 @@ band to band of rows away from the block that it reads: what it overwrites, no l
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 Rows = tuple[int, int]  # first and last + 1
 SLAB_BYTES = 4 << 20  # of which a checksum is taken at once
+LONGEST_AXIS = 1 << 30  # cells of an axis beyond whose ends a pass stores cells
 
 
 Block = TypeVar("Block", bound=PaddedBlock)
@@ -63,6 +64,7 @@ class StepBlocks(Generic[Block]):
     task: Task
     phases: Phases
     one_copy: bool = False
+    _stores_beyond = False  # whether passes themselves store the cells beyond the array
     scalars: Array | None = None  # of a kernel that takes some: see `TaskKernel`
     _tables: DeviceTables | None = None  # of a device whose cells beyond the array are filled by one launch
 
@@ -75,8 +77,7 @@ class StepBlocks(Generic[Block]):
         self.feeds = task.feed_numbers
         self.fed = sorted(place for place in self.feeds if place is not None)
         self._apart = task.kernel is None and "here" in task.job.services
-        # Functions of whole arrays use no cell beyond the array's ends, unless they wrap around.
-        self.reads_beyond = not task.job.whole or task.boundary == "wrap"
+        self.reads_beyond = task.boundary_read != "none"
         self.fused_steps = choose_steps(task).per_kernel
         self._edges = [
             edge_copies(
@@ -341,7 +342,7 @@ class StepBlocks(Generic[Block]):
             place = piece.place.rows(first, last)
             outs = self._outs(piece.region.rows(first, last), place)
             assert outs is not None
-            calls.append(kernel.bind(windows, outs, place.start, self.scalars))
+            calls.append(kernel.bind(windows, outs, place.start, self.scalars, self._sides(piece)))
             # Results in buffers of their own are copied to where they belong.
             for number, (feed, out) in enumerate(zip(self.feeds, outs, strict=True)):
                 if feed is None and keep:
@@ -349,6 +350,36 @@ class StepBlocks(Generic[Block]):
                 elif feed is not None and not self._fills_in_place:
                     calls.append(partial(_assign, self.spare[feed].block, self._at(feed, place), out))
         return calls
+
+    def _sides(self, piece: Piece) -> list[tuple[bool, bool]]:
+        """Return beyond which ends of each axis but the last the pass over `piece` stores cells.
+
+        None with a constant boundary, whose cells stay as they are.
+        """
+        if not self._stores_beyond or self.task.boundary == "constant":
+            return []
+        wraps, axes = (
+            self.task.boundary == "wrap",
+            zip(piece.place.start, piece.place.stop, self.task.shape, self.cut, strict=True),
+        )
+        return [
+            (not is_cut or (first == 0 and not wraps), not is_cut or (last == length and not wraps))
+            for first, last, length, is_cut in axes
+        ][:-1]
+
+    def _can_store_beyond(self, pieces: Iterable[Piece]) -> bool:
+        """Return whether single steps over these pieces need no launch to fill the cells beyond the array."""
+        kernel, task = self.task.kernel, self.task
+        if kernel is None or not kernel.stores_beyond or not self._fills_in_place or self.one_copy:
+            return False
+        # What equals a cell beyond an end lies in the piece at that end, which is as long as the halo.
+        more = task.boundary == "mirror"
+        return task.boundary == "constant" or all(
+            max(task.widths[axis]) + more <= piece.place.shape[axis] < LONGEST_AXIS
+            for piece in pieces
+            for axis, is_cut in enumerate(self.cut)
+            if not is_cut or task.boundary != "wrap"
+        )
 
     def _ranges(self, piece: Piece) -> list[Rows]:
         """Return the rows of each call for a piece, in order.
@@ -473,6 +504,10 @@ class StepBlocks(Generic[Block]):
             for part, (low, high) in zip(inside, widths, strict=True)
         )
         return self.arrays[place].block[tuple(wider)]
+
+    def windows(self) -> list[Array]:
+        """Return the own cells of each input with the halo of one step; views."""
+        return [self._padded(place, self.region) for place in range(len(self.arrays))]
 
     def _try_a_row(self) -> None:
         """Call the function on a copy of the last row: its kernels are compiled before the first step.

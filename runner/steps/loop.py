@@ -48,7 +48,7 @@ def take_steps(stepper: Stepper, steps: int, observers: Sequence[StepObserver]) 
     while stepper.done < steps and not stopped:
         wanted = [observer.next_step(stepper.done) for observer in observers]
         target = min([steps, *wanted])
-        stepper.advance(target - stepper.done, last=target == steps)
+        stepper.advance(target - stepper.done, last=target == steps, ahead=steps - stepper.done)
         for observer, step in zip(observers, wanted, strict=True):
             if step == target and not stopped:
                 stopped = observer.observe(stepper)
@@ -153,10 +153,16 @@ class CheckFinite:
         self._check(stepper)
 
     def _check(self, stepper: Stepper) -> None:
+        # One wait for the device, not one per field.
+        xp, wrong = stepper.world.xp, list[int]()
+        numbers = [place for place in stepper.fed if _has_infinities(stepper.own(place))]
+        if numbers:
+            finite = xp.stack([xp.isfinite(stepper.own(place)).all() for place in numbers]).tolist()
+            wrong = [place for place, good in zip(numbers, finite, strict=True) if not good]
         found: NotFinite | None = None
-        for place in stepper.fed:
+        for place in wrong[:1]:
             name, start = stepper.task.fields[place].name, stepper.plans[place].region.start
-            found = found or not_finite(stepper.world.xp, name, stepper.own(place), start)
+            found = not_finite(xp, name, stepper.own(place), start)
         check_finite(stepper.world, found, stepper.done)
 
 
@@ -165,13 +171,18 @@ def not_finite(xp: ModuleType, name: str, cells: Array, start: Shape) -> NotFini
 
     name: of the field. cells: some of it; start: of these, in the whole field.
     """
-    if not cells.size or cells.dtype.kind not in "fc":
+    if not _has_infinities(cells):
         return None
     finite = xp.isfinite(cells)
     if bool(finite.all()):
         return None
     first = tuple(int(i) for i in np.unravel_index(int((~finite).argmax()), cells.shape))
     return name, [i + a for i, a in zip(first, start, strict=True)], str(cells[first])
+
+
+def _has_infinities(cells: Array) -> bool:
+    """Return whether there are cells whose dtype has values that are not finite."""
+    return cells.size > 0 and cells.dtype.kind in "fc"
 
 
 def check_finite(world: World, found: NotFinite | None, done: int) -> None:

@@ -39,7 +39,7 @@ from meshrun.runner.compiler.decide import not_compiled
 from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.maps.in_memory import no_progress
 from meshrun.runner.options.choices import HaloChoice
-from meshrun.runner.plan.steps import LINE, read_widths, rows_apart, wide_widths
+from meshrun.runner.plan.steps import LINE, halo_bytes, read_widths, rows_apart, wide_widths
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.report.phases import Phases
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 MEASURED = 256  # exchanges of a device that are timed; the others are assumed to take as long
 TIMED, REPLAYS = 16, 8  # exchanges of a graph, and its launches, after the loop
+OVERLAPPED_BYTES = 1 << 20  # of an exchange by messages on one host, at least, that overlaps with the work
 EAGER = 32  # steps that are launched one by one before a CUDA graph is made of some
 GRAPH_STEPS = (32, 8, 2, 1)  # of graphs, more or less: the longest that fits is taken
 # A host that is busy takes half a millisecond to launch a graph: those of small blocks are longer.
@@ -149,14 +150,6 @@ class Stepper(StepBlocks[DistributedArray]):
         self._recording = False
         most = (*GRAPH_STEPS, self._longest_graph())
         self._graph_cycles = sorted({max(one // steps, 1) for one in most}, reverse=True)
-        # The halos of a rank that exchanges nothing, of all fields at once.
-        self._fills_by_kernel = (
-            self.reads_beyond
-            and not self._exchanging
-            and task.has_halo
-            and fused == 1
-            and self.region.size > 0
-        )
         self._scalar_rows = self.scalar_rows(max(*most, steps, fused))
         self._until = self._recorded_from = 0  # the step after those to take, and the first of a graph
         self._prepared: set[int] = set()  # steps of kernels that are compiled
@@ -206,13 +199,18 @@ class Stepper(StepBlocks[DistributedArray]):
                     poison(self.spare[place].block)
             self._later = self.arrays[self.fed[0]]
             self._finals = self._unfed_results()
-            if backend.asynchronous and world.size > 1:
-                connect(world, [self.plans[place] for place in self.fed])
-            if self._exchanging or self._fills_by_kernel:
+            # The halos of a rank that exchanges nothing are filled by one launch, of all fields.
+            single = self.fused_steps == 1 and self.region.size > 0
+            filled = self.task.has_halo and self.reads_beyond and not self._stores_beyond
+            if self._exchanging or (single and filled):
                 self._open_halos()
+            if backend.asynchronous and self._exchanging and not isinstance(self._device_halos, DirectHalos):
+                connect(world, [self.plans[place] for place in self.fed])
         with self.phases("exchange"):
-            exchange(arrays)
+            exchange(arrays, once=True)
         with self.phases("prepare"):
+            if self._stores_beyond:
+                self.fill_beyond()  # with the constant, once for all steps
             self._try_a_row()
             self.note_inputs_that_stay()
             world.control.barrier()  # or waiting for a later neighbour would count as exchange
@@ -240,9 +238,13 @@ class Stepper(StepBlocks[DistributedArray]):
         elif self._exchanging:
             self.halo_taken = "direct"
 
-    def advance(self, steps: int, *, last: bool = False) -> None:
-        """Take so many steps. last: none will follow, so that halos need not be exchanged again."""
-        backend = self.world.backend
+    def advance(self, steps: int, *, last: bool = False, ahead: int = 0) -> None:
+        """Take so many steps.
+
+        last: none will follow, so that halos need not be exchanged again. ahead: steps of the run that are
+        left, these included; fewer than `steps` if unknown.
+        """
+        backend, ahead = self.world.backend, max(ahead, steps)
         self._until = self.done + steps
         cycle = self._longest_cycle(steps)
         begin = backend.mark() if backend.asynchronous else None
@@ -251,7 +253,7 @@ class Stepper(StepBlocks[DistributedArray]):
         name = 0 if recorder is None else recorder.name("step")
         while left:
             entry = 0 if recorder is None else recorder.enter(name, 0, 0, self.done + 1)
-            replayed = self._replay(left, cycle, last=last)
+            replayed = self._replay(left, cycle, ahead, last=last)
             if replayed:
                 left -= replayed
             else:
@@ -294,8 +296,9 @@ class Stepper(StepBlocks[DistributedArray]):
         self.fused_steps, self.single_reason = 1, failure.reason
         if not self._exchanging:
             self.steps_per_exchange = 1
-        self._fill_outside(self._fed_arrays())  # kernels of several steps do not read these cells
         self._choose_overlap()
+        self._fill_outside(self._fed_arrays())  # kernels of several steps do not read these cells
+        self.fill_beyond()
 
     def settle(self) -> None:
         """Wait until all steps are done, and add their times to the phases.
@@ -344,7 +347,7 @@ class Stepper(StepBlocks[DistributedArray]):
 
         def fill() -> None:
             for number in range(TIMED):
-                halos.fill(targets[number % 2])
+                self._fill_halos(halos, targets[number % 2])
 
         replay = backend.capture(fill)
         replay()
@@ -370,15 +373,15 @@ class Stepper(StepBlocks[DistributedArray]):
             self._step(remaining, last and remaining == 0)
             self.done += 1
 
-    def _replay(self, left: int, cycle: int, *, last: bool) -> int:
+    def _replay(self, left: int, cycle: int, ahead: int, *, last: bool) -> int:
         """Take some cycles of steps, at most `left` steps, as one CUDA graph, which is made at first.
 
-        Return how many steps; 0 where that is not possible. The host may be needed between steps for an
-        exchange through its memory, and for a function that is not one kernel.
+        ahead: as of `advance`. Return how many steps; 0 where that is not possible. The host may be needed
+        between steps for an exchange through its memory, and for a function that is not one kernel.
         """
         alone = not self._exchanging and self.task.kernel is not None and self.world.backend.asynchronous
         filled = self._device_halos is not None and self._device_halos.capturable
-        possible = (alone or filled) and not self.graph_reason
+        possible = (alone or filled) and not self.graph_reason and self._is_replayed
         if not possible or self.taken < EAGER:
             return 0
         if self.fused_steps > 1:  # the last kernels take fewer steps, whose numbers are known
@@ -388,7 +391,8 @@ class Stepper(StepBlocks[DistributedArray]):
         if not left:
             return 0
         cycle = min(cycle, left)
-        cycles = next((one for one in self._graph_cycles if self._is_worth_a_graph(one, cycle, left)), 0)
+        fitting = (one for one in self._graph_cycles if one * cycle <= left)
+        cycles = next((one for one in fitting if self._is_worth_a_graph(one, cycle, ahead)), 0)
         if not cycles:
             return 0
         steps, counts = cycles * cycle, (self.done, self.taken, self.exchanges)
@@ -415,18 +419,24 @@ class Stepper(StepBlocks[DistributedArray]):
         self.graph = True
         return steps
 
+    @property
+    def _is_replayed(self) -> bool:
+        """Whether a CUDA graph may have the kernel's launches."""
+        return self.task.kernel is None or self.task.kernel.capturable
+
     def _graph_key(self, cycles: int, cycle: int) -> tuple[int, int, int]:
         """Return what tells a graph from others: which block of the first field is read first, how many
         cycles it takes, and the steps of each."""
         return id(self.arrays[self.fed[0]]), cycles, cycle
 
-    def _is_worth_a_graph(self, cycles: int, cycle: int, left: int) -> bool:
-        """Return whether to launch a graph of so many cycles of steps, where `left` steps are to be taken.
+    def _is_worth_a_graph(self, cycles: int, cycle: int, ahead: int) -> bool:
+        """Return whether to launch a graph of so many cycles of steps, with `ahead` steps of the run left.
 
-        To make one takes the host as long as some launches of it. The shortest is always made.
+        To make one takes the host as long as some launches of it: also where the fields are observed after
+        fewer steps, as the same numbers of steps follow. The shortest is always made.
         """
         made = self._graph_key(cycles, cycle) in self._graphs or cycles == self._graph_cycles[-1]
-        return left >= cycles * cycle * (1 if made else WORTH_MAKING)
+        return made or ahead >= cycles * cycle * WORTH_MAKING
 
     def _take_scalars(self, steps: int) -> None:
         """Have the next kernel read the numbers of the next steps; those of a graph follow one another."""
@@ -458,6 +468,8 @@ class Stepper(StepBlocks[DistributedArray]):
                 pass
             elif remaining == 0 and self._exchanging:
                 self._exchange(targets)
+            elif self._stores_beyond:
+                pass
             elif self._device_halos is not None and not self._exchanging:
                 self._device_halos.fill_own(_blocks_of(targets))
             else:
@@ -509,17 +521,24 @@ class Stepper(StepBlocks[DistributedArray]):
         return [self.spare[place] for place in self.fed]
 
     def _choose_overlap(self) -> None:
-        """Choose whether exchanges overlap with the work: as asked, else on GPUs of several hosts.
+        """Choose whether exchanges overlap with the work: as asked, else on GPUs of several hosts, and for
+        single steps with large messages between GPUs of one host.
 
-        Between GPUs of one host, messages take no more time than the additional calls of the function and
-        the processors that NCCL takes from the others.
+        Otherwise, messages on one host take no more time than the additional calls of the function and the
+        processors that NCCL takes from the others.
         """
         asked = self._overlap_asked
-        several_hosts = self.world.backend.asynchronous and len(self.world.hosts) > 1
-        chosen = several_hosts if asked is None else asked
+        message = self.steps_per_exchange * halo_bytes(self.task, self.task.partition[0])
+        large = isinstance(self._peers, str) and self.fused_steps == 1 and message >= OVERLAPPED_BYTES
+        gpus = self.world.backend.asynchronous and self._exchanging
+        chosen = gpus and (large or len(self.world.hosts) > 1) if asked is None else asked
         kernel = self.task.kernel
         in_one = self.fused_steps > 1 and kernel is not None and not kernel.takes_rows
         self.overlap = chosen and self._may_overlap and not in_one
+        pieces = self._pieces_of(0)
+        if self.overlap:
+            pieces = [self._rows(*rows) for rows in (*self._rows_sent(), self._rows_kept())]
+        self._stores_beyond = self.fused_steps == 1 and self._can_store_beyond(pieces)
 
     def _check_halos(self) -> None:
         if self._device_halos is not None:
@@ -531,9 +550,26 @@ class Stepper(StepBlocks[DistributedArray]):
             target.written()
         with _DeviceSpan(self) if self.world.backend.asynchronous else self.phases("exchange"):
             if self._device_halos is not None:
-                self._device_halos.fill(_blocks_of(targets))
+                self._fill_halos(self._device_halos, _blocks_of(targets))
             else:
                 exchange(targets)
+
+    def _fill_halos(self, halos: halo_path.DeviceHalos, blocks: Sequence[Array]) -> None:
+        """Fill all of the halos that the pass has not stored itself."""
+        if self._stores_beyond:
+            halos.fill_from_others(blocks, beyond=True)
+        else:
+            halos.fill(blocks)
+
+    def _rows_sent(self) -> list[tuple[int, int]]:
+        """Return the own rows that neighbours need, which are computed first with `overlap`."""
+        rows, (first, last) = self.region.shape[0], self._rows_kept()
+        return [part for part in ((0, first), (last, rows)) if part[0] < part[1]]
+
+    def _rows_kept(self) -> tuple[int, int]:
+        """Return the others."""
+        rows, (low, high) = self.region.shape[0], self.task.widths[0]
+        return self.steps_per_exchange * high, rows - self.steps_per_exchange * low
 
     def _compute_rows(self, rows: tuple[int, int], copied: bool) -> None:
         self._compute(self._rows(*rows), self.keep_finals, copied=copied)
@@ -546,11 +582,9 @@ class Stepper(StepBlocks[DistributedArray]):
         compute: takes rows, and whether others are computed from the same blocks later.
         """
         backend = self.world.backend
-        rows, (low, high) = self.region.shape[0], self.task.widths[0]
-        first, last = self.steps_per_exchange * high, rows - self.steps_per_exchange * low
-        for part in ((0, first), (last, rows)):
-            if part[0] < part[1]:
-                compute(part, True)
+        first, last = self._rows_kept()
+        for part in self._rows_sent():
+            compute(part, True)
         self.exchanges += 1
         for target in targets:
             target.written()
@@ -566,8 +600,9 @@ class Stepper(StepBlocks[DistributedArray]):
         compute((first, last), False)
         if self._device_halos is not None:
             with backend.beside(ready), _DeviceSpan(self):
-                self._device_halos.fill_from_others(_blocks_of(targets))
-            self._device_halos.fill_own(_blocks_of(targets))
+                self._device_halos.fill_from_others(_blocks_of(targets), beyond=self._stores_beyond)
+            if not self._stores_beyond:
+                self._device_halos.fill_own(_blocks_of(targets))
             return
         with backend.beside(ready), _DeviceSpan(self):
             started = start_exchange(targets)

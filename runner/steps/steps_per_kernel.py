@@ -15,7 +15,6 @@ from meshrun.runner.plan.task import Task
 
 EXCHANGE = 8e-6  # seconds of an exchange between devices, without the time of its bytes
 STEPS_BETWEEN = (1, 2, 4, 8)  # steps between two exchanges that are considered for kernels of one step
-MOST_AXES = 2  # of arrays for which more than one is considered
 
 
 @dataclass(frozen=True)
@@ -94,11 +93,9 @@ def _fastest_steps(task: Task) -> int:
 
     An exchange takes `EXCHANGE` seconds beside the time of its bytes, which are the same for any number of
     steps. With `steps` between two of them, each step computes (steps - 1) / 2 layers more per cell of the
-    halo along each axis that is split. Over three axes, where layers are large, one step is taken.
+    halo along each axis that is split.
     """
     region = task.partition[0]
-    if len(region.shape) > MOST_AXES:
-        return 1
     moved = task.input_bytes(region) + task.result_bytes(region)
     extra = 0.0
     for length, parts, width in zip(region.shape, task.partition.grid, task.widths, strict=True):

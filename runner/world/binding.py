@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from meshrun.runner.comm.api import Arrays, Control
@@ -101,8 +101,18 @@ def choose_gpu(visible: int, local: int, local_size: int, oversubscribe: bool) -
     )
 
 
-def open_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
-    """The communicator for device arrays: NCCL, or host memory if ranks share a GPU."""
+def open_arrays(
+    control: Control,
+    backend: Backend,
+    shared_gpu: bool,
+    *,
+    later: bool = False,
+    variables: Mapping[str, str] | None = None,
+) -> Arrays:
+    """The communicator for device arrays: NCCL, or host memory if ranks share a GPU.
+
+    later, variables: as of `NcclComm`.
+    """
     if backend.device.kind == "cpu" or control.size == 1:
         return control
     if isinstance(control, CheckedControl):
@@ -113,7 +123,7 @@ def open_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
         return StagedComm(control, backend)
     from meshrun.runner.comm.nccl_transfers import NcclComm
 
-    return NcclComm(control)
+    return NcclComm(control, later=later, variables=variables)
 
 
 def open_peers(control: Control, devices: Sequence[Device]) -> PeerArrays | str:

@@ -37,6 +37,7 @@ def run_as_rank(
     check: Check | None = None,
     command: str = "",
     watch_stalls: bool = False,
+    later: bool = False,
 ) -> int:
     """Run `body(world, handler)` as one rank and report every error; returns the exit status. Collective.
 
@@ -44,7 +45,8 @@ def run_as_rank(
     `before_exit` is called on rank 0 until `body` sets another. Its `failure_exit_status` is also the status
     of a run whose ranks are killed. started: from the process that started the ranks. check: replaces the
     usual preflight. command: what the run does, for `meshrun status`. watch_stalls: end the run after
-    `started.stall_timeout` without progress; not for a body with a watchdog of its own.
+    `started.stall_timeout` without progress; not for a body with a watchdog of its own. later: as of
+    `open_world`.
     """
     handler.report_to(run_at(started.run) if started.run else None)
     on_termination(handler.terminate)
@@ -56,8 +58,9 @@ def run_as_rank(
         if detected.size != 1:
             preload.start(device)
     world = join_world(
-        handler, device, oversubscribe, started, check, command=command, watch_stalls=watch_stalls
-    )
+        handler, device, oversubscribe, started, check,
+        command=command, watch_stalls=watch_stalls, later=later,
+    )  # fmt: skip
     if isinstance(world, int):
         return world
     if world.rank == 0 and handler.status is not None and handler.failure_exit_status != RunError.exit_code:
@@ -90,6 +93,7 @@ def join_world(
     *,
     command: str = "",
     watch_stalls: bool = False,
+    later: bool = False,
 ) -> World | int:
     """Open the world, register this rank, start the heartbeat; returns an exit status on failure."""
     check = check or preflight(started, oversubscribe=oversubscribe)
@@ -99,8 +103,9 @@ def join_world(
         working_directory()
         # The caller is a command, not a program, so options in errors of `open_world` are flags.
         world: World = inspect.unwrap(open_world)(
-            device, oversubscribe=oversubscribe, expected_ranks=started.ranks, check=check, record=command
-        )
+            device, oversubscribe=oversubscribe, expected_ranks=started.ranks, check=check, record=command,
+            later=later,
+        )  # fmt: skip
     except BaseException as failure:
         is_common = is_met_by_all(failure)
         if not (is_common or isinstance(failure, MeshrunError)):

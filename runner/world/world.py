@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -231,6 +230,7 @@ def open_world(
     control: Control | None = None,
     check: Check | None = None,
     record: str | None = None,
+    later: bool = False,
 ) -> World:
     """Find the ranks and bind this rank's device. Collective.
 
@@ -246,6 +246,8 @@ def open_world(
     check: called on every rank before device communicators are opened; returns warnings for the world.
     record: what the run does, to record the operations of this rank, which must be a process; None to record
         nothing.
+    later: open NCCL, which takes most of a second, only when arrays first cross between GPUs. All ranks must
+        take part in that exchange.
 
     Raises
     ------
@@ -287,10 +289,8 @@ def open_world(
         recorder, reasons = open_recorder(control, ranks, run_id, record)
         warnings += reasons
     control.trail = Trail(recorder, "world", range(control.size)) if recorder is not None else None
-    on_gpu = backend.device.kind == "cuda"
-    listens = launcher.default_variable(nccl_ras.ADDRESS, nccl_ras.address_of(run_id))
-    with listens if on_gpu else nullcontext():
-        arrays = open_arrays(control, backend, shared_gpu=bool(clash))
+    listens = {nccl_ras.ADDRESS: nccl_ras.address_of(run_id)}
+    arrays = open_arrays(control, backend, shared_gpu=bool(clash), later=later, variables=listens)
     return World(control, arrays, backend, ranks, run_id, warnings, recorder=recorder)
 
 

@@ -61,6 +61,15 @@ class HostTables:
         address: int = array.ctypes.data
         return address
 
+    def bytes_of(self, array: Array, first: int, count: int) -> Array:
+        base = array
+        while base.base is not None:
+            base = base.base
+        assert base.ctypes.data <= array.ctypes.data + first
+        assert array.ctypes.data + first + count <= base.ctypes.data + base.nbytes
+        memory = (ctypes.c_uint8 * count).from_address(array.ctypes.data + first)
+        return np.frombuffer(memory, np.uint8)
+
     def upload(self, table: Any) -> Array:
         return table.copy()
 

@@ -14,9 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from numpy_kernel import with_ends
+from numpy_kernel import pass_and_store, with_ends
 
 from meshrun.runner.compiler.compiled import DeviceKernel
+from meshrun.runner.compiler.cuda.beyond import Sides
 from meshrun.runner.compiler.cuda.steps.kernel import build
 from meshrun.runner.compiler.cuda.steps.layout import StepKernel
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
@@ -90,9 +91,14 @@ class HostStepKernel(DeviceKernel):
             out[...] = result
 
     def bind(
-        self, blocks: Sequence[Any], outs: Sequence[Any], first: Sequence[int], scalars: Any = None
+        self,
+        blocks: Sequence[Any],
+        outs: Sequence[Any],
+        first: Sequence[int],
+        scalars: Any = None,
+        sides: Sides = (),
     ) -> Callable[[], None]:
-        return functools.partial(self, list(blocks), list(outs), first, scalars)
+        return functools.partial(pass_and_store, self, list(blocks), list(outs), first, scalars, sides)
 
     def measured(self, backend: Backend, shape: Shape, steps: int) -> Choice | None:
         return self.choice

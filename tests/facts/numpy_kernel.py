@@ -14,9 +14,11 @@ from step_runs import PAD, Arrays, beyond_ends
 
 from meshrun.runner.compiler.compiled import DeviceKernel, Feeds
 from meshrun.runner.compiler.cuda import single_pass
+from meshrun.runner.compiler.cuda.beyond import Sides, cells_beyond
 from meshrun.runner.compiler.cuda.steps.layout import Axis, Sending
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Extents, Program, in_order
+from meshrun.runner.plan.halo import source_index
 
 
 class NumpyKernel:
@@ -30,6 +32,7 @@ class NumpyKernel:
     """
 
     takes_rows = True
+    capturable = True
     sends = False
     advance: Any = DeviceKernel.advance
     _bound: Any = DeviceKernel._bound
@@ -68,10 +71,17 @@ class NumpyKernel:
         for out, result in zip(outs, evaluate(self.program, blocks, self.widths, first), strict=True):
             out[...] = result
 
+    stores_beyond = DeviceKernel.__dict__["stores_beyond"]
+
     def bind(
-        self, blocks: Sequence[Any], outs: Sequence[Any], first: Sequence[int], scalars: Any = None
+        self,
+        blocks: Sequence[Any],
+        outs: Sequence[Any],
+        first: Sequence[int],
+        scalars: Any = None,
+        sides: Sides = (),
     ) -> Callable[[], None]:
-        return functools.partial(self, list(blocks), list(outs), first, scalars)
+        return functools.partial(pass_and_store, self, list(blocks), list(outs), first, scalars, sides)
 
     def prepare_steps(self, steps: int, arrays: Sequence[Any], *, sends: bool = False) -> None:
         assert not sends
@@ -94,8 +104,10 @@ class NumpyKernel:
         outs: Sequence[Any],
         axes: Sequence[Axis],
         sending: Sending | None = None,
+        scalars: Any = None,
     ) -> None:
         assert sending is None
+        assert scalars is None
         assert steps in self.prepared
         axes = axes[: self.program.axes]
         self.passes.append((tuple(axis.own for axis in axes), steps))
@@ -174,7 +186,7 @@ class NumpyKernel:
         return needed
 
 
-def beside(own: Any, axes: Sequence[Axis]) -> Any:
+def beside(own: Any, axes: Sequence[Axis], writeable: bool = False) -> Any:
     """Return the own cells of a block and what lies beside them."""
     shape = list(own.shape)
     back = 0
@@ -192,7 +204,7 @@ def beside(own: Any, axes: Sequence[Axis]) -> Any:
     assert reach <= base.nbytes, "cells outside of the block's memory"
     flat = base.reshape(-1).view(np.uint8)[offset:]
     whole = flat[: flat.size // own.itemsize * own.itemsize].view(own.dtype)
-    return as_strided(whole, shape, own.strides, writeable=False)
+    return as_strided(whole, shape, own.strides, writeable=writeable)
 
 
 def mixed(widths: Any, fields: int = 2) -> Any:
@@ -217,6 +229,25 @@ def mixed(widths: Any, fields: int = 2) -> Any:
 
 def inner(widths: Any) -> tuple[slice, ...]:
     return tuple(slice(low, -high or None) for low, high in widths)
+
+
+def pass_and_store(
+    kernel: Any, blocks: Sequence[Any], outs: Sequence[Any], first: Sequence[int], scalars: Any, sides: Sides
+) -> None:
+    """Call a kernel, then store the cells beyond the ends of its results that the next pass reads."""
+    kernel(blocks, outs, first, scalars)
+    beyond = cells_beyond(kernel.program, kernel.feeds, kernel.boundary) if any(map(any, sides)) else None
+    if beyond is None:
+        return
+    assert kernel.stores_beyond
+    for out, widths in zip(outs, beyond.widths, strict=True):
+        per_axis, around = [], []
+        for length, (low, high), (before, after) in zip(out.shape, widths, sides, strict=False):
+            around.append((low if before else 0, high if after else 0))
+            places = range(-around[-1][0], length + around[-1][1])
+            per_axis.append([source_index(one, length, kernel.boundary) or 0 for one in places])
+        axes = [Axis(n, 0, n, *sides) for n, sides in zip(out.shape, [*around, (0, 0)], strict=True)]
+        beside(out, axes, writeable=True)[...] = out[np.ix_(*per_axis, range(out.shape[-1]))].copy()
 
 
 def with_ends(kernel: Any, block: Any) -> Any:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fused import Array, launchers, widths_of
+from fused import Array, Launch, launchers, widths_of
 
-from meshrun.runner.compiler.compiled import DeviceKernel
+from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel
+from meshrun.runner.compiler.cpp import host
+from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit
+from meshrun.runner.compiler.passes.real_parts import in_real_parts
 from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
 from meshrun.runner.region import Shape
+from meshrun.runner.system.compiler import find_compiler
 
 Run = Callable[[Sequence[Array], Sequence[Array], Sequence[int]], None]
 
@@ -55,7 +60,8 @@ def in_blocks(
     wraps: whether cells beyond the array's ends are those at the other end, also cells to compute, of which a
     block has `beyond`; otherwise they have any value.
     """
-    widths, space = halo_of(program), arrays[0].shape[: program.axes]
+    widths = halo_of(program)
+    space = arrays[0].shape[: program.axes]
     for first, last in boxes(space, beyond if wraps else 0):
         blocks = [block_of(array, first, last, widths) for array in arrays]
         if not wraps:  # cells beyond the array may have any value
@@ -78,15 +84,42 @@ def _spoil(block: Array, first: Sequence[int], widths: Extents, shape: Shape) ->
 
 
 def compile_texts(folder: Path, programs: Sequence[Program], **options: Any) -> list[Run]:
-    """Return what runs the CUDA text of each program by one host thread after the other."""
-    made: list[tuple[DeviceKernel, dict[str, PassKernel]]] = []
-    runs, kernels = [], []
-    for program in programs:
-        kernel = emit(merge_components(program)[0], **options)
-        kernels.append(kernel)
-    for program, kernel, launch in zip(programs, kernels, launchers(folder, kernels), strict=True):
-        device = DeviceKernel(program, halo_of(program))
-        setattr(device, "_pass", lambda *_, kernel=kernel, launch=launch: (kernel, launch))  # noqa: B010
-        runs.append(device)
-    del made
+    """Return what runs the CUDA text of each program, one thread after the other.
+
+    options: of `emit`. Blocks that are smaller than the tile are computed cell by cell.
+    """
+    merged = [merge_components(in_real_parts(program))[0] for program in programs]
+    kernels = [[emit(one, **options), emit(one, lengths=(1,) * one.axes)] for one in merged]
+    launches = iter(launchers(folder, [one for each in kernels for one in each]))
+    runs: list[Run] = []
+    for program, each in zip(programs, kernels, strict=True):
+        runs.append(TextKernel(program, [(one, next(launches)) for one in each]))
     return runs
+
+
+class TextKernel(DeviceKernel):
+    """A kernel of one pass whose texts are compiled for the host."""
+
+    def __init__(self, program: Program, compiled: Sequence[tuple[PassKernel, Launch]]) -> None:
+        super().__init__(program, halo_of(program))
+        self.compiled = compiled
+
+    def _pass(self, shape: Shape, apart: bool = False, wide: bool = False) -> tuple[PassKernel, Launch]:
+        lengths = (*shape[: self.program.axes - 1], math.prod(shape[self.program.axes - 1 :]))
+        return next(
+            (kernel, launch)
+            for kernel, launch in self.compiled
+            if all(a <= b for a, b in zip(kernel.tile, lengths, strict=True))
+        )
+
+
+def compile_loops(folder: Path, programs: Sequence[Program]) -> list[Run]:
+    """Return what runs the C++ of each program."""
+    compiler = find_compiler()
+    assert compiler is not None
+    real = [in_real_parts(program) for program in programs]
+    loaded = host.library(host_source.source(real), compiler, folder)
+    return [
+        HostKernel(program, halo_of(program), host.HostProgram(parts, loaded, number))
+        for number, (program, parts) in enumerate(zip(programs, real, strict=True))
+    ]

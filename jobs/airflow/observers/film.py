@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from meshrun.jobs.airflow.cells import Cell
 from meshrun.jobs.airflow.lattice import Lattice
-from meshrun.jobs.airflow.moments import momentum_along, pressure
+from meshrun.jobs.airflow.moments import shown_value
 from meshrun.runner.options.choices import COLORS as COLOR_MAPS
 from meshrun.runner.plan.halo import Slices
 from meshrun.runner.region import Array, HostArray, Shape
@@ -80,18 +79,8 @@ class FlowFrames:
         return -PRESSURE * self.speed**2, PRESSURE * self.speed**2
 
     def value(self, name: str, cells: Sequence[Array], xp: ModuleType) -> Array:
-        """Return a value of some cells: pressure or velocity, 0 in solid cells, or whether they are solid.
-
-        cells: of each population, then their kinds.
-        """
-        populations, kinds = cells[: self.lattice.size], cells[self.lattice.size]
-        solid = kinds == int(Cell.SOLID)
-        if name == "solid":
-            return solid.astype(np.float32)
-        if name == "pressure":
-            return xp.where(solid, np.float32(0), pressure(populations))
-        axis = self._velocities.index(name)
-        return xp.where(solid, np.float32(0), momentum_along(self.lattice, populations, axis))
+        """Return a value of some cells; as `shown_value`."""
+        return shown_value(self.lattice, cells, name, xp)
 
     def pixels(self, at: ValueAt, xp: ModuleType) -> Array:
         """Return each quantity that is shown, NaN in solid cells: (quantities, *pixels)."""

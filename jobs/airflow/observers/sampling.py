@@ -151,6 +151,9 @@ class ForceSamples:
         """Find the links of this rank; return what to call before each step."""
         with stepper.phases("prepare"):  # which is no part of the loop's time
             self._links = BodyLinks(stepper, self.tunnel, self.parts)
+            self._links.momentum(stepper.padded)  # its kernel is compiled before the first step
+            if self.interpolated:
+                self._links.set_slots(stepper.padded)
         return self._links.set_slots
 
     def begin(self, stepper: Stepper) -> None:

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.jobs.airflow.cells import Cell
 from meshrun.jobs.airflow.lattice import Lattice
-from meshrun.jobs.airflow.moments import momentum, pressure
+from meshrun.jobs.airflow.moments import shown_value
 from meshrun.jobs.airflow.observers.field_file import FieldFile, GridField
 from meshrun.runner.arrays.load import stages
 from meshrun.runner.device.cpu import CpuBackend
@@ -53,14 +52,13 @@ class FlowFields:
 
         cells: of each population, then their kinds.
         """
-        populations, kinds = cells[: self.lattice.size], cells[self.lattice.size]
-        solid = kinds == int(Cell.SOLID)
-        if name == "solid":
-            return solid.astype(np.uint8)
-        if name == "pressure":
-            return xp.where(solid, 0, pressure(populations)).astype(np.float32)
-        velocity = momentum(self.lattice, populations)
-        return xp.stack([xp.where(solid, 0, one) for one in velocity], axis=-1).astype(np.float32)
+        if name == "velocity":
+            axes = range(self.lattice.axes)
+            return xp.stack(
+                [shown_value(self.lattice, cells, f"velocity{axis}", xp) for axis in axes], axis=-1
+            )
+        value = shown_value(self.lattice, cells, name, xp)
+        return value.astype(np.uint8) if name == "solid" else value
 
 
 @dataclass

@@ -160,8 +160,11 @@ class DirectHalos:
         """Fill the whole halos."""
         self._launches[self._address(blocks[0])][0]()
 
-    def fill_from_others(self, blocks: Sequence[Array]) -> None:
-        """Exchange halos; the cells that other ranks need must be computed, the other own cells need not."""
+    def fill_from_others(self, blocks: Sequence[Array], *, beyond: bool = False) -> None:
+        """Exchange halos; the cells that other ranks need must be computed, the other own cells need not.
+
+        beyond: is of no importance, as each cell is sent from the own cell that it equals.
+        """
         self._launches[self._address(blocks[0])][1]()
 
     def fill_own(self, blocks: Sequence[Array]) -> None:

@@ -7,6 +7,7 @@ needs two messages, no matter how many axes have a halo.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,27 +17,36 @@ import numpy as np
 from meshrun.runner.arrays.block_layout import BlockLayout, PaddedBlock, reverse
 from meshrun.runner.comm.api import Message, Pending
 from meshrun.runner.comm.checksum.checked import named
+from meshrun.runner.comm.staged import StagedComm
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import Slices, Transfer, Widths, sends, transfers
 from meshrun.runner.region import Array, packed
 from meshrun.runner.world.world import World
 
+STAGED_BYTES = 64 << 20  # of halos, at most, that go through host memory rather than open a communicator
 Arrival = tuple[Transfer, Array]  # cells received in a buffer, to be moved to the halo
 
 
-def exchange(arrays: Sequence[HaloBlock]) -> None:
-    """Fill what is stale of the arrays' halos, in one group of messages. Collective."""
+def exchange(arrays: Sequence[HaloBlock], *, once: bool = False) -> None:
+    """Fill what is stale of the arrays' halos, in one group of messages. Collective.
+
+    once: as of `start_exchange`.
+    """
     stale = [array for array in arrays if array.is_stale]
     if stale:
-        started = start_exchange(stale)
+        started = start_exchange(stale, once=once)
         fill_own(stale)
         started.finish()
 
 
-def start_exchange(arrays: Sequence[HaloBlock], packed: Sequence[list[Message]] | None = None) -> Exchange:
+def start_exchange(
+    arrays: Sequence[HaloBlock], packed: Sequence[list[Message]] | None = None, *, once: bool = False
+) -> Exchange:
     """Start sending the cells that others need and receiving those of these halos; see also `fill_own`.
 
     packed: messages to send, from `pack`. Without it the own cells must not change until the exchange ends.
+    once: the run exchanges no others. Then these go through host memory, unless they are large or the
+    communicator of devices is open: to open it takes longer.
     """
     outgoing: list[Message] = []
     incoming: list[Message] = []
@@ -48,9 +58,27 @@ def start_exchange(arrays: Sequence[HaloBlock], packed: Sequence[list[Message]] 
         messages, arrivals = plan.arrivals(array.filled, received)
         incoming += messages
         arriving.append((array, arrivals))
-    communicator = arrays[0].world.arrays
+    world = arrays[0].world
+    through_host = once and is_staged(arrays)
+    communicator = StagedComm(world.control, world.backend) if through_host else world.arrays
     with named(communicator, "the halo exchange"):
         return Exchange(communicator.exchange(outgoing, incoming), arriving)
+
+
+def is_staged(arrays: Sequence[HaloBlock]) -> bool:
+    """Return whether halos that are exchanged once go through host memory: the same on every rank.
+
+    Not if the communicator of devices is open, or the halos of a rank are large.
+    """
+    if arrays[0].world.arrays.is_open:
+        return False
+    total = 0
+    for array in arrays:
+        plan = array.layout
+        own = plan.partition[0].shape
+        padded = math.prod(n + sum(width) for n, width in zip(own, plan.declared, strict=True))
+        total += (padded - math.prod(own)) * array.dtype.itemsize
+    return total <= STAGED_BYTES
 
 
 def pack(arrays: Sequence[HaloBlock]) -> list[list[Message]]:
@@ -71,7 +99,7 @@ def fill_own(arrays: Sequence[HaloBlock]) -> None:
 
 
 def connect(world: World, plans: Sequence[HaloPlan]) -> None:
-    """Send a byte along every link of an exchange: NCCL connects at the first message. Collective."""
+    """Send a byte along every link of an exchange, at which NCCL opens and connects. Collective."""
     to = sorted({transfer.receiver for plan in plans for transfer in plan.filled.sends})
     from_ = sorted({transfer.sender for plan in plans for transfer in plan.filled.receives})
     one_byte = world.backend.empty((2,), np.dtype(np.uint8))

@@ -94,6 +94,10 @@ class CheckedArrays:
         """False: the host compares what has arrived."""
         return False
 
+    @property
+    def is_open(self) -> bool:
+        return self.arrays.is_open
+
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         """Start all messages, with their trailers.
 

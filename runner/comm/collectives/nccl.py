@@ -19,7 +19,7 @@ from meshrun.runner.comm.collectives.api import Buffer, Function, NcclChoice, Nc
 from meshrun.runner.comm.collectives.call_batch import BUILT
 from meshrun.runner.comm.collectives.nccl_calls import NcclCalls
 from meshrun.runner.comm.nccl_log import logged_choices
-from meshrun.runner.errors import RunError, UserError, first_line
+from meshrun.runner.errors import Exit, RunError, UserError, first_line
 from meshrun.runner.region import Array
 
 SYMMETRIC_WINDOWS = 22700
@@ -187,9 +187,9 @@ class NcclCollectives(NcclCalls):
 
 
 class CudaFailure(RunError):
-    """A CUDA error: exit status 2, as in nccl-tests."""
+    """A CUDA error."""
 
-    exit_code = 2
+    exit_code = Exit.BENCH_CUDA_FAILED
 
 
 def cuda_failure(doing: str, reason: Exception) -> CudaFailure:

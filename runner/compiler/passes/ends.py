@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from meshrun.runner.compiler.operations import INEXACT
+from meshrun.runner.compiler.operations import inexact_operations
 from meshrun.runner.compiler.trace.graph import Extents, Graph, Node, Program, in_order
 from meshrun.runner.region import Shape
 
@@ -103,7 +103,7 @@ def _rebuilt(graph: Graph, node: Node, operands: Sequence[Node]) -> Node:
     if node.op == "where" and operands[1] is operands[2]:
         return operands[1]
     # NumPy would compute it now, and the device where conditions are not decided: with other last bits.
-    if node.op in INEXACT and all(operand.op == "constant" for operand in operands):
+    if inexact_operations([node]) and all(operand.op == "constant" for operand in operands):
         return node
     return graph.operation(node.op, node.dtype, operands, node.line)
 

@@ -37,6 +37,7 @@ _UFUNCS = """
 """
 UFUNCS = frozenset(_UFUNCS.split())
 COMPUTABLE = "?bhilqBHILQefdFD"  # NumPy's codes of dtypes
+NOT_FOREIGN = ("", "numpy", "cupy", "meshrun", "runner")
 COMPARISONS = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
 
 REDUCTIONS: Mapping[np.ufunc, Any] = {
@@ -78,6 +79,17 @@ class TracedCall(ABC):
         while frame is not None and frame.f_code.co_filename != self._file:
             frame = frame.f_back
         return frame.f_lineno if frame else 0
+
+    def library(self) -> str:
+        """Return the library, other than NumPy, that the user's file calls now; "" if it calls none."""
+        frame: types.FrameType | None = sys._getframe(1)
+        name = ""
+        while frame is not None and frame.f_code.co_filename != self._file:
+            name = frame.f_globals.get("__name__", "")
+            frame = frame.f_back
+        package = name.partition(".")[0]
+        own = (*NOT_FOREIGN, *sys.stdlib_module_names)
+        return "" if frame is None or package in own else ".".join(name.split(".")[:2])
 
     @abstractmethod
     def operand(self, value: Any, like: np.dtype[Any] | None = None) -> TracedArray:
@@ -231,6 +243,13 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
     __float__ = __int__ = __complex__ = __index__ = _as_number
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        library = self._recorder.library()
+        if library:
+            raise NotTraceable(
+                f"calls {library} with an array that is cut over ranks",
+                f"{self.MODULE}.roll, {self.MODULE}.pad and slices; or @meshrun.map_blocks(fuse='off'), "
+                "whose blocks are NumPy's arrays",
+            )
         raise NotTraceable(*self.FOREIGN)
 
     def __getattr__(self, name: str) -> Any:
@@ -239,7 +258,8 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
             raise AttributeError(name)
         if hasattr(np.ndarray, name) and callable(getattr(np, name, None)):
             return partial(getattr(np, name), self)
-        raise NotTraceable(f"uses .{name} of an array, which is not traced")
+        refusal = self.untraced(name, np.empty, (), {})
+        raise NotTraceable(f"uses .{name} of an array, which is not traced", refusal.hint)
 
     def copy(self, order: str = "C") -> Any:
         return self.new(self.read())

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.timed import StepTape, TimedMath, of_numbers, table_of
+from meshrun.runner.compiler.trace.timed import OUTSIDE, StepTape, TimedMath, of_numbers, table_of
 
 LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
 
 
 def with_numbers(tape: StepTape, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a copy of a function whose math functions, min and max take numbers of the step."""
-    copied: Callable[..., Any] = FunctionCopies(tape, tables=True).of(function)
+    copied: Callable[..., Any] = FunctionCopies(tape).of(function)
     return copied
 
 
@@ -30,7 +30,7 @@ class FunctionCopies:
     """Copies of functions and of their globals.
 
     tape: of what the functions of math compute of the step. modules: what stands in for modules, by name.
-    values: what stands in for other values, by their id. tables: whether arrays are tables in time, too.
+    values: what stands in for other values, by their id.
     """
 
     def __init__(
@@ -38,14 +38,16 @@ class FunctionCopies:
         tape: StepTape,
         modules: Mapping[str, Any] | None = None,
         values: Mapping[int, Any] | None = None,
-        *,
-        tables: bool = False,
     ) -> None:
-        self._tape, self._tables = tape, tables
+        self._tape = tape
         self._modules = {"math": TimedMath(tape), **(modules or {})}
         self._values = dict(values or {})
         self._globals: dict[int, dict[str, Any]] = {}
         self._functions: dict[int, types.FunctionType] = {}
+
+    def of_array(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return an array from outside of the function, of which rows may be taken by the step."""
+        return table_of(self._tape, OUTSIDE, array)
 
     def of(self, value: Any) -> Any:
         """Return a value as a copied function sees it."""
@@ -55,8 +57,8 @@ class FunctionCopies:
             return value if _is_library(value.__name__) else _Seen(self, value)
         if id(value) in self._values:
             return self._values[id(value)]
-        if self._tables and type(value) is np.ndarray and value.ndim and value.dtype.kind in "biufc":
-            return table_of(self._tape, "outside the function", value)
+        if type(value) is np.ndarray and value.ndim and value.dtype.kind in "biufc":
+            return self.of_array(value)
         if isinstance(value, types.BuiltinFunctionType) and value.__module__ == math.__name__:
             return of_numbers(self._tape, value)
         plain = value.function if getattr(value, "whole", False) is True else value

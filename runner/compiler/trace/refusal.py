@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import types
 from collections.abc import Callable, Iterator
@@ -11,6 +12,11 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.region import Shape
+
+READ_ONLY = (
+    "writes to an array from outside of the function, which would keep it from one call to the next",
+    "a copy of it in the function, or an input that the function returns",
+)
 
 
 class NotTraceable(Exception):
@@ -44,7 +50,9 @@ def refused_with_line(function: Callable[..., Any], tape: Any = None) -> Iterato
         with np.errstate(all="ignore"):
             yield
     except NotTraceable as reason:
-        reason.line, reason.tape = raised_at(reason, function), tape
+        returns = line_of_return(function) if reason.reason.startswith("returns") else 0
+        reason.line = reason.line or raised_at(reason, function) or returns
+        reason.tape = tape
         raise
     except RecursionError:
         raise NotTraceable("is too deep an expression") from None
@@ -52,6 +60,8 @@ def refused_with_line(function: Callable[..., Any], tape: Any = None) -> Iterato
         raise
     except BaseException as reason:  # a user's function may raise anything
         failure = NotTraceable(f"raises {type(reason).__name__}: {reason}")
+        if isinstance(reason, ValueError) and "read-only" in str(reason):
+            failure = NotTraceable(*READ_ONLY)
         failure.line = raised_at(reason, function)
         raise failure from reason
 
@@ -65,6 +75,19 @@ def raised_at(failure: BaseException, function: Callable[..., Any]) -> int:
             line = trail.tb_lineno
         trail = trail.tb_next
     return line
+
+
+def line_of_return(function: Callable[..., Any]) -> int:
+    """Return the line of the only place where a function ends; 0 if there are several, or none is known."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if not isinstance(code, types.CodeType):
+        return 0
+    line, lines = 0, set()
+    for one in dis.get_instructions(code):
+        line = one.starts_line or line if isinstance(one.starts_line, int) else line
+        if one.opname.startswith("RETURN_") and one.opname != "RETURN_GENERATOR":
+            lines.add(line)
+    return lines.pop() if len(lines) == 1 else 0
 
 
 def file_of(function: Callable[..., Any]) -> str:

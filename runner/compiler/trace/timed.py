@@ -332,6 +332,16 @@ for _name in ("round", "divmod"):
     setattr(Timed, f"__{_name}__", _unary(getattr(builtins, _name)))
 
 
+OUTSIDE = "outside of the function"  # in place of a table's name
+
+
+def taken_row(tape: StepTape, name: str, table: HostArray, index: Any) -> Any:
+    """Return what an index takes of a table by the step; None for an index without a number of the step."""
+    if not any(isinstance(one, Timed) for one in (index if isinstance(index, tuple) else (index,))):
+        return None
+    return tape.call(_line(tape.file), operator.getitem, table, index, table=name)
+
+
 class TimedTable(np.ndarray[Any, Any]):
     """A table in time as a traced function sees it: an array, of which rows may be taken by the step."""
 
@@ -343,10 +353,8 @@ class TimedTable(np.ndarray[Any, Any]):
             self._tape, self._name = source._tape, source._name
 
     def __getitem__(self, index: Any) -> Any:
-        if any(isinstance(one, Timed) for one in (index if isinstance(index, tuple) else (index,))):
-            line = _line(self._tape.file)
-            return self._tape.call(line, operator.getitem, self, index, table=self._name)
-        return super().__getitem__(index)
+        row = taken_row(self._tape, self._name, self, index)
+        return super().__getitem__(index) if row is None else row
 
 
 def given_of(tape: StepTape, parameters: Mapping[str, Any]) -> Parameters:
@@ -455,7 +463,7 @@ def _replaced(value: Any) -> Any:
     def of(one: Any) -> Any:
         if isinstance(one, Timed):
             return _Ref(one._number)
-        return one.view(np.ndarray) if isinstance(one, TimedTable) else one
+        return one.view(np.ndarray) if isinstance(one, np.ndarray) else one
 
     return _mapped(value, of)
 

@@ -30,6 +30,7 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import Timed, nodes_of
 from meshrun.runner.compiler.whole.graph import EVERY_SECOND, WholeGraph
 from meshrun.runner.compiler.whole.masks import picked, write_masked
+from meshrun.runner.compiler.whole.outside import Line, root_of
 from meshrun.runner.compiler.whole.points import (
     MOST_POINTS,
     Listed,
@@ -40,10 +41,26 @@ from meshrun.runner.compiler.whole.points import (
     with_one_list,
 )
 from meshrun.runner.compiler.whole.sizes import steps_of
-from meshrun.runner.compiler.whole.tables import Line, root_of
 from meshrun.runner.region import Shape
 
 ONE_ROW = "combines one row of an array with all rows of another"
+# What to write instead of functions that are not traced.
+ANY_OTHER = (
+    "slices, np.roll, np.where and functions of each cell; or @meshrun.job, which has the ranks' blocks"
+)
+HINTS = {
+    **dict.fromkeys(
+        ["ravel", "flatten", "reshape", "resize"], "the array as it is: np.reshape moves cells between ranks"
+    ),
+    **dict.fromkeys(["frexp", "ldexp", "spacing", "nextafter"], "np.log2 and np.exp2"),
+    **dict.fromkeys(["vectorize", "apply_along_axis", "fromiter"], "functions of whole arrays"),
+    **dict.fromkeys(
+        ["nonzero", "argwhere", "flatnonzero", "extract", "compress"], "np.where(condition, a, b)"
+    ),
+    **dict.fromkeys(["dot", "matmul", "tensordot", "einsum", "inner"], "sums of products of components"),
+    **dict.fromkeys(["diagonal", "diag", "trace"], "np.where(i == j, u, 0) with np.indices"),
+    "add.at": "u[ys, xs] += values",
+}
 MOST_REVERSED = 8  # cells of a reversed axis, each of which is an operation of its own
 OTHER_AXES = "combines different axes of arrays"
 
@@ -92,11 +109,13 @@ class Storage:
     """Memory that traced arrays share.
 
     nodes: per component, in C order of the inner axes. extents: the axes of space that it has. origin: of an
-    input, its number; -1: made by the function. changed: whether the function has written to it.
+    input, its number; -1: made by the function. changed: whether the function has written to it, line: where
+    it did first.
     """
 
     def __init__(self, nodes: list[Node], extents: Mapping[int, Along], origin: int = -1) -> None:
         self.nodes, self.extents, self.origin, self.changed = nodes, dict(extents), origin, False
+        self.line = 0
 
 
 @dataclass
@@ -372,7 +391,7 @@ class Whole(TracedArray):
         raise NotTraceable(f"reduces the cells of an array (numpy.{name})")
 
     def untraced(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> NotTraceable:
-        return NotTraceable(f"uses numpy.{name}, which is not traced")
+        return NotTraceable(f"uses numpy.{name}, which is not traced", HINTS.get(name, ANY_OTHER))
 
     # Places
 
@@ -462,7 +481,8 @@ class Whole(TracedArray):
             for condition in conditions:
                 chosen = graph.operation("where", old.dtype, (condition, chosen, old), line)
             storage.nodes[cell] = chosen
-        storage.changed = True
+        if not storage.changed:
+            storage.changed, storage.line = True, line
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method == "at" and inputs[0] is self:

@@ -44,6 +44,14 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
         program = trace_whole(
             job.function, arrays, parameters, job.output_names, services=job.services, series=job.series
         )
+        for number, line in program.lost.items():
+            if job.arrays[number] not in job.feeds:
+                refusal = NotTraceable(
+                    f"changes its input {job.arrays[number]}, which is no result and which no result feeds",
+                    f"a copy, {job.arrays[number]}.copy(), or return it",
+                )
+                refusal.line = line
+                raise refusal
         footprints = [program.footprint(number) for number in range(len(program.inputs))]
         halo = tuple(
             (max(0, *(one[axis][0] for one in footprints)), max(0, *(one[axis][1] for one in footprints)))
@@ -51,11 +59,11 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
         )
         points = point_writes(program.program, halo)
     except NotTraceable as reason:
-        line = f", line {reason.line}" if reason.line else ""
+        at = f", line {reason.line}" if reason.line else ""
         file = job.function.__code__.co_filename if hasattr(job.function, "__code__") else ""
         raise UserError(
             f"job {job.name} cannot be computed in blocks",
-            why=f"it {reason.reason}{f' ({file}{line})' if line else ''}",
+            why=f"it {reason.reason}{f' ({file}{at})' if at else ''}",
             hint=reason.hint,
         ) from reason
     return replace(
@@ -130,7 +138,8 @@ class BlockFunction:
     ) -> None:
         wholes = out if isinstance(out, tuple) else (out,)
         first = here.offset[: self.program.axes]
-        row = self.program.tape.row(here.step) if self.program.scalars else None
+        tape = self.program.tape
+        row = tape.row(here.step) if tape.slots else None
         last = tuple(a + n for a, n in zip(first, here.block, strict=False))
         for piece in self._pieces_of(first, last):
             results = compute_piece(xp, self.program, piece, blocks, self._widths, first, row)
@@ -140,7 +149,7 @@ class BlockFunction:
             for whole, result in zip(wholes, results, strict=True):
                 whole[cells] = result
         if self.points is not None:
-            self.points.fill(blocks, wholes, first)
+            self.points.fill(blocks, wholes, first, row)
 
     def _pieces_of(self, first: Shape, last: Shape) -> list[UniformBox]:
         """Return the pieces of a block; those of the latest blocks are kept."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshrun.runner.compiler.trace.graph import BOOL, Graph, Node, Offset, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.whole.tables import Line, spread
+from meshrun.runner.compiler.whole.outside import Line, spread
 from meshrun.runner.region import HostArray, Shape
 
 EVERY_SECOND = "combines every cell with every second one"

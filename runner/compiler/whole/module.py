@@ -18,6 +18,7 @@ from meshrun.runner.compiler.trace.context import TracedContext
 from meshrun.runner.compiler.trace.graph import PLACE, Node, compute, in_order
 from meshrun.runner.compiler.trace.rebound import FunctionCopies
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, made
+from meshrun.runner.compiler.whole.outside import as_table, protected
 from meshrun.runner.region import Shape
 
 MADE = (
@@ -58,7 +59,7 @@ class Module:
         if isinstance(object, (list, tuple)) and any(isinstance(one, Whole) for one in object):
             return np.stack(object)
         if not isinstance(object, Whole):
-            return np.array(object, dtype, copy=copy, **options)
+            return as_table(np.array(object, dtype, copy=copy, **options))
         return object.astype(object.dtype if dtype is None else dtype)
 
     def _arange(self, *bounds: Any, dtype: Any = None) -> Any:
@@ -217,9 +218,15 @@ class Grid:
         return found if self._sparse else np.stack(found)
 
 
-def rebound(function: Callable[..., Any], module: Module, *, tables: bool = False) -> Callable[..., Any]:
-    """Return a copy of a function that uses `module` in place of NumPy. tables: see `FunctionCopies`."""
+class _Copies(FunctionCopies):
+    """Copies of functions of whole arrays."""
+
+    def of_array(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return protected(array, self._tape)
+
+
+def rebound(function: Callable[..., Any], module: Module) -> Callable[..., Any]:
+    """Return a copy of a function that uses `module` in place of NumPy."""
     made = {id(getattr(np, name)): getattr(module, name) for name in MADE}
-    copies = FunctionCopies(module.tape, {"numpy": module, "cupy": module}, made, tables=tables)
-    copied: Callable[..., Any] = copies.of(function)
+    copied: Callable[..., Any] = _Copies(module.tape, {"numpy": module, "cupy": module}, made).of(function)
     return copied

@@ -243,8 +243,12 @@ def without_points(program: Program) -> Program:
 class SeriesPass:
     """What a function's series are in a step: computed from the blocks before it.
 
-    names, types: of each series; shape and dtype of a row.
+    axes: of space. names, types: of each series; shape and dtype of a row. reads_halo: whether a cell beside
+    a point is read.
     """
+
+    axes: int
+    reads_halo: bool
 
     names: tuple[str, ...]
     types: tuple[ArrayType, ...]
@@ -255,7 +259,10 @@ class SeriesPass:
     def of(cls, program: WholeProgram) -> SeriesPass:
         cells = [PointCells(program.graph, program.space, one.nodes, one.positions) for one in program.series]
         types = tuple((one.shape, one.dtype) for one in program.series)
-        return cls(tuple(one.name for one in program.series), types, program.series, tuple(cells))
+        every = in_order(node for one in program.series for node in one.nodes)
+        reads_halo = any(node.op == "load" and any(node.offset) for node in every)
+        names = tuple(one.name for one in program.series)
+        return cls(len(program.space), reads_halo, names, types, program.series, tuple(cells))
 
     def owned(self, number: int, first: Shape, last: Shape) -> HostArray:
         """Return the numbers of the points of a series within a box, in the order of `compute`."""
@@ -266,10 +273,11 @@ class SeriesPass:
         values, _ = self.cells[number].compute(blocks, row)
         return blocks.xp.stack(values) if len(values) > 1 else values[0][None]
 
-    def rows(self, number: int, values: HostArray) -> HostArray:
+    def rows(self, number: int, values: Array) -> Array:
         """Return rows of a series. values: (rows, components, points)."""
         one = self.series[number]
         inner = (*one.shape[: one.at], *one.shape[one.at + len(one.listed) :])
         found = values.reshape((len(values), *inner, *one.listed))
-        axes = range(1 + len(inner), found.ndim)
-        return np.moveaxis(found, axes, range(1 + one.at, 1 + one.at + len(one.listed)))
+        front, listed = 1 + one.at, len(one.listed)
+        order = [*range(front), *range(found.ndim - listed, found.ndim), *range(front, found.ndim - listed)]
+        return found.transpose(order)

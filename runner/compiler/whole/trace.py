@@ -7,9 +7,10 @@ so that an index is a place whatever the length of an axis is; a program is of o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,10 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_lin
 from meshrun.runner.compiler.trace.timed import StepTape, given_of
 from meshrun.runner.compiler.trace.trace import first_difference
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made
-from meshrun.runner.compiler.whole.constants import Constant, as_space, constants_of
 from meshrun.runner.compiler.whole.functions import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.module import Module, WholePlace, rebound
+from meshrun.runner.compiler.whole.outside import Constant, constants_of
 from meshrun.runner.compiler.whole.points import Listed
 from meshrun.runner.compiler.whole.sizes import only_own, space_of, subgrid_of
 from meshrun.runner.job.signature import STEP
@@ -81,8 +82,8 @@ class WholeProgram:
 
     space: lengths of the axes that are split. wraps: of each input, the axes of space along which it is read
     around the end of space. changed: the inputs that the function changes, by number. series: results that
-    are no fields. tape: what is computed for each step. constants: the last inputs, which the function does
-    not take.
+    are no fields. lost: the changed inputs that are no results, and the line of the first change. tape: what
+    is computed for each step. constants: the last inputs, which the function does not take.
     """
 
     space: Shape
@@ -91,6 +92,7 @@ class WholeProgram:
     graph: WholeGraph
     changed: tuple[int, ...]
     series: tuple[WholeSeries, ...] = ()
+    lost: Mapping[int, int] = field(default_factory=dict)
     tape: StepTape = field(default_factory=StepTape)
     constants: tuple[Constant, ...] = ()
 
@@ -218,19 +220,18 @@ def _traced(
     served = {STEP: recorder.tape.step, "xp": module, "here": here}
     known = given_of(recorder.tape, parameters) | {name: served[name] for name in services}
     with refused_with_line(function):
-        tables = bool({STEP, "here"} & {*services})
-        returned = rebound(function, module, tables=tables)(*arrays, **known)
+        returned = rebound(function, module)(*arrays, **known)
         fields, numbers = _separate(returned, arrays, *names)
         outputs = _outputs(recorder, fields, names[0])
         series = [_series(recorder, name, one) for name, one in zip(names[1], numbers, strict=True)]
     outputs, series, constants = _with_loads(function, graph, outputs, series, inputs)
     inputs = [*inputs, *(WholeInput(one.name, space, one.values.dtype) for one in constants)]
-    changed = tuple(number for number, one in enumerate(arrays) if one._storage.changed)
-    program = WholeProgram(
-        space, tuple(inputs), tuple(outputs), graph, changed, tuple(series), recorder.tape, constants
-    )
-    recorder.tape.keep(max(program.program.scalars, _scalars_of(series)))
-    return program
+    changed = {number: one._storage.line for number, one in enumerate(arrays) if one._storage.changed}
+    kept = [one._storage for one in fields if isinstance(one, Whole)]
+    lost = {number: line for number, line in changed.items() if arrays[number]._storage not in kept}
+    recorder.tape.keep(_scalars_of(graph, outputs, series))
+    made_of = tuple(inputs), tuple(outputs), graph, tuple(changed), tuple(series), lost
+    return WholeProgram(space, *made_of, recorder.tape, constants)
 
 
 def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
@@ -264,9 +265,11 @@ def _with_loads(
     return fields, numbers, tuple(constants_of(function, tables, graph.space, taken))
 
 
-def _scalars_of(series: Sequence[WholeSeries]) -> int:
-    """Return the number of slots that series read."""
-    nodes = in_order(node for one in series for node in one.nodes)
+def _scalars_of(graph: WholeGraph, outputs: Sequence[WholeOutput], series: Sequence[WholeSeries]) -> int:
+    """Return the number of slots that results read, also at points."""
+    every = [one.nodes for one in outputs] + [one.nodes for one in series]
+    every += [values for values in graph.picked if isinstance(values, tuple)]
+    nodes = in_order(node for nodes in every for node in nodes)
     return max((node.value + 1 for node in nodes if node.op == "scalar"), default=0)
 
 
@@ -311,11 +314,34 @@ def _series(recorder: Tracing, name: str, value: Any) -> WholeSeries:
     return WholeSeries(name, one.shape, one.dtype, nodes, position, (), 0)
 
 
+def _check_apart(fields: Sequence[Any], names: Sequence[str]) -> None:
+    """Refuse results that share memory: each would change with the other in the next step."""
+    for (name, one), (other, two) in combinations(zip(names, fields, strict=True), 2):
+        if not (isinstance(one, Whole) and isinstance(two, Whole)) or one._storage is not two._storage:
+            continue
+        apart = {one._part, two._part} == {"real", "imag"}
+        if not apart and np.intersect1d(one._cells, two._cells).size:
+            raise NotTraceable(f"returns {name} and {other}, which share memory", f"{other}.copy()")
+
+
+def _as_space(recorder: Tracing, result: Any) -> Any:
+    """Return a result, its lines along axes of space, and one of NumPy's as a traced array."""
+    lined = isinstance(result, Whole) and any(isinstance(a, Along) and a.axis < 0 for a in result._axes)
+    if not lined and not (isinstance(result, np.ndarray) and result.ndim):
+        return result
+    frame = recorder.filled(result.shape, 0, result.dtype)
+    if not isinstance(frame, Whole):
+        return result
+    frame[...] = result
+    return frame
+
+
 def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> list[WholeOutput]:
     """Return the results that are fields."""
+    _check_apart(fields, names)
     outputs = []
     for name, result in zip(names, fields, strict=True):
-        one = as_space(recorder, result)
+        one = _as_space(recorder, result)
         if not isinstance(one, Whole) or one._recorder is not recorder:
             raise NotTraceable(f"returns a {type(one).__name__} that does not come from its arrays")
         along = [axis for axis in one._axes if isinstance(axis, Along)]

@@ -23,7 +23,7 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
     """
     world, job, options, computed = run.world, run.job, run.options, done.computed
     types = [type_record(stored_type(source)) for source in run.sources]
-    outputs = [type_record(known) for known in done.results or ()]
+    outputs = [type_record(known) for known in (*(done.results or ()), *done.series)]
     domain = done.domain or (types[0] if types else {"shape": None, "dtype": None})
     checksum = checksum_record(world, options.checksum)
     phases, plan = phase_table(world, done)
@@ -34,7 +34,7 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
         **domain,
         "output": str(run.targets[0]) if run.targets else None,
         "inputs": _file_records(job.arrays, run.paths, types),
-        "outputs": _file_records(job.output_names, run.targets, outputs),
+        "outputs": _file_records(job.result_names, [*run.targets, *run.series], outputs),
         "ranks": world.size,
         "hosts": world.hosts,
         "devices": world.places(),

@@ -300,14 +300,15 @@ def read_back(sink: Sink) -> Source:
 
 def _open(path: Path, name: str | None, form: Form) -> Source:
     try:
-        folder = suffix(path) in FOLDERS
+        ending = suffix(path)
+        folder = ending in FOLDERS
         if not (path.is_dir() if folder else path.is_file()):
             check_exists(path)
             kind = "a folder" if path.is_dir() else "a file" if path.is_file() else "a device or a pipe"
             expected = "a folder that holds arrays" if folder else "an array file"
             raise UserError(f"cannot read {path}", got=kind, expected=expected)
         format = _format(path)
-        if FORMATS[suffix(path)] in PICTURES:  # the content decides, not the suffix
+        if FORMATS[ending] in PICTURES:  # the content decides, not the suffix
             format = _module("tiff" if is_tiff(path) else "image")
         source: Source = format.open_source(path, name, form)
     except OSError as reason:

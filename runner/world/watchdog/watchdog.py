@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from meshrun.runner.comm.api import Control
-from meshrun.runner.errors import RunError, first_line
+from meshrun.runner.errors import Exit, RunError, first_line
 from meshrun.runner.world.watchdog.channel import (
     LOOPBACK,
     Connection,
@@ -38,7 +38,6 @@ from meshrun.runner.world.watchdog.report import Position, format_own_report, fo
 
 __all__ = ["MeasurementProgress", "Watchdog"]
 
-STATUS = 4  # nccl-tests' exit status of a time-out
 
 # Seconds. The longest path to the end is POLL_INTERVAL + ANSWER_TIMEOUT + REPORT_TIMEOUT to rank 0's order,
 # then ABORT_TIMEOUT + FLUSH_TIMEOUT + FORWARD_DELAY + END_TIMEOUT + LAUNCHER_TIMEOUT. Without rank 0 it is
@@ -144,7 +143,7 @@ class Watchdog(MeasurementProgress):
         while not self._stopped.is_set():
             messages = [message for _, message in self._hub.poll(POLL_INTERVAL)]
             if any("reported" in message for message in messages):
-                os._exit(STATUS)  # this process was stopped in between, and another rank has reported
+                os._exit(Exit.STUCK)  # this process was stopped in between, and another rank has reported
             if any("stuck" in message for message in messages) or self._is_stalled():
                 self._report_and_end()
         self._hub.close()
@@ -158,7 +157,7 @@ class Watchdog(MeasurementProgress):
         }
         text = format_report(self._names, states, silent, self._timer.timeout + self.grace)
         _within(REPORT_TIMEOUT, lambda: self._on_report(text))
-        self._hub.broadcast({"end": STATUS})
+        self._hub.broadcast({"end": Exit.STUCK})
         _within(ABORT_TIMEOUT, self.abort)
         self._exit()
 
@@ -204,7 +203,7 @@ class Watchdog(MeasurementProgress):
         while self._connection is not None and time.monotonic() < until:
             self._receive()
         time.sleep(LAUNCHER_TIMEOUT)
-        os._exit(STATUS)
+        os._exit(Exit.STUCK)
 
     def _receive(self) -> list[Message]:
         if self._connection is None:
@@ -240,8 +239,8 @@ class Watchdog(MeasurementProgress):
     def _exit(self) -> None:
         _within(FLUSH_TIMEOUT, _flush)
         time.sleep(FORWARD_DELAY)
-        _within(END_TIMEOUT, lambda: self._end(STATUS))
-        os._exit(STATUS)
+        _within(END_TIMEOUT, lambda: self._end(Exit.STUCK))
+        os._exit(Exit.STUCK)
 
 
 def _within(seconds: float, action: Callable[[], None]) -> None:

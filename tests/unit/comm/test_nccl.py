@@ -618,6 +618,33 @@ tell([
     assert closed == [["synchronize"], ["ncclCommDestroy", COMM]]
 
 
+def test_a_communicator_opens_at_the_first_message(stub: Stub) -> None:
+    """With the defaults of variables that are not set; one that nobody used needs no close."""
+    body = """
+os.environ["NCCL_B"] = "of the user"
+seen = []
+opening = nccl.Communicator
+
+def communicator(*about):
+    seen.append([os.environ.get(name) for name in ("NCCL_A", "NCCL_B")])
+    return opening(*about)
+
+nccl.Communicator = communicator
+variables = {"NCCL_A": "1", "NCCL_B": "2"}
+unused, comm = (NcclComm(ThreadComm(), later=True, variables=variables) for _ in range(2))
+before = [comm.is_open, len(seen), comm.label == unused.label]
+closed = noted(unused.close)
+comm.exchange([], [])
+comm.all_reduce(Some(data=Some(ptr=3), size=7, dtype="float16", flags=Some(c_contiguous=True)), "max")
+tell([before, closed, comm.is_open, seen, "NCCL_A" in os.environ, noted(comm.close)])
+"""
+    before, closed, is_open, seen, left, ended = stub.run(body)
+    assert before == [False, 0, True]
+    assert closed == [["synchronize"]]
+    assert (is_open, seen, left) == (True, [["1", "of the user"]], False)
+    assert ended == [["synchronize"], ["ncclCommDestroy", COMM]]
+
+
 def test_the_log_is_on_only_while_choices_are_observed(stub: Stub) -> None:
     """The variables of the user are as before, and no call outside adds to the list."""
     body = (

@@ -85,7 +85,7 @@ def reordered(u, v):
         np.take(v, [2, 0], axis=-1),
         np.repeat(u, 2, axis=-1)[..., 1:3],
         np.tile(v, (1, 1, 2))[..., 2:4],
-        np.squeeze(u[..., 1:2]),
+        np.squeeze(u[..., 1:2]) * 1,
     )
 
 

@@ -45,6 +45,7 @@ from meshrun.runner.compiler.cuda.single_pass import (
     have_equal_pitches,
     is_wide,
     launch_arguments,
+    with_fewer_columns,
 )
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program, merge_components
@@ -331,6 +332,15 @@ def test_the_tile_follows_from_bytes_registers_and_nodes() -> None:
     assert choose_tile(example("axpy", "float32")) == (1, 4)
     assert choose_tile(example("grayscale", "float32", 2, (3,))) == (1, 4)
     assert choose_tile(example("axpy", "float32", 1)) == (4,)
+
+
+def test_small_fields_that_stay_in_the_cache_have_more_threads() -> None:
+    shared, single = example("heat", "float32"), example("axpy", "float32")
+    found = [with_fewer_columns(shared, (4, 4), side * 512) for side in (128, 256, 512, 1024)]
+    assert found == [(4, 1), (4, 1), (4, 2), (4, 4)]
+    assert with_fewer_columns(single, (1, 4), 512 * 1024) == (1, 1)
+    assert with_fewer_columns(single, (1, 4), 2048 * 1024) == (1, 4)
+    assert with_fewer_columns(example("life", "uint8"), (16, 16), 64) == (16, 16)  # of whole words
 
 
 def test_rows_too_short_for_a_tile_are_refused() -> None:

@@ -19,8 +19,7 @@ from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.compiler.whole.pieces import compute_piece, pieces_of
 from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
 from meshrun.runner.errors import UserError
-from tests.facts.whole_programs import compiled
-from tests.unit.compiler.test_whole import field
+from tests.facts.whole_functions import compiled, field
 
 WAVELET = np.random.default_rng(3).random((12, 3))
 STEPS = 0, 1, 7

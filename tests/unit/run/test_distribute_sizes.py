@@ -63,6 +63,7 @@ OPTIONS = {
     "one pass": Options(verify="full"),
     "steps": Options(verify="full", steps=StepOptions(steps=STEPS)),
     "two steps between exchanges": Options(steps=StepOptions(steps=STEPS, steps_per_exchange=2)),
+    "a kernel": Options(fuse="require", steps=StepOptions(steps=STEPS)),
     "in chunks": Options(steps=StepOptions(steps=STEPS), stream=StreamOptions(chunk_bytes=4096)),
     "one copy": Options(steps=StepOptions(steps=STEPS, copies="one")),
     "a grid": Options(steps=StepOptions(steps=STEPS), grid="0x0"),

@@ -41,18 +41,18 @@ class Limits:
 
 
 RUNS: dict[str, tuple[Any, Options, Limits]] = {
-    "in memory": (laplacian, Options(device="cpu"), Limits(65, 950, 8)),
+    "in memory": (laplacian, Options(device="cpu"), Limits(56, 410, 8)),
     "20 fused steps": (
         heat,
         Options(device="cpu", fuse="require", steps=StepOptions(20)),
-        Limits(85, 1510, 18),
+        Limits(80, 1500, 14),
     ),
     "streamed": (
         laplacian,
         Options(device="cpu", stream=StreamOptions(chunk_bytes=1 << 16)),
-        Limits(72, 1280, 20),
+        Limits(65, 730, 14),
     ),
-    "job": (doubled, Options(device="cpu"), Limits(40, 290, 12)),
+    "job": (doubled, Options(device="cpu"), Limits(34, 210, 12)),
 }
 
 

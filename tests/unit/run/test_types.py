@@ -29,6 +29,10 @@ def plain(block: Array) -> Array:
 def rated(block: Array, *, out: Array, here: BlockContext, rate: float = 1.0) -> None:
     out[...] = rate * block[1:-1, 1:-1]
 
+@meshrun.map_blocks
+def placed(block: Array, *, out: Array, here: BlockContext) -> None:
+    out[...] = block + here.offset[0]
+
 @meshrun.map_blocks(outputs=2)
 def wave(u: Array, v: Array, *, xp: Any) -> tuple[Array, Array]:
     return u, v
@@ -44,6 +48,7 @@ def size(world: World) -> dict[str, int]:
 plain.run("a.npy", "b.npy", verify=True, ranks=2, chunk_bytes="1M", grid=(2, 1), until=(1e-6, "u"))
 plain.run("a.raw", "b.npy", shape=(3, 4), dtype="f4", order="F")
 rated.run("a.npy", "b.npy", rate=0.1, device="cpu")
+placed.run("a.npy", "b.npy", ranks=2)
 wave.run(["a.npy", "b.npy"], ["c.npy", "d.npy"], steps=3)
 seconds: float = total.run("a.npy")["seconds"]
 plain.plan("a.npy", ranks=4).keys()
@@ -58,6 +63,8 @@ meshrun.reduce_blocks()                           # E
 meshrun.job(input=("a",))                         # E
 plain.run("a.npy", "b.npy", rnaks=2)              # E
 plain.run("a.npy", "b.npy", ranks="two")          # E
+placed.run("a.npy", "b.npy", rnaks=2)             # E
+placed.run("a.npy", "b.npy", out=np.ones(3))      # E
 rated.run("a.npy", "b.npy", device="gpu")         # E
 rated.run("a.npy", "b.npy", verify="some")        # E
 wave.run("a.npy", "b.npy", halo="mpi")            # E

@@ -25,6 +25,7 @@ from meshrun.runner.compiler.cuda.steps.layout import Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.errors import RunError
 from meshrun.runner.options.choices import BOUNDARIES
+from meshrun.runner.run.declare import distribute
 from meshrun.runner.steps import halo_path, stepper
 
 pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")
@@ -163,6 +164,56 @@ def test_other_runs_exchange_beside_the_kernel(
     assert same
     assert record["steps"]["exchange_fraction"] is not None
     assert runs.sending_launches == 0
+
+
+# Functions of whole arrays
+
+
+def closed(u):
+    """No flow through the edges but one, a row that is held, and a slope."""
+    new = u.copy()
+    new[1:-1, 1:-1] = u[1:-1, 1:-1] * 3 + u[2:, 1:-1] - u[:-2, 1:-1] + u[1:-1, 2:] * 2
+    new[20:22] += np.arange(u.shape[1], dtype=u.dtype)
+    new[0] = 7
+    new[-1] = new[-2]
+    new[:, 0] = new[:, 1]
+    new[:, -1] = u[:, -3]
+    return new
+
+
+def around(u):
+    """Edges between two stages, which the second one reads around the ends."""
+    new = u * 3 + np.roll(u, 1, 0) + np.roll(u, -1, 1)
+    new[0] = 5
+    return new - np.roll(new, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (closed, {"ranks": 3, "halo": "direct"}),
+        (closed, {"ranks": 4, "grid": "2x2"}),
+        (around, {"ranks": 2, "halo": "direct"}),
+        *(
+            pytest.param(function, options, marks=pytest.mark.nightly)
+            for function in (closed, around)
+            for options in ({"ranks": 1}, {"ranks": 2, "overlap": True}, {"ranks": 2, "copies": "one"})
+        ),
+    ],
+)
+def test_functions_of_whole_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, halo_library: Path, function: Any,
+    options: dict[str, Any],
+) -> None:  # fmt: skip
+    runs = Runs(monkeypatch, folder, halo_library, TUNINGS["vectors"])
+    array = np.random.default_rng(5).integers(0, 2**32, (47, 72), np.uint32)
+    (found,), _ = stepped(tmp_path, distribute(function), [array], STEPS, fuse="require", **options)
+    wanted = array
+    for _ in range(STEPS):
+        wanted = function(wanted)
+    assert found.tobytes() == wanted.tobytes()
+    assert all(one.launched >= 4 for one in runs.made)
+    assert runs.sending_launches == (4 if options.get("halo") == "direct" else 0)
 
 
 # What may go wrong between ranks. Late ranks: a kernel waits for their rows.

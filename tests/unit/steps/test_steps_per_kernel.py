@@ -70,6 +70,17 @@ def test_a_function_that_takes_its_place_takes_single_steps_in_one_copy() -> Non
     assert choose_steps(task, 4, one_copy=True).lowered.startswith("a function with `here`")
 
 
+@pytest.mark.parametrize(("side", "steps"), [(128, 4), (256, 2), (512, 1)])
+def test_small_volumes_exchange_less_often(side: int, steps: int) -> None:
+    @meshrun.map_blocks(halo=4, outputs=("after", "old"), feeds=("now", "before"))
+    def wave(now: Any, before: Any, speed: Any) -> Any:
+        return now[8:, 4:-4, 4:-4] + before[4:-4, 4:-4, 4:-4] * speed[4:-4, 4:-4, 4:-4], now[4:-4, 4:-4, 4:-4]
+
+    known = ((side,) * 3, np.dtype(np.float32))
+    task = replace(plan_task(wave, {}, [known] * 3, 2), results=(known,) * 2, kernel=task_of(1).kernel)
+    assert choose_steps(task, on_device=True) == StepCounts(1, steps)
+
+
 def test_long_layers_cost_more_than_the_exchanges_that_they_save() -> None:
     job = meshrun.map_blocks(halo=1)(relax)
     kind = np.dtype(np.float32)

@@ -70,8 +70,6 @@ def choices(program: Program, feeds: Sequence[int | None], shape: Shape | None =
     shape: of this rank's own cells; None: of very many.
     """
     found: list[Choice] = []
-    if program.has_places or program.scalars:
-        return []
     if program.axes > 2:
         tuning = step_kernel_3d.suggested(program, vectors=True)
         most = fitting_steps(program, feeds, tuning)

@@ -24,6 +24,7 @@ from step_runs import padded, plain_loop, stepped, weighted, weighted_job
 
 import meshrun
 from meshrun.runner.arrays.halo import boxes as halo_boxes
+from meshrun.runner.arrays.halo import packed as halo_module
 from meshrun.runner.arrays.halo.boxes import FieldHalos
 from meshrun.runner.arrays.halo.direct import DirectHalos
 from meshrun.runner.arrays.halo.packed import PackedHalos
@@ -132,6 +133,54 @@ def test_any_halo_of_any_fields_is_filled(data: st.DataObject, library: Path) ->
                 for a, b, (low, high) in zip(region.start, region.stop, field.widths, strict=True)
             )
             np.testing.assert_array_equal(block, whole[place])
+
+
+class CountedTables(HostTables):
+    """Tables whose kernels do nothing but count their launches."""
+
+    def __init__(self, launches: list[str]) -> None:
+        self._launches = launches
+
+    def kernel(self, path: Path, name: str) -> Callable[..., None]:
+        return lambda *arguments: self._launches.append(name)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_whole_rows_are_sent_without_a_copy(boundary: str) -> None:
+    """Planes with the cells beyond the other axes, which the sender has filled, go into the halo."""
+    launches: list[str] = []
+    widths = ((1, 2), (1, 1), (2, 0))
+    field = FieldHalos(Partition((9, 4, 5), (3, 1, 1)), widths, boundary, 4)
+    whole = padded(np.random.default_rng(1).random((9, 4, 5), np.float32), widths, boundary, 9)
+
+    def body(control: ThreadComm) -> Any:
+        world, layout = open_world("cpu", control=control), field.layout(control.rank)
+        first = 3 * control.rank
+        blocks = [whole[first : first + 6].copy() for _ in range(2)]
+        for axis_0 in (slice(0, 1), slice(4, 6)):
+            blocks[1][axis_0] = np.nan
+        halos = PackedHalos(world, [field], [(blocks[0], blocks[1])], blocks[:1], CountedTables(launches))
+        halos.fill_from_others([blocks[1]], beyond=True)
+        assert layout.shape == blocks[1].shape
+        return blocks[1]
+
+    assert halo_module.whole_rows_are_sent([field])
+    found = run_ranks(3, body, timeout=60)
+    assert launches == []
+    for rank, block in enumerate(found):
+        inner = slice(0 if rank or boundary == "wrap" else 1, None if rank < 2 or boundary == "wrap" else 4)
+        np.testing.assert_array_equal(block[inner], whole[3 * rank : 3 * rank + 6][inner])
+
+
+def test_rows_of_many_fields_or_from_further_blocks_are_packed() -> None:
+    def field(rows: int, grid: tuple[int, int], widths: Any) -> FieldHalos:
+        return FieldHalos(Partition((rows, 8), grid), widths, "reflect", 4)
+
+    near, beside = field(8, (4, 1), ((2, 2), (1, 1))), field(8, (4, 1), ((0, 0), (1, 1)))
+    assert halo_module.whole_rows_are_sent([near] * 4 + [beside] * 3)
+    assert not halo_module.whole_rows_are_sent([near] * 5)
+    assert not halo_module.whole_rows_are_sent([field(7, (4, 1), ((2, 2), (1, 1)))])
+    assert not halo_module.whole_rows_are_sent([field(8, (2, 2), ((2, 2), (1, 1)))])
 
 
 def test_boxes_have_few_axes_and_wide_units() -> None:
@@ -360,6 +409,19 @@ def test_memory_that_one_rank_cannot_open_falls_back(
         run_heat(tmp_path, halo="direct")
 
 
+@pytest.mark.parametrize(
+    ("halo", "least", "overlaps"), [("nccl", 1, True), ("nccl", 1 << 20, False), ("direct", 1, False)]
+)
+def test_large_messages_overlap_with_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, halo: str, least: int, overlaps: bool
+) -> None:
+    monkeypatch.setattr(stepper, "OVERLAPPED_BYTES", least)
+    on_host(monkeypatch, library)
+    same, record = run_heat(tmp_path, devices=True, halo=halo)
+    assert same
+    assert record["overlap"] is overlaps
+
+
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_graphs_take_the_steps_between_two_observations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, every: int
@@ -402,6 +464,37 @@ def test_graphs_leave_kernels_of_fewer_steps_for_the_end(
     assert made[0].prepared == {6, 7}
 
 
+def noted_replays(patch: pytest.MonkeyPatch) -> list[int]:
+    """Return the steps of each graph that rank 0 will launch."""
+    taken: list[int] = []
+    replay = stepper.Stepper._replay
+
+    def counted(self: Any, *arguments: Any, **options: Any) -> int:
+        steps = replay(self, *arguments, **options)
+        if self.world.rank == 0 and steps:
+            taken.append(steps)
+        return steps
+
+    patch.setattr(stepper.Stepper, "_replay", counted)
+    return taken
+
+
+def test_fields_that_are_observed_often_have_long_graphs_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path
+) -> None:
+    """Nine steps between two observations are too few for `WORTH_MAKING` graphs, those of the run are not."""
+    taken = noted_replays(monkeypatch)
+    monkeypatch.setattr(stepper, "EAGER", 3)
+    monkeypatch.setattr(stepper, "GRAPH_STEPS", (4, 2))
+    monkeypatch.setattr(stepper, "GRAPH_BYTES", 1)
+    monkeypatch.setattr(stepper, "WORTH_MAKING", 6)
+    monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
+    on_host(monkeypatch, library)
+    same, _ = run_heat(tmp_path, devices=True, steps_per_exchange=1, until=-1.0, every=10)
+    assert same
+    assert taken == [4, 2, 4, 4, 4, 4, 4, 4]
+
+
 @pytest.mark.parametrize(
     ("most", "worth", "replays"), [(1, 1, [4] * 9), (16 * 1280, 1, [16, 16, 4]), (16 * 1280, 3, [4] * 9)]
 )
@@ -409,16 +502,7 @@ def test_graphs_of_small_blocks_are_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, most: int, worth: int, replays: list[int]
 ) -> None:
     """As many steps as move `most` bytes on a rank, if `worth` such graphs are launched."""
-    taken: list[int] = []
-    replay = stepper.Stepper._replay
-
-    def counted(self: Any, left: int, cycle: int, **options: Any) -> int:
-        steps = replay(self, left, cycle, **options)
-        if self.world.rank == 0 and steps:
-            taken.append(steps)
-        return steps
-
-    monkeypatch.setattr(stepper.Stepper, "_replay", counted)
+    taken = noted_replays(monkeypatch)
     monkeypatch.setattr(stepper, "EAGER", 3)
     monkeypatch.setattr(stepper, "GRAPH_STEPS", (4,))
     monkeypatch.setattr(stepper, "GRAPH_BYTES", most)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -211,24 +210,20 @@ def test_the_address_is_the_runs_own_unless_it_is_chosen(monkeypatch: pytest.Mon
     assert nccl_ras.place("0123456789ab") is None
 
 
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_nccl_gets_the_address_when_it_starts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the process's environment stays as it was."""
-    monkeypatch.delenv(nccl_ras.ADDRESS, raising=False)
-    seen: list[str | None] = []
+def test_nccl_gets_the_address_for_when_it_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, str]] = []
     backend = CpuBackend()
-    backend.device = replace(backend.device, kind=kind)
+    backend.device = replace(backend.device, kind="cuda")
     monkeypatch.setattr(world, "bind_device", lambda *_: backend)
     monkeypatch.setattr(world, "visible_gpus", lambda _: 1)
 
-    def arrays(control: Any, *_: Any, **__: Any) -> Any:
-        seen.append(os.environ.get(nccl_ras.ADDRESS))
+    def arrays(control: Any, *_: Any, **options: Any) -> Any:
+        seen.append(options["variables"])
         return control
 
     monkeypatch.setattr(world, "open_arrays", arrays)
     (opened,) = run_ranks(1, lambda comm: world.open_world(control=comm))
-    assert seen == [nccl_ras.address_of(opened.run_id) if kind == "cuda" else None]
-    assert nccl_ras.ADDRESS not in os.environ
+    assert seen == [{nccl_ras.ADDRESS: nccl_ras.address_of(opened.run_id)}]
 
 
 @pytest.mark.parametrize("chosen", [True, False])

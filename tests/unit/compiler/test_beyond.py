@@ -1,0 +1,147 @@
+"""A pass that also stores the cells beyond the ends of axes, run on the host by all its threads."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fused import GXX, cases, example, launchers, same, widths_of
+from nvrtc_log import log_of
+from step_runs import PAD, beyond_ends
+
+from meshrun.runner.compiler.cuda.beyond import Beyond, Sides, cells_beyond, sides_word
+from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit, finds_ends, launch_arguments
+from meshrun.runner.compiler.trace.evaluate import evaluate
+from meshrun.runner.compiler.trace.graph import Graph, Operand, Program
+from meshrun.runner.plan.halo import source_index
+
+needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
+
+
+def far(axes: int, dtype: str = "float32") -> tuple[Program, list[int]]:
+    """Two fields that read each other from afar, further on one side of each axis than on the other."""
+    graph, kind = Graph(), np.dtype(dtype)
+
+    def at(axis: int, shift: int) -> tuple[int, ...]:
+        return tuple(shift if axis == one else 0 for one in range(axes))
+
+    first = [
+        graph.load(0, kind, at(0, -1)),
+        graph.load(0, kind, at(0, 3)),
+        graph.load(1, kind, at(axes - 2, -2)),
+    ]
+    first.append(graph.load(1, kind, (-1,) * axes))
+    second = [graph.load(0, kind, at(axes - 1, 2)), graph.load(1, kind, at(0, 0))]
+    totals = []
+    for loads in (first, second):
+        total = loads[0]
+        for one in loads[1:]:
+            total = graph.operation("add", kind, [total, one])
+        totals.append((total,))
+    operands = [tuple(Operand(f"{name}{n}", kind) for n in range(2)) for name in "io"]
+    return Program(axes, operands[0], operands[1], tuple(totals), graph), [1, 0]
+
+
+def programs() -> dict[str, tuple[Program, list[int]]]:
+    return {
+        "heat": (example("heat", "float32"), [0]),
+        "heat of halves": (example("heat", "float16"), [0]),
+        "life": (example("life", "uint8"), [0]),
+        "seven points": (example("seven_point", "float64", 3), [0]),
+        "lattice": (example("lattice", "float32", 2), [*range(9)]),
+        "far, two axes": far(2),
+        "far, three axes": far(3),
+    }
+
+
+AROUND = 4  # cells of memory on each side of the own ones
+
+
+def padded_outs(outs: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return for each output memory with cells beyond the ends, all poison, and the view of its own cells."""
+    memory, inner = [], (slice(AROUND, -AROUND),) * outs[0].ndim
+    for out in outs:
+        memory.append(np.zeros([n + 2 * AROUND for n in out.shape], out.dtype))
+        memory[-1].view(np.uint8)[...] = 0xA5
+    return memory, [one[inner] for one in memory]
+
+
+def expected_memory(memory: Any, result: Any, widths: Any, boundary: str, sides: Sides) -> Any:
+    """Return what the memory of an output must hold: own cells, and copies of them at these sides."""
+    found = memory.copy()
+    per_axis: list[list[tuple[int, int]]] = []
+    for length, (low, high), (before, after) in zip(result.shape, widths, sides, strict=False):
+        places = range(-low if before else 0, length + (high if after else 0))
+        per_axis.append([(AROUND + one, source_index(one, length, boundary) or 0) for one in places])
+    for pairs in product(*per_axis):
+        target, source = zip(*pairs, strict=True)
+        found[(*target, slice(AROUND, -AROUND))] = result[source]
+    return found
+
+
+def run_and_compare(
+    kernel: PassKernel, launch: Any, program: Program, boundary: str, own: tuple[int, ...], sides: Sides
+) -> None:
+    widths = widths_of(program)
+    blocks, outs = cases(program, own, 1)
+    filled = [beyond_ends(block, boundary, widths) for block in blocks]
+    assert kernel.beyond is not None
+    memory, targets = padded_outs(outs)
+    wanted = [
+        expected_memory(one, result, of_output, boundary, sides)
+        for one, result, of_output in zip(
+            memory, evaluate(program, filled, widths), kernel.beyond.widths, strict=True
+        )
+    ]
+    call = launch_arguments(kernel, filled, targets, widths, sides=sides)
+    launch(call.grid, call.block, call.arguments)
+    for one, other in zip(memory, wanted, strict=True):
+        same(one, other)
+
+
+@needs_compiler
+@pytest.mark.parametrize("boundary", PAD)
+def test_a_pass_stores_the_cells_beyond_the_ends(boundary: str, tmp_path: Path) -> None:
+    """Short and long axes, each side or neither: the cells are NumPy's, and nothing else is written."""
+    made: list[Any] = []
+    for name, (program, feeds) in programs().items():
+        beyond = cells_beyond(program, feeds, boundary)
+        for own in ((5, 4, 7), (11, 9, 70)):
+            lengths = own[-program.axes :]
+            row = lengths[-1] if finds_ends(program, boundary, lengths[-1]) else 0
+            ends = boundary if row else ""
+            made.append((name, program, lengths, emit(program, lengths=lengths, ends=ends, beyond=beyond)))
+    for (_, program, lengths, kernel), launch in zip(
+        made, launchers(tmp_path, [kernel for *_, kernel in made]), strict=True
+    ):
+        for side in product((False, True), repeat=2):
+            sides: Sides = (side, (True, True))[: program.axes - 1] if program.axes > 2 else (side,)
+            run_and_compare(kernel, launch, program, boundary, lengths, sides)
+
+
+def test_what_is_read_beyond_the_ends_is_what_the_next_pass_reads() -> None:
+    program, feeds = far(2)
+    found = cells_beyond(program, feeds, "wrap")
+    assert found == Beyond("wrap", (((2, 0),), ((1, 3),)))
+    assert [found.copies(0), found.margin(0)] == [3, 3]
+    repeated = Beyond("nearest", found.widths)
+    assert [repeated.copies(0), repeated.margin(0)] == [7, 3]
+    assert Beyond("mirror", found.widths).margin(0) == 4
+    assert cells_beyond(program, feeds, "constant") is None
+    assert cells_beyond(example("axpy", "float64"), [0], "wrap") is None
+    assert sides_word(((True, False), (False, True))) == 0b1001
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "axes"),
+    [("heat", "float32", 2), ("seven_point", "float32", 3), ("lattice", "float32", 2)],
+)
+def test_it_compiles_and_spills_nothing(name: str, dtype: str, axes: int) -> None:
+    program = example(name, dtype, axes)
+    feeds = [*range(len(program.outputs))]
+    log = log_of(emit(program, ends="wrap", beyond=cells_beyond(program, feeds, "wrap")), "90")
+    assert "warning" not in log
+    assert "0 bytes stack frame, 0 bytes spill stores" in log

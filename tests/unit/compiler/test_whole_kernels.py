@@ -1,0 +1,264 @@
+"""Kernels of one pass of whole-array functions: blocks of the results have the bits of the whole arrays."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import whole_functions as whole
+from fused import GXX
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from whole_kernels import Run, compile_loops, compile_texts, in_blocks
+
+from meshrun.runner.compiler.cpp import host
+from meshrun.runner.compiler.cuda import single_pass
+from meshrun.runner.compiler.passes.ends import ends_of, interior
+from meshrun.runner.compiler.trace.evaluate import evaluate
+from meshrun.runner.compiler.trace.graph import BOOL, Graph, Operand, Program
+from meshrun.runner.compiler.whole.trace import WholeProgram
+
+needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
+F4, F8 = np.dtype("f4"), np.dtype("f8")
+
+
+def cube(u):
+    """Heat in a cube with faces written by index, and a source in its middle."""
+    new = u.copy()
+    sides = u[2:, 1:-1, 1:-1] + u[:-2, 1:-1, 1:-1] + u[1:-1, 2:, 1:-1] + u[1:-1, :-2, 1:-1]
+    sides = sides + u[1:-1, 1:-1, 2:] + u[1:-1, 1:-1, :-2]
+    new[1:-1, 1:-1, 1:-1] += 0.1 * (sides - 6 * u[1:-1, 1:-1, 1:-1])
+    new[0], new[-1] = 1, new[-2]
+    new[:, 0] = new[:, 1]
+    new[..., -1] = 2
+    new[6, 5, 4] += 3
+    return new
+
+
+def line(u):
+    new = u * 0.5
+    new[0], new[-2:] = u[1], 3
+    new[1:-1] += u[2:]
+    return new
+
+
+def turned(u):
+    """Complex numbers, turned by a quarter."""
+    new = u * 0.5
+    new[1:-1] += 1j * u[2:] - u[:-2]
+    new[0] = 0
+    new[:, -1] = u[:, -2]
+    return new
+
+
+def divided(u):
+    """Divisions by zero, and others that trap, in what is not chosen."""
+    new = u.copy()
+    new[1:] //= u[:-1]
+    new[2:] %= u[:-2]
+    new[0] = np.iinfo(u.dtype).min
+    return new
+
+
+def mostly_masked(u):
+    """What few cells need takes long: it is computed in a branch, also where there are edges."""
+    costly = u
+    for factor in range(3, 11):
+        costly = costly / factor
+    new = np.where(u > 3.5, costly, u)
+    new[0] = new[-1] = 0
+    return new
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function that was traced, and its results by NumPy."""
+
+    traced: WholeProgram
+    arrays: Sequence[Any]
+    wanted: Sequence[Any]
+
+    @property
+    def program(self) -> Program:
+        return self.traced.program
+
+    def check(self, run: Run) -> None:
+        in_blocks(self.program, run, self.arrays, self.wanted, wraps=any(self.traced.wraps))
+
+
+def case(function: Callable[..., Any], *arrays: Any, names: Sequence[str] = ("out",)) -> Case:
+    mine = [one.copy() for one in arrays]
+    with np.errstate(all="ignore"):
+        returned = function(*mine)
+        program = whole.traced(function, arrays, names)
+    if returned is None:
+        returned = tuple(mine[number] for number in program.changed)
+    return Case(program, arrays, returned if isinstance(returned, tuple) else (returned,))
+
+
+PLANES = (
+    whole.heat, whole.periodic_by_hand, whole.life, whole.red_then_black, whole.runge_kutta, whole.views,
+    whole.differences, whole.overlapping, whole.masked, whole.coordinates, mostly_masked,
+)  # fmt: skip
+
+
+def cases() -> dict[str, Case]:
+    found = {"divided": case(divided, whole.field(23, 37, dtype="i4"))}
+    numbers = whole.field(23, 17) + 1j * whole.field(23, 17, seed=1)
+    found["turned"] = case(turned, numbers.astype("c8"))
+    found["wave"] = case(whole.wave, whole.field(20, 17), whole.field(20, 17, seed=1), names=("u", "before"))
+    for number, function in enumerate(PLANES):
+        for dtype in ("f4", ("u1", "f2", "f8", "i4")[number % 4]):
+            with suppress(TypeError):  # NumPy refuses it
+                found[f"{function.__name__} {dtype}"] = case(function, whole.field(23, 37, dtype=dtype))
+    for dtype in ("f4", "f8", "f2"):
+        found[f"cube {dtype}"] = case(cube, whole.field(12, 10, 9, dtype=dtype))
+        found[f"line {dtype}"] = case(line, whole.field(61).astype(dtype))
+    return found
+
+
+CASES = cases()
+WAYS: dict[str, dict[str, Any] | None] = {
+    "loops": None,
+    "threads": {},
+    "tiles": {"tile": (2, 4)},
+    "marches": {"tile": (3, 2), "march": True},
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("way", WAYS)
+def test_blocks_have_the_bits_of_the_whole_arrays(way: str, tmp_path: Path) -> None:
+    options = WAYS[way]
+    chosen = {
+        name: one for name, one in CASES.items() if "tile" not in (options or {}) or one.program.axes == 2
+    }
+    programs = [one.program for one in chosen.values()]
+    runs = (
+        compile_loops(tmp_path, programs) if options is None else compile_texts(tmp_path, programs, **options)
+    )
+    for (name, one), run in zip(chosen.items(), runs, strict=True):
+        try:
+            one.check(run)
+        except AssertionError as wrong:
+            raise AssertionError(f"{name}: {wrong}") from None
+
+
+@needs_compiler
+@settings(max_examples=max(settings.default.max_examples // 8, 1))
+@given(text=whole.programs(), tile=st.sampled_from([(1, 1), (2, 4), (4, 2), (3, 4)]))
+def test_random_programs(text: str, tile: tuple[int, int]) -> None:
+    fields = whole.field(11, 9), whole.field(11, 9, dtype="f4", seed=1)
+    made = case(whole.compiled(text), *fields, names=("u", "v", "w"))
+    with tempfile.TemporaryDirectory() as folder:
+        for run in (
+            *compile_loops(Path(folder), [made.program]),
+            *compile_texts(Path(folder), [made.program], tile=tile, march=tile[0] == 3),
+        ):
+            made.check(run)
+
+
+MUTANTS = {"no rows at an end": ((0, 0), (2, 2)), "no columns at an end": ((1, 1), (0, 0))}
+
+
+@needs_compiler
+@pytest.mark.parametrize("mutant", ["edges of each block", *MUTANTS])
+def test_the_comparison_finds(mutant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = single_pass.launch_arguments
+
+    def at_the_first_cell(*given: Any) -> Any:
+        return launch(*given[:4], [0, 0], given[5])
+
+    if mutant == "edges of each block":
+        monkeypatch.setattr(single_pass, "launch_arguments", at_the_first_cell)
+        monkeypatch.setattr(host.HostProgram, "_place", lambda self, first: host._integers([0, 0]))
+    else:
+        for module in ("cuda.single_pass", "cpp.source"):
+            monkeypatch.setattr(f"meshrun.runner.compiler.{module}.ends_of", lambda _: MUTANTS[mutant])
+    made = CASES["heat f4"]
+    for run in (*compile_loops(tmp_path, [made.program]), *compile_texts(tmp_path, [made.program])):
+        with pytest.raises(AssertionError):
+            made.check(run)
+
+
+# The interior
+
+
+def program_of(function: Callable[..., Any], *shape: int, dtype: str = "f4") -> Program:
+    return whole.traced(function, [whole.field(*shape, dtype=dtype)], ("out",)).program
+
+
+def test_the_interior_has_no_conditions_of_edges() -> None:
+    heat = program_of(whole.heat, 64, 48)
+    assert ends_of(heat) == ((1, 1), (1, 1))
+    assert not interior(heat).has_places
+    assert interior(heat).footprint(0) == ((1, 1), (1, 1))
+    assert heat.footprint(0) == ((1, 1), (2, 2))
+    assert interior(heat).operations == 7
+
+
+def test_what_is_no_condition_of_an_edge_stays_in_the_interior() -> None:
+    def source(u):
+        u[30, 20] += 1
+        u[1:-1:2] = 0
+        return u
+
+    program = program_of(source, 64, 48)
+    assert ends_of(program) == ((1, 2), (0, 0))
+    kept = {node.value for node in interior(program).conditions}
+    assert kept == {(0, 30, 31, 1), (1, 20, 21, 1), (0, 1, 62, 2)}
+
+
+def test_shifts_have_no_conditions() -> None:
+    for function in (whole.life, lambda u: np.roll(np.roll(u, 3, 0) * 2, -2, 1)):
+        program = program_of(function, 64, 48, dtype="u1")
+        assert not program.has_places
+        assert program.lengths == ()
+
+
+def test_functions_of_the_platform_are_computed_where_conditions_are_not_decided() -> None:
+    """Else cells of the interior would have NumPy's last bits, and others the device's."""
+
+    def raised(u):
+        factor = np.zeros_like(u)
+        factor[2:-2] = 0.3
+        return u * np.exp(factor)
+
+    inner = interior(program_of(raised, 64, 48))
+    assert any(node.op == "exp" for node in inner.nodes)
+
+
+@needs_compiler
+def test_scalars_are_read_from_their_slots(tmp_path: Path) -> None:
+    graph = Graph()
+    cell, factor = graph.load(0, F4, (0, 0)), graph.scalar(2, F4)
+    scaled = graph.operation("multiply", F4, [cell, factor])
+    inside = graph.inside(0, 0, 2)
+    edge = graph.operation("cast", F4, [graph.scalar(0, F8)])
+    chosen = graph.operation("where", F4, [inside, edge, scaled])
+    flagged = graph.operation("where", F4, [graph.scalar(1, BOOL), chosen, cell])
+    program = Program(2, (Operand("u", F4),), (Operand("v", F4),), ((flagged,),), graph, lengths=(20, 24))
+    assert program.scalars == 3
+    slots = np.zeros(3, np.int64)
+    slots[:1].view(F8)[0], slots[1:2].view(BOOL)[0], slots[2:].view(F4)[0] = 0.5, True, 3
+    block, wanted = whole.field(20, 24, dtype="f4"), np.empty((20, 24), F4)
+    wanted[...] = block * np.float32(3)
+    wanted[:2] = 0.5
+    assert np.array_equal(evaluate(program, [block], ((0, 0), (0, 0)), (0, 0), slots)[0], wanted)
+    for run in (*compile_loops(tmp_path, [program]), *compile_texts(tmp_path, [program])):
+        out = np.empty((20, 24), F4)
+        run([block], [out], (0, 0), slots)  # type: ignore[call-arg]
+        assert np.array_equal(out, wanted)
+
+
+def test_a_kernel_refuses_arrays_without_scalars() -> None:
+    graph = Graph()
+    program = Program(1, (), (Operand("v", F4),), ((graph.scalar(0, F4),),), graph)
+    with pytest.raises(ValueError, match="1 scalars"):
+        single_pass.launch_arguments(single_pass.emit(program), [], [np.zeros(8, F4)], ((0, 0),))

@@ -1,0 +1,193 @@
+"""Results that are no fields: a row for each step, in files that are as they would be without a crash."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.options.step_options import SaveInterval, StepOptions
+from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.run.declare import distribute
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.steps.loop import CheckFinite
+from tests.unit.run.test_distribute import on_ranks
+
+N, M = 40, 33
+POINTS = np.random.default_rng(5)
+SY, SX = POINTS.integers(0, N, 16), POINTS.integers(0, M, 16)
+RY, RX = POINTS.integers(0, N, 512), POINTS.integers(0, M, 512)
+WAVELET = POINTS.random(16).astype(np.float32)
+
+
+@distribute(outputs=("u", "before"), series=("trace", "pair", "cell"))
+def acoustic(u, before, c):
+    """A wave with 16 sources, 512 receivers and a series of two pressures beside each other."""
+    new = 2 * u - before
+    new[1:-1, 1:-1] += c[1:-1, 1:-1] * (
+        u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2] - 4 * u[1:-1, 1:-1]
+    )
+    new[SY, SX] += WAVELET
+    y, x = np.array([3, 20, 37]), np.array([5, 6, 7])
+    return new, u, new[RY, RX], new[y, x] - u[y + 1, x], u[17, 4]
+
+
+def files(folder: Path, suffixes: str = "nnn") -> tuple[list[Any], list[Path], list[Path]]:
+    arrays = [np.random.default_rng(n).random((N, M), dtype=np.float32) for n in range(3)]
+    arrays[2] *= 0.2
+    inputs = [folder / f"{name}.npy" for name in acoustic.arrays]
+    for path, array in zip(inputs, arrays, strict=True):
+        np.save(path, array)
+    outputs = [folder / f"{name}_after.npy" for name in acoustic.output_names]
+    kinds = {"n": ".npy", "c": ".csv"}
+    series = [folder / f"{name}{kinds[s]}" for name, s in zip(acoustic.series, suffixes, strict=True)]
+    return arrays, inputs, [*outputs, *series]
+
+
+def after(arrays: list[Any], steps: int) -> tuple[list[Any], list[list[Any]]]:
+    """The plain function: fields after the steps, and a row of each series for each of them."""
+    u, before, c = arrays
+    rows = []
+    for _ in range(steps):
+        u, before, *row = acoustic.function(u.copy(), before.copy(), c)
+        rows.append(row)
+    return [u, before], [[np.asarray(row[n]) for row in rows] for n in range(3)]
+
+
+def check(outputs: list[Path], arrays: list[Any], steps: int, chosen: list[int]) -> None:
+    """Compare the files. chosen: the steps that have a row."""
+    fields, series = after(arrays, steps)
+    for path, wanted in zip(outputs[:2], fields, strict=True):
+        assert np.load(path).tobytes() == wanted.tobytes()
+    for path, rows in zip(outputs[2:], series, strict=True):
+        wanted = np.stack([rows[step - 1] for step in chosen])
+        if path.suffix == ".npy":
+            found = np.load(path)
+            assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+            assert found.tobytes() == wanted.tobytes()
+            continue
+        head, *lines = path.read_text().splitlines()
+        assert head.startswith("step,")
+        assert len(lines) == len(chosen)
+        for line, step, row in zip(lines, chosen, wanted, strict=True):
+            first, *cells = line.split(",")
+            assert int(first) == step
+            assert np.array(cells, np.float32).tobytes() == row.tobytes()
+
+
+KINDS: dict[str, tuple[Options, list[int]]] = {
+    "one pass": (Options(verify="full"), [1]),
+    "every step": (Options(verify="full", steps=StepOptions(steps=9)), [*range(1, 10)]),
+    "every fourth and the last": (Options(steps=StepOptions(steps=9, every=4)), [4, 8, 9]),
+    "a kernel": (Options(fuse="require", steps=StepOptions(steps=9, every=3)), [3, 6, 9]),
+    "a grid": (Options(grid="0x0", steps=StepOptions(steps=5)), [*range(1, 6)]),
+    "one copy": (Options(steps=StepOptions(steps=5, copies="one")), [*range(1, 6)]),
+    "wide halos": (Options(steps=StepOptions(steps=6, steps_per_exchange=3, every=2)), [2, 4, 6]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_rows_are_those_of_the_plain_function(tmp_path: Path, ranks: int, kind: str) -> None:
+    arrays, inputs, outputs = files(tmp_path, "ncn" if ranks == 2 else "nnn")
+    options, chosen = KINDS[kind]
+    record = on_ranks(ranks, acoustic, inputs, outputs, options)
+    check(outputs, arrays, chosen[-1], chosen)
+    shapes = {one["name"]: one["shape"] for one in record["outputs"]}
+    count = len(chosen)
+    assert shapes == {
+        "u": [N, M], "before": [N, M], "trace": [count, 512], "pair": [count, 3], "cell": [count],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("suffixes", ["nnn", "ccc"])
+@pytest.mark.parametrize(("stopped", "every"), [(5, None), (7, 3), (8, None)])
+def test_no_row_is_lost_or_doubled_after_a_crash(
+    tmp_path: Path, stopped: int, every: int | None, suffixes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays, inputs, outputs = files(tmp_path, suffixes)
+    steps = StepOptions(steps=11, every=every, checkpoint=SaveInterval(steps=4))
+
+    def crash(self: Any, stepper: Any) -> None:
+        if stepper.done == stopped:
+            raise RunError("stopped")
+
+    monkeypatch.setattr(CheckFinite, "_check", crash)
+    with pytest.raises(RunError, match="stopped"):
+        on_ranks(3, acoustic, inputs, outputs, Options(steps=replace(steps, check_finite=1)))
+    monkeypatch.undo()
+    # The unfinished file may have more rows, also part of one.
+    (partial,) = tmp_path.glob(f".{outputs[2].name}.*.partial")
+    with partial.open("ab") as file:
+        file.write(b"17,")
+    record = on_ranks(
+        2, acoustic, inputs, outputs, replace(Options(steps=steps), stream=StreamOptions(resume=True))
+    )
+    assert record["steps"]["first"] == 4
+    chosen = [n for n in range(1, 12) if n % (every or 1) == 0 or n == 11]
+    check(outputs, arrays, 11, chosen)
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_a_file_that_lost_its_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, inputs, outputs = files(tmp_path)
+    steps = StepOptions(steps=11, checkpoint=SaveInterval(steps=4))
+    crash = lambda self, stepper: (_ for _ in ()).throw(RunError("x")) if stepper.done == 5 else None  # noqa: E731
+    monkeypatch.setattr(CheckFinite, "_check", crash)
+    with pytest.raises(RunError):
+        on_ranks(1, acoustic, inputs, outputs, Options(steps=replace(steps, check_finite=1)))
+    monkeypatch.undo()
+    (partial,) = tmp_path.glob(f".{outputs[2].name}.*.partial")
+    content = bytearray(partial.read_bytes())
+    content[-3000] ^= 1
+    partial.write_bytes(content)
+    again = replace(Options(steps=steps), stream=StreamOptions(resume=True))
+    with pytest.raises(RunError, match=r"trace cannot go on.*does not hold its first 4 rows"):
+        on_ranks(1, acoustic, inputs, outputs, again)
+
+
+def test_a_run_that_stops_has_the_rows_of_its_steps(tmp_path: Path) -> None:
+    arrays, inputs, outputs = files(tmp_path)
+    options = Options(steps=StepOptions(steps=20, until=1e9, every=3))
+    assert on_ranks(2, acoustic, inputs, outputs, options)["steps"]["steps"] == 3
+    check(outputs, arrays, 3, [3])
+
+
+def test_iterators_and_calls_have_rows() -> None:
+    arrays = [np.random.default_rng(n).random((N, M), dtype=np.float32) for n in range(3)]
+    for stage, done in zip(acoustic.iterate(*arrays, steps=5, every=2), (2, 4, 5), strict=True):
+        fields, series = after(arrays, done)
+        wanted = [*fields, *(rows[-1] for rows in series)]
+        for found, want in zip(stage, wanted, strict=True):
+            assert (found.tobytes(), found.shape) == (want.tobytes(), want.shape)
+    assert len(acoustic(*arrays)) == 5
+    results = [np.empty((N, M), np.float32), np.empty((N, M), np.float32)]
+    rows = [np.empty((3, 512), np.float32), np.empty((3, 3), np.float32), np.empty(3, np.float32)]
+    acoustic.run(arrays, [*results, *rows], steps=3, device="cpu")
+    for found, want in zip(rows, after(arrays, 3)[1], strict=True):
+        assert found.tobytes() == np.stack(want).tobytes()
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    _, inputs, outputs = files(tmp_path)
+    with pytest.raises(UserError, match=r"trace is a series.*\.npy or \.csv"):
+        run(acoustic, inputs, [*outputs[:2], tmp_path / "t.png", *outputs[3:]], {}, Options(device="cpu"))
+    with pytest.raises(UserError, match=r"writes 5 outputs"):
+        run(acoustic, inputs, outputs[:2], {}, Options(device="cpu"))
+    chunks = StreamOptions(chunk_bytes=4096)
+    for steps in (StepOptions(), StepOptions(steps=3)):
+        with pytest.raises(UserError, match="not computed in chunks"):
+            run(acoustic, inputs, outputs, {}, Options(device="cpu", steps=steps, stream=chunks))
+    with pytest.raises(UserError, match="series are not names"):
+        distribute(outputs=("u",), series=("u",))(lambda u: (u, 1))
+
+    @distribute(series=("field",))
+    def whole(u):
+        return u, u * 2
+
+    with pytest.raises(UserError, match=r"returns a field of shape .* as the series field"):
+        run(whole, inputs[:1], outputs[1:3], {}, Options(device="cpu"))

@@ -1,0 +1,101 @@
+"""Single steps whose pass stores the cells beyond the array: no launch fills them between two steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from host_halo import HostPeers, HostTables, compiled
+from numpy_kernel import NumpyKernel
+from step_runs import plain_loop, stepped
+
+import meshrun
+from meshrun.runner.arrays.halo.direct import DirectHalos
+from meshrun.runner.arrays.halo.packed import PackedHalos
+from meshrun.runner.options.choices import BOUNDARIES
+from meshrun.runner.steps import halo_path
+from meshrun.runner.steps.blocks import StepBlocks
+
+WIDTHS = ((2, 2), (1, 2), (1, 1))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("halo"))
+
+
+def function(a: Any, b: Any) -> Any:
+    """Two fields that read each other, to the corners of their halos."""
+    left = 3 * a[:-4, 1:-2, 1:-1] + 5 * b[4:, 3:, 1:-1] + 7 * a[2:-2, 3:, 2:]
+    return left + b[:-4, :-3, :-2], a[2:-2, 1:-2, 1:-1] ^ b[4:, 1:-2, 1:-1]
+
+
+def same_as_a_plain_loop(folder: Path, patch: pytest.MonkeyPatch, boundary: str, **options: Any) -> bool:
+    def compile_for(
+        device: Any, program: Any, widths: Any, arithmetic: str, feeds: Any, boundary: str, cval: float,
+        shape: Any, row: int,
+    ) -> Any:  # fmt: skip
+        return NumpyKernel(program, widths, feeds, boundary, cval, 1, row=row), "NumPy"
+
+    patch.setattr("meshrun.runner.compiler.compiled.compile_for", compile_for)
+    job = meshrun.map_blocks(halo=WIDTHS, boundary=boundary, cval=9, outputs=2)(function)
+    random = np.random.default_rng(3)
+    arrays = [random.integers(0, 2**32, (17, 7, 6), np.uint32) for _ in range(2)]
+    expected = plain_loop(function, arrays, 7, WIDTHS, boundary, [0, 1], 9)
+    found, _ = stepped(folder, job, arrays, 7, fuse="require", **options)
+    return all(map(np.array_equal, found, expected))
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("ranks", "halo"), [(1, "auto"), (2, "direct"), (3, "direct"), (2, "nccl"), (3, "nccl")]
+)
+def test_no_launch_fills_the_cells_beyond_the_array(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    library: Path,
+    boundary: str,
+    ranks: int,
+    halo: Any,
+    overlap: bool,
+) -> None:
+    monkeypatch.setattr(halo_path, "find_tables", lambda world, ndim: HostTables(library))
+    monkeypatch.setattr(
+        halo_path,
+        "find_peers",
+        lambda world, choice, ndim: "--halo nccl" if choice == "nccl" else HostPeers(world.control),
+    )
+    filled: list[str] = []
+    for owner, name in (
+        (StepBlocks, "_fill_outside"), (DirectHalos, "fill"), (DirectHalos, "fill_own"),
+        (PackedHalos, "fill"), (PackedHalos, "fill_own"),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, lambda *_, name=name: filled.append(name))
+    # With one device, nothing else is done beside the passes.
+    options: dict[str, Any] = {"devices": True} if ranks == 1 else {"halo": halo, "overlap": overlap}
+    for every in (1, 2) if ranks > 1 else (1,):
+        same = same_as_a_plain_loop(
+            tmp_path, monkeypatch, boundary, ranks=ranks, steps_per_exchange=every, **options
+        )
+        # Rows that are computed first do not reach what a mirror shows of them.
+        assert (same, filled) == (True, []) or (overlap and boundary == "mirror" and ranks > 1)
+
+
+def test_another_launch_fills_them_where_a_pass_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last axis is split, so that a pass would have to store beyond the ends of rows."""
+    filled: list[str] = []
+    fill = StepBlocks._fill_outside
+
+    def noted(blocks: Any, targets: Any) -> None:
+        filled.append("outside")
+        fill(blocks, targets)
+
+    monkeypatch.setattr(StepBlocks, "_fill_outside", noted)
+    options = {"ranks": 2, "grid": "1x1x2", "steps_per_exchange": 2}
+    assert same_as_a_plain_loop(tmp_path, monkeypatch, "reflect", **options)
+    assert filled
