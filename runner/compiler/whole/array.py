@@ -145,10 +145,12 @@ class Tracing(TracedCall):
         self.space = space
         self._lines = 0
         self.tape.lift = self.lift
+        self.has_inner = False  # whether inputs have axes that are none of space
 
     def lift(self, array: np.ndarray[Any, Any]) -> Whole:
-        """Return an array of NumPy's that is combined with a number of the step as a traced array."""
-        return lifted(self, array, likely_lines(self.space, array))
+        """Return an array of NumPy's, of which nothing tells where its axes lie, as a traced array."""
+        lines = likely_lines(self.space, array) if self.has_inner else range(array.ndim)
+        return lifted(self, array, lines)
 
     def new_line(self) -> int:
         """Return the number of a line that is along no axis of space yet, below 0."""
@@ -311,7 +313,11 @@ def lifted(recorder: Tracing, array: np.ndarray[Any, Any], lines: Collection[int
 
 
 def likely_lines(space: Shape, array: np.ndarray[Any, Any]) -> list[int]:
-    """Return which axes of an array are axes of space, if nothing tells: those that are long, or as long."""
+    """Return which axes of an array are axes of space, if nothing tells: those that are long, or as long.
+
+    Of a slice, the array that it is taken of counts.
+    """
+    array, _ = root_of(array)
     return [
         axis
         for axis, length in enumerate(array.shape)

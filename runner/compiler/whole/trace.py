@@ -215,6 +215,7 @@ def _traced(
     graph = WholeGraph([space if one.shape else (0,) * dimensions for one in inputs], space)
     recorder = Tracing(function, graph, space, FUNCTIONS)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
+    recorder.has_inner = any(len(one.shape) > dimensions for one in inputs)
     module = Module(recorder)
     here = WholePlace(recorder, inputs[0].shape, module)
     served = {STEP: recorder.tape.step, "xp": module, "here": here}

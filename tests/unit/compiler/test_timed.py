@@ -19,6 +19,7 @@ from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.compiler.whole.pieces import compute_piece, pieces_of
 from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
 from meshrun.runner.errors import UserError
+from meshrun.runner.job.block_context import BlockContext
 from tests.facts.whole_functions import compiled, field
 
 WAVELET = np.random.default_rng(3).random((12, 3))
@@ -26,18 +27,24 @@ STEPS = 0, 1, 7
 
 
 def whole_results(
-    function: Callable[..., Any], u: Any, steps: tuple[int, ...] = STEPS, **tables: Any
+    function: Callable[..., Any],
+    u: Any,
+    steps: tuple[int, ...] = STEPS,
+    services: tuple[str, ...] = ("step",),
+    **tables: Any,
 ) -> list[Any]:
     """The results of a function of whole arrays in some steps, from one trace."""
     inputs = [WholeInput("u", u.shape, u.dtype)]
-    whole = trace_whole(function, inputs, tables, ("out",), services=("step",))
+    whole = trace_whole(function, inputs, tables, ("out",), services=services)
     arrays, found = [u, *(one.values for one in whole.constants)], []
     for step in steps:
-        widths = ((0, 0),) * len(whole.space)
+        reach = [whole.footprint(number) for number in range(len(arrays))]
+        widths = [tuple(max(0, *(one[axis][side] for one in reach)) for side in (0, 1)) for axis in range(2)]
+        blocks = [np.pad(array, widths, mode="wrap") for array in arrays]
         result = np.empty(whole.outputs[0].shape, whole.outputs[0].dtype)
         for piece in pieces_of(whole.program, (0,) * len(whole.space), whole.space):
             row = whole.tape.row(step)
-            (cells,) = compute_piece(np, whole.program, piece, arrays, widths, (0,) * len(whole.space), row)
+            (cells,) = compute_piece(np, whole.program, piece, blocks, widths, (0,) * len(whole.space), row)
             result[tuple(slice(a, b) for a, b in zip(piece.first, piece.last, strict=True))] = cells
         found.append(result)
     return found
@@ -164,3 +171,50 @@ def test_tables_are_as_long_as_the_steps_need(index: str, needed: int | None) ->
     with pytest.raises(UserError, match="w is too short for 100 steps") as refused:
         tape.check(100)
     assert refused.value.expected == f"{needed} rows"
+
+
+K = np.random.default_rng(4).random((7, 20), dtype=np.float32)
+NAMES = {
+    "K": K,
+    "HOT": K > 0.6,
+    "ROW": np.arange(20.0) ** 2,
+    "COLUMN": np.arange(7.0)[:, None] / 3,
+    "math": math,
+}
+NUMBERS = [
+    "step",
+    "w[step]",
+    "0.5 * m[step + 1, 2]",
+    "math.cos(0.2 * step)",
+    "np.where(step > 3, 1, 2)",
+    "1.5",
+]
+STATEMENTS = [
+    "u[1:-1] += {n} * (u[2:] - u[:-2])",
+    "u[{i}] = {n}",
+    "u[:, {i}] = {n} * COLUMN[:, 0]",
+    "u = u + {n} * K",
+    "u[HOT] = {n}",
+    "u[1:-1, 2:] -= K[2:, :-2] * {n}",
+    "u = np.where(x > {n}, u, v)",
+    "v = np.roll(u, {i}, 1) * COLUMN - y * {n}",
+    "v[::2] = ROW + {n}",
+    "u = u + here.uniform(3, step) * {n}",
+    "u, v = v, u * 1",
+]
+
+
+@given(st.data())
+@settings(max_examples=settings.default.max_examples // 4)
+def test_random_programs_of_time_and_place(data: st.DataObject) -> None:
+    lines = ["def f(u, here, step, w, m):", "    y, x = here.coordinates()", "    v = u * 2"]
+    for _ in range(data.draw(st.integers(1, 5))):
+        words = {"n": data.draw(st.sampled_from(NUMBERS)), "i": data.draw(st.integers(-6, 6))}
+        lines.append("    " + data.draw(st.sampled_from(STATEMENTS)).format(**words))
+    function = compiled("\n".join([*lines, "    return u - v", ""]), **NAMES)
+    tables, u = {"w": WAVELET[:, 0], "m": WAVELET.astype("f4")}, field(7, 20, dtype="f4")
+    found = whole_results(function, u, STEPS, ("here", "step"), **tables)
+    for step, result in zip(STEPS, found, strict=True):
+        here = BlockContext(0, 1, "", (0, 0), u.shape, u.shape, None, np, step)
+        wanted = function(u.copy(), here, step, **tables)
+        assert (result.dtype, result.tobytes()) == (wanted.dtype, wanted.tobytes()), "\n".join(lines)
