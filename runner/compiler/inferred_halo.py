@@ -17,7 +17,7 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.job.series import arguments
+from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.plan.task import ArrayType, Task, halo_hint
 
@@ -29,7 +29,8 @@ def with_inferred_halo(job: Job, inputs: Sequence[ArrayType], parameters: dict[s
     half of it before and half after the own cells. A function that cannot be traced gets no halo. inputs:
     shape and dtype of each. Raises UserError for a result that is shorter by an odd number of cells.
     """
-    parameters = arguments(parameters)
+    if any(isinstance(value, Series) for value in parameters.values()):
+        parameters = job.arguments(parameters)
     if job.whole and job.halo is None:
         from meshrun.runner.compiler.whole.block_form import block_form
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from meshrun.runner.forecast.machine import Machine
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.job.series import described
 from meshrun.runner.plan.task import ArrayType
 from meshrun.runner.report.record import Record, envelope, plain, type_record
 
@@ -26,7 +25,7 @@ def plan_envelope(
     """Return a plan's record: what every plan has, and what was `found`. array: the job's first input."""
     about = {
         "job": job.name,
-        "parameters": plain(described(parameters)),
+        "parameters": plain(job.described(dict(parameters))),
         **type_record(array),
         "ranks": ranks,
         "hosts": hosts,

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.job.series import Series
+from meshrun.runner.job.series import Parameters, Series
 from meshrun.runner.job.signature import Kind, Parameter
 from meshrun.runner.region import Shape, Sizes
 
@@ -88,6 +88,23 @@ class Job:
         if self.halo is None:
             return 0
         return self.halo(**parameters) if callable(self.halo) else self.halo
+
+    def arguments(self, parameters: Parameters) -> Parameters:
+        """Return the parameters as functions get them: tables in time as arrays."""
+        return {name: one.values if isinstance(one, Series) else one for name, one in parameters.items()}
+
+    def described(self, parameters: Parameters) -> Parameters:
+        """Return the parameters for a record: tables in time as their path, or as what they are."""
+        tables = [one.name for one in self.parameters if one.type is Series and one.name in parameters]
+        if not tables:
+            return dict(parameters)
+        found = dict(parameters)
+        for name in tables:
+            value = found[name]
+            found[name] = (
+                value if value is None else str(value if isinstance(value, Series) else Series(value))
+            )
+        return found
 
     def with_constants(self, types: Sequence[tuple[Shape, Any]]) -> list[tuple[Shape, Any]]:
         """Return the shapes and dtypes of all inputs. types: of those that are given."""

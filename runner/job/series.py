@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,19 +116,3 @@ def _is_number(word: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def arguments(parameters: Mapping[str, Any]) -> Parameters:
-    """Return a job's parameters as its functions get them: tables in time as arrays."""
-    return {name: one.values if isinstance(one, Series) else one for name, one in parameters.items()}
-
-
-def described(parameters: Mapping[str, Any]) -> Parameters:
-    """Return a job's parameters for a record: tables in time as their path, or as what they are."""
-    import numpy as np
-
-    found = dict(parameters)
-    for name, value in parameters.items():
-        if isinstance(value, (Series, np.ndarray)):
-            found[name] = str(value if isinstance(value, Series) else Series(value))
-    return found

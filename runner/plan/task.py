@@ -15,7 +15,7 @@ import numpy as np
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.job.series import Parameters, arguments, described
+from meshrun.runner.job.series import Parameters, Series
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.plan.grid import Partition, parse_grid
@@ -174,7 +174,7 @@ class Task:
     @property
     def described_parameters(self) -> Parameters:
         """The parameters for a record, tables in time as what they are."""
-        return described(self.parameters)
+        return self.job.described(self.parameters)
 
     @property
     def known(self) -> tuple[ArrayType, ...]:
@@ -520,7 +520,8 @@ def plan_task(
 
     inputs: shape and dtype of each array, in the order of the job's parameters.
     """
-    inputs = job.with_constants(inputs)
+    if job.constants:
+        inputs = job.with_constants(inputs)
     for name, (shape, dtype) in zip(job.arrays, inputs, strict=True):
         which = f"the input {name}" if len(inputs) > 1 else "the input"
         if not shape:
@@ -533,7 +534,8 @@ def plan_task(
         pairs = zip(job.sizes.inputs, inputs, strict=True)
         inputs = [(one.in_space(space), of_one) for one, (_, of_one) in pairs]
     shape, dtype = inputs[0]
-    parameters = arguments(parameters)
+    if any(isinstance(value, Series) for value in parameters.values()):
+        parameters = job.arguments(parameters)
     if job.check is not None:
         job.check(shape, dtype, **parameters)
     chosen = boundary or job.boundary

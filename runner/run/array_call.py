@@ -22,7 +22,6 @@ from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.job.series import arguments
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.maps.in_memory import Pipeline
 from meshrun.runner.maps.split_probe import check_split
@@ -70,7 +69,9 @@ def _called(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     shape = tuple(arrays[0].shape)
     here = BlockContext(0, 1, "", (0,) * len(shape), shape, shape, None, xp)
     services = {"xp": xp, "here": here, STEP: 0}
-    return job.function(*arrays, **{name: services[name] for name in job.services}, **arguments(parameters))
+    return job.function(
+        *arrays, **{name: services[name] for name in job.services}, **job.arguments(parameters)
+    )
 
 
 def host_array(array: Any) -> HostArray:

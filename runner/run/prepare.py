@@ -22,6 +22,7 @@ from meshrun.runner.compiler.whole.outside import Constant
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.series import Series
+from meshrun.runner.job.signature import STEP
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.maps.streamed.chunk_agreement import limits
 from meshrun.runner.options.form import forms_of_inputs
@@ -191,7 +192,8 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
         if (mode or run.job.fuse) != "off":
             with world.phases("prepare"):
                 made, fusion = fused_alone(world.backend.device, task, mode, options.fuse_math, steps or 1)
-        check_tables(made, steps or 1)
+        if made.job.tape is not None or STEP in made.job.services:
+            check_tables(made, steps or 1)
         tasks[:] = task, made
         # Compare the block with the memory, unless an option decides.
         memory, on_device = limits(world, stream), world.backend.asynchronous

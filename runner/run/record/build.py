@@ -9,7 +9,6 @@ from datetime import datetime
 from pathlib import Path
 
 from meshrun.runner.arrays.several_sizes import stored_type
-from meshrun.runner.job.series import described
 from meshrun.runner.report.record import SCHEMA, Record, envelope, plain, type_record, write_json
 from meshrun.runner.run.finish import Finished
 from meshrun.runner.run.prepare import RunContext
@@ -29,7 +28,7 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
     phases, plan = phase_table(world, done)
     record = {
         "job": job.name,
-        "parameters": plain(described(run.parameters)),
+        "parameters": plain(job.described(run.parameters)),
         "input": str(run.paths[0]),
         **domain,
         "output": str(run.targets[0]) if run.targets else None,
