@@ -520,8 +520,7 @@ def plan_task(
 
     inputs: shape and dtype of each array, in the order of the job's parameters.
     """
-    if job.constants:
-        inputs = job.with_constants(inputs)
+    inputs = job.with_constants(inputs) if job.constants else inputs
     for name, (shape, dtype) in zip(job.arrays, inputs, strict=True):
         which = f"the input {name}" if len(inputs) > 1 else "the input"
         if not shape:
@@ -534,8 +533,8 @@ def plan_task(
         pairs = zip(job.sizes.inputs, inputs, strict=True)
         inputs = [(one.in_space(space), of_one) for one, (_, of_one) in pairs]
     shape, dtype = inputs[0]
-    if any(isinstance(value, Series) for value in parameters.values()):
-        parameters = job.arguments(parameters)
+    has_tables = any(isinstance(value, Series) for value in parameters.values())
+    parameters = job.arguments(parameters) if has_tables else parameters
     if job.check is not None:
         job.check(shape, dtype, **parameters)
     chosen = boundary or job.boundary
