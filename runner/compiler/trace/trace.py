@@ -56,7 +56,7 @@ def trace(
     axes of each result, for a function that fills `out`. shape: of the whole array, for `here`.
     """
     programs = [
-        _trace_once(function, inputs, widths, parameters, services, names, declared, lengths, shape)
+        _trace_once(function, inputs, widths, parameters, services, (names, declared), lengths, shape)
         for lengths in _lengths(widths)
     ]
     if len({program.text() + program.tape.text() for program in programs}) > 1:
@@ -84,11 +84,12 @@ def _trace_once(
     widths: Sequence[tuple[int, int]],
     parameters: dict[str, Any],
     services: frozenset[str],
-    names: Sequence[str],
-    declared: Sequence[Operand] | None,
+    results: tuple[Sequence[str], Sequence[Operand] | None],
     lengths: Shape,
     shape: Shape,
 ) -> Program:
+    """Return the program of one call. results: names, and `declared`. lengths: of the blocks' own cells."""
+    names, declared = results
     recorder = BlockCall(function, lengths, widths)
     axes = len(lengths)
     padded = tuple(n + low + high for n, (low, high) in zip(lengths, widths, strict=True))
@@ -102,11 +103,11 @@ def _trace_once(
     with refused_with_line(function, tape):
         called = with_numbers(tape, function) if services & {STEP, "here"} else function
         returned = called(*blocks, **known)
-        results = _results(recorder, returned, outs, names)
+        found = _results(recorder, returned, outs, names)
     shift = tuple(-low for low, _ in widths)
     outputs = []
     nodes = []
-    for name, result in zip(names, results, strict=True):
+    for name, result in zip(names, found, strict=True):
         outputs.append(Operand(name, result.dtype, result.shape[axes:]))
         nodes.append(tuple(recorder.graph.shifted(result.read().ravel(), shift)))
     results_of, stages = tuple(nodes), tuple(recorder.stages)

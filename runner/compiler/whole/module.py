@@ -141,12 +141,12 @@ class Module:
         return function(*self._indices(shape, dtype), **options)
 
     @property
-    def _ogrid(self) -> Grid:
-        return Grid(self, sparse=True)
+    def _ogrid(self) -> IndexGrid:
+        return IndexGrid(self, sparse=True)
 
     @property
-    def _mgrid(self) -> Grid:
-        return Grid(self, sparse=False)
+    def _mgrid(self) -> IndexGrid:
+        return IndexGrid(self, sparse=False)
 
     def line_of(self, part: slice) -> Any:
         """Return the line of one slice of numpy.ogrid: an imaginary step is the number of points."""
@@ -201,7 +201,7 @@ class WholePlace(TracedContext):
         return made(self._recorder, axes, {}, node, PLACE)
 
 
-class Grid:
+class IndexGrid:
     """numpy.ogrid, or numpy.mgrid if not `sparse`, of a traced function."""
 
     def __init__(self, module: Module, *, sparse: bool) -> None:
