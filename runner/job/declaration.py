@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from meshrun.runner.errors import UserError
-from meshrun.runner.job.series import Parameters, Series
+from meshrun.runner.job.series import Parameters, Series, read_series
 from meshrun.runner.job.signature import Kind, Parameter
 from meshrun.runner.region import Shape, Sizes
 
@@ -103,10 +103,7 @@ class Job:
             return dict(parameters)
         found = dict(parameters)
         for name in tables:
-            value = found[name]
-            found[name] = (
-                value if value is None else str(value if isinstance(value, Series) else Series(value))
-            )
+            found[name] = None if found[name] is None else str(read_series(found[name]))
         return found
 
     def with_constants(self, types: Sequence[tuple[Shape, Any]]) -> list[tuple[Shape, Any]]:

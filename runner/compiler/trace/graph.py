@@ -248,9 +248,9 @@ class Program:
 
     @cached_property
     def scalars(self) -> int:
-        """Number of slots, of `SLOT` bytes each, of one step's row; 0 if the program reads none."""
+        """Number of slots, of `SLOT` bytes each, of one step's row; also of those that only points read."""
         used = max((node.value + 1 for node in self.nodes if node.op == "scalar"), default=0)
-        return max(used, len(self.tape.slots)) if used and self.tape is not None else used
+        return used if self.tape is None else max(used, len(self.tape.slots))
 
     def footprint(self, number: int) -> Extents:
         """Return how far from the own cell input `number` is read, per grid axis: cells before and after."""

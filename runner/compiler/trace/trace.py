@@ -14,7 +14,7 @@ import numpy as np
 
 from meshrun.runner.compiler.trace.array import MOST_COMPONENTS, check_computable
 from meshrun.runner.compiler.trace.block import BlockCall, BlockPlace, Namespace, Traced, near_of
-from meshrun.runner.compiler.trace.graph import Operand, Program
+from meshrun.runner.compiler.trace.graph import Operand, Program, in_order
 from meshrun.runner.compiler.trace.rebound import with_numbers
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.trace.timed import given_of
@@ -113,9 +113,9 @@ def _trace_once(
     results_of, stages = tuple(nodes), tuple(recorder.stages)
     graph = recorder.graph
     whole = shape[:axes]
-    program = Program(axes, tuple(inputs), tuple(outputs), results_of, graph, stages, whole, tape)
-    tape.keep(program.scalars)
-    return program
+    every = in_order(node for result in results_of for node in result)
+    tape.keep(max((node.value + 1 for node in every if node.op == "scalar"), default=0))
+    return Program(axes, tuple(inputs), tuple(outputs), results_of, graph, stages, whole, tape)
 
 
 def _block(recorder: BlockCall, number: int, one: Operand, padded: Shape) -> Traced:

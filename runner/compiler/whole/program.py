@@ -154,7 +154,7 @@ class WholeProgram:
             return self.program.footprint(number)
         offsets = [node.offset for node in self.nodes if node.op == "load" and node.input == number]
         return tuple(
-            (max((-at[axis] for at in offsets), default=0), max((at[axis] for at in offsets), default=0))
+            (max([0, *(-at[axis] for at in offsets)]), max([0, *(at[axis] for at in offsets)]))
             for axis in range(len(self.space))
         )
 

@@ -12,6 +12,8 @@ import pytest
 import meshrun
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import UserError
+from meshrun.runner.forecast.plan import plan_record
+from meshrun.runner.options.plan_options import plan_options
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.run.declare import distribute, map_blocks
@@ -162,6 +164,14 @@ def test_a_short_table_is_refused_before_the_first_step(job: Any, field: Path) -
     assert not output.exists()
     with pytest.raises(UserError, match=says):
         job.iterate(np.load(field), table=TABLE[:5], steps=STEPS)
+
+
+def test_a_plan_names_the_file_of_a_table(field: Path) -> None:
+    options = plan_options({"ranks": 2, "steps": STEPS})
+    table = field.with_name("table.npy")
+    for job in (shot, ring):
+        record = plan_record(job, [field], {"table": table}, options)
+        assert record["parameters"]["table"] == str(table)
 
 
 def test_tables_are_files_and_arrays(tmp_path: Path) -> None:
