@@ -52,6 +52,22 @@ def stepped(job: Any, u: Any) -> Any:
     return u
 
 
+@distribute(outputs=("u", "t"))
+def adaptive(u, t, step, table: meshrun.Series):
+    dt = np.float32(0.2) / (np.max(np.abs(u)) + table[step, 0])
+    u[1:-1] += dt * (u[2:] - 2 * u[1:-1] + u[:-2])
+    u += dt * table[step + 1, 1] * PROFILE
+    t += dt * (step + 1)
+    return u, t
+
+
+@distribute(series=("trace",))
+def sources(u, step, table: meshrun.Series):
+    u[1:-1] += np.float32(0.1) * (u[2:] - 2 * u[1:-1] + u[:-2])
+    u[[3, 90, 90], [5, 7, 7]] += table[step, 0]
+    return u, u[[0, 189], [0, 132]] * table[step + 1, 1]
+
+
 @pytest.mark.parametrize("kernels", ["single steps", "several steps"])
 @pytest.mark.parametrize("job", [shot, ring, shaken], ids=lambda job: job.name)
 def test_every_step_has_its_numbers(world: World, folder: Path, job: Any, kernels: str) -> None:
@@ -68,3 +84,28 @@ def test_every_step_has_its_numbers(world: World, folder: Path, job: Any, kernel
         world=world,
     )
     assert np.load(output).tobytes() == stepped(job, u).tobytes()
+
+
+def test_values_of_reductions_meet_the_numbers_of_the_step(world: World, folder: Path) -> None:
+    u, t = np.random.default_rng(0).random(SHAPE, dtype=np.float32), np.zeros((), np.float32)
+    inputs, outputs = [folder / "u.npy", folder / "t.npy"], [folder / "u_out.npy", folder / "t_out.npy"]
+    world.on_root(lambda: [np.save(path, one) for path, one in zip(inputs, (u, t), strict=True)])
+    options = Options(device="cuda", fuse="require", steps=StepOptions(steps=STEPS))
+    run(adaptive, inputs, outputs, {"table": TABLE}, options, world=world)
+    for step in range(STEPS):
+        u, t = adaptive.function(u.copy(), t.copy(), step=step, table=TABLE)
+    assert np.load(outputs[0]).tobytes() == u.tobytes()
+    assert np.load(outputs[1]).tobytes() == np.asarray(t).tobytes()
+
+
+def test_points_take_the_numbers_of_the_step(world: World, folder: Path) -> None:
+    u, rows = np.random.default_rng(0).random(SHAPE, dtype=np.float32), []
+    source, outputs = folder / "u.npy", [folder / "u_out.npy", folder / "trace.npy"]
+    world.on_root(lambda: np.save(source, u))
+    options = Options(device="cuda", fuse="require", steps=StepOptions(steps=STEPS))
+    run(sources, source, outputs, {"table": TABLE}, options, world=world)
+    for step in range(STEPS):
+        u, row = sources.function(u.copy(), step=step, table=TABLE)
+        rows.append(row)
+    assert np.load(outputs[0]).tobytes() == u.tobytes()
+    assert np.load(outputs[1]).tobytes() == np.array(rows).tobytes()
