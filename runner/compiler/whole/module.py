@@ -186,7 +186,10 @@ def evaluated(graph: WholeGraph, node: Node, length: int) -> np.ndarray[Any, Any
             root = graph.tables.roots[one.input]
             values[one] = np.take(root, np.arange(length) + one.offset[0], mode="clip")
         elif one.op == "scalar":
-            raise NotTraceable("computes with all of a line of numbers that depend on the step")
+            raise NotTraceable(
+                "reduces a line of numbers that depend on the step",
+                "the reduction of np.zeros_like(field) + line",
+            )
         elif one.op == "constant":
             values[one] = np.full(length, one.value, one.dtype)
         else:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import meshrun
+from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.run.declare import distribute
 from meshrun.runner.run.execute import Options
@@ -66,6 +67,12 @@ def sources(u, step, wavelet: meshrun.Series):
     return new, new[SY, SX] - wavelet[step, 1], u[16, 7] * wavelet[step, 0]
 
 
+@distribute
+def swept(u, step):
+    """A reduction of numbers of the step, which no field has."""
+    return u * u.max() + np.max(step * COLUMN)
+
+
 def saved(folder: Path, **arrays: Any) -> list[Path]:
     paths = [folder / f"{name}.npy" for name in arrays]
     for path, array in zip(paths, arrays.values(), strict=True):
@@ -102,6 +109,13 @@ def test_points_take_the_numbers_of_the_step(tmp_path: Path, ranks: int, fuse: s
     assert np.load(outputs[0]).tobytes() == u.tobytes()
     for path, found in zip(outputs[1:], zip(*rows, strict=True), strict=True):
         assert np.load(path).tobytes() == np.array(found).tobytes()
+
+
+def test_a_reduction_of_numbers_of_the_step_alone_is_refused_with_its_line() -> None:
+    line = swept.function.__code__.co_firstlineno + 3
+    with pytest.raises(UserError, match="reduces a line of numbers that depend on the step") as refused:
+        swept.iterate(np.ones(SHAPE, np.float32), steps=1)
+    assert f"line {line}" in str(refused.value)
 
 
 def test_iterate_gives_every_step_its_numbers() -> None:
