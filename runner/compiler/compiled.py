@@ -322,7 +322,13 @@ class DeviceKernel:
 
         The arguments of a launch take the host longer than a small block's steps: they are kept.
         """
-        key = steps, more, rows, *(id(block) for state in blocks.both() for block in state)
+        key = (
+            steps,
+            more,
+            rows,
+            id(blocks.scalars),
+            *(id(block) for state in blocks.both() for block in state),
+        )
         if key not in blocks.bound:
             blocks.bound[key] = self._bound(blocks, steps, more, rows)
         blocks.bound[key]()
