@@ -44,7 +44,7 @@ def test_both_are_loaded_for_a_rank_that_may_have_a_gpu(loaded: list[str], devic
 def test_a_run_that_may_never_open_nccl_does_not_load_it(
     loaded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preload.importlib, "import_module", lambda name: loaded.append(name))
+    monkeypatch.setattr(preload.importlib, "import_module", loaded.append)
     finish("auto", later=True)
     assert loaded == ["nvml", "meshrun.runner.device.cuda"]
 
