@@ -479,6 +479,8 @@ class Stepper(StepBlocks[DistributedArray]):
                 self._device_halos.fill_own(_blocks_of(targets))
             else:
                 self._fill_outside(targets)
+        if self.recorded is not None:
+            self.recorded.take()
         self.swap()
         self.taken += 1
 
