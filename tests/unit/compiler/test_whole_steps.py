@@ -196,6 +196,7 @@ CASES = {
     "neumann f8": Case(neumann, ("f8",)),
     "one_sided": Case(one_sided),
     "rolled": Case(rolled),
+    "rolled_closed": Case(rolled_closed),
     "rolled_stages": Case(rolled_stages),
     "periodic_by_hand": Case(periodic_by_hand),
     "coordinates": Case(coordinates),
