@@ -12,12 +12,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from meshrun.runner.compiler.cuda.beyond import Beyond, RowStore, Sides, sides_word, statements
 from meshrun.runner.compiler.cuda.steps.layout import LANES
-from meshrun.runner.compiler.operations import HEADER, KERNELS, at_place, ctype, expression, place_type, slot
+from meshrun.runner.compiler.operations import (
+    HEADER,
+    KERNELS,
+    at_place,
+    ctype,
+    expression,
+    literal,
+    place_type,
+    slot,
+)
 from meshrun.runner.compiler.passes.branches import branches_of
 from meshrun.runner.compiler.passes.ends import ends_of, interior
 from meshrun.runner.compiler.passes.strips import WORD, PlacedStrip, Strips, find_places
@@ -296,13 +306,14 @@ def _words(elements: set[int], itemsize: int) -> int:
 
 
 @cache
-def _skeleton(*, beyond: bool) -> tuple[str, str]:
+def _skeleton(*, beyond: bool, best: bool) -> tuple[str, str]:
     """Return the text of all headers, and the kernel's text with placeholders.
 
-    beyond: with what stores cells beyond the ends of axes.
+    beyond: with what stores cells beyond the ends of axes. best: with what keeps the best cell of all.
     """
     paths = [HEADER, KERNELS / "packed.cuh", KERNELS / "single_pass.cuh"]
     paths += [KERNELS / "beyond.cuh"] if beyond else []
+    paths += [KERNELS / "best.cuh"] if best else []
     texts = [path.read_text(encoding="utf-8") for path in paths]
     headers = "\n".join(text.replace("#pragma once\n", "") for text in texts)
     return headers, (KERNELS / "single_pass.cu").read_text(encoding="utf-8")
@@ -356,7 +367,7 @@ def emit(
     few = body.branches and program.axes < 3 and registers(common, tile) <= BRANCH_REGISTERS
     size = threads[0] * threads[1]
     bounds = f"{size}, {max(BRANCH_THREADS // size, 1)}" if few else str(size)
-    headers, text = _skeleton(beyond=beyond is not None)
+    headers, text = _skeleton(beyond=beyond is not None, best=any(one.combine for one in program.outputs))
     for mark, instead in (
         ("// @headers@", headers),
         ("/* @threads@ */", bounds),
@@ -395,9 +406,14 @@ def leaders(operands: Sequence[Operand], apart: bool) -> list[int]:
     """Return for each operand the number of the first one that has its pitches."""
     first: dict[tuple[object, ...], int] = {}
     return [
-        first.setdefault((number,) if apart else (one.dtype, one.trailing), number)
+        first.setdefault((number,) if apart or one.combine else (one.dtype, one.trailing), number)
         for number, one in enumerate(operands)
     ]
+
+
+def key_of(xp: Any, keys: Array, number: int, own: Shape) -> Array:
+    """Return a key as what `launch_arguments` takes for an output of so many own cells."""
+    return xp.broadcast_to(keys[number : number + 1], own)
 
 
 def have_equal_pitches(operands: Sequence[Operand], arrays: Sequence[Array], axes: int) -> bool:
@@ -422,6 +438,9 @@ def _parameters(
     pitch, column = (("int64", np.int64),) * 2 if wide else (("uint32", np.uint32), ("int32", np.int32))
     for letter, operands, const in (("i", program.inputs, "const "), ("o", program.outputs, "")):
         for number, (one, leader) in enumerate(zip(operands, leaders(operands, apart), strict=True)):
+            if one.combine:
+                yield "uint64*", f"{letter}{number}", np.uint64
+                continue
             yield f"{const}{ctype(one.dtype)}* __restrict__", f"{letter}{number}", np.uint64
             for axis in range(last if leader == number else 0):
                 yield pitch[0], f"{letter}{number}_pitch{axis}", pitch[1]
@@ -541,6 +560,9 @@ class _Body:
         self.branches = False
         stores = self._compute(values, march)
         self._has_ends = program is not whole
+        self._best = {n: one for n, one in enumerate(program.outputs) if one.combine}
+        for number, one in self._best.items():
+            self.lines.append(f"{ctype(one.dtype)} best{number} = {_least(one)};")
         self._find_place()
         self._find_positions()
         self._find_first("i", whole.inputs, {one.input for one in whole.loads})
@@ -557,8 +579,12 @@ class _Body:
             else:
                 self.lines += values.lines + [one.results for one in stores]
             self.lines += self._written(stores)
+        if self._has_ends or self._best:
+            self.lines.append("}")
+        for number, one in self._best.items():
+            self.lines.append(f"if (part_one()) {_keep(number, one)}")
         if self._has_ends:
-            self.lines = [*self._function_at_ends(), *self.lines, "}", *self._at_ends()]
+            self.lines = [*self._function_at_ends(), *self.lines, *self._at_ends()]
         cells = math.prod(tile) // (tile[0] if march else self._turns)
         counts = Counter[str]()
         for strip in self._strips.all:
@@ -593,7 +619,8 @@ class _Body:
             if axis:
                 add(f"place = before{axis};")
         outside = " || ".join(f"x{axis} >= length{axis}" for axis in range(self.program.axes))
-        add(f"if (part_one() && !({outside})) {{" if self._has_ends else f"if ({outside}) return;")
+        whole = self._has_ends or self._best  # all threads of a block go on to what follows
+        add(f"if (part_one() && !({outside})) {{" if whole else f"if ({outside}) return;")
         for axis, cells in enumerate(self.tile):
             if cells > 1:
                 kind = self._column if axis == last else "uint32"
@@ -606,7 +633,14 @@ class _Body:
         for cell in (*before, *(self._columns * self._turns + one for one in after)):
             place = f"own_place<Ends::{self._ends}>(x{last} + {self._column}({cell}), length{last})"
             add(f"const {self._column} {_end_name(cell)} = {place} - x{last};")
-        self._find_first("o", self.program.outputs, range(len(self.program.outputs)))
+        self._find_first("o", self.program.outputs, self._written_outputs)
+        if self._has_ends and self._best:
+            for axis in range(self.program.axes):
+                add(f"const int64 at{axis} = first{axis} + int64(x{axis});")
+
+    @property
+    def _written_outputs(self) -> list[int]:
+        return [number for number, one in enumerate(self.program.outputs) if not one.combine]
 
     def _find_positions(self) -> None:
         """Write the position of the thread's first cell in the whole array: p<axis>."""
@@ -639,6 +673,8 @@ class _Body:
         touched = " | ".join(f"({low} < {high})" for _, low, high in slabs)
         lines.append(f"if (({touched}) && together()) {{")
         given = ", ".join(self._pointers())
+        for number, one in self._best.items():
+            lines.append(f"{ctype(one.dtype)} near{number} = {_least(one)};")
         for axis, low, high in slabs:
             box = [
                 bound
@@ -646,6 +682,7 @@ class _Body:
                 for bound in ((low, high) if other == axis else (f"begin{other}", f"end{other}"))
             ]
             lines.append(f"NearEnds::compute({', '.join(box)}, {given});")
+        lines += [_keep(number, one, "near") for number, one in self._best.items()]
         return [*lines, "}"]
 
     def _threads_along(self) -> list[str]:
@@ -659,6 +696,9 @@ class _Body:
         for letter, operands in (("i", program.inputs), ("o", program.outputs)):
             read = {node.input for node in program.loads} if letter == "i" else range(len(operands))
             for number in sorted(read):
+                if operands[number].combine:
+                    given[f"near{number}"] = f"{ctype(operands[number].dtype)}&"
+                    continue
                 leader, const = self._leaders[letter][number], "const " if letter == "i" else ""
                 given[f"{letter}{number}"] = f"{const}{ctype(operands[number].dtype)}*"
                 given |= {f"{letter}{leader}_pitch{axis}": self._place for axis in range(last)}
@@ -729,6 +769,10 @@ class _Body:
             names[node] = f"c{number}"
             lines.append(f"const {ctype(node.dtype)} c{number} = {text};")
         for number, (output, result) in enumerate(zip(program.outputs, program.results, strict=True)):
+            if output.combine:
+                better = f"numpy::{output.combine}<{ctype(output.dtype)}>(near{number}, {names[result[0]]})"
+                lines.append(f"near{number} = {better};")
+                continue
             target = f"({pointer('o', number, (0,) * last)})[x{last} * {output.components}"
             lines += [f"{target} + {part}] = {names[node]};" for part, node in enumerate(result)]
         return [*lines, "}", "} };"]
@@ -830,13 +874,16 @@ class _Body:
         add(f"if (turn == {self.tile[0]}) break;")
         for read in sorted(reads, key=lambda read: read.row[1]):
             self.lines += [f"{name} = {kept[name]};" for name in read.loads if name in kept]
-        self.lines += self._next_plane("o", range(len(self.program.outputs)))
+        self.lines += self._next_plane("o", self._written_outputs)
         add("}")
 
     def _written(self, stores: Sequence[_Store]) -> list[str]:
-        """Return the statements that store the arrays of results, also beyond the ends of axes."""
+        """Return the statements that store the arrays of results, also beyond the ends of axes, and that
+        keep the best cells."""
+        kept = [line for one in stores if one.output in self._best for line in self._kept(one)]
+        stores = [one for one in stores if one.output not in self._best]
         if self._beyond is None:
-            return _stored(stores)
+            return [*kept, *_stored(stores)]
         axes, leads = range(self.program.axes - 1), self._leaders["o"]
         rows = []
         for one in stores:
@@ -847,7 +894,32 @@ class _Body:
         cells = [*self.tile[:-1]]
         if self._march_axis:
             places[0], cells[0] = "int32(x0 + turn - 1)", 1
-        return [*_stored(stores), *statements(self._beyond, rows, places, cells)]
+        return [*kept, *_stored(stores), *statements(self._beyond, rows, places, cells)]
+
+    def _kept(self, store: _Store) -> Iterator[str]:
+        """Yield the statements that combine a row's results with the best cell of the thread.
+
+        Cells near the ends are left out: they have other results.
+        """
+        last, bounds = self.program.axes - 1, list[list[str]]()
+        for axis, (before, after) in enumerate(ends_of(self._whole) if self._has_ends else ()):
+            turn = " + (turn - 1)" if self._march_axis and axis == 0 else ""
+            at = f"at{axis}{turn}" + (f" + {store.row[axis]}" if axis < last else "")
+            low = [f"{at} >= {before}"] if before else []
+            bounds.append([*low, *([f"{at} < {self._whole.lengths[axis] - after}"] if after else [])])
+        row = [bound for axis in bounds[:last] for bound in axis]
+        one = self._best[store.output]
+        yield f"if ({' && '.join(row) or 'true'}) {{"
+        best = f"best{store.output}"
+        for cell in range(len(store.values)):
+            column = " && ".join(
+                bound.replace(f"at{last}", f"(at{last} + {cell})") for bound in (bounds or [[]])[-1]
+            )
+            better = (
+                f"{best} = numpy::{one.combine}<{ctype(one.dtype)}>({best}, results{store.name}[{cell}]);"
+            )
+            yield f"if ({column}) {better}" if column else better
+        yield "}"
 
     def _sweep(self, values: Values, stores: Sequence[_Store]) -> None:
         """Write a loop over the last axis. After each turn the words of a row move by an element.
@@ -901,7 +973,7 @@ class _Body:
                         for one in results
                     ]
                 )
-                target = self._row("o", number, at)
+                target = "" if output.combine else self._row("o", number, at)
                 row_bytes = self.tile[-1] * output.components * size
                 vector = "" if row_bytes & -row_bytes <= size else f"misaligned<{row_bytes}>({target})"
                 kind, store = (
@@ -918,6 +990,20 @@ class _Body:
         for one, part in zip(stores, wanted, strict=True):
             one.values.extend(map(values.name, part))
         return stores
+
+
+def _least(output: Operand) -> str:
+    """Return C++ of what changes no cell that it is combined with."""
+    if output.dtype.kind == "f":
+        return literal(np.inf if output.combine == "minimum" else -np.inf, output.dtype)
+    limits = np.iinfo(output.dtype)
+    return literal(limits.max if output.combine == "minimum" else limits.min, output.dtype)
+
+
+def _keep(number: int, output: Operand, name: str = "best") -> str:
+    """Return the statement that keeps the best cell of a block's threads."""
+    least = "true" if output.combine == "minimum" else "false"
+    return f"numpy::keep_best<{least}>({name}{number}, o{number});"
 
 
 def _end_name(cell: int) -> str:
@@ -950,7 +1036,8 @@ def launch_arguments(
     """Return grid, block and arguments to compute all own cells.
 
     blocks: an array for each input, with its halo. outs: an array for each output, of own cells. Both may be
-    views of larger arrays, at any address and pitch, but rows with their trailing axes are contiguous.
+    views of larger arrays, at any address and pitch, but rows with their trailing axes are contiguous. Of an
+    output of which only the best cell is kept, the key, as a view of so many cells (`key_of`).
     Trailing axes that the operand lacks count as cells of the last grid axis (`merge_components`). widths:
     halo of all blocks, per grid axis; at least each input's footprint. first, scalars: as of `TaskKernel`; if
     they have places, all own cells are within the array. sides: ends of axes beyond which the kernel stores
@@ -985,7 +1072,8 @@ def launch_arguments(
     if max(lengths[:last], default=0) > MOST_ROWS:
         raise ValueError(f"{lengths} own cells; of the axes before the last, at most {MOST_ROWS}")
     columns = kernel.tile[last]
-    shift = _shift(targets, columns)
+    written = [row for row, one in zip(targets, program.outputs, strict=True) if not one.combine]
+    shift = _shift(written, columns)
     tiles = [-(-n // step) for n, step in zip(lengths, kernel.tile, strict=True)]
     tiles[last] = -(-(lengths[last] + shift) // columns)
     block = _block(kernel.threads, tiles)
@@ -1001,8 +1089,9 @@ def launch_arguments(
     for operands, arrays in ((program.inputs, sources), (program.outputs, targets)):
         for number, leader in enumerate(leaders(operands, kernel.apart)):
             rows = arrays[number]
-            pitches = (stride // rows.itemsize for stride in rows.strides[:last])
-            values += [rows.address, *(pitches if leader == number else ())]
+            pitches = [stride // rows.itemsize for stride in rows.strides[:last]]
+            own = leader == number and not operands[number].combine
+            values += [rows.address, *(pitches if own else ())]
     values += [*lengths, *(value for one in tiles[1:] for value in (one, *division(one))), shift]
     values += [sides_word(sides)] if sides else []
     values += [*(first[: program.axes] if program.has_places else ()), *_slots(program, scalars)]
@@ -1028,6 +1117,10 @@ class _Rows:
     """
 
     def __init__(self, array: Array, operand: Operand, last: int) -> None:
+        if operand.combine:  # a key, seen as an array of all cells
+            self.itemsize, self.address, self.lengths = array.dtype.itemsize, _address(array), array.shape
+            self.strides, self.merged = array.strides, 1
+            return
         if array.dtype != operand.dtype:
             raise ValueError(f"{operand.name} is {array.dtype}, expected {operand.dtype}")
         row = array.shape[last:]
