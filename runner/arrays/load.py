@@ -170,6 +170,12 @@ def _upload_file(backend: Backend, source: Source, region: Region, core: Array, 
     """Read and upload in pieces of rows through one pinned buffer."""
     if region.size == 0:
         return
+    if not region.shape:  # a value
+        value = backend.host_empty((), core.dtype)
+        with phases("read", value.nbytes):
+            source.read(region, value)
+        _upload(backend, value, core, phases)
+        return
     cuts = stages(region.shape[0], core.nbytes)
     with phases("prepare"):
         buffer = backend.host_empty((cuts[0][1], *core.shape[1:]), core.dtype)

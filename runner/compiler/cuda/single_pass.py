@@ -561,8 +561,7 @@ class _Body:
         stores = self._compute(values, march)
         self._has_ends = program is not whole
         self._best = {n: one for n, one in enumerate(program.outputs) if one.combine}
-        for number, one in self._best.items():
-            self.lines.append(f"{ctype(one.dtype)} best{number} = {_least(one)};")
+        self.lines += [f"{ctype(one.dtype)} best{n} = {_least(one)};" for n, one in self._best.items()]
         self._find_place()
         self._find_positions()
         self._find_first("i", whole.inputs, {one.input for one in whole.loads})
@@ -579,12 +578,7 @@ class _Body:
             else:
                 self.lines += values.lines + [one.results for one in stores]
             self.lines += self._written(stores)
-        if self._has_ends or self._best:
-            self.lines.append("}")
-        for number, one in self._best.items():
-            self.lines.append(f"if (part_one()) {_keep(number, one)}")
-        if self._has_ends:
-            self.lines = [*self._function_at_ends(), *self.lines, *self._at_ends()]
+        self._finish()
         cells = math.prod(tile) // (tile[0] if march else self._turns)
         counts = Counter[str]()
         for strip in self._strips.all:
@@ -597,6 +591,14 @@ class _Body:
             operations=sum(n for op, n in counts.items() if op not in FREE) / cells,
             bytes=sum(one.dtype.itemsize * one.components for one in operands),
         )
+
+    def _finish(self) -> None:
+        """Write what all threads of a block do after their cells."""
+        if self._has_ends or self._best:
+            self.lines.append("}")
+        self.lines += [f"if (part_one()) {_keep(number, one)}" for number, one in self._best.items()]
+        if self._has_ends:
+            self.lines = [*self._function_at_ends(), *self.lines, *self._at_ends()]
 
     def _find_place(self) -> None:
         """Write the first cell that a thread computes: x<axis>."""
@@ -634,9 +636,8 @@ class _Body:
             place = f"own_place<Ends::{self._ends}>(x{last} + {self._column}({cell}), length{last})"
             add(f"const {self._column} {_end_name(cell)} = {place} - x{last};")
         self._find_first("o", self.program.outputs, self._written_outputs)
-        if self._has_ends and self._best:
-            for axis in range(self.program.axes):
-                add(f"const int64 at{axis} = first{axis} + int64(x{axis});")
+        axes = range(self.program.axes if self._has_ends and self._best else 0)
+        self.lines += [f"const int64 at{axis} = first{axis} + int64(x{axis});" for axis in axes]
 
     @property
     def _written_outputs(self) -> list[int]:
@@ -1106,7 +1107,7 @@ def _slots(program: Program, scalars: Array | None) -> list[int]:
         return []
     if scalars is None or scalars.nbytes < SLOT * program.scalars:
         raise ValueError(f"a kernel that takes {program.scalars} scalars, and no slots for them")
-    return [_address(scalars)]
+    return [address_of(scalars)]
 
 
 class _Rows:
@@ -1117,14 +1118,14 @@ class _Rows:
     """
 
     def __init__(self, array: Array, operand: Operand, last: int) -> None:
+        self.itemsize: int = array.dtype.itemsize
         if operand.combine:  # a key, seen as an array of all cells
-            self.itemsize, self.address, self.lengths = array.dtype.itemsize, _address(array), array.shape
+            self.address, self.lengths = address_of(array), array.shape
             self.strides, self.merged = array.strides, 1
             return
         if array.dtype != operand.dtype:
             raise ValueError(f"{operand.name} is {array.dtype}, expected {operand.dtype}")
         row = array.shape[last:]
-        self.itemsize: int = array.dtype.itemsize
         step = self.itemsize
         for length, stride in zip(reversed(row), reversed(array.strides[last:]), strict=True):
             if stride != step and length > 1 and math.prod(array.shape):
@@ -1137,13 +1138,14 @@ class _Rows:
             )
         if any(stride % self.itemsize for stride in array.strides):
             raise ValueError(f"strides {array.strides} of {operand.name} are no multiples of an element")
-        self.address = _address(array)
+        self.address = address_of(array)
         self.lengths = (*array.shape[:last], cells)
         self.strides = (*array.strides[:last], self.itemsize * operand.components)
         self.merged = math.prod(row[1:]) // operand.components
 
 
-def _address(array: Array) -> int:
+def address_of(array: Array) -> int:
+    """Return the address of an array's first element."""
     pointer = getattr(array.data, "ptr", None)
     return int(array.ctypes.data if pointer is None else pointer)
 

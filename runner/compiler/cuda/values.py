@@ -16,9 +16,9 @@ HEADERS = (HEADER, KERNELS / "single_pass.cuh", KERNELS / "best.cuh")
 
 @dataclass(frozen=True)
 class BestKey:
-    """A value that is the best key of a reduction (kernels/best.cuh). key: its number. combine: as of `Operand`.
+    """A value that is the best key of a reduction (kernels/best.cuh).
 
-    computed: the dtype that has keys. dtype: of the value.
+    key: its number. combine: as of `Operand`. computed: the dtype that has keys. dtype: of the value.
     """
 
     key: int
@@ -57,8 +57,5 @@ def emit(values: Sequence[tuple[int, Node | BestKey]]) -> ValueKernel:
         lines.append(f"numpy::set_slot<{ctype(value.dtype)}>(slots + {number}, {names[value]});")
     texts = [path.read_text(encoding="utf-8") for path in HEADERS]
     headers = "\n".join(text.replace("#pragma once\n", "") for text in texts)
-    body = "\n    ".join(lines)
-    return ValueKernel(
-        f"{headers}\n__global__ void values(uint64* slots, uint64* keys) {{\n"
-        f"    if (!part_one()) return;\n    {body}\n}}\n"
-    )
+    text = (KERNELS / "values.cu").read_text(encoding="utf-8")
+    return ValueKernel(text.replace("// @headers@", headers).replace("// @body@", "\n    ".join(lines)))
