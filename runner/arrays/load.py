@@ -170,11 +170,12 @@ def _upload_file(backend: Backend, source: Source, region: Region, core: Array, 
     """Read and upload in pieces of rows through one pinned buffer."""
     if region.size == 0:
         return
-    if not region.shape:  # a value
-        value = backend.host_empty((), core.dtype)
-        with phases("read", value.nbytes):
-            source.read(region, value)
-        _upload(backend, value, core, phases)
+    # A number has no rows.
+    if not region.shape:
+        number = np.empty((), core.dtype)
+        with phases("read", number.nbytes):
+            source.read(region, number)
+        _upload(backend, number, core, phases)
         return
     cuts = stages(region.shape[0], core.nbytes)
     with phases("prepare"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import re
@@ -21,7 +22,7 @@ from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
 from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, Sending, StepKernel, Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
-from meshrun.runner.compiler.passes.ends import interior
+from meshrun.runner.compiler.passes.ends import ends_of, interior
 from meshrun.runner.compiler.passes.real_parts import has_complex, in_real_parts, views_of_parts
 from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -40,7 +41,7 @@ class StepState(Protocol):
     feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed. first:
     position of the first own cell in the whole array, per axis. scalars: for a kernel that takes some, a row
     of slots for each step of one kernel (`TaskKernel`). bound: what `DeviceKernel.advance` has bound to these
-    blocks.
+    blocks. recorded: the rows of series that the steps compute (`steps.recorded`); None: none.
     """
 
     feeds: list[int | None]
@@ -48,6 +49,7 @@ class StepState(Protocol):
     first: Sequence[int]
     scalars: Array | None
     bound: dict[Any, Callable[[], None]]
+    recorded: Any
 
     def swap(self) -> None:
         """Swap the two blocks of each fed input."""
@@ -220,7 +222,10 @@ class DeviceKernel:
             tile = self._tile
             if self.row:  # steps
                 tile = single_pass.with_fewer_columns(self._common, tile, math.prod(lengths))
-            lengths = tuple(map(min, lengths, tile))
+            near = map(sum, ends_of(self._merged))
+            lengths = tuple(
+                min(one, cells + ends) for one, cells, ends in zip(lengths, tile, near, strict=True)
+            )
         if self._ends and row != self.row:
             raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
         key = lengths, apart, wide, beyond
@@ -429,10 +434,17 @@ class HostKernel:
     def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
         """Do nothing: the library holds all."""
 
-    def advance(self, blocks: StepState, steps: int, more: int = 0, rows: Rows | None = None) -> None:
+    def advance(
+        self,
+        blocks: StepState,
+        steps: int,
+        more: int = 0,
+        rows: Rows | None = None,
+        points: Sequence[ctypes.Structure] = (),
+    ) -> None:
         """Take steps of all rows, and write both blocks in turn; see `TaskKernel`.
 
-        The halo must be valid: along the cut axes as wide as so many steps need, along the others of one
+        points: sets of cells that each step computes after the others, before those of series. The halo must be valid: along the cut axes as wide as so many steps need, along the others of one
         step. Along these it is valid in the results, too.
         """
         if blocks.rows(more) == (0, 0):
@@ -445,8 +457,17 @@ class HostKernel:
         firsts = [first[:axes] for first in blocks.first_cells()]
         cut = [(low[:axes], high[:axes]) for low, high in boxes]
         assert self.loops is not None
+        recorded = blocks.recorded.calls() if blocks.recorded is not None else ()
         self.loops.steps(
-            states, firsts, cut, blocks.feeds, copies, self.widths, first=blocks.first, scalars=blocks.scalars
+            states,
+            firsts,
+            cut,
+            blocks.feeds,
+            copies,
+            self.widths,
+            first=blocks.first,
+            scalars=blocks.scalars,
+            points=[*points, *recorded],
         )
         if steps % 2 == 0:  # the last step wrote the blocks
             blocks.swap()

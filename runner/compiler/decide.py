@@ -124,6 +124,11 @@ def _with_kernel(
             typed.known[0][0],
             _whole_row(task, program.axes) if steps > 1 and points is None else 0,
         )
+        chosen: TaskKernel = kernel
+        if points is not None:
+            chosen = beside = PointKernel(kernel, points)
+            beside.compile()
+            inexact = tuple(inexact_operations([*program.nodes, *points.nodes]))
     except NotTraceable as reason:
         if any(cells > 0 for cells in reason.shorter):
             raise halo_too_small(task, reason.shorter) from None
@@ -131,7 +136,6 @@ def _with_kernel(
     except NotCompiled as reason:
         return task, Fusion(None, reason.reason, reason.line, refused=True)
     fusion = Fusion(compiler, operations=interior(program).operations, inexact=inexact)
-    chosen: TaskKernel = kernel if points is None else PointKernel(kernel, points)
     # What is computed at points may be read from further than by all other cells.
     further = points is not None or task.job.series_pass is not None
     return replace(typed, kernel=chosen, reads=None if further else reads_of(task, program)), fusion

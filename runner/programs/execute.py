@@ -61,8 +61,8 @@ class ProgramRun:
     ahead: reductions that are done at the end of the step before; on a GPU, with compiled stages.
     allocator: of blocks; by default the back end. arrays: of each of the program's arrays, its block; of an
     input of shape (), None. known: stages whose reductions the last step has done. pending: values to
-    compute before something reads them. exchanges: number of halo exchanges so far. exchange_bytes: most bytes
-    that arrived from other ranks in one.
+    compute before something reads them. exchanges: number of halo exchanges so far. exchange_bytes: most
+    bytes that arrived from other ranks in one.
     """
 
     world: World

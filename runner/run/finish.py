@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.compiler.decide import Fusion
 from meshrun.runner.errors import RunError
@@ -13,8 +13,10 @@ from meshrun.runner.plan.chunking import Files
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.prepare import RunContext
-from meshrun.runner.steps.observers.series import SeriesRows
 from meshrun.runner.storage.formats.registry import Sink
+
+if TYPE_CHECKING:
+    from meshrun.runner.steps.observers.series import SeriesRows
 
 
 @dataclass(frozen=True)

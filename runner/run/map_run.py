@@ -29,12 +29,11 @@ from meshrun.runner.run.prepare import (
     prepare,
 )
 from meshrun.runner.spelling import option
-from meshrun.runner.steps.observers.series import SeriesRows
-from meshrun.runner.steps.program_steps import ProgramStepper
 from meshrun.runner.storage.formats.registry import Sink, first_serial
 
 if TYPE_CHECKING:
     from meshrun.runner.maps.streamed.redo import Redo
+    from meshrun.runner.steps.observers.series import SeriesRows
 
 
 NEEDS_ALL = "has reductions or arrays between stages, for which all cells must be in memory"
@@ -260,6 +259,8 @@ def run_program(run: RunContext, prepared: Prepared) -> Finished:
     sinks = world.on_root(begin)
     run.transaction.track_partial(*(sink.partial for sink in sinks))
     # Read, compute and write.
+    from meshrun.runner.steps.program_steps import ProgramStepper
+
     stepper = ProgramStepper(world, task, world.phases)
     stepper.start(load_arrays(world, run.sources, stepper.plans, world.phases, stepper))
     stepper.advance(1, last=True)
@@ -284,6 +285,8 @@ def _series_of(run: RunContext, task: Task, blocks: Sequence[Array], region: Reg
     """
     if not run.series:
         return []
+    from meshrun.runner.steps.observers.series import SeriesRows
+
     series = SeriesRows(run.world, task, run.series)
     run.world.on_root(lambda: run.transaction.lock(*run.series))
     run.transaction.track_partial(*run.transaction.partials, *series.unfinished)

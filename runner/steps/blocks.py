@@ -40,6 +40,7 @@ from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
     from meshrun.runner.comm.peer_arrays import DeviceTables
+    from meshrun.runner.steps.recorded import RecordedSeries
 
 Rows = tuple[int, int]  # first and last + 1
 SLAB_BYTES = 4 << 20  # of which a checksum is taken at once
@@ -66,6 +67,7 @@ class StepBlocks(Generic[Block]):
     one_copy: bool = False
     _stores_beyond = False  # whether passes themselves store the cells beyond the array
     scalars: Array | None = None  # of a kernel that takes some: see `TaskKernel`
+    recorded: RecordedSeries | None = None  # rows of series that the steps themselves compute
     _tables: DeviceTables | None = None  # of a device whose cells beyond the array are filled by one launch
 
     def lay_out(self, layouts: Sequence[BlockLayout], cut: Sequence[bool]) -> None:
@@ -319,6 +321,7 @@ class StepBlocks(Generic[Block]):
 
     def _calls_of(self, piece: Piece, keep: bool) -> list[Callable[[], None]]:
         """Return what computes the cells of `piece` from the blocks; at first, kernels may be compiled."""
+        keep = keep and None in self.feeds
         key = piece, keep, *map(id, self.arrays), *map(id, self.spare.values())
         if key not in self._calls:
             self._calls[key] = self._bound_calls(piece, keep)

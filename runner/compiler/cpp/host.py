@@ -137,6 +137,7 @@ class HostProgram:
         strip: int | None = None,
         first: Sequence[int] = (),
         scalars: HostArray | None = None,
+        points: Sequence[ctypes.Structure] = (),
     ) -> None:
         """Take one step for each of `boxes`: the cells that the step computes.
 
@@ -147,7 +148,8 @@ class HostProgram:
         widths: halo of one step. finals: for each output that feeds nothing, an array for the last step's
         results, as large as the last box. strip: rows along axis 0 that each step computes before the next
         step computes the rows that depend on them; None: chosen by the size of the cache. first: position of
-        the own cell 0 in the whole array, per axis. scalars: rows of slots, one for each step.
+        the own cell 0 in the whole array, per axis. scalars: rows of slots, one for each step. points: sets
+        of cells that each step computes after the others (`compiler.whole.point_code`).
         """
         axes, count = self.program.axes, len(boxes)
         if count > MOST_STEPS:
@@ -183,6 +185,7 @@ class HostProgram:
             _integers([at for edge in padded for at in edge]), _integers([len(part) for part in copies]),
             _integers([at for part in copies for one in part for at in (one.axis, one.target, one.source)]),
             self._place(first), self._slots(scalars, count),
+            ctypes.c_longlong(len(points)), (type(points[0]) * len(points))(*points) if points else None,
         )  # fmt: skip
         del scratch  # written until here
 

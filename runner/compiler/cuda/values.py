@@ -11,7 +11,7 @@ import numpy as np
 from meshrun.runner.compiler.operations import HEADER, KERNELS, ctype, expression, literal, slot
 from meshrun.runner.compiler.trace.graph import Node, in_order
 
-HEADERS = (HEADER, KERNELS / "single_pass.cuh", KERNELS / "best.cuh")
+HEADERS = (HEADER, KERNELS / "best.cuh")
 
 
 @dataclass(frozen=True)

@@ -76,12 +76,35 @@ extern "C" void run@number(const char* const* in, const Index* in_strides, char*
 struct Box { Index lo, hi; };
 struct Copy { int64 axis, target, source; };
 
+// Cells that are computed after the rows that they are in: those near points, and those of series. rows: of
+// each cell along axis 0, in order. compute: the cells begin .. end - 1 of a table. to: the first step's row of
+// a series, of row_bytes.
+struct Points {
+    void (*compute)(const uint64* in, const uint64* out, const uint64* scalars, const int64* table, int64 count,
+                    int64 begin, int64 end, uint64 to);
+    const int64* rows;
+    const int64* table;
+    int64 count;
+    char* to;
+    int64 row_bytes;
+
+    // How many cells are in rows before one.
+    int64 before(int64 row) const {
+        int64 low = 0, high = count;
+        while (low < high) {
+            const int64 middle = (low + high) / 2;
+            (rows[middle] < row ? low : high) = rows[middle] < row ? middle + 1 : middle;
+        }
+        return low;
+    }
+};
+
 // Take `count` steps, which read and write blocks[0] and blocks[1] of each input in turn. Step k computes
 // boxes[k], `strip` rows of axis 0 at a time, `skew` rows behind step k - 1, so that what one step has written
 // is in the cache when the next one reads it. A row that is overwritten has been read: skew is at least the
 // halo. feeds: of each output, the input it feeds, or -1: then it is written to unfed[0], in the last step to
 // unfed[1]. copies: cells beyond the array, filled as soon as their sources are computed. position: of
-// cell 0 in the whole array. scalars: SCALARS slots for each step.
+// cell 0 in the whole array. scalars: SCALARS slots for each step. points: sets of cells, computed in order.
 //
 // ring: axis 0 wraps around, so that the first rows need the last ones of the step before. Step k then leaves
 // out k * skew rows on both sides of where the axis closes, which need the copies; they follow step after
@@ -90,7 +113,7 @@ extern "C" void steps@number(int64 count, int64 strip, int64 skew, int64 ring, c
                       const Index* strides, const int64* feeds, char* const (*unfed)[OUTPUTS],
                       const Index (*unfed_strides)[OUTPUTS], const Box* boxes, const Box* padded,
                       const int64* copy_counts, const Copy* copies, const int64* position,
-                      const uint64* scalars) {
+                      const uint64* scalars, int64 point_sets, const Points* points) {
     // Compute the rows first .. last - 1 of step k, and the cells beyond the array that equal theirs.
     const auto take = [&](int64 k, int64 first, int64 last) {
         const char* in[INPUTS];
@@ -107,6 +130,12 @@ extern "C" void steps@number(int64 count, int64 strip, int64 skew, int64 ring, c
         part.hi[0] = last;
         Where<AXES> where = {position, scalars + k * SCALARS, {}};
         compute<0>(in, strides, out, out_strides, part.lo, part.hi, where);
+        for (const Points* set = points; set < points + point_sets; ++set) {
+            const int64 begin = set->before(first), end = set->before(last);
+            if (begin < end)
+                set->compute((const uint64*)in, (const uint64*)out, where.scalars, set->table, set->count, begin,
+                             end, uint64(set->to + k * set->row_bytes));
+        }
         const Copy* next = copies;
         for (int i = 0; i < INPUTS; ++i)
             for (int64 c = 0; c < copy_counts[i]; ++c, ++next) {

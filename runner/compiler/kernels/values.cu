@@ -4,6 +4,5 @@
 // @headers@
 
 __global__ void values(uint64* slots, uint64* keys) {
-    if (!part_one()) return;
     // @body@
 }

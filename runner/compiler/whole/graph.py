@@ -191,6 +191,55 @@ class WholeGraph(Graph):
         """Return the values at positions that are none of any list."""
         return self._rewritten(nodes, lambda node: self.constant(False, BOOL) if node.op == "point" else node)
 
+    def with_constant_picks(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return the same values, with lists of computed numbers computed of lists of constants."""
+
+        def leaf(node: Node) -> Node:
+            picked = self.picked[node.value[1]] if node.op == "pick" else None
+            if not isinstance(picked, tuple):
+                return node
+            points, _, shift = node.value
+            return self._picked(points, shift, picked)
+
+        return self._rewritten(nodes, leaf)
+
+    def _picked(self, points: int, shift: Offset | None, values: Sequence[Node]) -> Node:
+        """Return what a list has for a point, by operations on what lists of constants have for it.
+
+        Values that are computed alike are computed together; of the others, the point's is chosen.
+        """
+        groups: dict[Any, list[int]] = {}
+        for number, one in enumerate(values):
+            alike = one if one.op == "scalar" else (one.op, *(operand.dtype for operand in one.operands))
+            groups.setdefault(alike, []).append(number)
+
+        def list_of(constants: HostArray) -> Node:
+            self.picked.append(constants)
+            return self._pick(points, len(self.picked) - 1, shift, constants.dtype)
+
+        found: Node | None = None
+        for members in groups.values():
+            # The group's values; of other points, any.
+            main = values[members[0]]
+            every = [main] * len(values)
+            for number in members:
+                every[number] = values[number]
+            if main.op == "constant":
+                value = list_of(np.array([one.value for one in every], main.dtype))
+            elif main.op == "scalar":
+                value = main
+            else:
+                columns = zip(*(one.operands for one in every), strict=True)
+                operands = [self._picked(points, shift, column) for column in columns]
+                value = self.operation(main.op, main.dtype, operands, main.line)
+            chosen = np.isin(np.arange(len(values)), members)
+            if found is None:
+                found = value
+            else:
+                found = self.operation("where", main.dtype, [list_of(chosen), value, found])
+        assert found is not None
+        return found
+
     def vary(self, nodes: Iterable[Node]) -> bool:
         """Return whether values differ from position to position."""
         return any(node.op in POSITIONED for node in in_order(nodes))

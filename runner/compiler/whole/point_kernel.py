@@ -4,26 +4,63 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from meshrun.runner.compiler.whole.point_pass import PointWrites
-from meshrun.runner.plan.task import TaskKernel
+import numpy as np
+
+from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel, StepState
+from meshrun.runner.compiler.operations import inexact_operations
+from meshrun.runner.compiler.whole.point_code import (
+    DevicePoints,
+    HostPoints,
+    Place,
+    PointSet,
+    Table,
+    address_of,
+    compile_points,
+    is_computable,
+)
+from meshrun.runner.compiler.whole.point_pass import PointWrites, array_module
 from meshrun.runner.region import Array
 
 
 @dataclass
 class PointKernel:
-    """A `TaskKernel`, of one step. dense: of all cells. points: those that are written over its results."""
+    """A `TaskKernel`. dense: of all cells. points: those that are written over its results.
 
-    dense: TaskKernel
+    code: of the points; None for a forecast, and for complex numbers, which NumPy or CuPy compute.
+    """
+
+    dense: DeviceKernel | HostKernel
     points: PointWrites
-    most_steps: ClassVar[int] = 1
+    code: HostPoints | DevicePoints | None = None
     takes_rows: ClassVar[bool] = False
     sends: ClassVar[bool] = False
     finds_ends: ClassVar[Sequence[int]] = ()
-    capturable: ClassVar[bool] = False
     stores_beyond: ClassVar[bool] = False
+    _tables: dict[Any, list[Table]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def sets(self) -> list[PointSet]:
+        numbered = enumerate(self.points.cells)
+        return [PointSet(cells, number) for number, cells in numbered if len(cells.positions)]
+
+    def compile(self) -> None:
+        """Compile the code of the points for the device of the other cells. Raises NotCompiled."""
+        if is_computable(self.sets):
+            self.code = compile_points(
+                self.sets, self.arithmetic if isinstance(self.dense, DeviceKernel) else ""
+            )
+
+    @property
+    def most_steps(self) -> int:
+        """Several on the host, which computes the points of a step before the next one reads its rows."""
+        return self.dense.most_steps if isinstance(self.dense, HostKernel) and is_computable(self.sets) else 1
+
+    @property
+    def capturable(self) -> bool:
+        return self.dense.capturable and self.code is not None
 
     @property
     def aligned(self) -> bool:
@@ -37,7 +74,7 @@ class PointKernel:
     @property
     def inexact(self) -> bool:
         """Whether last bits may differ from those of the function as it is."""
-        return bool(getattr(self.dense, "inexact", False))
+        return bool(getattr(self.dense, "inexact", False) or inexact_operations(self.points.nodes))
 
     def __call__(
         self,
@@ -59,14 +96,53 @@ class PointKernel:
         """Return the launches of one pass; see `TaskKernel`."""
         assert not sides
         dense = self.dense.bind(blocks, outs, first, scalars)
-        return functools.partial(self._run, dense, [*blocks], [*outs], tuple(first), scalars)
-
-    def _run(self, dense: Callable[[], None], *arguments: Any) -> None:
-        dense()
-        self.points.fill(*arguments)
+        if self.code is None:
+            points = functools.partial(self.points.fill, [*blocks], [*outs], tuple(first), scalars)
+            return functools.partial(_call_both, dense, points)
+        axes = len(self.points.widths)
+        start = tuple(first[:axes])
+        last = tuple(a + n for a, n in zip(start, outs[0].shape, strict=False))
+        tables = self._tables_at(Place(start, last, start, (False,) * axes, blocks, outs))
+        widths = self.points.widths
+        inputs = [address_of(block, _before(block, widths)) for block in blocks]
+        targets = [address_of(out) for out in outs]
+        bound = self.code.bind(tables, inputs, targets, scalars, array_module(outs[0]))
+        return functools.partial(_call_both, dense, bound)
 
     def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
-        """Do nothing: steps are taken one by one."""
+        """Do nothing: the host's library holds all."""
 
-    def advance(self, blocks: Any, steps: int, more: int = 0, rows: tuple[int, int] | None = None) -> None:
-        raise NotImplementedError("a kernel with points takes one step")
+    def advance(
+        self, blocks: StepState, steps: int, more: int = 0, rows: tuple[int, int] | None = None
+    ) -> None:
+        """Take steps on the host; see `HostKernel`."""
+        assert isinstance(self.dense, HostKernel)
+        assert isinstance(self.code, HostPoints)
+        if blocks.rows(more) == (0, 0):
+            return
+        axes, arrays = len(self.points.widths), blocks.both()[0]
+        origin = tuple(blocks.first[:axes])
+        low, high = (
+            tuple(int(at) for at in np.add(origin, corner[:axes])) for corner in blocks.box(more + steps - 1)
+        )
+        outs = [arrays[feed] for feed in blocks.feeds if feed is not None]
+        tables = self._tables_at(Place(low, high, origin, (False,) * axes, arrays, outs))
+        self.dense.advance(blocks, steps, more, rows, self.code.calls(tables))
+
+    def _tables_at(self, place: Place) -> list[Table]:
+        """Return the tables of the sets, which are kept."""
+        strides = tuple(one.strides for one in (*place.inputs, *place.outs))
+        key = place.first, place.last, place.origin, strides
+        if key not in self._tables:
+            self._tables[key] = [one.table(place) for one in self.sets]
+        return self._tables[key]
+
+
+def _call_both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()
+
+
+def _before(block: Array, widths: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """Return the index of the first own cell of a padded block."""
+    return tuple(low for low, _ in widths)[: block.ndim]

@@ -8,7 +8,7 @@ the dense results.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -184,6 +184,11 @@ def numbers_of(points: HostArray, positions: HostArray, space: Shape) -> HostArr
     return found
 
 
+def array_module(array: Array) -> ModuleType:
+    """Return numpy or cupy."""
+    return np if isinstance(array, np.ndarray) else sys.modules["cupy"]
+
+
 def scalar_value(xp: ModuleType, node: Node, row: Rows) -> Array:
     """Return the value of a node that depends on no position, as an array of one element."""
     values: dict[Node, Any] = {}
@@ -213,6 +218,11 @@ class PointWrites:
     cells: tuple[PointCells, ...]
 
     @property
+    def nodes(self) -> Iterator[Node]:
+        """All values that are computed."""
+        return (node for cells in self.cells for node in cells.order)
+
+    @property
     def count(self) -> int:
         """Number of cells, of all outputs."""
         return sum(len(one.positions) for one in self.cells)
@@ -224,7 +234,7 @@ class PointWrites:
 
         blocks, outs, first: as of `TaskKernel`. row: its `scalars`.
         """
-        xp = np if isinstance(outs[0], np.ndarray) else sys.modules["cupy"]
+        xp = array_module(outs[0])
         start, axes = tuple(first[: len(self.widths)]), len(self.widths)
         last = tuple(a + n for a, n in zip(start, outs[0].shape, strict=False))
         here = Blocks(xp, blocks, self.widths, start, last, (False,) * axes)
@@ -322,6 +332,11 @@ class SeriesPass:
         """Return (components, points) of a series within the blocks' own cells."""
         values, _ = self.cells[number].compute(blocks, row)
         return blocks.xp.stack(values) if len(values) > 1 else values[0][None]
+
+    def recorded(self, fed: Sequence[bool]) -> list[PointCells]:
+        """Return the cells of each series. fed: whether a series is read of the output that has it."""
+        pairs = zip(self.cells, fed, strict=True)
+        return [replace(one, known=one.nodes, _kept={}) if known else one for one, known in pairs]
 
     def rows(self, number: int, values: Array) -> Array:
         """Return rows of a series. values: (rows, components, points)."""

@@ -1,8 +1,9 @@
 """Results that are no fields: a row for each step, or every so many steps, to files that rank 0 writes.
 
 A row belongs to the step that returned it. What a field has at points after the step is read of that field;
-the rest is computed before the step, from the blocks that it reads. Rows stay on the device until there are
-some; then each rank sends its points' to rank 0.
+the rest is computed of the blocks that the step reads. Rows stay on the device until there are some; then
+each rank sends its points' to rank 0. With a row for each step, kernels compute it with the step
+(`steps.recorded`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel
+from meshrun.runner.compiler.whole.point_code import PointSet, compile_points, is_computable
+from meshrun.runner.compiler.whole.point_kernel import PointKernel
 from meshrun.runner.compiler.whole.point_pass import Blocks, SeriesPass
 from meshrun.runner.errors import RunError
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.region import Array, HostArray, Region
 from meshrun.runner.steps.loop import NEVER, next_multiple
+from meshrun.runner.steps.recorded import RecordedSeries
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.series_file import SeriesFile
 from meshrun.runner.world.world import World
@@ -32,7 +37,7 @@ class SeriesRows:
     """Writes the series of a task, on every rank: an observer of steps. Methods are collective.
 
     paths: of each series. every: steps between two rows. last: the step at which the run ends at the latest,
-    which has a row.
+    which has a row. two_copies: whether steps leave what they read as it is.
     """
 
     world: World
@@ -40,11 +45,13 @@ class SeriesRows:
     paths: Sequence[Path]
     every: int = 1
     last: int = 1
+    two_copies: bool = True
     name: str = "series"
     _next: tuple[int, list[Array]] | None = field(default=None, init=False)  # step, and its row
     _waiting: list[tuple[int, list[Array]]] = field(default_factory=list, init=False)
     _earlier: Any = field(default=None, init=False)
     _stepper: Stepper | None = field(default=None, init=False)
+    _flushed: int = field(default=0, init=False)  # steps whose rows have been sent, with `by_steps`
 
     def __post_init__(self) -> None:
         assert isinstance(self.task.job.series_pass, SeriesPass)
@@ -54,6 +61,9 @@ class SeriesRows:
         # Whether a series is read of a field after the step.
         self._fed = [same is not None and feeds[same] is not None for same in self.series.same_as]
         self.files = [SeriesFile(path, name, *known) for path, name, known in of_each]
+        cells = self.series.recorded(self._fed)
+        outputs = [same if fed else None for same, fed in zip(self.series.same_as, self._fed, strict=True)]
+        self._sets = [PointSet(*one, series=True) for one in zip(cells, outputs, strict=True)]
 
     @property
     def unfinished(self) -> Sequence[Path]:
@@ -65,21 +75,44 @@ class SeriesRows:
         pairs = zip(self.files, self.series.types, strict=True)
         return [((file.rows, *shape), dtype) for file, (shape, dtype) in pairs]
 
+    @property
+    def by_steps(self) -> bool:
+        """Whether kernels have a row of each step, computed with it (`steps.recorded`)."""
+        kernel = self.task.kernel
+        possible = isinstance(kernel, HostKernel | DeviceKernel | PointKernel) and is_computable(self._sets)
+        return self.every == 1 and self.two_copies and possible
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether no kernel may take several steps."""
+        on_device = self.world.backend.asynchronous
+        return on_device if self.by_steps else self.series.reads_halo(after=True)
+
     # As an observer of steps
 
     def begin(self, stepper: Stepper) -> None:
-        self._stepper = stepper
+        self._stepper, self._flushed = stepper, stepper.done
         self.open()
-        self._prepare_next(stepper)
+        if not self.by_steps:
+            self._prepare_next(stepper)
+        elif stepper.region.size:
+            arithmetic = str(getattr(self.task.kernel, "arithmetic", "strict"))
+            code = compile_points(self._sets, arithmetic if self.world.backend.asynchronous else "")
+            stepper.recorded = RecordedSeries(stepper, self._sets, code, MOST_WAITING, stepper.done)
 
     def next_step(self, done: int) -> int:
+        if self.by_steps:
+            return self._flushed + MOST_WAITING
         after = min(next_multiple(done + 1, self.every), max(self.last, done + 2))
         before = after - 1 if after <= self.last else NEVER
         waits = self._next is not None and self._next[0] > done
         return min(before, self._next[0]) if self._next is not None and waits and any(self._fed) else before
 
     def observe(self, stepper: Stepper) -> bool:
-        self._prepare_next(stepper)
+        if self.by_steps:
+            self._flush()
+        else:
+            self._prepare_next(stepper)
         return False
 
     def end(self, stepper: Stepper) -> None:
@@ -181,6 +214,9 @@ class SeriesRows:
 
     def _flush(self) -> None:
         """Send the rows that wait to rank 0, which writes them."""
+        if self.by_steps and self._stepper is not None:
+            self._flush_recorded(self._stepper)
+            return
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
@@ -189,6 +225,18 @@ class SeriesRows:
             mine = self._on_host([row[number] for _, row in waiting if row])
             rows = self._gathered(number, mine, len(steps))
             self.world.on_root(partial(self._append, file, number, steps, rows))
+
+    def _flush_recorded(self, stepper: Stepper) -> None:
+        """Send the rows of the steps since the last time to rank 0, which writes them."""
+        steps, self._flushed = [*range(self._flushed + 1, stepper.done + 1)], stepper.done
+        if not steps:
+            return
+        for number, file in enumerate(self.files):
+            mine = np.empty((0, 0, 0)) if stepper.recorded is None else stepper.recorded.taken(number)
+            rows = self._gathered(number, mine, len(steps))
+            self.world.on_root(partial(self._append, file, number, steps, rows))
+        if stepper.recorded is not None:
+            stepper.recorded.restart()
 
     def _append(self, file: SeriesFile, number: int, steps: list[int], values: HostArray) -> None:
         file.append(steps, self.series.rows(number, values))

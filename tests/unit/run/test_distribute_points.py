@@ -65,4 +65,11 @@ def test_the_bits_are_those_of_the_whole_arrays(tmp_path: Path, job: Any, ranks:
         assert np.load(path).tobytes() == wanted.tobytes()
     if options.fuse == "require":
         assert record["fused"]["compiler"]
-        assert record["steps"]["steps_per_kernel"] == 1
+        assert record["steps"]["steps_per_kernel"] > 1
+
+
+@pytest.mark.parametrize("job", [injected, injected_first], ids=lambda job: job.name)
+def test_steps_in_a_cache_see_the_points_of_earlier_ones(job: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("meshrun.runner.compiler.cpp.host.strip_rows", lambda *_: 3)
+    test_the_bits_are_those_of_the_whole_arrays(tmp_path, job, 1, "a kernel")
+    test_the_bits_are_those_of_the_whole_arrays(tmp_path, job, 2, "a kernel")

@@ -87,6 +87,11 @@ KINDS: dict[str, tuple[Options, list[int]]] = {
     "every step": (Options(verify="full", steps=StepOptions(steps=9)), [*range(1, 10)]),
     "every fourth and the last": (Options(steps=StepOptions(steps=9, every=4)), [4, 8, 9]),
     "a kernel": (Options(fuse="require", steps=StepOptions(steps=9, every=3)), [3, 6, 9]),
+    "rows by a kernel": (Options(fuse="require", steps=StepOptions(steps=9)), [*range(1, 10)]),
+    "rows by single steps": (
+        Options(fuse="require", grid="0x0", steps=StepOptions(steps=9, steps_per_exchange=1)),
+        [*range(1, 10)],
+    ),
     "a grid": (Options(grid="0x0", steps=StepOptions(steps=5)), [*range(1, 6)]),
     "one copy": (Options(steps=StepOptions(steps=5, copies="one")), [*range(1, 6)]),
     "wide halos": (Options(steps=StepOptions(steps=6, steps_per_exchange=3, every=2)), [2, 4, 6]),
@@ -107,10 +112,53 @@ def test_rows_are_those_of_the_plain_function(tmp_path: Path, ranks: int, kind: 
     }  # fmt: skip
 
 
+ENDS = np.array([0, N - 1, 7, 0]), np.array([M - 1, 0, 0, 5])
+
+
+@distribute(outputs=("u",), series=("beside", "here"))
+def periodic(u):
+    """A series is read around the ends, and after what was written to points beside them."""
+    u[ENDS] *= 0.5
+    new = 0.25 * (np.roll(u, 1, 0) + np.roll(u, -1, 0) + np.roll(u, 1, 1) + np.roll(u, -2, 1))
+    around = np.roll(u, 1, 0) - 2 * np.roll(new, 1, 1)
+    return new, around[ENDS], new[ENDS]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("job", [acoustic, periodic], ids=lambda job: job.name)
+def test_kernels_of_several_steps_have_a_row_of_each(
+    tmp_path: Path, ranks: int, job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshrun.runner.compiler.cpp.host.strip_rows", lambda *_: 3)
+    monkeypatch.setattr("meshrun.runner.steps.observers.series.MOST_WAITING", 7)
+    arrays = [np.random.default_rng(n).random((N, M), dtype=np.float32) for n in range(len(job.arrays))]
+    inputs = [tmp_path / f"{name}.npy" for name in job.arrays]
+    for path, array in zip(inputs, arrays, strict=True):
+        np.save(path, array)
+    outputs = [tmp_path / f"{name}_after.npy" for name in (*job.output_names, *job.series)]
+    record = on_ranks(ranks, job, inputs, outputs, Options(fuse="require", steps=StepOptions(steps=17)))
+    assert record["steps"]["steps_per_kernel"] > 1
+    fields, rows = arrays[: len(job.output_names)], []
+    for _ in range(17):
+        found = job.function(*(one.copy() for one in fields), *arrays[len(fields) :])
+        fields = list(found[: len(fields)])
+        rows.append(found[len(fields) :])
+    wanted = [*fields, *(np.stack(column) for column in zip(*rows, strict=True))]
+    for path, want in zip(outputs, wanted, strict=True):
+        assert np.load(path).tobytes() == want.tobytes()
+
+
 @pytest.mark.parametrize("suffixes", ["nnn", "ccc"])
-@pytest.mark.parametrize(("stopped", "every"), [(5, None), (7, 3), (8, None)])
+@pytest.mark.parametrize(
+    ("stopped", "every", "fuse"), [(5, None, None), (7, 3, None), (8, None, None), (7, None, "require")]
+)
 def test_no_row_is_lost_or_doubled_after_a_crash(
-    tmp_path: Path, stopped: int, every: int | None, suffixes: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    stopped: int,
+    every: int | None,
+    fuse: Any,
+    suffixes: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arrays, inputs, outputs = files(tmp_path, suffixes)
     steps = StepOptions(steps=11, every=every, checkpoint=SaveInterval(steps=4))
@@ -121,15 +169,14 @@ def test_no_row_is_lost_or_doubled_after_a_crash(
 
     monkeypatch.setattr(CheckFinite, "_check", crash)
     with pytest.raises(RunError, match="stopped"):
-        on_ranks(3, acoustic, inputs, outputs, Options(steps=replace(steps, check_finite=1)))
+        on_ranks(3, acoustic, inputs, outputs, Options(fuse=fuse, steps=replace(steps, check_finite=1)))
     monkeypatch.undo()
     # The unfinished file may have more rows, also part of one.
     (partial,) = tmp_path.glob(f".{outputs[2].name}.*.partial")
     with partial.open("ab") as file:
         file.write(b"17,")
-    record = on_ranks(
-        2, acoustic, inputs, outputs, replace(Options(steps=steps), stream=StreamOptions(resume=True))
-    )
+    again = Options(fuse=fuse, steps=steps, stream=StreamOptions(resume=True))
+    record = on_ranks(2, acoustic, inputs, outputs, again)
     assert record["steps"]["first"] == 4
     chosen = [n for n in range(1, 12) if n % (every or 1) == 0 or n == 11]
     check(outputs, arrays, 11, chosen)
