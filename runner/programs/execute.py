@@ -85,7 +85,6 @@ class ProgramRun:
         self.values = ValueSlots(world, program.dtypes)
         self._failed = world.backend.empty((len(program.checks),), np.dtype(bool))
         self._failed.fill(False)
-        self._without: set[int] = set()  # reductions whose kernel does not compile
         self._fails = world.backend.empty((1,), np.dtype(bool))
         self.exchange_spans: list[tuple[Mark, Mark]] = []
         self._kernels: dict[tuple[int, str], CellKernel] = {}
@@ -93,6 +92,10 @@ class ProgramRun:
         self._reduced: dict[tuple[int, Shape], Array] = {}
         # On a GPU, no stage waits for the host: values are computed by a kernel, once they are read.
         self._on_gpu = self.compiled and world.backend.device.kind == "cuda"
+        # Of the reductions that a kernel can do, the cells.
+        reductions = enumerate(program.stages if self._on_gpu else ())
+        cells = {number: best_cells(one) for number, one in reductions if isinstance(one, ReductionStage)}
+        self._best = {number: one for number, one in cells.items() if one is not None}
         self._keys = world.backend.empty((len(program.stages),), SLOT)
         self.pending: list[tuple[int, Node | BestKey]] = []
         self.forget()
@@ -131,7 +134,7 @@ class ProgramRun:
         for number, stage in enumerate(self.program.stages):
             if isinstance(stage, ValueStage):
                 continue
-            best = best_cells(stage) if self._on_gpu and isinstance(stage, ReductionStage) else None
+            best = self._best.get(number)
             kernels = {"": stage.cells}
             if best is not None:
                 kernels = {"reduced": best}
@@ -149,7 +152,9 @@ class ProgramRun:
         if any(kind == "ahead" for _, kind in failed):
             self.ahead = None
             return self.prepare()
-        self._without |= {number for number, kind in failed if kind == "reduced"}
+        for number, kind in failed:
+            if kind == "reduced":
+                del self._best[number]
         return [(number, *why) for (number, _), why in sorted(failed.items())]
 
     def forget(self) -> None:
@@ -167,7 +172,7 @@ class ProgramRun:
                 with self._phase("kernel"):
                     self._compute(number, stage, outs)
             elif isinstance(stage, ReductionStage):
-                best = best_cells(stage) if self._on_gpu and number not in self._without else None
+                best = self._best.get(number)
                 if number not in known:
                     self._set_values()
                     self._exchange(stage.cells)
