@@ -6,6 +6,7 @@ No stage waits for the host to know a value: values are arrays of shape () on th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +16,14 @@ from meshrun.runner.arrays.block_layout import Allocator
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange, received_bytes
 from meshrun.runner.arrays.reduce import first_extreme, reduce_axes, reduce_own
+from meshrun.runner.compiler.cuda.values import BestKey
 from meshrun.runner.compiler.trace.graph import Node, compute, in_order, slot_of
 from meshrun.runner.compiler.whole.graph import ValueCheck
-from meshrun.runner.device.api import poison
+from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import check_widths
-from meshrun.runner.programs.kernel import CellKernel
+from meshrun.runner.programs.best import Ahead, best_cells
+from meshrun.runner.programs.kernel import BestOf, CellKernel, bind_values
 from meshrun.runner.programs.stages import (
     KernelStage,
     ReductionStage,
@@ -32,6 +35,7 @@ from meshrun.runner.region import Array, Shape
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.world.world import World
 
+MEASURED = 256  # exchanges between GPUs that are timed; the others are assumed to take as long
 SLOT = np.dtype(np.uint64)
 # Bytes of cells that are computed and reduced at once: in a cache; on a device, all.
 SLAB = {"cpu": 1 << 20, "cuda": 1 << 60}
@@ -54,9 +58,11 @@ class ProgramRun:
     """This rank's blocks of a program. Every method is collective.
 
     grid: number of blocks along each axis of space. compiled: whether stages are compiled to kernels.
+    ahead: reductions that are done at the end of the step before; on a GPU, with compiled stages.
     allocator: of blocks; by default the back end. arrays: of each of the program's arrays, its block; of an
-    input of shape (), None. exchanges: number of halo exchanges so far. exchange_bytes: most bytes that
-    arrived from other ranks in one.
+    input of shape (), None. known: stages whose reductions the last step has done. pending: values to
+    compute before something reads them. exchanges: number of halo exchanges so far. exchange_bytes: most
+    bytes that arrived from other ranks in one.
     """
 
     world: World
@@ -64,6 +70,7 @@ class ProgramRun:
     grid: Shape
     phases: Phases
     compiled: bool = False
+    ahead: Ahead | None = None
     allocator: Allocator | None = None
     arrays: list[DistributedArray | None] = field(default_factory=list, init=False)
     exchanges: int = field(default=0, init=False)
@@ -78,9 +85,20 @@ class ProgramRun:
         self.values = ValueSlots(world, program.dtypes)
         self._failed = world.backend.empty((len(program.checks),), np.dtype(bool))
         self._failed.fill(False)
-        self._kernels: dict[int, CellKernel] = {}
-        self._bound: dict[tuple[int, ...], Callable[[], None]] = {}
+        self._fails = world.backend.empty((1,), np.dtype(bool))
+        self.exchange_spans: list[tuple[Mark, Mark]] = []
+        self._kernels: dict[tuple[int, str], CellKernel] = {}
+        self._bound: dict[tuple[Any, ...], Callable[[], None]] = {}
         self._reduced: dict[tuple[int, Shape], Array] = {}
+        # On a GPU, no stage waits for the host: values are computed by a kernel, once they are read.
+        self._on_gpu = self.compiled and world.backend.device.kind == "cuda"
+        # Of the reductions that a kernel can do, the cells.
+        reductions = enumerate(program.stages if self._on_gpu else ())
+        cells = {number: best_cells(one) for number, one in reductions if isinstance(one, ReductionStage)}
+        self._best = {number: one for number, one in cells.items() if one is not None}
+        self._keys = world.backend.empty((len(program.stages),), SLOT)
+        self.pending: list[tuple[int, Node | BestKey]] = []
+        self.forget()
         self.arrays = [None] * len(program.arrays)
         for number in range(program.function_inputs, len(program.arrays)):
             plan = self.plans[number]
@@ -105,23 +123,119 @@ class ProgramRun:
             padded=True,
         )
 
+    def prepare(self) -> list[tuple[int, str, int]]:
+        """Compile the stages' kernels. Return which stages have none on some rank, why, and the line.
+
+        Collective. A reduction that its kernel cannot do is done by others.
+        """
+        if not self.compiled or 0 in self.program.space:
+            return []
+        own: dict[tuple[int, str], tuple[str, int]] = {}
+        for number, stage in enumerate(self.program.stages):
+            if isinstance(stage, ValueStage):
+                continue
+            best = self._best.get(number)
+            kernels = {"": stage.cells}
+            if best is not None:
+                kernels = {"reduced": best}
+            elif isinstance(stage, ReductionStage) and self._loaded(stage) is not None:
+                continue
+            if self.ahead is not None and number == self.ahead.kernel:
+                kernels = {"ahead": self.ahead.cells}
+            for kind, cells in kernels.items():
+                kernel = self._kernel(number, cells, kind)
+                if kernel.kernel is None and self.region.size:
+                    own[number, kind] = kernel.reason, kernel.line
+        failed: dict[tuple[int, str], tuple[str, int]] = {}
+        for of_rank in self.world.control.allgather(own):
+            failed = of_rank | failed
+        if any(kind == "ahead" for _, kind in failed):
+            self.ahead = None
+            return self.prepare()
+        for number, kind in failed:
+            if kind == "reduced":
+                del self._best[number]
+        return [(number, *why) for (number, _), why in sorted(failed.items())]
+
+    def forget(self) -> None:
+        """Forget what was reduced ahead: the inputs are not what the last step wrote."""
+        self._keys.fill(0)
+        self.known: frozenset[int] = frozenset()
+
     def take(self, outs: Sequence[Array]) -> None:
         """Run all stages once. outs: of each output, this rank's own cells, which are filled."""
+        known, self.known = self.known, frozenset()
         for number, stage in enumerate(self.program.stages):
             if isinstance(stage, KernelStage):
+                self._set_values()
                 self._exchange(stage.cells)
-                with self.phases("kernel"):
+                with self._phase("kernel"):
                     self._compute(number, stage, outs)
             elif isinstance(stage, ReductionStage):
-                self._exchange(stage.cells)
-                with self.phases("reduce"):
-                    self._reduce(number, stage)
+                best = self._best.get(number)
+                if number not in known:
+                    self._set_values()
+                    self._exchange(stage.cells)
+                    with self._phase("reduce"):
+                        if best is None:
+                            self._reduce(number, stage)
+                        else:
+                            self._keep_best(number, stage, best)
+                if best is not None:
+                    self._take_key(number, stage, best)
+            elif self._on_gpu:
+                self.pending += stage.nodes
             else:
                 self._compute_values(stage)
+        self._set_values()
         for output, value in self.program.results.items():
             outs[output][...] = self.values.views[value]
         for number, check in enumerate(self.program.checks):
-            self._failed[number] |= self.values.views[check.count.value] == 0
+            failed = self._failed[number : number + 1]
+            xp, count = self.world.xp, self.values.views[check.count.value]
+            xp.equal(count, 0, out=self._fails.reshape(()))
+            xp.logical_or(failed, self._fails, out=failed)
+
+    def _phase(self, name: str) -> AbstractContextManager[None]:
+        """Time a stage; not on a GPU, whose work the host would wait for."""
+        return nullcontext() if self.world.backend.asynchronous else self.phases(name)
+
+    def _keep_best(self, number: int, stage: ReductionStage, best: StageCells) -> None:
+        """Reduce cells by the kernel that computes them, to a key."""
+        own = self._view_partition(stage)[self.world.rank]
+        if self.region.size == 0 or own.size == 0:
+            return
+        kernel = self._kernel(number, best, "reduced")
+        key = "best", number, *(id(self.arrays[place]) for place in best.reads)
+        if key not in self._bound:
+            first = tuple(a + b for a, b in zip(stage.reduction.first, own.start, strict=True))
+            around = tuple(
+                slice(a - b, a - b + n + low + high)
+                for a, b, n, (low, high) in zip(first, self.region.start, own.shape, best.widths, strict=True)
+            )
+            blocks = [block[around] for block in self._blocks(best)]
+            kept = BestOf(self._keys, (number,), own.shape)
+            self._bound[key] = kernel.bind_best(blocks, (), first, self.values.row, kept)
+        self._bound[key]()
+
+    def _take_key(self, number: int, stage: ReductionStage, best: StageCells) -> None:
+        """Note that a value is that of a key, the best one of all ranks."""
+        if self.world.size > 1:
+            self.world.arrays.all_reduce(self._keys[number : number + 1], "max")
+        assert stage.value is not None
+        (output,) = best.program.outputs
+        key = BestKey(number, output.combine, output.dtype, self.program.dtypes[stage.value])
+        self.pending.append((stage.value, key))
+
+    def _set_values(self) -> None:
+        """Compute the values that nothing has read yet."""
+        if not self.pending:
+            return
+        values = tuple(self.pending)
+        self.pending.clear()
+        if values not in self._bound:
+            self._bound[values] = bind_values(values, self.values.row, self._keys)
+        self._bound[values]()
 
     @property
     def is_split(self) -> bool:
@@ -149,21 +263,29 @@ class ProgramRun:
         stale = []
         for number, footprint in zip(cells.reads, cells.footprints, strict=True):
             array = self.arrays[number]
-            if array is not None and any(map(any, footprint)) and array.is_stale:
+            # No cell beyond the ends of an array is read, unless it wraps around them.
+            filled = self.is_split or self.program.arrays[number].wraps
+            if array is not None and filled and any(map(any, footprint)) and array.is_stale:
                 stale.append(array)
         if stale:
-            with self.phases("exchange" if self.is_split else "kernel"):
+            backend = self.world.backend
+            timed = backend.asynchronous and self.is_split and len(self.exchange_spans) < MEASURED
+            begin = backend.mark() if timed else None
+            with self._phase("exchange" if self.is_split else "kernel"):
                 exchange(stale)
+            if begin is not None:
+                self.exchange_spans.append((begin, backend.mark()))
             if self.is_split:
                 self.exchanges += 1
                 self.exchange_bytes = max(self.exchange_bytes, received_bytes(stale))
 
-    def _kernel(self, number: int, cells: StageCells) -> CellKernel:
-        if number not in self._kernels:
+    def _kernel(self, number: int, cells: StageCells, kind: str = "") -> CellKernel:
+        key = number, kind
+        if key not in self._kernels:
             with self.phases("prepare"):
                 shape = self.region.shape
-                self._kernels[number] = CellKernel(cells, self.world.backend, shape, compiled=self.compiled)
-        return self._kernels[number]
+                self._kernels[key] = CellKernel(cells, self.world.backend, shape, compiled=self.compiled)
+        return self._kernels[key]
 
     def _blocks(self, cells: StageCells) -> list[Array]:
         """Return the blocks that a stage reads, with a halo as wide as the stage's."""
@@ -189,9 +311,19 @@ class ProgramRun:
             read = (self.arrays[place] for place in stage.cells.reads)
             key = number, *map(id, read), *map(id, targets)
             if key not in self._bound:
-                kernel, start = self._kernel(number, stage.cells), self.region.start
-                self._bound[key] = kernel.bind(self._blocks(stage.cells), targets, start, self.values.row)
+                self._bound[key] = self._bind(number, stage, targets)
             self._bound[key]()
+        if self.ahead is not None and number == self.ahead.kernel:
+            self.known = frozenset(self.ahead.reductions)
+
+    def _bind(self, number: int, stage: KernelStage, targets: Sequence[Array]) -> Callable[[], None]:
+        """Return what computes the own cells of a stage's results."""
+        start, blocks = self.region.start, self._blocks(stage.cells)
+        if self.ahead is not None and number == self.ahead.kernel:
+            best = BestOf(self._keys, self.ahead.reductions, self.region.shape)
+            kernel = self._kernel(number, self.ahead.cells, "ahead")
+            return kernel.bind_best(blocks, targets, start, self.values.row, best)
+        return self._kernel(number, stage.cells).bind(blocks, targets, start, self.values.row)
 
     def _compute_values(self, stage: ValueStage) -> None:
         for number, node in stage.nodes:

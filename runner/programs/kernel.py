@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshrun.runner.compiler.compiled import compile_for
+from meshrun.runner.compiler.cuda.single_pass import address_of, key_of
+from meshrun.runner.compiler.cuda.values import BestKey, ValueKernel, emit
+from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
 from meshrun.runner.device.api import Backend
@@ -17,19 +20,46 @@ from meshrun.runner.programs.stages import StageCells
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.system.compiler import NotCompiled
 
+
+@dataclass(frozen=True)
+class BestOf:
+    """Keys of the best cells of a block. numbers: of the keys, per result. own: cells of the block."""
+
+    keys: Array
+    numbers: Sequence[int]
+    own: Shape
+
+
 MOST_KEPT = 256  # boxes whose pieces are kept
 SLAB = 1 << 20  # bytes of cells for which NumPy's functions are called at once, on a CPU
+
+
+def bind_values(
+    values: Sequence[tuple[int, Node | BestKey]], slots: Array, keys: Array
+) -> Callable[[], None]:
+    """Return the launch that computes values on a GPU. values: as of `compiler.cuda.values.emit`."""
+    kernel = emit(values)
+    launch = compile_values(kernel)
+    arguments = tuple(np.uint64(address_of(one)) for one in (slots, keys))
+    return functools.partial(launch, (1,), (1, 1), arguments)
+
+
+def compile_values(kernel: ValueKernel) -> Callable[..., None]:
+    """Return what launches a kernel of values. Raises NotCompiled."""
+    from meshrun.runner.device.cuda import kernel_of_text
+
+    return kernel_of_text(kernel.source, kernel.name)
 
 
 class CellKernel:
     """Computes the cells of a stage in any box.
 
-    compiled: whether to compile them. reason: why they are not.
+    compiled: whether to compile them. reason: why they are not; line: of the user's file, 0 if unknown.
     """
 
     def __init__(self, cells: StageCells, backend: Backend, shape: Shape, *, compiled: bool) -> None:
         self.cells, self._backend = cells, backend
-        self.reason = "" if compiled else "too little work for a compiler"
+        self.reason, self.line = "" if compiled else "too little work for a compiler", 0
         self.kernel: TaskKernel | None = None
         self.pieces = functools.lru_cache(MOST_KEPT)(functools.partial(pieces_of, cells.program.program))
         if compiled and 0 not in shape:
@@ -37,7 +67,7 @@ class CellKernel:
                 program = cells.program.program
                 self.kernel, _ = compile_for(backend.device, program, cells.widths, shape=shape)
             except (NotTraceable, NotCompiled) as failure:
-                self.reason = failure.reason
+                self.reason, self.line = failure.reason, failure.line
 
     def bind(
         self, blocks: Sequence[Array], outs: Sequence[Array], first: Shape, scalars: Array
@@ -52,6 +82,14 @@ class CellKernel:
         if self.kernel is not None:
             return self.kernel.bind(blocks, outs, first, scalars)
         return functools.partial(self._fill, blocks, outs, first, scalars)
+
+    def bind_best(
+        self, blocks: Sequence[Array], outs: Sequence[Array], first: Shape, scalars: Array, best: BestOf
+    ) -> Callable[[], None]:
+        """As `bind`, of cells whose last results are kept as keys; of a compiled kernel."""
+        assert self.kernel is not None
+        views = [key_of(self._backend.xp, best.keys, number, best.own) for number in best.numbers]
+        return self.kernel.bind(blocks, [*outs, *views], first, scalars)
 
     def _fill(self, blocks: Sequence[Array], outs: Sequence[Array], first: Shape, scalars: Array) -> None:
         program, xp = self.cells.program.program, self._backend.xp

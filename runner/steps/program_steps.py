@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
-from meshrun.runner.device.api import Mark, poison
+from meshrun.runner.compiler.decide import not_compiled
+from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.errors import RunError
+from meshrun.runner.programs.best import reduced_ahead
 from meshrun.runner.programs.execute import ProgramRun
 from meshrun.runner.programs.stages import plan_program
 from meshrun.runner.region import Array
 from meshrun.runner.steps.step_scalars import StepScalars
-from meshrun.runner.steps.stepper import Stepper
+from meshrun.runner.steps.stepper import EAGER, GRAPH_STEPS, Stepper
 
 IN_STAGES = "a step has several stages"
+NUMBERED = "a step in stages has numbers of its own"
 
 
 class ProgramStepper(Stepper):
@@ -28,7 +33,17 @@ class ProgramStepper(Stepper):
         task, world = self.task, self.world
         self._peers, self._device_halos = "", None
         self.program = plan_program(task.job.program)
-        self.stages = ProgramRun(world, self.program, task.partition.grid, self.phases, task.compiled, self)
+        ahead = reduced_ahead(self.program, task.feed_numbers) if task.compiled else None
+        on_gpu = world.backend.device.kind == "cuda"
+        self.stages = ProgramRun(
+            world,
+            self.program,
+            task.partition.grid,
+            self.phases,
+            task.compiled,
+            ahead if on_gpu else None,
+            self,
+        )
         self.plans = [
             self.stages.plans[number] or HaloPlan(one.partition, world.rank, (), task.boundary)
             for number, one in enumerate(task.fields)
@@ -39,11 +54,14 @@ class ProgramStepper(Stepper):
         self.lowered = IN_STAGES if self.steps_per_exchange > 1 else ""
         self.steps_per_exchange = self.fused_steps = 1
         self.overlap, self.graph, self.exchanges_by_kernel = False, False, False
-        self.graph_reason, self.single_reason = IN_STAGES, ""
+        self.graph_reason, self.single_reason = "", ""
+        self._graphs = {}
         self.halo_taken, self.halo_reason = "", ""
         self._spans: list[tuple[Mark, Mark]] = []
         tape = task.job.tape
         self._scalar_rows = StepScalars(tape, world.xp, 1) if tape is not None and tape.slots else None
+        if self._scalar_rows is not None:
+            self.graph_reason = NUMBERED
 
     def start(self, arrays: Sequence[DistributedArray]) -> None:
         """Take over arrays of `plans`' layouts with their own cells filled; prepare the first step."""
@@ -53,9 +71,23 @@ class ProgramStepper(Stepper):
                 self.spare[place] = empty_array(self.world, self.plans[place], arrays[place].dtype, self)
                 poison(self.spare[place].block)
             self._finals = self._unfed_results()
+            self.stages.forget()
+            self._check_kernels()
             if self.stages.is_split:
                 self.halo_taken = self.world.arrays.label.replace(",", " ").split()[0].lower()
             self.world.control.barrier()
+
+    def _check_kernels(self) -> None:
+        """Compile the stages' kernels; say which ones have none, or fail where all must have one."""
+        failed = self.stages.prepare()
+        if failed and self.must_fuse:
+            _, reason, line = failed[0]
+            raise not_compiled(self.task, reason, line)
+        for number, reason, _ in failed:
+            count = len(self.program.stages)
+            self.world.warn(
+                f"stage {number + 1} of {count} of job {self.task.job.name} has no kernel: {reason}"
+            )
 
     def advance(self, steps: int, *, last: bool = False, ahead: int = 0) -> None:
         """Take so many steps. last, ahead: as of `Stepper`; there is nothing to save."""
@@ -63,17 +95,57 @@ class ProgramStepper(Stepper):
         self._until = self.done + steps
         name = 0 if recorder is None else recorder.name("step")
         begin = backend.mark() if backend.asynchronous else None
-        for _ in range(steps):
+        left = steps
+        while left:
             entry = 0 if recorder is None else recorder.enter(name, 0, 0, self.done + 1)
             if self.world.checksums is not None:
                 self.world.checksums.step = self.done + 1
-            self._take_step()
-            self.done, self.taken = self.done + 1, self.taken + 1
+            taken = self._replayed(left)
+            if not taken:
+                self._take_step()
+                taken = 1
+            left -= taken
+            self.done, self.taken = self.done + taken, self.taken + taken
             self.progress(self.done)
             if recorder is not None:
                 recorder.leave(entry)
         if begin is not None:
             self._spans.append((begin, backend.mark()))
+
+    def _replayed(self, left: int) -> int:
+        """Take some of so many steps as one CUDA graph, which is made at first. Return how many; 0 if none.
+
+        The number of steps is even: each block is the one that it was.
+        """
+        if not self.world.backend.asynchronous or self.graph_reason or self.taken < EAGER:
+            return 0
+        if self.world.size > 1:
+            self.graph_reason = IN_STAGES
+            return 0
+        steps = next((one for one in GRAPH_STEPS if one <= left and one % 2 == 0), 0)
+        if not steps:
+            return 0
+        first = self.arrays[self.fed[0]] if self.fed else None
+        key = id(first), steps, 1
+        if key not in self._graphs:
+            blocks, spare, known = list(self.arrays), dict(self.spare), self.stages.known
+            try:
+                self._graphs[key] = self.world.backend.capture(partial(self._take_steps, steps))
+            except NotCapturable as reason:
+                # Nothing was done on the device: no halo was filled.
+                self.graph_reason = str(reason)
+                self.arrays, self.spare, self.stages.known = blocks, spare, known
+                self.stages.pending.clear()
+                for array in (*blocks, *spare.values()):
+                    array.written()
+                return 0
+        self._graphs[key]()
+        self.graph = True
+        return steps
+
+    def _take_steps(self, steps: int) -> None:
+        for _ in range(steps):
+            self._take_step()
 
     def _take_step(self) -> None:
         stages = self.stages
@@ -108,14 +180,14 @@ class ProgramStepper(Stepper):
         self.exchanges = self.stages.exchanges
         moved = self.task.input_bytes(self.region) + self.task.result_bytes(self.region)
         self.phases.add("kernel", 0, self.taken * moved)
+        if self.stages.exchange_spans:
+            spans = [self.world.backend.elapsed(*span) for span in self.stages.exchange_spans]
+            self.phases.add("exchange", statistics.median(spans) * self.exchanges)
         if self.stages.is_split:
             self.phases.add("exchange", 0, self.exchanges * self.exchange_bytes)
 
     def check_inputs_that_stay(self) -> None:
         """Do nothing: the function is not called."""
-
-    def drop_graphs(self) -> None:
-        """There are none."""
 
     @property
     def exchange_bytes(self) -> int:

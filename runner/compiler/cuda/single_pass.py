@@ -12,12 +12,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from meshrun.runner.compiler.cuda.beyond import Beyond, RowStore, Sides, sides_word, statements
 from meshrun.runner.compiler.cuda.steps.layout import LANES
-from meshrun.runner.compiler.operations import HEADER, KERNELS, at_place, ctype, expression, place_type, slot
+from meshrun.runner.compiler.operations import (
+    HEADER,
+    KERNELS,
+    at_place,
+    ctype,
+    expression,
+    literal,
+    place_type,
+    slot,
+)
 from meshrun.runner.compiler.passes.branches import branches_of
 from meshrun.runner.compiler.passes.ends import ends_of, interior, specialised
 from meshrun.runner.compiler.passes.strips import WORD, PlacedStrip, Strips, find_places
@@ -307,13 +317,14 @@ def _words(elements: set[int], itemsize: int) -> int:
 
 
 @cache
-def _skeleton(*, beyond: bool) -> tuple[str, str]:
+def _skeleton(*, beyond: bool, best: bool) -> tuple[str, str]:
     """Return the text of all headers, and the kernel's text with placeholders.
 
-    beyond: with what stores cells beyond the ends of axes.
+    beyond: with what stores cells beyond the ends of axes. best: with what keeps the best cell of all.
     """
     paths = [HEADER, KERNELS / "packed.cuh", KERNELS / "single_pass.cuh"]
     paths += [KERNELS / "beyond.cuh"] if beyond else []
+    paths += [KERNELS / "best.cuh"] if best else []
     texts = [path.read_text(encoding="utf-8") for path in paths]
     headers = "\n".join(text.replace("#pragma once\n", "") for text in texts)
     return headers, (KERNELS / "single_pass.cu").read_text(encoding="utf-8")
@@ -370,7 +381,7 @@ def emit(
     few = body.branches and program.axes < 3 and registers(common, tile) <= BRANCH_REGISTERS
     size = threads[0] * threads[1]
     bounds = f"{size}, {max(BRANCH_THREADS // size, 1)}" if few else str(size)
-    headers, text = _skeleton(beyond=beyond is not None)
+    headers, text = _skeleton(beyond=beyond is not None, best=any(one.combine for one in program.outputs))
     for mark, instead in (
         ("// @headers@", headers),
         ("/* @threads@ */", bounds),
@@ -409,9 +420,14 @@ def leaders(operands: Sequence[Operand], apart: bool) -> list[int]:
     """Return for each operand the number of the first one that has its pitches."""
     first: dict[tuple[object, ...], int] = {}
     return [
-        first.setdefault((number,) if apart else (one.dtype, one.trailing), number)
+        first.setdefault((number,) if apart or one.combine else (one.dtype, one.trailing), number)
         for number, one in enumerate(operands)
     ]
+
+
+def key_of(xp: Any, keys: Array, number: int, own: Shape) -> Array:
+    """Return a key as what `launch_arguments` takes for an output of so many own cells."""
+    return xp.broadcast_to(keys[number : number + 1], own)
 
 
 def have_equal_pitches(operands: Sequence[Operand], arrays: Sequence[Array], axes: int) -> bool:
@@ -436,6 +452,9 @@ def _parameters(
     pitch, column = (("int64", np.int64),) * 2 if wide else (("uint32", np.uint32), ("int32", np.int32))
     for letter, operands, const in (("i", program.inputs, "const "), ("o", program.outputs, "")):
         for number, (one, leader) in enumerate(zip(operands, leaders(operands, apart), strict=True)):
+            if one.combine:
+                yield "uint64*", f"{letter}{number}", np.uint64
+                continue
             yield f"{const}{ctype(one.dtype)}* __restrict__", f"{letter}{number}", np.uint64
             for axis in range(last if leader == number else 0):
                 yield pitch[0], f"{letter}{number}_pitch{axis}", pitch[1]
@@ -561,6 +580,8 @@ class _Body:
         self.branches = False
         stores = self._compute(values, march)
         self._has_ends = has_ends(whole)
+        self._best = {n: one for n, one in enumerate(program.outputs) if one.combine}
+        self.lines += [f"{ctype(one.dtype)} best{n} = {_least(one)};" for n, one in self._best.items()]
         self._find_place()
         self._find_positions()
         self._find_first("i", whole.inputs, {one.input for one in whole.loads})
@@ -577,8 +598,7 @@ class _Body:
             else:
                 self.lines += values.lines + [one.results for one in stores]
             self.lines += self._written(stores)
-        if self._has_ends:
-            self.lines = [*self._function_at_ends(), *self._at_ends(), *self.lines]
+        self._finish()
         cells = math.prod(tile) // (tile[0] if march else self._turns)
         counts = Counter[str]()
         for strip in self._strips.all:
@@ -591,6 +611,13 @@ class _Body:
             operations=sum(n for op, n in counts.items() if op not in FREE) / cells,
             bytes=sum(one.dtype.itemsize * one.components for one in operands),
         )
+
+    def _finish(self) -> None:
+        """Write what all threads of a block do after their cells, and what other blocks do."""
+        self.lines += ["}"] if self._best else []
+        self.lines += [_keep(number, one, "best") for number, one in self._best.items()]
+        if self._has_ends:
+            self.lines = [*self._function_at_ends(), *self._at_ends(), *self.lines]
 
     def _find_place(self) -> None:
         """Write the first cell that a thread computes: x<axis>."""
@@ -610,7 +637,8 @@ class _Body:
             if axis:
                 add(f"place = before{axis};")
         outside = " || ".join(f"x{axis} >= length{axis}" for axis in range(self.program.axes))
-        add(f"if ({outside}) return;")
+        # All threads of a block keep their best cells together.
+        add(f"if (!({outside})) {{" if self._best else f"if ({outside}) return;")
         for axis, cells in enumerate(self.tile):
             if cells > 1:
                 kind = self._column if axis == last else "uint32"
@@ -623,7 +651,11 @@ class _Body:
         for cell in (*before, *(self._columns * self._turns + one for one in after)):
             place = self._own_column(f"x{last} + {self._column}({cell})")
             add(f"const {self._column} {_end_name(cell)} = {place} - x{last};")
-        self._find_first("o", self.program.outputs, range(len(self.program.outputs)))
+        self._find_first("o", self.program.outputs, self._written_outputs)
+
+    @property
+    def _written_outputs(self) -> list[int]:
+        return [number for number, one in enumerate(self.program.outputs) if not one.combine]
 
     def _own_column(self, column: str) -> str:
         """Return C++ of the column that one equals: itself, or if it is beyond the ends, an own one.
@@ -660,7 +692,9 @@ class _Body:
         thread = "threadIdx.y * blockDim.x + threadIdx.x"
         cell = f"uint64(blockIdx.x) * (blockDim.x * blockDim.y) + {thread}"
         call = f"NearEnds::compute({cell}, {', '.join(given.values())});"
-        return ["if (blockIdx.x < blocks_at_ends) {", call, "return;", "}"]
+        best = [f"{ctype(one.dtype)} better{n} = {_least(one)};" for n, one in self._best.items()]
+        kept = [_keep(number, one, "better") for number, one in self._best.items()]
+        return ["if (blockIdx.x < blocks_at_ends) {", *best, call, *kept, "return;", "}"]
 
     def _pointers(self) -> dict[str, str]:
         """Return what the function for cells near the ends is given, and the types of it."""
@@ -669,6 +703,9 @@ class _Body:
         for letter, operands in (("i", program.inputs), ("o", program.outputs)):
             read = {node.input for node in program.loads} if letter == "i" else range(len(operands))
             for number in sorted(read):
+                if operands[number].combine:
+                    given[f"better{number}"] = f"{ctype(operands[number].dtype)}&"
+                    continue
                 leader, const = self._leaders[letter][number], "const " if letter == "i" else ""
                 given[f"{letter}{number}"] = f"{const}{ctype(operands[number].dtype)}*"
                 given |= {f"{letter}{leader}_pitch{axis}": self._place for axis in range(last)}
@@ -749,6 +786,10 @@ class _Body:
             names[node] = f"c{number}"
             lines.append(f"const {ctype(node.dtype)} c{number} = {text};")
         for number, (output, result) in enumerate(zip(program.outputs, program.results, strict=True)):
+            if output.combine:
+                combined = f"numpy::{output.combine}<{ctype(output.dtype)}>"
+                lines.append(f"better{number} = {combined}(better{number}, {names[result[0]]});")
+                continue
             target = f"({pointer('o', number, (0,) * last)})[x{last} * {output.components}"
             lines += [f"{target} + {part}] = {names[node]};" for part, node in enumerate(result)]
         return lines
@@ -850,13 +891,16 @@ class _Body:
         add(f"if (turn == {self.tile[0]}) break;")
         for read in sorted(reads, key=lambda read: read.row[1]):
             self.lines += [f"{name} = {kept[name]};" for name in read.loads if name in kept]
-        self.lines += self._next_plane("o", range(len(self.program.outputs)))
+        self.lines += self._next_plane("o", self._written_outputs)
         add("}")
 
     def _written(self, stores: Sequence[_Store]) -> list[str]:
-        """Return the statements that store the arrays of results, also beyond the ends of axes."""
+        """Return the statements that store the arrays of results, also beyond the ends of axes, and that
+        keep the best cells."""
+        kept = [line for one in stores if one.output in self._best for line in self._kept(one)]
+        stores = [one for one in stores if one.output not in self._best]
         if self._beyond is None:
-            return _stored(stores)
+            return [*kept, *_stored(stores)]
         axes, leads = range(self.program.axes - 1), self._leaders["o"]
         rows = []
         for one in stores:
@@ -867,7 +911,14 @@ class _Body:
         cells = [*self.tile[:-1]]
         if self._march_axis:
             places[0], cells[0] = "int32(x0 + turn - 1)", 1
-        return [*_stored(stores), *statements(self._beyond, rows, places, cells)]
+        return [*kept, *_stored(stores), *statements(self._beyond, rows, places, cells)]
+
+    def _kept(self, store: _Store) -> Iterator[str]:
+        """Yield the statements that combine a row's results with the best cell of the thread."""
+        one, best = self._best[store.output], f"best{store.output}"
+        for cell in range(len(store.values)):
+            result = f"results{store.name}[{cell}]"
+            yield f"{best} = numpy::{one.combine}<{ctype(one.dtype)}>({best}, {result});"
 
     def _sweep(self, values: Values, stores: Sequence[_Store]) -> None:
         """Write a loop over the last axis. After each turn the words of a row move by an element.
@@ -921,7 +972,7 @@ class _Body:
                         for one in results
                     ]
                 )
-                target = self._row("o", number, at)
+                target = "" if output.combine else self._row("o", number, at)
                 row_bytes = self.tile[-1] * output.components * size
                 vector = "" if row_bytes & -row_bytes <= size else f"misaligned<{row_bytes}>({target})"
                 kind, store = (
@@ -938,6 +989,20 @@ class _Body:
         for one, part in zip(stores, wanted, strict=True):
             one.values.extend(map(values.name, part))
         return stores
+
+
+def _least(output: Operand) -> str:
+    """Return C++ of what changes no cell that it is combined with."""
+    if output.dtype.kind == "f":
+        return literal(np.inf if output.combine == "minimum" else -np.inf, output.dtype)
+    limits = np.iinfo(output.dtype)
+    return literal(limits.max if output.combine == "minimum" else limits.min, output.dtype)
+
+
+def _keep(number: int, output: Operand, name: str) -> str:
+    """Return the statement that keeps the best cell of a block's threads."""
+    least = "true" if output.combine == "minimum" else "false"
+    return f"numpy::keep_best<{least}>({name}{number}, o{number});"
 
 
 def _end_name(cell: int) -> str:
@@ -970,7 +1035,8 @@ def launch_arguments(
     """Return grid, block and arguments to compute all own cells.
 
     blocks: an array for each input, with its halo. outs: an array for each output, of own cells. Both may be
-    views of larger arrays, at any address and pitch, but rows with their trailing axes are contiguous.
+    views of larger arrays, at any address and pitch, but rows with their trailing axes are contiguous. Of an
+    output of which only the best cell is kept, the key, as a view of so many cells (`key_of`).
     Trailing axes that the operand lacks count as cells of the last grid axis (`merge_components`). widths:
     halo of all blocks, per grid axis; at least each input's footprint. first, scalars: as of `TaskKernel`; if
     they have places, all own cells are within the array. sides: ends of axes beyond which the kernel stores
@@ -998,7 +1064,9 @@ def launch_arguments(
     if max(lengths[:last], default=0) > MOST_ROWS:
         raise ValueError(f"{lengths} own cells; of the axes before the last, at most {MOST_ROWS}")
     columns = kernel.tile[last]
-    shift = _shift(targets, columns)
+    shift = _shift(
+        [rows for rows, one in zip(targets, program.outputs, strict=True) if not one.combine], columns
+    )
     tiles = [-(-n // step) for n, step in zip(lengths, kernel.tile, strict=True)]
     tiles[last] = -(-(lengths[last] + shift) // columns)
     block = _block(kernel.threads, tiles) if between else kernel.threads
@@ -1016,8 +1084,9 @@ def launch_arguments(
     for operands, arrays in ((program.inputs, sources), (program.outputs, targets)):
         for number, leader in enumerate(leaders(operands, kernel.apart)):
             rows = arrays[number]
-            pitches = (stride // rows.itemsize for stride in rows.strides[:last])
-            values += [rows.address, *(pitches if leader == number else ())]
+            pitches = [stride // rows.itemsize for stride in rows.strides[:last]]
+            has_own = leader == number and not operands[number].combine
+            values += [rows.address, *(pitches if has_own else ())]
     values += [*lengths, *(value for one in tiles[1:] for value in (one, *division(max(one, 1)))), shift]
     values += [sides_word(sides)] if sides else []
     values += first[: program.axes] if program.has_places else ()
@@ -1073,7 +1142,7 @@ def _slots(program: Program, scalars: Array | None) -> list[int]:
         return []
     if scalars is None or scalars.nbytes < SLOT * program.scalars:
         raise ValueError(f"a kernel that takes {program.scalars} scalars, and no slots for them")
-    return [_address(scalars)]
+    return [address_of(scalars)]
 
 
 class _Rows:
@@ -1084,10 +1153,14 @@ class _Rows:
     """
 
     def __init__(self, array: Array, operand: Operand, last: int) -> None:
+        self.itemsize: int = array.dtype.itemsize
+        if operand.combine:  # a key, seen as an array of all cells
+            self.address, self.lengths = address_of(array), array.shape
+            self.strides, self.merged = array.strides, 1
+            return
         if array.dtype != operand.dtype:
             raise ValueError(f"{operand.name} is {array.dtype}, expected {operand.dtype}")
         row = array.shape[last:]
-        self.itemsize: int = array.dtype.itemsize
         step = self.itemsize
         for length, stride in zip(reversed(row), reversed(array.strides[last:]), strict=True):
             if stride != step and length > 1 and math.prod(array.shape):
@@ -1100,13 +1173,14 @@ class _Rows:
             )
         if any(stride % self.itemsize for stride in array.strides):
             raise ValueError(f"strides {array.strides} of {operand.name} are no multiples of an element")
-        self.address = _address(array)
+        self.address = address_of(array)
         self.lengths = (*array.shape[:last], cells)
         self.strides = (*array.strides[:last], self.itemsize * operand.components)
         self.merged = math.prod(row[1:]) // operand.components
 
 
-def _address(array: Array) -> int:
+def address_of(array: Array) -> int:
+    """Return the address of an array's first element."""
     pointer = getattr(array.data, "ptr", None)
     return int(array.ctypes.data if pointer is None else pointer)
 

@@ -191,11 +191,16 @@ def compute(op: str, dtype: np.dtype[Any], values: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Operand:
-    """An input or output of a program. trailing: lengths of the axes after the grid axes."""
+    """An input or output of a program.
+
+    trailing: lengths of the axes after the grid axes. combine: of an output that is not written, but of which
+    only the best cell is kept, "maximum" or "minimum"; of 4 or 8 bytes.
+    """
 
     name: str
     dtype: np.dtype[Any]
     trailing: Shape = ()
+    combine: str = ""
 
     @property
     def components(self) -> int:
@@ -274,7 +279,7 @@ class Program:
         lines += [f"input {one.name} {one.dtype} {one.trailing}" for one in self.inputs] + self.lines()
         for one, result in zip(self.outputs, self.results, strict=True):
             cells = " ".join(f"%{number[node]}" for node in result)
-            lines.append(f"output {one.name} {one.dtype} {one.trailing} = {cells}")
+            lines.append(f"output {one.combine}{one.name} {one.dtype} {one.trailing} = {cells}")
         return "\n".join(lines)
 
 
@@ -331,7 +336,7 @@ def merge_components(program: Program) -> tuple[Program, int]:
         results.append((cells[0],))
 
     def flat(one: Operand) -> Operand:
-        return Operand(one.name, one.dtype)
+        return Operand(one.name, one.dtype, combine=one.combine)
 
     inputs, outputs = tuple(map(flat, program.inputs)), tuple(map(flat, program.outputs))
     lengths = program.lengths and (*program.lengths[:-1], program.lengths[-1] * count)

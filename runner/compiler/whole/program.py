@@ -43,7 +43,7 @@ class WholeOutput:
     """An array that a function returns.
 
     nodes: per component, in C order of the axes after those of space; zero at positions where the array has
-    no cell. every: per axis of space, positions from one of its cells to the next.
+    no cell. every: per axis of space, positions from one of its cells to the next. combine: as of `Operand`.
     """
 
     name: str
@@ -51,6 +51,7 @@ class WholeOutput:
     dtype: np.dtype[Any]
     nodes: tuple[Node, ...]
     every: Shape
+    combine: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +118,9 @@ class WholeProgram:
         """The program of each cell, for kernels."""
         dimensions = len(self.space)
         inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.inputs)
-        outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.outputs)
+        outputs = tuple(
+            Operand(one.name, one.dtype, one.shape[dimensions:], one.combine) for one in self.outputs
+        )
         results = narrowed(self.graph, [one.nodes for one in self.outputs], (0,) * dimensions, self.space)
         program = Program(
             dimensions, inputs, outputs, results, self.graph, lengths=self.space, tape=self.tape

@@ -1,0 +1,171 @@
+"""Steps in stages as a GPU takes them: kernels that reduce, kernels of values, graphs; run by the host."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fused import GXX, launchers
+
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.compiler.compiled import DeviceKernel
+from meshrun.runner.device.api import NotCapturable
+from meshrun.runner.errors import UserError
+from meshrun.runner.options.step_options import StepOptions
+from meshrun.runner.programs import kernel as program_kernel
+from meshrun.runner.run.declare import distribute
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.system.compiler import NotCompiled
+from meshrun.runner.world.world import World, open_world
+from tests.facts.queued_device import GraphBackend
+
+pytestmark = pytest.mark.skipif(GXX is None, reason="needs g++")
+
+
+@distribute(outputs=("u", "t"))
+def heat(u, t):
+    """The step in time depends on the largest value of the state."""
+    dt = np.float32(0.2) / (np.max(np.abs(u)) + np.float32(0.5))
+    u[1:-1, 1:-1] += dt * (u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2] - 4 * u[1:-1, 1:-1])
+    u[0], u[-1] = 1, 0
+    t += dt
+    return u, t
+
+
+@distribute(outputs=("u", "t"))
+def inner(u, t):
+    """The largest and the smallest value of a part."""
+    dt = np.float32(0.1) / (np.max(u[3:-2, 4:-5]) - np.min(u[2:]) + np.float32(1))
+    u += dt * (np.roll(u, 1, 0) - u)
+    t += dt
+    return u, t
+
+
+@distribute(outputs=("u", "t"))
+def between(u, t):
+    """A maximum of what a stage has written: it is not reduced ahead."""
+    v = u * 2 - np.roll(u, 1, 0)
+    most = np.max(v)
+    w = v / most
+    u[:] = w + np.float32(0.25) * np.roll(w, 1, 1)
+    t += np.min(w)
+    return u, t
+
+
+class Gpu(GraphBackend):
+    """It computes by kernels for GPUs, which the host runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = replace(self.device, kind="cuda")
+
+
+class NoGraphs(Gpu):
+    """Its recording fails in the middle, with nothing done."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        raise NotCapturable("no graphs")
+
+
+launched: list[str] = []
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, Any] = {}
+    launched.clear()
+    one_at_a_time = threading.Lock()
+
+    def compiled(source: str, name: str) -> Callable[..., None]:
+        with one_at_a_time:
+            return built(source, name)
+
+    def built(source: str, name: str) -> Callable[..., None]:
+        if source not in made:
+            with tempfile.TemporaryDirectory() as folder:
+                text: Any = type("Text", (), {"source": source, "name": name})
+                (made[source],) = launchers(Path(folder), [text])
+
+        def launch(*arguments: Any) -> None:
+            launched.append(name + (" reducing" if "keep_best<" in source.partition("__global__")[2] else ""))
+            with one_at_a_time:  # a kernel's threads are counted in global variables
+                made[source](*arguments)
+
+        return launch
+
+    monkeypatch.setattr(World, "versions", lambda self: {})
+    monkeypatch.setattr(
+        DeviceKernel, "_compiled", lambda self, source, name, shared=0: compiled(source, name)
+    )
+    monkeypatch.setattr(program_kernel, "compile_values", lambda kernel: compiled(kernel.source, kernel.name))
+
+
+def files(folder: Path) -> tuple[list[Path], list[Path]]:
+    np.save(folder / "u.npy", np.random.default_rng(0).normal(size=(33, 25)).astype(np.float32))
+    np.save(folder / "t.npy", np.float32(0.5))
+    return [folder / "u.npy", folder / "t.npy"], [folder / f"{name}_after.npy" for name in "ut"]
+
+
+def taken(folder: Path, job: Any, steps: int, backend: Any = Gpu, ranks: int = 1, **options: Any) -> Any:
+    given = files(folder)
+
+    def rank(control: Any) -> Any:
+        world = open_world("cpu", control=control)
+        world.backend = backend()
+        return run(job, *given, {}, Options(steps=StepOptions(steps=steps), **options), world=world)
+
+    return run_ranks(ranks, rank)[0], [np.load(path) for path in given[1]]
+
+
+def plain(folder: Path, job: Any, steps: int) -> list[Any]:
+    u, t = (np.load(path) for path in files(folder)[0])
+    for _ in range(steps):
+        u, t = job.function(u, t)
+    return [u, t]
+
+
+@pytest.mark.parametrize("job", [heat, inner, between], ids=lambda job: job.name)
+@pytest.mark.parametrize(("steps", "ranks"), [(75, 1), (5, 2)])
+def test_numpys_bits(tmp_path: Path, gpu: None, job: Any, steps: int, ranks: int) -> None:
+    record, found = taken(tmp_path, job, steps, ranks=ranks)
+    for one, want in zip(found, plain(tmp_path, job, steps), strict=True):
+        assert one.tobytes() == np.asarray(want).tobytes()
+    assert record["steps"]["graph"] == (ranks == 1)
+
+
+def test_a_step_reads_the_state_once(tmp_path: Path, gpu: None) -> None:
+    taken(tmp_path, heat, 3)
+    step = ["values", "single_pass reducing", "values"]
+    before, *rest = launched
+    assert before == "single_pass reducing"  # of the first step alone
+    assert [one for one in rest if one != "values"] == ["single_pass reducing"] * 3
+    assert len(rest) <= 3 * len(step)
+
+
+def test_without_graphs_the_bits_are_the_same(tmp_path: Path, gpu: None) -> None:
+    record, found = taken(tmp_path, heat, 40, NoGraphs)
+    assert found[0].tobytes() == plain(tmp_path, heat, 40)[0].tobytes()
+    assert record["steps"]["graph_reason"] == "no graphs"
+
+
+@pytest.mark.parametrize("fuse", ["require", "auto"])
+def test_a_kernel_that_does_not_compile(
+    tmp_path: Path, gpu: None, fuse: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NotCompiled("CUDA's compiler fails: too long")
+
+    monkeypatch.setattr(DeviceKernel, "_compiled", refuse)
+    if fuse == "require":
+        with pytest.raises(UserError, match="does not compile"):
+            taken(tmp_path, heat, 3, fuse=fuse)
+        return
+    record, found = taken(tmp_path, heat, 3, fuse=fuse)
+    assert found[0].tobytes() == plain(tmp_path, heat, 3)[0].tobytes()
+    assert any("stage 1 of 3" in one and "has no kernel" in one for one in record["warnings"])
