@@ -441,7 +441,9 @@ class HostKernel:
     ) -> None:
         """Take steps of all rows, and write both blocks in turn; see `TaskKernel`.
 
-        points: sets of cells that each step computes after the others, before those of series. The halo must be valid: along the cut axes as wide as so many steps need, along the others of one
+        points: sets of cells that each step computes after the others, before those of series.
+
+        The halo must be valid: along the cut axes as wide as so many steps need, along the others of one
         step. Along these it is valid in the results, too.
         """
         if blocks.rows(more) == (0, 0):

@@ -97,12 +97,12 @@ class PointSet:
     def text(self, number: int) -> str:
         """Return a function that computes cell i of the set."""
         lines, names = [], dict[Node, str]()
+        read = {*self.nodes, *(operand for node in self.order for operand in node.operands)}
         for component, node in enumerate(self.cells.known):
-            kind = ctype(node.dtype)
-            lines.append(
-                f"const {kind} k{component} = ((const {kind}*)out[{self.output}])[table[i] + {component}];"
-            )
-            names.setdefault(node, f"k{component}")
+            if node in read and node not in names:
+                kind, names[node] = ctype(node.dtype), f"k{component}"
+                text = f"((const {kind}*)out[{self.output}])[table[i] + {component}]"
+                lines.append(f"const {kind} k{component} = {text};")
         rows = {node: f"table[{LEADING + at} * count + i]" for at, node in enumerate(self.leaves)}
         for at, node in enumerate(self.order):
             kind = ctype(node.dtype)
@@ -289,7 +289,8 @@ def device_source(sets: Sequence[PointSet]) -> str:
         leads = f"n{number} * {LEADING + len(one.leaves)}"
         lines += [
             f"    if (0 <= i && i < n{number})",
-            f"        cell{number}(in, out, scalars, table, n{number}, i, to[{number}] + row * n{number} * {one.row_bytes});",
+            f"        cell{number}(in, out, scalars, table, n{number}, i,",
+            f"                     to[{number}] + row * n{number} * {one.row_bytes});",
             f"    i -= n{number};",
             f"    table += {leads};",
         ]
@@ -321,8 +322,8 @@ class DevicePoints:
     ) -> Callable[[], None]:
         """Return the launch that computes all cells of the sets. It can be captured.
 
-        inputs, outs: addresses of the arrays' cell at the origin. xp: cupy. rows: of each set, an array of rows.
-        written: how many rows each block has written (`blocks_of_threads`), which the launch counts up.
+        inputs, outs: addresses of the arrays' cell at the origin. xp: cupy. rows: of each set, an array
+        of rows. written: how many rows each block (`blocks_of_threads`) has written; the launch counts up.
         """
         counts = [len(table.rows) for table in tables]
         if not sum(counts):
@@ -364,4 +365,4 @@ def address_of(array: Array, index: Sequence[int] = ()) -> int:
     """Return the address of a cell: by default, of the first one."""
     pointer = getattr(array.data, "ptr", None)
     start = int(array.ctypes.data if pointer is None else pointer)
-    return start + sum(at * stride for at, stride in zip(index, array.strides, strict=False))
+    return start + sum(int(at * stride) for at, stride in zip(index, array.strides, strict=False))

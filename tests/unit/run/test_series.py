@@ -124,6 +124,26 @@ def periodic(u):
     return new, around[ENDS], new[ENDS]
 
 
+def compare(folder: Path, job: Any, ranks: int, steps: int) -> dict[str, Any]:
+    """Compare all outputs of steps by kernels with the plain function; return the record."""
+    arrays = [np.random.default_rng(n).random((N, M), dtype=np.float32) for n in range(len(job.arrays))]
+    inputs = [folder / f"{name}.npy" for name in job.arrays]
+    for path, array in zip(inputs, arrays, strict=True):
+        np.save(path, array)
+    outputs = [folder / f"{name}_after.npy" for name in (*job.output_names, *job.series)]
+    record = on_ranks(ranks, job, inputs, outputs, Options(fuse="require", steps=StepOptions(steps=steps)))
+    count, rows = len(job.output_names), []
+    fields, others = arrays[:count], arrays[count:]
+    for _ in range(steps):
+        found = job.function(*(one.copy() for one in fields), *others)
+        fields = list(found[:count])
+        rows.append(found[count:])
+    wanted = [*fields, *(np.stack(column) for column in zip(*rows, strict=True))]
+    for path, want in zip(outputs, wanted, strict=True):
+        assert np.load(path).tobytes() == want.tobytes()
+    return record
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("job", [acoustic, periodic], ids=lambda job: job.name)
 def test_kernels_of_several_steps_have_a_row_of_each(
@@ -131,21 +151,7 @@ def test_kernels_of_several_steps_have_a_row_of_each(
 ) -> None:
     monkeypatch.setattr("meshrun.runner.compiler.cpp.host.strip_rows", lambda *_: 3)
     monkeypatch.setattr("meshrun.runner.steps.observers.series.MOST_WAITING", 7)
-    arrays = [np.random.default_rng(n).random((N, M), dtype=np.float32) for n in range(len(job.arrays))]
-    inputs = [tmp_path / f"{name}.npy" for name in job.arrays]
-    for path, array in zip(inputs, arrays, strict=True):
-        np.save(path, array)
-    outputs = [tmp_path / f"{name}_after.npy" for name in (*job.output_names, *job.series)]
-    record = on_ranks(ranks, job, inputs, outputs, Options(fuse="require", steps=StepOptions(steps=17)))
-    assert record["steps"]["steps_per_kernel"] > 1
-    fields, rows = arrays[: len(job.output_names)], []
-    for _ in range(17):
-        found = job.function(*(one.copy() for one in fields), *arrays[len(fields) :])
-        fields = list(found[: len(fields)])
-        rows.append(found[len(fields) :])
-    wanted = [*fields, *(np.stack(column) for column in zip(*rows, strict=True))]
-    for path, want in zip(outputs, wanted, strict=True):
-        assert np.load(path).tobytes() == want.tobytes()
+    assert compare(tmp_path, job, ranks, 17)["steps"]["steps_per_kernel"] > 1
 
 
 @pytest.mark.parametrize("suffixes", ["nnn", "ccc"])
