@@ -71,7 +71,10 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
     if program.staged:
         boundary = "wrap" if any(program.wraps[: len(arrays)]) else "constant"
         types, sizes = _types_of(program), program.sizes
-        return replace(job, program=program, halo=halo, boundary=boundary, out=types, sizes=sizes)
+        series = SeriesPass.of(program) if program.series else None
+        return replace(
+            job, program=program, halo=halo, boundary=boundary, out=types, sizes=sizes, series_pass=series
+        )
     return replace(
         job,
         function=BlockFunction(job.function, without_points(program.program), halo, points),

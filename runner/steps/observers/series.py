@@ -24,6 +24,7 @@ from meshrun.runner.errors import RunError
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.region import Array, HostArray, Region
 from meshrun.runner.steps.loop import NEVER, next_multiple
+from meshrun.runner.steps.program_steps import ProgramStepper
 from meshrun.runner.steps.recorded import RecordedSeries
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.series_file import SeriesFile
@@ -93,6 +94,8 @@ class SeriesRows:
     def begin(self, stepper: Stepper) -> None:
         self._stepper, self._flushed = stepper, stepper.done
         self.open()
+        if isinstance(stepper, ProgramStepper):
+            return
         if not self.by_steps:
             self._prepare_next(stepper)
         elif stepper.region.size:
@@ -103,6 +106,8 @@ class SeriesRows:
     def next_step(self, done: int) -> int:
         if self.by_steps:
             return self._flushed + MOST_WAITING
+        if isinstance(self._stepper, ProgramStepper):
+            return min(next_multiple(done, self.every), max(self.last, done + 1))
         after = min(next_multiple(done + 1, self.every), max(self.last, done + 2))
         before = after - 1 if after <= self.last else NEVER
         waits = self._next is not None and self._next[0] > done
@@ -111,6 +116,8 @@ class SeriesRows:
     def observe(self, stepper: Stepper) -> bool:
         if self.by_steps:
             self._flush()
+        elif isinstance(stepper, ProgramStepper):
+            self.add_numbers(stepper)
         else:
             self._prepare_next(stepper)
         return False
@@ -164,6 +171,11 @@ class SeriesRows:
         self._waiting.append((step, row))
         if len(self._waiting) >= MOST_WAITING:
             self._flush()
+
+    def add_numbers(self, stepper: ProgramStepper) -> None:
+        """Add the row of the last step of a program in stages, whose series are values of every rank."""
+        first = any(len(self._owned(number, self.world.rank)) for number in range(len(self.files)))
+        self.add(stepper.done, [stepper.numbers(one.nodes) for one in self.series.series] if first else [])
 
     def finish(self) -> None:
         """Write all rows."""
