@@ -18,6 +18,7 @@ from meshrun.runner.system.launcher import default_variable
 
 CODES = {known.numpy: known.code for known in DATATYPES.values()}
 BYTES = CODES["uint8"]
+NOT_OPENED = "NCCL, not opened"  # in place of its version, which is unknown until it is loaded
 
 
 class _Event:
@@ -34,8 +35,8 @@ class NcclComm:
     """One rank of an NCCL communicator over all of `control`'s ranks, on the current device.
 
     Calls are issued to CuPy's current stream. `control` broadcasts the unique id. Graphs that hold calls must
-    be gone before `close`, which waits for them. later: open the communicator, which takes most of a second,
-    at the first call, which all ranks must make. variables: of NCCL, as defaults when it opens.
+    be gone before `close`, which waits for them. later: load NCCL and open the communicator, which takes most
+    of a second, at the first call, which all ranks must make. variables: of NCCL, as defaults when it opens.
     """
 
     capturable = True
@@ -43,7 +44,7 @@ class NcclComm:
     def __init__(
         self, control: Control, *, later: bool = False, variables: Mapping[str, str] | None = None
     ) -> None:
-        self._label = nccl.common_version(control)
+        self._label = NOT_OPENED
         self._control, self._variables = control, variables or {}
         self.rank = control.rank
         self.trail = control.trail and control.trail.on_device()
@@ -53,6 +54,7 @@ class NcclComm:
 
     def _open(self) -> nccl.Communicator:
         control = self._control
+        self._label = nccl.common_version(control)
         with ExitStack() as defaults:
             for name, value in self._variables.items():
                 defaults.enter_context(default_variable(name, value))

@@ -22,7 +22,7 @@ from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
 from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, Sending, StepKernel, Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
-from meshrun.runner.compiler.passes.ends import interior
+from meshrun.runner.compiler.passes.ends import ends_of, interior
 from meshrun.runner.compiler.passes.real_parts import has_complex, in_real_parts, views_of_parts
 from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -222,7 +222,10 @@ class DeviceKernel:
             tile = self._tile
             if self.row:  # steps
                 tile = single_pass.with_fewer_columns(self._common, tile, math.prod(lengths))
-            lengths = tuple(map(min, lengths, tile))
+            near = map(sum, ends_of(self._merged))
+            lengths = tuple(
+                min(one, cells + ends) for one, cells, ends in zip(lengths, tile, near, strict=True)
+            )
         if self._ends and row != self.row:
             raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
         key = lengths, apart, wide, beyond

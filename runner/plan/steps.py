@@ -244,10 +244,10 @@ def kept_memory(task: Task, region: Region, *, observed: bool) -> int:
     return total
 
 
-def halo_bytes(task: Task, region: Region) -> int:
-    """Return the bytes that a rank within the array receives from others for each step: what it reads."""
+def halo_bytes(task: Task, region: Region, steps: int = 1) -> int:
+    """Return the bytes that a rank within the array receives from others for so many steps to read."""
     fed, found = set(task.job.feeds), 0
-    for number, (field, widths) in enumerate(zip(task.fields, read_widths(task, 1), strict=True)):
+    for number, (field, widths) in enumerate(zip(task.fields, read_widths(task, steps), strict=True)):
         if field.name in fed:
             own = task.field_region(number, region).shape
             axes = zip(own, widths, field.partition.grid, strict=True)

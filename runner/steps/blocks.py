@@ -321,6 +321,7 @@ class StepBlocks(Generic[Block]):
 
     def _calls_of(self, piece: Piece, keep: bool) -> list[Callable[[], None]]:
         """Return what computes the cells of `piece` from the blocks; at first, kernels may be compiled."""
+        keep = keep and None in self.feeds
         key = piece, keep, *map(id, self.arrays), *map(id, self.spare.values())
         if key not in self._calls:
             self._calls[key] = self._bound_calls(piece, keep)

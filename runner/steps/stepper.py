@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 MEASURED = 256  # exchanges of a device that are timed; the others are assumed to take as long
 TIMED, REPLAYS = 16, 8  # exchanges of a graph, and its launches, after the loop
-OVERLAPPED_BYTES = 1 << 20  # of an exchange by messages on one host, at least, that overlaps with the work
+OVERLAPPED_BYTES = 4 << 20  # of an exchange by messages on one host, at least, that overlaps with the work
 EAGER = 32  # steps that are launched one by one before a CUDA graph is made of some
 GRAPH_STEPS = (32, 8, 2, 1)  # of graphs, more or less: the longest that fits is taken
 # A host that is busy takes half a millisecond to launch a graph: those of small blocks are longer.
@@ -211,12 +211,19 @@ class Stepper(StepBlocks[DistributedArray]):
             world.control.barrier()  # or waiting for a later neighbour would count as exchange
 
     def _compile_passes(self) -> None:
-        """Compile the passes of single steps of a device before the loop, whose time is measured."""
+        """Compile the passes of single steps of a device before the loop, whose time is measured.
+
+        They are bound to both blocks of each field, as steps take turns.
+        """
         if self.task.kernel is None or self.fused_steps > 1 or not self.world.backend.asynchronous:
             return
         pieces = [piece for more in range(1, self.steps_per_exchange) for piece in self._pieces_of(more)]
-        for piece in (*pieces, *self._last_pieces()):
-            self._calls_of(piece, keep=self.keep_finals)
+        for _ in range(2):
+            for piece in pieces:
+                self._calls_of(piece, keep=False)
+            for piece in self._last_pieces():
+                self._calls_of(piece, keep=self.keep_finals)
+            self.swap()
 
     def _last_pieces(self) -> list[Piece]:
         """Return the pieces of the last step before an exchange."""
@@ -307,6 +314,8 @@ class Stepper(StepBlocks[DistributedArray]):
         self._choose_overlap()
         self._fill_outside(self._fed_arrays())  # kernels of several steps do not read these cells
         self.fill_beyond()
+        with self.phases("prepare"):
+            self._compile_passes()
 
     def settle(self) -> None:
         """Wait until all steps are done, and add their times to the phases.
@@ -525,7 +534,7 @@ class Stepper(StepBlocks[DistributedArray]):
         processors that NCCL takes from the others.
         """
         asked = self._overlap_asked
-        message = self.steps_per_exchange * halo_bytes(self.task, self.task.partition[0])
+        message = halo_bytes(self.task, self.task.partition[0], self.steps_per_exchange)
         large = isinstance(self._peers, str) and self.fused_steps == 1 and message >= OVERLAPPED_BYTES
         gpus = self.world.backend.asynchronous and self._exchanging
         chosen = gpus and (large or len(self.world.hosts) > 1) if asked is None else asked

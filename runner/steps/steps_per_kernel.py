@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshrun.runner.compiler.cuda.steps.layout import DEVICE_MEMORY
-from meshrun.runner.plan.steps import read_widths
+from meshrun.runner.plan.steps import halo_bytes, read_widths
 from meshrun.runner.plan.task import Task
 
 EXCHANGE = 8e-6  # seconds of an exchange between devices, without the time of its bytes
+LINK = 3e11  # bytes per second that a device receives from its neighbours
 STEPS_BETWEEN = (1, 2, 4, 8)  # steps between two exchanges that are considered for kernels of one step
 
 
@@ -91,9 +92,10 @@ def _steps_within_halo(task: Task) -> int:
 def _fastest_steps(task: Task) -> int:
     """Return the steps between two exchanges that take the least time, as predicted, for steps of a device.
 
-    An exchange takes `EXCHANGE` seconds beside the time of its bytes, which are the same for any number of
-    steps. With `steps` between two of them, each step computes (steps - 1) / 2 layers more per cell of the
-    halo along each axis that is split.
+    An exchange takes `EXCHANGE` seconds beside the time of its bytes. For more steps these are as many times
+    more, and more than that of a field of which a single step reads own cells only. With `steps` between two
+    exchanges, each step computes (steps - 1) / 2 layers more per cell of the halo along each axis that is
+    split.
     """
     region = task.partition[0]
     moved = task.input_bytes(region) + task.result_bytes(region)
@@ -103,7 +105,8 @@ def _fastest_steps(task: Task) -> int:
             extra += sum(width) * moved / length / DEVICE_MEMORY
 
     def seconds(steps: int) -> float:
-        return EXCHANGE / steps + (steps - 1) / 2 * extra
+        received = halo_bytes(task, region, steps)
+        return (EXCHANGE + received / LINK) / steps + (steps - 1) / 2 * extra
 
     return min(STEPS_BETWEEN, key=seconds)
 

@@ -60,9 +60,17 @@ def _without_cupy(reason: ImportError, required: bool) -> int:
 
 
 def bind_device(
-    control: Control, visible: Sequence[int], local: int, local_size: int, oversubscribe: bool
+    control: Control,
+    visible: Sequence[int],
+    local: int,
+    local_size: int,
+    oversubscribe: bool,
+    later: bool = False,
 ) -> Backend:
-    """This rank's back end, where rank i sees visible[i] GPUs; the CPU only if no rank sees a GPU."""
+    """This rank's back end, where rank i sees visible[i] GPUs; the CPU only if no rank sees a GPU.
+
+    later: do not load NCCL yet.
+    """
     if not any(visible):
         from meshrun.runner.device.cpu import CpuBackend
 
@@ -73,7 +81,7 @@ def bind_device(
             f"this rank sees no GPU, rank {visible.index(max(visible))} does",
             hint=f"CUDA_VISIBLE_DEVICES and nvidia-smi on this host, or {option('device', 'cpu')} for all",
         )
-    if control.size > 1 and not oversubscribe:
+    if control.size > 1 and not (oversubscribe or later):
         from meshrun.runner.comm import nccl
 
         nccl.load()

@@ -56,7 +56,7 @@ def run_as_rank(
             handler.before_exit = None
         end_with_parent()
         if detected.size != 1:
-            preload.start(device)
+            preload.start(device, later=later)
     world = join_world(
         handler, device, oversubscribe, started, check,
         command=command, watch_stalls=watch_stalls, later=later,

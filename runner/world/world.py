@@ -246,8 +246,8 @@ def open_world(
     check: called on every rank before device communicators are opened; returns warnings for the world.
     record: what the run does, to record the operations of this rank, which must be a process; None to record
         nothing.
-    later: open NCCL, which takes most of a second, only when arrays first cross between GPUs. All ranks must
-        take part in that exchange.
+    later: load and open NCCL, which takes most of a second, only when arrays first cross between GPUs. All
+        ranks must take part in that exchange, and it fails if NCCL is not installed.
 
     Raises
     ------
@@ -269,7 +269,7 @@ def open_world(
     neighbours = host_ids.count(host_id)
     backend = collective_call(
         control,
-        lambda: bind_device(control, visible, local, neighbours, oversubscribe),
+        lambda: bind_device(control, visible, local, neighbours, oversubscribe, later),
         where,
         names_rank=True,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 
@@ -19,7 +19,7 @@ from meshrun.runner.compiler.cuda.beyond import Beyond, RowStore, Sides, sides_w
 from meshrun.runner.compiler.cuda.steps.layout import LANES
 from meshrun.runner.compiler.operations import HEADER, KERNELS, at_place, ctype, expression, place_type, slot
 from meshrun.runner.compiler.passes.branches import branches_of
-from meshrun.runner.compiler.passes.ends import ends_of, interior
+from meshrun.runner.compiler.passes.ends import ends_of, interior, specialised
 from meshrun.runner.compiler.passes.strips import WORD, PlacedStrip, Strips, find_places
 from meshrun.runner.compiler.trace.graph import (
     FREE,
@@ -165,6 +165,12 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
         planes = -(-lengths[0] // -(-lengths[0] // planes)) if lengths[0] else 1
         return planes, *map(_within, tile()[1:], lengths[1:])
     return tuple(map(_within, tile(), lengths))
+
+
+def between_ends(program: Program, lengths: Shape) -> Shape:
+    """Return the cells per axis that are left between the ends of the array, but one at least."""
+    ends = ends_of(program)
+    return tuple(max(length - sum(cells), 1) for length, cells in zip(lengths, ends, strict=True))
 
 
 def with_fewer_columns(program: Program, tile: Shape, cells: int) -> Shape:
@@ -324,9 +330,10 @@ def emit(
     """Write the kernel of a program: of its interior, and of what cells near the array's ends have instead.
 
     tile: cells that a thread computes, per grid axis; default: `choose_tile`. lengths: own cells per grid
-    axis; the chosen tile is no longer. threads: most threads of a block along the last grid axis and the one
-    before; default: `choose_threads`. march: whether a thread makes the cells of its tile in a loop along the
-    first axis; default: `marches`, if it chooses the tile. sweep: the same along the last axis, for a tile
+    axis; the chosen tile is no longer than what lies between the array's ends. threads: most threads of a
+    block along the last grid axis and the one before; default: `choose_threads`. march: whether a thread
+    makes the cells of its tile in a loop along the first axis; default: `marches`, if it chooses the tile.
+    sweep: the same along the last axis, for a tile
     that `fills_words`; default: `sweeps`, if it chooses the tile. apart: whether inputs of the same dtype, or
     outputs, may have different pitches; a thread then computes an address for each operand, where it
     otherwise computes one for all. wide: whether an operand may have more than `MOST_NARROW` elements; places
@@ -335,6 +342,8 @@ def emit(
     names. beyond: cells beyond the ends of the other axes that the kernel also stores.
     """
     common = interior(program)
+    if lengths is not None:
+        lengths = between_ends(program, lengths)
     if march is None:
         march = tile is None and marches(common)
     swept = tile is None and sweeps(common)
@@ -436,6 +445,12 @@ def _parameters(
         yield "uint32", "sides", np.uint32
     for axis in range(program.axes if program.has_places else 0):
         yield "int64", f"first{axis}", np.int64
+    if interior(program) is not program:
+        yield "uint32", "blocks_at_ends", np.uint32
+        for axis in range(program.axes):
+            kind = column if axis == last else ("uint32", np.uint32)
+            for name in ("before", "after"):
+                yield kind[0], f"{name}{axis}_own", kind[1]
     if program.scalars:
         yield "const uint64* __restrict__", "scalars", np.uint64
 
@@ -558,7 +573,7 @@ class _Body:
                 self.lines += values.lines + [one.results for one in stores]
             self.lines += self._written(stores)
         if self._has_ends:
-            self.lines = [*self._function_at_ends(), *self.lines, "}", *self._at_ends()]
+            self.lines = [*self._function_at_ends(), *self._at_ends(), *self.lines]
         cells = math.prod(tile) // (tile[0] if march else self._turns)
         counts = Counter[str]()
         for strip in self._strips.all:
@@ -575,14 +590,11 @@ class _Body:
     def _find_place(self) -> None:
         """Write the first cell that a thread computes: x<axis>."""
         add, last = self.lines.append, self.program.axes - 1
-        add("uint32 place = blockIdx.x;")
+        add(f"uint32 place = blockIdx.x{' - blocks_at_ends' if self._has_ends else ''};")
         for axis in reversed(range(self.program.axes)):
             if axis:
                 add(f"const uint32 before{axis} = uint64(place) * factor{axis} >> bits{axis};")
             tiles = f"place - before{axis} * tiles{axis}" if axis else "place"
-            if self._has_ends:
-                add(f"const uint32 tile{axis} = {tiles};")
-                tiles = f"tile{axis}"
             if axis == last:
                 thread = f"{self._column}({tiles}) * {self._column}(blockDim.x) + {self._column}(threadIdx.x)"
                 add(f"{self._column} x{axis} = ({thread}) * {self.tile[axis]} - shift;")
@@ -593,7 +605,7 @@ class _Body:
             if axis:
                 add(f"place = before{axis};")
         outside = " || ".join(f"x{axis} >= length{axis}" for axis in range(self.program.axes))
-        add(f"if (part_one() && !({outside})) {{" if self._has_ends else f"if ({outside}) return;")
+        add(f"if ({outside}) return;")
         for axis, cells in enumerate(self.tile):
             if cells > 1:
                 kind = self._column if axis == last else "uint32"
@@ -604,53 +616,46 @@ class _Body:
         reads = [node.offset[-1] for node in self.program.loads if node.input in self._found]
         before, after = range(min(reads, default=0), 0), range(max(reads, default=0))
         for cell in (*before, *(self._columns * self._turns + one for one in after)):
-            place = f"own_place<Ends::{self._ends}>(x{last} + {self._column}({cell}), length{last})"
+            place = self._own_column(f"x{last} + {self._column}({cell})")
             add(f"const {self._column} {_end_name(cell)} = {place} - x{last};")
         self._find_first("o", self.program.outputs, range(len(self.program.outputs)))
+
+    def _own_column(self, column: str) -> str:
+        """Return C++ of the column that one equals: itself, or if it is beyond the ends, an own one.
+
+        Both are counted from the first column between the array's ends.
+        """
+        last = self.program.axes - 1
+        before, after = f"before{last}_own", f"after{last}_own"
+        if not self._has_ends:
+            return f"own_place<Ends::{self._ends}>({column}, length{last})"
+        length = f"{before} + length{last} + {after}"
+        return f"(own_place<Ends::{self._ends}>({before} + {column}, {length}) - {before})"
 
     def _find_positions(self) -> None:
         """Write the position of the thread's first cell in the whole array: p<axis>."""
         kind = place_type(self._whole)
         for axis in sorted({node.value[0] for node in self.program.nodes if node.op in PLACES}):
-            self.lines.append(f"const {kind} p{axis} = {kind}(first{axis} + int64(x{axis}));")
+            first = f"first{axis} + int64(before{axis}_own)" if self._has_ends else f"first{axis}"
+            self.lines.append(f"const {kind} p{axis} = {kind}({first} + int64(x{axis}));")
 
     def _at_ends(self) -> list[str]:
-        """Return the statements with which a block of threads makes the cells near the array's ends again.
+        """Return the statements by which the first blocks make cells near the array's ends, one a thread.
 
-        All threads have computed the interior's program by then. Now those of a block that holds such cells
-        share them: slabs along each axis, of which a function makes the cells one by one.
+        The kernel's pointers are those of the first cell between the ends.
         """
-        program, last = self._whole, self.program.axes - 1
-        lines, slabs = list[str](), list[tuple[int, str, str]]()
-        for axis, (cells, threads) in enumerate(zip(self.tile, self._threads_along(), strict=True)):
-            # The block's cells, as far as they are own ones.
-            start = f"int64(tile{axis}) * {threads} * {cells}" + (" - shift" if axis == last else "")
-            length = f"int64(length{axis})"
-            first = f"at_least(at_most({start}, {length} - {cells}), 0)"
-            beyond = f"at_most(at_least({start} + {threads} * {cells}, {cells}), {length})"
-            lines += [f"const int64 begin{axis} = {first};", f"const int64 end{axis} = {beyond};"]
-        for axis, (before, after) in enumerate(ends_of(program)):
-            begin, end, first = f"begin{axis}", f"end{axis}", f"first{axis}"
-            if before:
-                slabs.append((axis, begin, f"at_least({begin}, at_most({end}, {before} - {first}))"))
-            if after:
-                rest = f"{program.lengths[axis] - after}ll - {first}"
-                slabs.append((axis, f"at_least({begin}, at_most({end}, {rest}))", end))
-        touched = " | ".join(f"({low} < {high})" for _, low, high in slabs)
-        lines.append(f"if (({touched}) && together()) {{")
-        given = ", ".join(self._pointers())
-        for axis, low, high in slabs:
-            box = [
-                bound
-                for other in range(program.axes)
-                for bound in ((low, high) if other == axis else (f"begin{other}", f"end{other}"))
-            ]
-            lines.append(f"NearEnds::compute({', '.join(box)}, {given});")
-        return [*lines, "}"]
-
-    def _threads_along(self) -> list[str]:
-        """Return C++ of a block's threads along each axis."""
-        return [*["1"] * (self.program.axes - 2), "blockDim.y", "blockDim.x"][-self.program.axes :]
+        last, given = self.program.axes - 1, {name: name for name in self._pointers()}
+        for letter, operands in (("i", self.program.inputs), ("o", self.program.outputs)):
+            for number, operand in enumerate(operands):
+                pitches = [f"{letter}{self._leaders[letter][number]}_pitch{axis}" for axis in range(last)]
+                counts = [*pitches, str(operand.components)]
+                before = " + ".join(f"int64(before{axis}_own) * {one}" for axis, one in enumerate(counts))
+                if (name := f"{letter}{number}") in given:
+                    given[name] = f"{name} - ({before})"
+        thread = "threadIdx.y * blockDim.x + threadIdx.x"
+        cell = f"uint64(blockIdx.x) * (blockDim.x * blockDim.y) + {thread}"
+        call = f"NearEnds::compute({cell}, {', '.join(given.values())});"
+        return ["if (blockIdx.x < blocks_at_ends) {", call, "return;", "}"]
 
     def _pointers(self) -> dict[str, str]:
         """Return what the function for cells near the ends is given, and the types of it."""
@@ -663,39 +668,49 @@ class _Body:
                 given[f"{letter}{number}"] = f"{const}{ctype(operands[number].dtype)}*"
                 given |= {f"{letter}{leader}_pitch{axis}": self._place for axis in range(last)}
         given |= {f"first{axis}": "int64" for axis in range(program.axes)}
-        if self._found:
-            given[f"length{last}"] = self._column
+        for axis in range(program.axes):
+            kind = self._column if axis == last else "uint32"
+            given |= dict.fromkeys((f"before{axis}_own", f"length{axis}", f"after{axis}_own"), kind)
         if program.scalars:
             given["scalars"] = "const uint64*"
         return given
 
     def _function_at_ends(self) -> list[str]:
-        """Return a function that makes the cells of a slab one by one, each by one of a block's threads.
+        """Return a function that makes a cell near the array's ends, of those of this launch.
 
-        It is not inlined: its registers add nothing to those of the interior.
+        They are slabs: the cells near the ends of the first axis, then of the others those near the ends of
+        the second axis, for which conditions along the first are decided, and so on. The function is not
+        inlined: its registers add nothing to those of the interior.
         """
-        program, last, kind = self._whole, self.program.axes - 1, place_type(self._whole)
+        program, last = self._whole, self.program.axes - 1
         types = ["uint32"] * last + [self._column]
-        bounds = [f"{of} low{axis}, {of} high{axis}" for axis, of in enumerate(types)]
-        parameters = [*bounds, *(f"{of} {name}" for name, of in self._pointers().items())]
-        size = " * ".join(f"uint32(high{axis} - low{axis})" for axis in range(program.axes))
-        empty = " || ".join(f"low{axis} >= high{axis}" for axis in range(program.axes))
-        lines = [
-            f"struct NearEnds {{ OUTLINE void compute({', '.join(parameters)}) {{",
-            f"if ({empty}) return;",
-            f"const uint32 cells = {size}, threads = blockDim.x * blockDim.y;",
-            "#pragma unroll 1",
-            "for (uint32 cell = threadIdx.y * blockDim.x + threadIdx.x; cell < cells; cell += threads) {",
-            "uint32 left = cell;",
-        ]
-        for axis in reversed(range(program.axes)):
-            width = f"uint32(high{axis} - low{axis})"
-            lines.append(
-                f"const {types[axis]} x{axis} = low{axis} + left % {width};"
-                if axis
-                else f"const {types[0]} x0 = low0 + left;"
-            )
-            lines += [f"left /= {width};"] if axis else []
+        parameters = ["uint64 left", *(f"{of} {name}" for name, of in self._pointers().items())]
+        lines = [f"struct NearEnds {{ OUTLINE void compute({', '.join(parameters)}) {{"]
+        for axis, of in enumerate(types):
+            lines.append(f"const {of} near{axis} = before{axis}_own + after{axis}_own;")
+            lines += [f"const uint64 own{axis} = length{axis} + near{axis};"] if axis else []
+            lines.append(f"{of} x{axis};")
+        first, beyond = [0] * program.axes, list(program.lengths)
+        for slab in range(program.axes):
+            size = [f"length{axis}" for axis in range(slab)]
+            size += [f"near{slab}", *(f"own{axis}" for axis in range(slab + 1, program.axes))]
+            lines.append(f"const uint64 slab{slab} = {' * '.join(f'uint64({one})' for one in size)};")
+            lines.append(f"if (left < slab{slab}) {{")
+            for axis in reversed(range(program.axes)):
+                lines.append(f"x{axis} = left % {size[axis]};" if axis else "x0 = left;")
+                lines += [f"left /= {size[axis]};"] if axis else []
+                lines += [f"x{axis} += before{axis}_own;"] if axis < slab else []
+            lines.append(f"if (x{slab} >= before{slab}_own) x{slab} += length{slab};")
+            results = specialised(program.graph, program.results, tuple(first), tuple(beyond))
+            lines += [*self._cell_at_ends(replace(program, results=results)), "return;", "}"]
+            lines.append(f"left -= slab{slab};")
+            before, after = ends_of(program)[slab]
+            first[slab], beyond[slab] = before, program.lengths[slab] - after
+        return [*lines, "} };"]
+
+    def _cell_at_ends(self, program: Program) -> list[str]:
+        """Return the statements that make the own cell x0, x1, ... of all outputs."""
+        last, kind, lines = program.axes - 1, place_type(self._whole), list[str]()
         for axis in sorted({node.value[0] for node in program.nodes if node.op in PLACES}):
             lines.append(f"const {kind} p{axis} = {kind}(first{axis}) + {kind}(x{axis});")
 
@@ -712,7 +727,7 @@ class _Body:
             beside, components = node.offset[last], program.inputs[node.input].components
             column = f"x{last} + {beside}"
             if beside and node.input in self._found:
-                column = f"own_place<Ends::{self._ends}>({column}, length{last})"
+                column = f"own_place<Ends::{self._ends}>({column}, {self._column}(own{last}))"
             element = f"({column}) * {components} + {node.component}"
             return f"({pointer('i', node.input, node.offset[:-1])})[{element}]"
 
@@ -731,7 +746,7 @@ class _Body:
         for number, (output, result) in enumerate(zip(program.outputs, program.results, strict=True)):
             target = f"({pointer('o', number, (0,) * last)})[x{last} * {output.components}"
             lines += [f"{target} + {part}] = {names[node]};" for part, node in enumerate(result)]
-        return [*lines, "}", "} };"]
+        return lines
 
     def _find_first(self, letter: str, operands: Sequence[Operand], numbers: Iterable[int]) -> None:
         """Write the element of the thread's first cell in operands: from<leader> or to<leader>."""
@@ -761,7 +776,7 @@ class _Body:
         if self._turns == 1:
             return f"{pointer} + {_end_name(element)}"
         here = f"(x{last} + turn)"
-        return f"{pointer} + (own_place<Ends::{self._ends}>({here} + {element}, length{last}) - {here})"
+        return f"{pointer} + ({self._own_column(f'{here} + {element}')} - {here})"
 
     def _next_plane(self, letter: str, numbers: Iterable[int]) -> list[str]:
         """Return the statements that go on to the next cell along the first axis."""
@@ -959,7 +974,59 @@ def launch_arguments(
     program, last = kernel.program, kernel.program.axes - 1
     targets = [_Rows(array, one, last) for array, one in zip(outs, program.outputs, strict=True)]
     lengths = targets[0].lengths
-    sources = []
+    sources = _sources(kernel, blocks, widths)
+    if any(one.lengths != lengths for one in (*sources, *targets)):
+        raise ValueError(f"arrays of {[one.lengths for one in (*sources, *targets)]} own cells")
+    if math.prod(lengths) == 0:
+        return PassLaunch((0,), (1, 1), ())
+    own, near = lengths, _near_ends(kernel, lengths, first)
+    lengths = tuple(length - sum(cells) for length, cells in zip(own, near, strict=True))
+    for rows in (*sources, *targets):
+        rows.address += sum(a * b for (a, _), b in zip(near, rows.strides, strict=True))
+    between = math.prod(lengths)
+    if between and any(length < cells for length, cells in zip(lengths, kernel.tile, strict=True)):
+        raise ValueError(f"{lengths} own cells for a tile of {kernel.tile}")
+    if not kernel.wide and is_wide([*blocks, *outs]):
+        raise ValueError(
+            "operands of so many elements, or of negative pitches, for a kernel of 32-bit places"
+        )
+    if max(lengths[:last], default=0) > MOST_ROWS:
+        raise ValueError(f"{lengths} own cells; of the axes before the last, at most {MOST_ROWS}")
+    columns = kernel.tile[last]
+    shift = _shift(targets, columns)
+    tiles = [-(-n // step) for n, step in zip(lengths, kernel.tile, strict=True)]
+    tiles[last] = -(-(lengths[last] + shift) // columns)
+    block = _block(kernel.threads, tiles) if between else kernel.threads
+    tiles[last] = -(-tiles[last] // block[0])
+    if last:
+        tiles[last - 1] = -(-tiles[last - 1] // block[1])
+    at_ends = -(-(math.prod(own) - between) // math.prod(block))
+    grid = at_ends + (math.prod(tiles) if between else 0)
+    if grid > MOST_BLOCKS:
+        raise ValueError(f"{grid} blocks of threads, more than {MOST_BLOCKS}")
+    given = (program.inputs, blocks), (program.outputs, outs)
+    if not kernel.apart and not all(have_equal_pitches(*one, program.axes) for one in given):
+        raise ValueError("operands of different pitches, for a kernel with common ones")
+    values: list[int] = []
+    for operands, arrays in ((program.inputs, sources), (program.outputs, targets)):
+        for number, leader in enumerate(leaders(operands, kernel.apart)):
+            rows = arrays[number]
+            pitches = (stride // rows.itemsize for stride in rows.strides[:last])
+            values += [rows.address, *(pitches if leader == number else ())]
+    values += [*lengths, *(value for one in tiles[1:] for value in (one, *division(max(one, 1)))), shift]
+    values += [sides_word(sides)] if sides else []
+    values += first[: program.axes] if program.has_places else ()
+    if interior(program) is not program:
+        values += [at_ends, *(cells for axis in near for cells in axis)]
+    values += _slots(program, scalars)
+    kinds = [kind for _, _, kind in _parameters(program, kernel.apart, kernel.wide, len(sides) > 0)]
+    arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))
+    return PassLaunch((grid,), block, arguments)
+
+
+def _sources(kernel: PassKernel, blocks: Sequence[Array], widths: Extents) -> list[_Rows]:
+    """Return the rows of own cells of each input, from the row on of which the kernel takes the pointer."""
+    program, last, sources = kernel.program, kernel.program.axes - 1, list[_Rows]()
     for number, (array, one) in enumerate(zip(blocks, program.inputs, strict=True)):
         source = _Rows(array, one, last)
         low = [before * (source.merged if axis == last else 1) for axis, (before, _) in enumerate(widths)]
@@ -972,43 +1039,27 @@ def launch_arguments(
         corner = kernel.corners[number]
         source.address += sum(a * b for a, b in zip(corner, source.strides[:last], strict=True))
         sources.append(source)
-    if any(one.lengths != lengths for one in (*sources, *targets)):
-        raise ValueError(f"arrays of {[one.lengths for one in (*sources, *targets)]} own cells")
-    if math.prod(lengths) == 0:
-        return PassLaunch((0,), (1, 1), ())
-    if any(length < cells for length, cells in zip(lengths, kernel.tile, strict=True)):
-        raise ValueError(f"{lengths} own cells for a tile of {kernel.tile}")
-    if not kernel.wide and is_wide([*blocks, *outs]):
-        raise ValueError(
-            "operands of so many elements, or of negative pitches, for a kernel of 32-bit places"
-        )
-    if max(lengths[:last], default=0) > MOST_ROWS:
-        raise ValueError(f"{lengths} own cells; of the axes before the last, at most {MOST_ROWS}")
-    columns = kernel.tile[last]
-    shift = _shift(targets, columns)
-    tiles = [-(-n // step) for n, step in zip(lengths, kernel.tile, strict=True)]
-    tiles[last] = -(-(lengths[last] + shift) // columns)
-    block = _block(kernel.threads, tiles)
-    tiles[last] = -(-tiles[last] // block[0])
-    if last:
-        tiles[last - 1] = -(-tiles[last - 1] // block[1])
-    if math.prod(tiles) > MOST_BLOCKS:
-        raise ValueError(f"{math.prod(tiles)} blocks of threads, more than {MOST_BLOCKS}")
-    given = (program.inputs, blocks), (program.outputs, outs)
-    if not kernel.apart and not all(have_equal_pitches(*one, program.axes) for one in given):
-        raise ValueError("operands of different pitches, for a kernel with common ones")
-    values: list[int] = []
-    for operands, arrays in ((program.inputs, sources), (program.outputs, targets)):
-        for number, leader in enumerate(leaders(operands, kernel.apart)):
-            rows = arrays[number]
-            pitches = (stride // rows.itemsize for stride in rows.strides[:last])
-            values += [rows.address, *(pitches if leader == number else ())]
-    values += [*lengths, *(value for one in tiles[1:] for value in (one, *division(one))), shift]
-    values += [sides_word(sides)] if sides else []
-    values += [*(first[: program.axes] if program.has_places else ()), *_slots(program, scalars)]
-    kinds = [kind for _, _, kind in _parameters(program, kernel.apart, kernel.wide, len(sides) > 0)]
-    arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))
-    return PassLaunch((math.prod(tiles),), block, arguments)
+    return sources
+
+
+def _near_ends(kernel: PassKernel, own: Shape, first: Sequence[int]) -> Extents:
+    """Return how many of the own cells are near the ends of the array, before and after the others.
+
+    All of them, if fewer than a tile are left between.
+    """
+    program = kernel.program
+    if interior(program) is program:
+        return ((0, 0),) * program.axes
+    near = []
+    for at, length, whole, (before, after) in zip(
+        first, own, program.lengths, ends_of(program), strict=False
+    ):
+        low = min(max(before - at, 0), length)
+        near.append((low, min(max(at + length - (whole - after), 0), length - low)))
+    left = [length - sum(cells) for length, cells in zip(own, near, strict=True)]
+    if any(length < cells for length, cells in zip(left, kernel.tile, strict=True)):
+        return (own[0], 0), *near[1:]
+    return tuple(near)
 
 
 def _slots(program: Program, scalars: Array | None) -> list[int]:

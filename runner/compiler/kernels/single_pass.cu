@@ -24,9 +24,9 @@
 // Along the other axes, the pass of a time step may store the cells beyond the ends that equal own ones, for the next
 // pass (beyond.cuh): whole rows, by the threads that made them.
 //
-// A function of whole arrays has other values near the array's ends. All threads compute what the interior has:
-// no thread takes a branch, or registers, for the few cells that differ. Then the threads of a block that holds
-// some of these wait for each other, share these cells, and write them again.
+// A function of whole arrays has other values near the array's ends. The first blocks of threads make these
+// cells, one a thread, and the others those between: no thread takes a branch, or registers, for the few cells
+// that differ, and none waits. Lengths and pointers are then of the cells between.
 //
 // Pointers are those of the first own cell, pitches are elements from one row (plane, ...) to the next,
 // lengths are own cells. `tiles`: blocks of threads along an axis. `shift`: the cells by which the last

@@ -2,20 +2,12 @@
 // __ldg and __funnelshift_r.
 #pragma once
 
-// A function of a struct that is not inlined; and `together`: whether a block's threads have all come here. On
-// the host they run one after the other: first all up to here, then, without `part_one`, all from here on.
+// A function of a struct that is not inlined.
 #ifdef __CUDACC_RTC__
 #define OUTLINE static __device__ __noinline__
-INLINE bool part_one() { return true; }
-INLINE bool together() {
-    __syncthreads();
-    return true;
-}
 #else
 #define OUTLINE static __attribute__((noinline))
 #endif
-INLINE int64 at_least(int64 a, int64 b) { return a < b ? b : a; }
-INLINE int64 at_most(int64 a, int64 b) { return a < b ? a : b; }
 
 // BYTES bytes of a row, from any address on: words[i] has bytes 4 * i to 4 * i + 3 once they are aligned.
 // Elements of one or two bytes are read so, in a quarter of the instructions.

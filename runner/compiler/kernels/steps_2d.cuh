@@ -22,6 +22,7 @@
 namespace steps {
 
 constexpr bool SIDES_DIFFER = SIDES_KNOWN && (FILLED || LOW_X + HIGH_X > 0);
+constexpr bool PLACED_SIDES = SIDES_KNOWN && LOW_X + HIGH_X > 0;
 constexpr int SLOTS = 2 * RY + 1;
 constexpr int TILE = LANES * C;
 constexpr int VALID = TILE - 2 * MARGIN;
@@ -527,8 +528,9 @@ INLINE char* shared_memory() {
 
 // Find a warp's tile and rows; false if it has none.
 //
-// What takes longest comes first: the tiles in the loop for edges, in shorter strips, and of the others the last strips
-// and the first ones, which end and begin in the loop for edges. The first strip is `lead` rows shorter than others.
+// What takes longest comes first: the tiles in the loop for edges, in shorter strips, then the first tile and the last
+// two, if conditions on the place make their cells differ, and of all these and the others the last strips and the
+// first ones, which end and begin in the loop for edges. The first strip is `lead` rows shorter than others.
 INLINE bool find_strip(const Arguments& all, int& tile, int& first, int& last) {
     const int edges = all.low_tiles + all.high_tiles, others = all.tiles - edges;
     int number = opaque(blockIdx.x) * WARPS + threadIdx.x / LANES, height = all.edge_height, lead = 0;
@@ -540,11 +542,18 @@ INLINE bool find_strip(const Arguments& all, int& tile, int& first, int& last) {
     } else {
         number -= edges * short_strips;
         if (others == 0) return false;
-        tile = all.low_tiles + number % others;
         height = all.height;
         lead = all.lead;
-        const int strips = (all.y.own + lead + height - 1) / height;
-        number /= others;
+        const int strips = (all.y.own + lead + height - 1) / height, sides = PLACED_SIDES && others > 3 ? 3 : 0;
+        if (number < sides * strips) {
+            tile = number % 3 == 0 ? 0 : others - number % 3;
+            number /= 3;
+        } else {
+            number -= sides * strips;
+            tile = sides / 3 + number % (others - sides);
+            number /= others - sides;
+        }
+        tile += all.low_tiles;
         if (number >= strips) return false;
         number = number == 0 ? strips - 1 : number - 1;
     }

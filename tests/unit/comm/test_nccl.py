@@ -619,7 +619,8 @@ tell([
 
 
 def test_a_communicator_opens_at_the_first_message(stub: Stub) -> None:
-    """With the defaults of variables that are not set; one that nobody used needs no close."""
+    """NCCL is loaded then, with the defaults of variables that are not set; one that nobody used needs no
+    close."""
     body = """
 os.environ["NCCL_B"] = "of the user"
 seen = []
@@ -632,14 +633,15 @@ def communicator(*about):
 nccl.Communicator = communicator
 variables = {"NCCL_A": "1", "NCCL_B": "2"}
 unused, comm = (NcclComm(ThreadComm(), later=True, variables=variables) for _ in range(2))
-before = [comm.is_open, len(seen), comm.label == unused.label]
+before = [comm.is_open, len(seen), comm.label, nccl.load.cache_info().currsize]
 closed = noted(unused.close)
 comm.exchange([], [])
 comm.all_reduce(Some(data=Some(ptr=3), size=7, dtype="float16", flags=Some(c_contiguous=True)), "max")
-tell([before, closed, comm.is_open, seen, "NCCL_A" in os.environ, noted(comm.close)])
+tell([before, closed, comm.is_open, comm.label, seen, "NCCL_A" in os.environ, noted(comm.close)])
 """
-    before, closed, is_open, seen, left, ended = stub.run(body)
-    assert before == [False, 0, True]
+    before, closed, is_open, label, seen, left, ended = stub.run(body)
+    assert before == [False, 0, "NCCL, not opened", 0]
+    assert label == f"NCCL 2.28.9 ({stub.library})"
     assert closed == [["synchronize"]]
     assert (is_open, seen, left) == (True, [["1", "of the user"]], False)
     assert ended == [["synchronize"], ["ncclCommDestroy", COMM]]

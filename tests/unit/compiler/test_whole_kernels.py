@@ -201,6 +201,20 @@ def test_the_comparison_finds(mutant: str, tmp_path: Path, monkeypatch: pytest.M
             made.check(run)
 
 
+def test_each_cell_near_the_ends_is_made_by_a_thread_of_its_own() -> None:
+    """One thread for several would take the latency of memory for each, longer than all others take."""
+    program = program_of(whole.heat, 4096, 4096)
+    kernel = single_pass.emit(program)
+    widths = ((1, 1), (2, 2))
+    names = [name for _, name, _ in single_pass._parameters(program, False, False, False)]
+    block = np.lib.stride_tricks.as_strided(np.zeros(1, F4), (1002, 4100), (4 * 4100, 4))
+    out = np.lib.stride_tricks.as_strided(np.zeros(1, F4), (1000, 4096), (4 * 4096, 4))
+    for start, cells in ((0, 4096 + 2 * 999), (1000, 2 * 1000), (3096, 4096 + 2 * 999)):
+        call = single_pass.launch_arguments(kernel, [block], [out], widths, (start, 0))
+        blocks = dict(zip(names, call.arguments, strict=True))["blocks_at_ends"]
+        assert blocks == -(-cells // (call.block[0] * call.block[1]))
+
+
 # The interior
 
 

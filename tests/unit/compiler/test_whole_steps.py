@@ -19,6 +19,7 @@ from whole_functions import compiled, programs
 
 from meshrun.runner.compiler.cuda.steps.kernel import build
 from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel, Tuning, layout_of
+from meshrun.runner.compiler.cuda.steps.tuning import choices
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program
@@ -474,6 +475,24 @@ def test_edges_that_read_too_far_are_refused() -> None:
     program, _ = traced(Case(far), (40, 50))
     with pytest.raises(NotFusable, match="reads 7 cells beside its own"):
         layout_of(program, (0,))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "several"),
+    [
+        ("neumann", (8192, 8192), True),
+        ("periodic_by_hand", (8192, 8192), False),  # rows at an end read those at the other
+        ("cube", (512, 512, 512), True),
+        ("cube_closed", (512, 512, 512), False),  # long text for the many tiles at the ends
+    ],
+)
+def test_single_steps_where_ends_would_make_several_slower(
+    name: str, shape: tuple[int, ...], several: bool
+) -> None:
+    case = CASES[name]
+    traced_inputs = [WholeInput("u", shape, np.dtype("f4"))]
+    program = trace_whole(case.function, traced_inputs, {}, ["out"]).program
+    assert (len(choices(program, [0])) > 0) == several
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 from numpy_kernel import NumpyKernel
 
 import meshrun
-from meshrun.runner.compiler.traced import traced
+from meshrun.runner.compiler.traced import reads_of, traced
+from meshrun.runner.plan.steps import halo_bytes
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.steps.steps_per_kernel import StepCounts, choose_steps
 
@@ -70,15 +71,34 @@ def test_a_function_that_takes_its_place_takes_single_steps_in_one_copy() -> Non
     assert choose_steps(task, 4, one_copy=True).lowered.startswith("a function with `here`")
 
 
-@pytest.mark.parametrize(("side", "steps"), [(128, 4), (256, 2), (512, 1)])
+@pytest.mark.parametrize(("side", "steps"), [(128, 4), (256, 1), (512, 1)])
 def test_small_volumes_exchange_less_often(side: int, steps: int) -> None:
-    @meshrun.map_blocks(halo=4, outputs=("after", "old"), feeds=("now", "before"))
+    """If they are so small that one exchange of more bytes takes less time than several."""
+
+    @meshrun.map_blocks(halo=4, boundary="wrap", outputs=("after", "old"), feeds=("now", "before"))
     def wave(now: Any, before: Any, speed: Any) -> Any:
-        return now[8:, 4:-4, 4:-4] + before[4:-4, 4:-4, 4:-4] * speed[4:-4, 4:-4, 4:-4], now[4:-4, 4:-4, 4:-4]
+        own = now[4:-4, 4:-4, 4:-4]
+        far = now[8:, 4:-4, 4:-4] + now[:-8, 4:-4, 4:-4]
+        return own + far * speed[4:-4, 4:-4, 4:-4] - before[4:-4, 4:-4, 4:-4], own
 
     known = ((side,) * 3, np.dtype(np.float32))
-    task = replace(plan_task(wave, {}, [known] * 3, 2), results=(known,) * 2, kernel=task_of(1).kernel)
+    task = plan_task(wave, {}, [known] * 3, 2)
+    reads = reads_of(task, traced(task))
+    task = replace(task, results=(known,) * 2, kernel=task_of(1).kernel, reads=reads)
     assert choose_steps(task, on_device=True) == StepCounts(1, steps)
+
+
+def test_steps_between_exchanges_receive_more_of_a_field_that_one_step_reads_at_its_own_cells() -> None:
+    @meshrun.map_blocks(halo=1, boundary="wrap", outputs=("after", "old"), feeds=("now", "before"))
+    def wave(now: Any, before: Any) -> Any:
+        return now[:-2, 1:-1] + now[2:, 1:-1] - before[1:-1, 1:-1], now[1:-1, 1:-1]
+
+    known = ((40, 30), np.dtype(np.float32))
+    task = plan_task(wave, {}, [known] * 2, 2)
+    task = replace(task, results=(known,) * 2, reads=reads_of(task, traced(task)))
+    row = 30 * 4
+    region = task.partition[0]
+    assert [halo_bytes(task, region, steps) for steps in (1, 2, 3)] == [2 * row, (4 + 2) * row, (6 + 4) * row]
 
 
 def test_long_layers_cost_more_than_the_exchanges_that_they_save() -> None:

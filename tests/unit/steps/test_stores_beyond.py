@@ -84,7 +84,10 @@ def test_no_launch_fills_the_cells_beyond_the_array(
         assert (same, filled) == (True, []) or (overlap and boundary == "mirror" and ranks > 1)
 
 
-def test_passes_are_bound_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [{}, {"ranks": 2, "steps_per_exchange": 3}])
+def test_passes_are_bound_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
     """A device then compiles their kernels, which is no part of the loop's time."""
     events: list[str] = []
     for name in ("_bound_calls", "_compute_by_kernel"):
@@ -95,9 +98,12 @@ def test_passes_are_bound_before_the_first_step(tmp_path: Path, monkeypatch: pyt
             return method(blocks, *arguments, **named)
 
         monkeypatch.setattr(StepBlocks, name, noted)
-    assert same_as_a_plain_loop(tmp_path, monkeypatch, "wrap", devices=True)
-    assert events[0] == "_bound_calls"
-    assert events[1:3] == ["_compute_by_kernel"] * 2  # the other block is bound in the second step
+    assert same_as_a_plain_loop(tmp_path, monkeypatch, "wrap", devices=True, **options)
+    steps, ranks = 7, options.get("ranks", 1)
+    bound = 2 * ranks * options.get("steps_per_exchange", 1)  # to both blocks of each field
+    assert events.count("_compute_by_kernel") == steps * ranks
+    first = events.index("_compute_by_kernel")
+    assert events[:first].count("_bound_calls") == events.count("_bound_calls") == bound
 
 
 def test_another_launch_fills_them_in_large_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def finish(device: str) -> None:
-    thread = preload.start(device)
+def finish(device: str, *, later: bool = False) -> None:
+    thread = preload.start(device, later=later)
     assert thread is not None
     thread.join(60)
     assert not thread.is_alive()
@@ -39,6 +39,11 @@ def finish(device: str) -> None:
 def test_both_are_loaded_for_a_rank_that_may_have_a_gpu(loaded: list[str], device: str) -> None:
     finish(device)
     assert loaded == ["nvml", "nccl"]
+
+
+def test_a_run_that_may_never_open_nccl_does_not_load_it(loaded: list[str]) -> None:
+    finish("auto", later=True)
+    assert loaded == ["nvml"]
 
 
 def test_nothing_is_loaded_for_the_cpu(loaded: list[str]) -> None:

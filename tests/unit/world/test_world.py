@@ -291,7 +291,7 @@ def fake_gpus(monkeypatch: pytest.MonkeyPatch, visible: Sequence[Sequence[str] |
         return len(found)
 
     def bind_device(
-        control: Control, _: Sequence[int], local: int, local_size: int, oversubscribe: bool
+        control: Control, _: Sequence[int], local: int, local_size: int, oversubscribe: bool, later: bool
     ) -> Backend:
         found = visible[control.rank]
         assert not isinstance(found, MeshrunError)
@@ -465,6 +465,7 @@ def test_several_ranks_need_nccl_before_anything_is_allocated(monkeypatch: pytes
         binding.bind_device(FakeControl(0), [2, 2, 2], 0, 2, oversubscribe=False)
     binding.bind_device(ThreadComm(), [2], 0, 1, oversubscribe=False)  # one rank does not
     binding.bind_device(FakeControl(0), [1, 1, 1], 0, 3, oversubscribe=True)
+    binding.bind_device(FakeControl(0), [2, 2, 2], 0, 2, oversubscribe=False, later=True)
 
 
 def test_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,6 +245,12 @@ class Layout:
         """Whether conditions on the place make cells near an end differ."""
         return any(one.before + one.after for one in self.ends)
 
+    @property
+    def ends_read_further(self) -> bool:
+        """Whether the radius of an axis but the last is larger than that of cells between the ends."""
+        between = [max(self.reach(place, axis) for place in self.feeds) for axis in range(len(self.ends) - 1)]
+        return any(a > b for a, b in zip(self.radius, between, strict=False))
+
     def reach(self, place: int, axis: int) -> int:
         """Return how far a cell between the ends reads an input."""
         return max(self.interior.footprint(place)[axis])

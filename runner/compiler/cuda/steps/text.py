@@ -123,6 +123,13 @@ def _texts(layout: Layout, constants: dict[str, int], cval: float, *, exact: boo
     if near.late:
         edges = within(near.before, program.lengths[0])
     general = text(edges)
+    if axes == 2 and near.before + near.after and layout.ends[1].before + layout.ends[1].after:
+        # Most tiles at an end along y are not at one along x, whose conditions are then decided for them.
+        first, last = [near.before if near.late else 0, layout.ends[1].before], list(program.lengths)
+        last[1] -= layout.ends[1].after
+        rows = text(specialised(graph, program.results, tuple(first), tuple(last)))
+        of_tile = "near_end(at.all.x, at.column - int(threadIdx.x) % LANES * C)"
+        general = [f"    if ({of_tile}) {{", *general, "    } else {", *rows, "    }"]
     found = [
         "template <Where WHERE, int LEVEL>",
         f"INLINE void compute({result}) {{",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -26,6 +26,7 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     Tuning,
     best_height,
     interior,
+    layout_of,
 )
 from meshrun.runner.compiler.passes.branches import common_nodes, leaves_out_masked
 from meshrun.runner.compiler.passes.exact_products import largest_field, with_exact_products
@@ -73,9 +74,8 @@ def choices(program: Program, feeds: Sequence[int | None], shape: Shape | None =
     if program.axes > 2:
         tuning = step_kernel_3d.suggested(program, vectors=True)
         most = fitting_steps(program, feeds, tuning)
-        if most < 2 and interior(program) is not program:  # edges that read further than other cells
-            tuning = replace(tuning, lane_rows=max(tuning.lane_rows // 2, 1))
-            most = fitting_steps(program, feeds, tuning)
+        if most > 1 and layout_of(program, feeds).ends_read_further:
+            return []  # the text for tiles at the ends is long, and such tiles are many
         best = step_kernel_3d.best_steps(program, feeds, most, tuning) if most > 1 else 1
         return [Choice(best, tuning)] if best > 1 else []
     for columns, blocks in product(COLUMNS, BLOCKS):
@@ -83,6 +83,8 @@ def choices(program: Program, feeds: Sequence[int | None], shape: Shape | None =
         steps = fitting_steps(program, feeds, tuning)
         least = 2 if shape is not None and program.axes == 2 else max(steps - 1, 2)
         found += [Choice(one, tuning) for one in range(least, steps + 1)]
+    if found and any(ends.wraps for ends in layout_of(program, feeds).ends[:-1]):
+        return []  # rows at an end read rows at the other: the rings are long, the loop for edges slow
     times = {one: seconds_per_cell(program, feeds, one, shape) for one in found}
     moved = _bytes_of(program.inputs, program.outputs)
     single = moved / (SINGLE * DEVICE_MEMORY) + _launch_per_cell(1, shape)

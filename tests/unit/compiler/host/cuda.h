@@ -25,17 +25,11 @@ void call(void (*kernel)(P...), void** arguments, std::index_sequence<I...>) {
     kernel(*static_cast<P*>(arguments[I])...);
 }
 
-static bool first_part;
-static inline bool part_one() { return first_part; }
-static inline bool together() { return !first_part; }
-
-// Run all threads of a one-dimensional grid of two-dimensional blocks, one after the other: those of a block up to
-// where they wait for each other, then from there on.
+// Run all threads of a one-dimensional grid of two-dimensional blocks, one after the other.
 template <typename... P> void launch(void (*kernel)(P...), unsigned grid, unsigned x, unsigned y, void** arguments) {
     blockDim = {x, y, 1};
     for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x)
-      for (bool first : {true, false})
         for (threadIdx.y = 0; threadIdx.y < y; ++threadIdx.y)
             for (threadIdx.x = 0; threadIdx.x < x; ++threadIdx.x)
-                first_part = first, call(kernel, arguments, std::index_sequence_for<P...>());
+                call(kernel, arguments, std::index_sequence_for<P...>());
 }
