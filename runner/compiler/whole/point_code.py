@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.cpp import host
-from meshrun.runner.compiler.operations import HEADER, compiler_options, ctype, expression, slot
+from meshrun.runner.compiler.operations import HEADER, KERNELS, ctype, expression, slot
 from meshrun.runner.compiler.trace.evaluate import at_places
 from meshrun.runner.compiler.trace.graph import PLACES, Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -33,7 +33,7 @@ PARAMETERS = "const uint64* in, const uint64* out, const uint64* scalars, const 
 
 
 @dataclass(frozen=True)
-class Place:
+class PointPlace:
     """The cells of a set that are computed, and arrays that hold what they read and write.
 
     first, last: the box of cells, positions per axis of space; last is the position after them. origin: the
@@ -123,7 +123,7 @@ class PointSet:
         body = "\n".join(f"    {line}" for line in lines)
         return f"INLINE void cell{number}({PARAMETERS}, int64 i, uint64 to) {{\n{body}\n}}\n"
 
-    def table(self, place: Place) -> Table:
+    def table(self, place: PointPlace) -> Table:
         """Return the table of the cells at a place."""
         graph, space = self.cells.graph, self.cells.space
         mine, here = self.cells.owned(place.first, place.last)
@@ -156,7 +156,7 @@ def is_computable(sets: Sequence[PointSet]) -> bool:
     return not any(node.dtype.kind == "c" for one in sets for node in (*one.order, *one.cells.known))
 
 
-def _elements(graph: WholeGraph, node: Node, here: HostArray, place: Place) -> HostArray:
+def _elements(graph: WholeGraph, node: Node, here: HostArray, place: PointPlace) -> HostArray:
     """Return the elements that a load reads, counted from an array's address."""
     block, lengths = place.inputs[node.input], graph.lengths[node.input]
     had = [axis for axis, length in enumerate(lengths) if length]
@@ -251,7 +251,7 @@ class HostPoints:
         return compute
 
 
-def _host_points(sets: Sequence[PointSet]) -> HostPoints:
+def host_points(sets: Sequence[PointSet]) -> HostPoints:
     """Compile sets for the host. Raises NotTraceable without a compiler, NotCompiled if it fails."""
     compiler = find_compiler()
     if compiler is None:
@@ -271,36 +271,26 @@ def _host_points(sets: Sequence[PointSet]) -> HostPoints:
 
 
 def device_source(sets: Sequence[PointSet]) -> str:
-    """Return the text of the kernel `points`, which computes all cells of the sets.
-
-    addresses: of inputs, then of outputs, then of the rows of each set. rows: how many rows each block of
-    threads has written; null if nothing goes to rows.
-    """
-    header = HEADER.read_text().replace("#pragma once\n", "")
-    counts = "".join(f", int64 n{number}" for number in range(len(sets)))
-    lines = [
-        f'extern "C" __global__ void __launch_bounds__({THREADS}) points(',
-        "    const uint64* in, const uint64* out, const uint64* to, const uint64* scalars,",
-        f"    const int64* table, int64* rows{counts}) {{",
-        "    const int64 row = rows ? rows[blockIdx.x] : 0;",
-        f"    int64 i = int64(blockIdx.x) * {THREADS} + threadIdx.x;",
-    ]
+    """Return the text of the kernel `points`, which computes all cells of the sets; see kernels/points.cu."""
+    lines = []
     for number, one in enumerate(sets):
-        leads = f"n{number} * {LEADING + len(one.leaves)}"
         lines += [
             f"    if (0 <= i && i < n{number})",
             f"        cell{number}(in, out, scalars, table, n{number}, i,",
             f"                     to[{number}] + row * n{number} * {one.row_bytes});",
             f"    i -= n{number};",
-            f"    table += {leads};",
+            f"    table += n{number} * {LEADING + len(one.leaves)};",
         ]
-    lines += [
-        "    if (!rows) return;",
-        "    __syncthreads();  // all have read it",
-        f"    if (threadIdx.x == {THREADS - 1}) rows[blockIdx.x] = row + 1;",
-        "}",
-    ]
-    return "\n".join([header, *(one.text(number) for number, one in enumerate(sets)), *lines])
+    parts = {
+        "@cells": "\n".join(one.text(number) for number, one in enumerate(sets)),
+        "@threads": str(THREADS),
+        "@counts": "".join(f", int64 n{number}" for number in range(len(sets))),
+        "@sets": "\n".join(lines),
+    }
+    text = (KERNELS / "points.cu").read_text()
+    for name, part in parts.items():
+        text = text.replace(name, part)
+    return HEADER.read_text().replace("#pragma once\n", "") + text
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,15 +331,6 @@ class DevicePoints:
 def blocks_of_threads(tables: Sequence[Table]) -> int:
     """Return the blocks of threads for all cells of tables."""
     return -(-sum(len(table.rows) for table in tables) // THREADS)
-
-
-def compile_points(sets: Sequence[PointSet], arithmetic: str = "") -> HostPoints | DevicePoints:
-    """Compile sets for the host, or with an arithmetic for the current CUDA device. Raises NotCompiled."""
-    if not arithmetic:
-        return _host_points(sets)
-    from meshrun.runner.device.cuda import kernel_of_text
-
-    return DevicePoints(sets, kernel_of_text(device_source(sets), "points", compiler_options(arithmetic)))
 
 
 def _run(launch: Callable[[], None], _kept: Any) -> None:

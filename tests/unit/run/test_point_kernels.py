@@ -10,16 +10,15 @@ import pytest
 from nvrtc_log import log_of_text
 from point_threads import by_threads
 
-from meshrun.runner.compiler.compiled import HostKernel
+from meshrun.runner.compiler.compiled import HostKernel, compile_points
 from meshrun.runner.compiler.whole import point_kernel
 from meshrun.runner.compiler.whole.block_form import block_form
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.point_code import (
     HostPoints,
-    Place,
+    PointPlace,
     PointSet,
     address_of,
-    compile_points,
     device_source,
 )
 from meshrun.runner.compiler.whole.point_pass import Blocks, PointCells
@@ -104,7 +103,7 @@ def test_lists_of_computed_numbers() -> None:
     (expected,), _ = cells.compute(blocks, wanted)
     assert expected.tolist() == [6, 15, 7, -0.5, 2.5, 3, -2]
     sets = [PointSet(cells, None, series=True)]
-    table = sets[0].table(Place((0, 0), (9, 8), (0, 0), (True, True), [block], []))
+    table = sets[0].table(PointPlace((0, 0), (9, 8), (0, 0), (True, True), [block], []))
     for code in (compile_points(sets), by_threads(sets)):
         rows = np.zeros((1, 1, len(values)))
         if isinstance(code, HostPoints):
