@@ -26,6 +26,13 @@ from meshrun.runner.compiler.passes.ends import ends_of, interior
 from meshrun.runner.compiler.passes.real_parts import has_complex, in_real_parts, views_of_parts
 from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
 from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole.point_code import (
+    DevicePoints,
+    HostPoints,
+    PointSet,
+    device_source,
+    host_points,
+)
 from meshrun.runner.device.api import Backend
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.system.cached_files import cache_folder
@@ -452,7 +459,9 @@ class HostKernel:
     ) -> None:
         """Take steps of all rows, and write both blocks in turn; see `TaskKernel`.
 
-        points: sets of cells that each step computes after the others, before those of series. The halo must be valid: along the cut axes as wide as so many steps need, along the others of one
+        points: sets of cells that each step computes after the others, before those of series.
+
+        The halo must be valid: along the cut axes as wide as so many steps need, along the others of one
         step. Along these it is valid in the results, too.
         """
         if blocks.rows(more) == (0, 0):
@@ -535,6 +544,15 @@ def compile_for(
         reason.line = line_of(program, host_source.source([in_real_parts(program)]), reason.at)
         raise
     return HostKernel(program, widths, loops), compiler.path
+
+
+def compile_points(sets: Sequence[PointSet], arithmetic: str = "") -> HostPoints | DevicePoints:
+    """Compile sets for the host, or with an arithmetic for the current CUDA device. Raises NotCompiled."""
+    if not arithmetic:
+        return host_points(sets)
+    from meshrun.runner.device.cuda import kernel_of_text
+
+    return DevicePoints(sets, kernel_of_text(device_source(sets), "points", compiler_options(arithmetic)))
 
 
 def line_of(program: Program, source: str, at: int) -> int:

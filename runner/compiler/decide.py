@@ -15,7 +15,6 @@ from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import grid_axes, output_types, reads_of, traced
 from meshrun.runner.compiler.whole.block_form import BlockFunction
-from meshrun.runner.compiler.whole.point_kernel import PointKernel
 from meshrun.runner.device.api import Device
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, TaskKernel
@@ -107,6 +106,7 @@ def _with_kernel(
     program: of the task, if it has been traced. Raises UserError if the task's halo is too small.
     """
     from meshrun.runner.compiler.compiled import compile_for
+    from meshrun.runner.compiler.whole.point_kernel import PointKernel
 
     points = task.job.function.points if isinstance(task.job.function, BlockFunction) else None
     try:

@@ -327,9 +327,9 @@ class ProgramRun:
 
     def _compute_values(self, stage: ValueStage) -> None:
         for number, node in stage.nodes:
-            self.values.views[number][...] = self._value(node)
+            self.values.views[number][...] = self.value(node)
 
-    def _value(self, node: Node) -> Any:
+    def value(self, node: Node) -> Any:
         """Compute an expression of values, on the device."""
         xp, found = self.world.xp, dict[Node, Any]()
         for one in in_order([node]):

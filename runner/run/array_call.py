@@ -116,9 +116,14 @@ def _iterated(
     while stepper.done < steps:
         with on_own_stream(backend) if on_device else contextlib.nullcontext(), python_caller():
             count = min(every - stepper.done % every, steps - stepper.done)
-            rows = _advance_to_row(stepper, count) if job.series else []
-            stepper.advance(1 if job.series else count)
+            points = job.series and not isinstance(stepper, ProgramStepper)
+            rows = _advance_to_row(stepper, count) if points else []
+            stepper.advance(1 if points else count)
             stepper.settle()
+            if job.series and isinstance(stepper, ProgramStepper):
+                series = SeriesRows(stepper.world, stepper.task, ())
+                numbers = [stepper.numbers(one.nodes) for one in series.series.series]
+                rows = [series.row_of(number, row) for number, row in enumerate(numbers)]
             found = tuple(_result(stepper, number) for number in range(len(job.output_names)))
             found = (*found, *rows)
         yield found[0] if len(found) == 1 else found

@@ -254,8 +254,9 @@ def distribute(
     outputs: names of the results, or their number. A function that returns nothing returns what it changed.
     feeds: of each result, the input that it becomes in the next step, or None. Default: the input of its
         name, else the input at its place.
-    series: names of further results, after the others, that are no arrays of cells: numbers, or values at
-        points. With steps, a file of one has a row for each step, or for every `every` steps and the last.
+    series: names of further results, after the others, that are no arrays of cells: numbers, reductions,
+        or values at points. With steps, a file of one has a row for each step, or for every `every` steps
+        and the last.
     name: of the job. Default: the function's.
 
     Raises

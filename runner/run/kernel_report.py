@@ -53,9 +53,9 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
     points = task.job.function.points if isinstance(task.job.function, BlockFunction) else None
     if points is not None:
         facts.append(("points", f"{counted(points.count, 'cell')} near them are computed after the others"))
-        if steps is not None and steps > 1:
+        if steps is not None and steps > 1 and not cpu:
             raise UserError(
-                f"job {task.job.name}: {steps} steps cannot be one kernel",
+                f"job {task.job.name}: {steps} steps cannot be one kernel on a GPU",
                 why="it writes to points in each step",
                 hint=f"leave {option('steps')} out",
             )

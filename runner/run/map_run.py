@@ -263,8 +263,12 @@ def run_program(run: RunContext, prepared: Prepared) -> Finished:
 
     stepper = ProgramStepper(world, task, world.phases)
     stepper.start(load_arrays(world, run.sources, stepper.plans, world.phases, stepper))
+    series = _rows_of(run, task)
     stepper.advance(1, last=True)
     stepper.finish()
+    for one in series:
+        one.add_numbers(stepper)
+        one.finish()
     for number, sink in enumerate(sinks):
         store = store_of(world, task, sink, world.phases, number)
         store.put(store.region, stepper.result(number))
@@ -273,9 +277,12 @@ def run_program(run: RunContext, prepared: Prepared) -> Finished:
     # Verify and commit.
     proof = _proof(run, task, sinks)
     commit(run, sinks)
+    if series:
+        commit_series(run, series)
     run.transaction.forget_partial()
     computed = computation_of(task, prepared.fusion)
-    return Finished(computed, type_record(task.known[0]), task.known, verify=proof)
+    rows = [known for one in series for known in one.types]
+    return Finished(computed, type_record(task.known[0]), task.known, rows, verify=proof)
 
 
 def _series_of(run: RunContext, task: Task, blocks: Sequence[Array], region: Region) -> list[SeriesRows]:
@@ -283,6 +290,16 @@ def _series_of(run: RunContext, task: Task, blocks: Sequence[Array], region: Reg
 
     blocks: of the inputs, with their halo. region: this rank's own cells.
     """
+    found = _rows_of(run, task)
+    for series in found:
+        cut = [parts > 1 for parts in task.partition.grid]
+        series.add(1, series.take(blocks, region, cut) if region.size else [])
+        series.finish()
+    return found
+
+
+def _rows_of(run: RunContext, task: Task) -> list[SeriesRows]:
+    """Begin the files of the results that are no fields; return what writes them. Collective."""
     if not run.series:
         return []
     from meshrun.runner.steps.observers.series import SeriesRows
@@ -291,9 +308,6 @@ def _series_of(run: RunContext, task: Task, blocks: Sequence[Array], region: Reg
     run.world.on_root(lambda: run.transaction.lock(*run.series))
     run.transaction.track_partial(*run.transaction.partials, *series.unfinished)
     series.open()
-    cut = [parts > 1 for parts in task.partition.grid]
-    series.add(1, series.take(blocks, region, cut) if region.size else [])
-    series.finish()
     return [series]
 
 

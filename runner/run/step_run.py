@@ -284,7 +284,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
     if start.copies == 0:
         return run_in_passes(run, prepared, task, start, computed)
     state, sinks = start.state, start.sinks
-    series = _series(run, task, start.copies)
+    series = _series(run, task)
     kept = (*(additions.kept if additions else ()), *series)
     checkpoints = _checkpoints(run, task, kept)
     frames = _frames(run, task, checkpoints, start, additions)
@@ -306,7 +306,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
         keep_finals=steps.until is not None,
         done=state.step if state else 0,
         must_fuse=must_fuse(run.job, run.options),
-        one_by_one=_one_by_one(additions, series),
+        one_by_one=_one_by_one(additions, series, one_copy=start.copies == 1),
         one_copy=start.copies == 1,
     )
     _warn_of_lowered(world, stepper, steps)
@@ -371,13 +371,13 @@ def _store(run: RunContext, stepper: Stepper, sinks: Sequence[Sink]) -> None:
         store.finish()
 
 
-def _series(run: RunContext, task: Task, copies: int) -> list[SeriesRows]:
-    """Return what writes the results that are no fields: one, or none. copies: of the fields in memory."""
+def _series(run: RunContext, task: Task) -> list[SeriesRows]:
+    """Return what writes the results that are no fields: one, or none."""
     if not run.series:
         return []
     run.world.on_root(lambda: run.transaction.lock(*run.series))
     steps = run.options.steps
-    return [SeriesRows(run.world, task, run.series, steps.every or 1, steps.steps or 1, copies > 1)]
+    return [SeriesRows(run.world, task, run.series, steps.every or 1, steps.steps or 1)]
 
 
 def _abandon(stepper: Stepper, frames: Frames | None, kept: Sequence[KeepsState]) -> None:
@@ -394,10 +394,10 @@ def _seconds_beside(run: RunContext) -> float:
     return run.world.phases.seconds("prepare") + run.world.phases.seconds("frames")
 
 
-def _one_by_one(additions: Additions | None, series: Sequence[SeriesRows]) -> bool:
+def _one_by_one(additions: Additions | None, series: Sequence[SeriesRows], *, one_copy: bool) -> bool:
     """Return whether no kernel takes several steps: something is done before each, or reads halos then."""
     before = additions is not None and additions.before_step is not None
-    return before or any(one.one_by_one for one in series)
+    return before or any(one.one_by_one(one_copy=one_copy) for one in series)
 
 
 def _unfinished_rows(series: Sequence[SeriesRows]) -> list[Path]:

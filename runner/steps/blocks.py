@@ -41,7 +41,6 @@ from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
     from meshrun.runner.comm.peer_arrays import DeviceTables
-    from meshrun.runner.steps.recorded import RecordedSeries
 
 Rows = tuple[int, int]  # first and last + 1
 SLAB_BYTES = 4 << 20  # of which a checksum is taken at once
@@ -68,7 +67,7 @@ class StepBlocks(Generic[Block]):
     one_copy: bool = False
     _stores_beyond = False  # whether passes themselves store the cells beyond the array
     scalars: Array | None = None  # of a kernel that takes some: see `TaskKernel`
-    recorded: RecordedSeries | None = None  # rows of series that the steps themselves compute
+    recorded: Any = None  # `steps.recorded`: rows of series that the steps themselves compute
     _tables: DeviceTables | None = None  # of a device whose cells beyond the array are filled by one launch
 
     def lay_out(self, layouts: Sequence[BlockLayout], cut: Sequence[bool]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.compiler.decide import not_compiled
+from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.errors import RunError
 from meshrun.runner.programs.best import reduced_ahead
@@ -164,6 +165,11 @@ class ProgramStepper(Stepper):
         """Return the own cells that a step writes of output `number`; a view."""
         feed = self.feeds[number]
         return self._finals[number] if feed is None else self.spare[feed].interior
+
+    def numbers(self, nodes: Sequence[Node]) -> Array:
+        """Return values of the last step, as (components, 1)."""
+        values = [self.stages.value(node).reshape(1) for node in nodes]
+        return self.world.xp.stack(values)
 
     def settle(self) -> None:
         """Wait until all steps are done. Raises RunError where NumPy raises an error for a value."""

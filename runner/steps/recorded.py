@@ -15,7 +15,7 @@ import numpy as np
 from meshrun.runner.compiler.whole.point_code import (
     DevicePoints,
     HostPoints,
-    Place,
+    PointPlace,
     PointSet,
     Table,
     address_of,
@@ -53,7 +53,7 @@ class RecordedSeries:
         start, stop = blocks.region.start[:axes], blocks.region.stop[:axes]
         whole = tuple(not several and not cut for cut in blocks.cut[:axes])
         arrays, outs = self._arrays()
-        place = Place(start, stop, start, whole, arrays, outs)
+        place = PointPlace(start, stop, start, whole, arrays, outs)
         self._tables = [one.table(place) for one in self.sets]
         self.rows = [
             xp.empty((self.most, len(one.nodes), len(table.rows)), one.nodes[0].dtype)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.world import World, open_world
 from tests.unit.run import test_distribute_points as points
@@ -29,12 +30,20 @@ def world() -> Iterator[World]:
     opened.arrays.close()
 
 
-@pytest.mark.parametrize("kind", ["one pass", "every step", "every fourth and the last", "a kernel"])
+LONG = Options(fuse="require", steps=StepOptions(steps=300)), [*range(1, 301)]
+SERIES = {
+    name: series.KINDS[name] for name in ("one pass", "every step", "every fourth and the last", "a kernel")
+}
+
+
+@pytest.mark.parametrize("kind", [*SERIES, "more rows than wait on the device, in CUDA graphs"])
 def test_rows_of_series(world: World, tmp_path: Path, kind: str) -> None:
     folder = Path(world.on_root(lambda: str(tmp_path)))
     arrays, inputs, outputs = world.on_root(lambda: series.files(folder))
-    options, chosen = series.KINDS[kind]
-    run(series.acoustic, inputs, outputs, {}, options, world=world)
+    options, chosen = SERIES.get(kind, LONG)
+    record = run(series.acoustic, inputs, outputs, {}, options, world=world)
+    if kind not in SERIES and world.size == 1:
+        assert record["steps"]["graph"]
     world.on_root(lambda: series.check(outputs, arrays, chosen[-1], chosen))
 
 
@@ -50,6 +59,19 @@ def test_points(world: World, tmp_path: Path, job: Any, kind: str) -> None:
     run(job, inputs, outputs, {}, options, world=world)
     wanted = stepped(job.function, arrays, options.steps.steps or 1)
     assert [np.load(path).tobytes() for path in outputs] == [one.tobytes() for one in wanted]
+
+
+def test_cuda_graphs_hold_the_kernel_of_points(world: World, tmp_path: Path) -> None:
+    folder = Path(world.on_root(lambda: str(tmp_path)))
+    arrays = [np.random.default_rng(n).random((points.N, points.M), dtype=np.float32) for n in range(2)]
+    inputs = [folder / f"{name}.npy" for name in points.injected.arrays]
+    outputs = [folder / f"{name}_after.npy" for name in points.injected.output_names]
+    world.on_root(lambda: [np.save(path, one) for path, one in zip(inputs, arrays, strict=True)] and None)
+    options = Options(fuse="require", steps=StepOptions(steps=100))
+    record = run(points.injected, inputs, outputs, {}, options, world=world)
+    wanted = stepped(points.injected.function, arrays, 100)
+    assert [np.load(path).tobytes() for path in outputs] == [one.tobytes() for one in wanted]
+    assert world.size > 1 or record["steps"]["graph"]
 
 
 @pytest.mark.parametrize("job", [sizes.acoustic, sizes.maxwell, sizes.two_grids], ids=lambda job: job.name)

@@ -461,9 +461,8 @@ def _parameters(
     for axis in range(last):
         yield "uint32", f"length{axis}", np.uint32
     yield column[0], f"length{last}", column[1]
-    for axis in range(1, program.axes):
-        for name in ("tiles", "factor", "bits"):
-            yield "uint32", f"{name}{axis}", np.uint32
+    counts = [f"{name}{axis}" for axis in range(1, program.axes) for name in ("tiles", "factor", "bits")]
+    yield from (("uint32", name, np.uint32) for name in counts)
     yield column[0], "shift", column[1]
     if beyond:
         yield "uint32", "sides", np.uint32

@@ -81,6 +81,7 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
             tape=program.tape,
             arrays=tuple(one.name for one in program.inputs),
             constants=program.constants,
+            series_pass=SeriesPass.of(program) if program.series else None,
         )
     return replace(
         job,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.cpp import host
-from meshrun.runner.compiler.operations import HEADER, compiler_options, ctype, expression, slot
+from meshrun.runner.compiler.operations import HEADER, KERNELS, ctype, expression, slot
 from meshrun.runner.compiler.trace.evaluate import at_places
 from meshrun.runner.compiler.trace.graph import PLACES, Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -33,7 +33,7 @@ PARAMETERS = "const uint64* in, const uint64* out, const uint64* scalars, const 
 
 
 @dataclass(frozen=True)
-class Place:
+class PointPlace:
     """The cells of a set that are computed, and arrays that hold what they read and write.
 
     first, last: the box of cells, positions per axis of space; last is the position after them. origin: the
@@ -97,12 +97,12 @@ class PointSet:
     def text(self, number: int) -> str:
         """Return a function that computes cell i of the set."""
         lines, names = [], dict[Node, str]()
+        read = {*self.nodes, *(operand for node in self.order for operand in node.operands)}
         for component, node in enumerate(self.cells.known):
-            kind = ctype(node.dtype)
-            lines.append(
-                f"const {kind} k{component} = ((const {kind}*)out[{self.output}])[table[i] + {component}];"
-            )
-            names.setdefault(node, f"k{component}")
+            if node in read and node not in names:
+                kind, names[node] = ctype(node.dtype), f"k{component}"
+                text = f"((const {kind}*)out[{self.output}])[table[i] + {component}]"
+                lines.append(f"const {kind} k{component} = {text};")
         rows = {node: f"table[{LEADING + at} * count + i]" for at, node in enumerate(self.leaves)}
         for at, node in enumerate(self.order):
             kind = ctype(node.dtype)
@@ -123,7 +123,7 @@ class PointSet:
         body = "\n".join(f"    {line}" for line in lines)
         return f"INLINE void cell{number}({PARAMETERS}, int64 i, uint64 to) {{\n{body}\n}}\n"
 
-    def table(self, place: Place) -> Table:
+    def table(self, place: PointPlace) -> Table:
         """Return the table of the cells at a place."""
         graph, space = self.cells.graph, self.cells.space
         mine, here = self.cells.owned(place.first, place.last)
@@ -156,7 +156,7 @@ def is_computable(sets: Sequence[PointSet]) -> bool:
     return not any(node.dtype.kind == "c" for one in sets for node in (*one.order, *one.cells.known))
 
 
-def _elements(graph: WholeGraph, node: Node, here: HostArray, place: Place) -> HostArray:
+def _elements(graph: WholeGraph, node: Node, here: HostArray, place: PointPlace) -> HostArray:
     """Return the elements that a load reads, counted from an array's address."""
     block, lengths = place.inputs[node.input], graph.lengths[node.input]
     had = [axis for axis, length in enumerate(lengths) if length]
@@ -251,7 +251,7 @@ class HostPoints:
         return compute
 
 
-def _host_points(sets: Sequence[PointSet]) -> HostPoints:
+def host_points(sets: Sequence[PointSet]) -> HostPoints:
     """Compile sets for the host. Raises NotTraceable without a compiler, NotCompiled if it fails."""
     compiler = find_compiler()
     if compiler is None:
@@ -271,35 +271,26 @@ def _host_points(sets: Sequence[PointSet]) -> HostPoints:
 
 
 def device_source(sets: Sequence[PointSet]) -> str:
-    """Return the text of the kernel `points`, which computes all cells of the sets.
-
-    addresses: of inputs, then of outputs, then of the rows of each set. rows: how many rows each block of
-    threads has written; null if nothing goes to rows.
-    """
-    header = HEADER.read_text().replace("#pragma once\n", "")
-    counts = "".join(f", int64 n{number}" for number in range(len(sets)))
-    lines = [
-        f'extern "C" __global__ void __launch_bounds__({THREADS}) points(',
-        "    const uint64* in, const uint64* out, const uint64* to, const uint64* scalars,",
-        f"    const int64* table, int64* rows{counts}) {{",
-        "    const int64 row = rows ? rows[blockIdx.x] : 0;",
-        f"    int64 i = int64(blockIdx.x) * {THREADS} + threadIdx.x;",
-    ]
+    """Return the text of the kernel `points`, which computes all cells of the sets; see kernels/points.cu."""
+    lines = []
     for number, one in enumerate(sets):
-        leads = f"n{number} * {LEADING + len(one.leaves)}"
         lines += [
             f"    if (0 <= i && i < n{number})",
-            f"        cell{number}(in, out, scalars, table, n{number}, i, to[{number}] + row * n{number} * {one.row_bytes});",
+            f"        cell{number}(in, out, scalars, table, n{number}, i,",
+            f"                     to[{number}] + row * n{number} * {one.row_bytes});",
             f"    i -= n{number};",
-            f"    table += {leads};",
+            f"    table += n{number} * {LEADING + len(one.leaves)};",
         ]
-    lines += [
-        "    if (!rows) return;",
-        "    __syncthreads();  // all have read it",
-        f"    if (threadIdx.x == {THREADS - 1}) rows[blockIdx.x] = row + 1;",
-        "}",
-    ]
-    return "\n".join([header, *(one.text(number) for number, one in enumerate(sets)), *lines])
+    parts = {
+        "@cells": "\n".join(one.text(number) for number, one in enumerate(sets)),
+        "@threads": str(THREADS),
+        "@counts": "".join(f", int64 n{number}" for number in range(len(sets))),
+        "@sets": "\n".join(lines),
+    }
+    text = (KERNELS / "points.cu").read_text()
+    for name, part in parts.items():
+        text = text.replace(name, part)
+    return HEADER.read_text().replace("#pragma once\n", "") + text
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,8 +312,8 @@ class DevicePoints:
     ) -> Callable[[], None]:
         """Return the launch that computes all cells of the sets. It can be captured.
 
-        inputs, outs: addresses of the arrays' cell at the origin. xp: cupy. rows: of each set, an array of rows.
-        written: how many rows each block has written (`blocks_of_threads`), which the launch counts up.
+        inputs, outs: addresses of the arrays' cell at the origin. xp: cupy. rows: of each set, an array
+        of rows. written: how many rows each block (`blocks_of_threads`) has written; the launch counts up.
         """
         counts = [len(table.rows) for table in tables]
         if not sum(counts):
@@ -342,15 +333,6 @@ def blocks_of_threads(tables: Sequence[Table]) -> int:
     return -(-sum(len(table.rows) for table in tables) // THREADS)
 
 
-def compile_points(sets: Sequence[PointSet], arithmetic: str = "") -> HostPoints | DevicePoints:
-    """Compile sets for the host, or with an arithmetic for the current CUDA device. Raises NotCompiled."""
-    if not arithmetic:
-        return _host_points(sets)
-    from meshrun.runner.device.cuda import kernel_of_text
-
-    return DevicePoints(sets, kernel_of_text(device_source(sets), "points", compiler_options(arithmetic)))
-
-
 def _run(launch: Callable[[], None], _kept: Any) -> None:
     """Launch. _kept: the arrays whose addresses the launch has."""
     launch()
@@ -364,4 +346,4 @@ def address_of(array: Array, index: Sequence[int] = ()) -> int:
     """Return the address of a cell: by default, of the first one."""
     pointer = getattr(array.data, "ptr", None)
     start = int(array.ctypes.data if pointer is None else pointer)
-    return start + sum(at * stride for at, stride in zip(index, array.strides, strict=False))
+    return start + sum(int(at * stride) for at, stride in zip(index, array.strides, strict=False))

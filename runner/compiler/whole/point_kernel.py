@@ -9,16 +9,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel, StepState
+from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel, StepState, compile_points
 from meshrun.runner.compiler.operations import inexact_operations
 from meshrun.runner.compiler.whole.point_code import (
     DevicePoints,
     HostPoints,
-    Place,
+    PointPlace,
     PointSet,
     Table,
     address_of,
-    compile_points,
     is_computable,
 )
 from meshrun.runner.compiler.whole.point_pass import PointWrites, array_module
@@ -102,7 +101,7 @@ class PointKernel:
         axes = len(self.points.widths)
         start = tuple(first[:axes])
         last = tuple(a + n for a, n in zip(start, outs[0].shape, strict=False))
-        tables = self._tables_at(Place(start, last, start, (False,) * axes, blocks, outs))
+        tables = self._tables_at(PointPlace(start, last, start, (False,) * axes, blocks, outs))
         widths = self.points.widths
         inputs = [address_of(block, _before(block, widths)) for block in blocks]
         targets = [address_of(out) for out in outs]
@@ -126,10 +125,10 @@ class PointKernel:
             tuple(int(at) for at in np.add(origin, corner[:axes])) for corner in blocks.box(more + steps - 1)
         )
         outs = [arrays[feed] for feed in blocks.feeds if feed is not None]
-        tables = self._tables_at(Place(low, high, origin, (False,) * axes, arrays, outs))
+        tables = self._tables_at(PointPlace(low, high, origin, (False,) * axes, arrays, outs))
         self.dense.advance(blocks, steps, more, rows, self.code.calls(tables))
 
-    def _tables_at(self, place: Place) -> list[Table]:
+    def _tables_at(self, place: PointPlace) -> list[Table]:
         """Return the tables of the sets, which are kept."""
         strides = tuple(one.strides for one in (*place.inputs, *place.outs))
         key = place.first, place.last, place.origin, strides

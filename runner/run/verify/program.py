@@ -74,10 +74,11 @@ def _plain(task: Task, sources: Sequence[Source], steps: int) -> list[HostArray]
         with np.errstate(all="ignore"):
             given = [array.copy() for array in arrays]
             returned = call_whole(task.job, given, task.parameters, step)
-        if returned is None:
-            returned = [given[number] for number in task.job.program.changed]
-        several = returned if isinstance(returned, (tuple, list)) else [returned]
-        results = [np.array(result) for result in several]
+        several = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+        several = [] if returned is None else several
+        if len(several) == len(task.job.series):  # the fields are those that it changes
+            several = [given[number] for number in task.job.program.changed] + several
+        results = [np.array(result) for result in several[: len(task.job.output_names)]]
         for number, feed in enumerate(task.feed_numbers):
             if feed is not None:
                 arrays[feed] = results[number]

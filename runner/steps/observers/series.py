@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel
-from meshrun.runner.compiler.whole.point_code import PointSet, compile_points, is_computable
+from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel, compile_points
+from meshrun.runner.compiler.whole.point_code import PointSet, is_computable
 from meshrun.runner.compiler.whole.point_kernel import PointKernel
 from meshrun.runner.compiler.whole.point_pass import Blocks, SeriesPass
 from meshrun.runner.errors import RunError
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.region import Array, HostArray, Region
 from meshrun.runner.steps.loop import NEVER, next_multiple
+from meshrun.runner.steps.program_steps import ProgramStepper
 from meshrun.runner.steps.recorded import RecordedSeries
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.series_file import SeriesFile
@@ -37,7 +38,7 @@ class SeriesRows:
     """Writes the series of a task, on every rank: an observer of steps. Methods are collective.
 
     paths: of each series. every: steps between two rows. last: the step at which the run ends at the latest,
-    which has a row. two_copies: whether steps leave what they read as it is.
+    which has a row.
     """
 
     world: World
@@ -45,13 +46,11 @@ class SeriesRows:
     paths: Sequence[Path]
     every: int = 1
     last: int = 1
-    two_copies: bool = True
     name: str = "series"
     _next: tuple[int, list[Array]] | None = field(default=None, init=False)  # step, and its row
     _waiting: list[tuple[int, list[Array]]] = field(default_factory=list, init=False)
     _earlier: Any = field(default=None, init=False)
     _stepper: Stepper | None = field(default=None, init=False)
-    _flushed: int = field(default=0, init=False)  # steps whose rows have been sent, with `by_steps`
 
     def __post_init__(self) -> None:
         assert isinstance(self.task.job.series_pass, SeriesPass)
@@ -63,6 +62,7 @@ class SeriesRows:
         self.files = [SeriesFile(path, name, *known) for path, name, known in of_each]
         cells = self.series.recorded(self._fed)
         outputs = [same if fed else None for same, fed in zip(self.series.same_as, self._fed, strict=True)]
+        self._by_steps, self._flushed = False, 0  # steps whose rows have been sent
         self._sets = [PointSet(*one, series=True) for one in zip(cells, outputs, strict=True)]
 
     @property
@@ -75,25 +75,26 @@ class SeriesRows:
         pairs = zip(self.files, self.series.types, strict=True)
         return [((file.rows, *shape), dtype) for file, (shape, dtype) in pairs]
 
-    @property
-    def by_steps(self) -> bool:
-        """Whether kernels have a row of each step, computed with it (`steps.recorded`)."""
+    def one_by_one(self, *, one_copy: bool) -> bool:
+        """Return whether no kernel may take several steps. one_copy: the fields are in memory once."""
+        on_device = self.world.backend.asynchronous
+        return on_device if self._is_by_steps(one_copy) else self.series.reads_halo(after=True)
+
+    def _is_by_steps(self, one_copy: bool) -> bool:
+        """Return whether kernels compute a row with each step (`steps.recorded`): what it reads stays."""
         kernel = self.task.kernel
         possible = isinstance(kernel, HostKernel | DeviceKernel | PointKernel) and is_computable(self._sets)
-        return self.every == 1 and self.two_copies and possible
-
-    @property
-    def one_by_one(self) -> bool:
-        """Whether no kernel may take several steps."""
-        on_device = self.world.backend.asynchronous
-        return on_device if self.by_steps else self.series.reads_halo(after=True)
+        return self.every == 1 and not one_copy and possible
 
     # As an observer of steps
 
     def begin(self, stepper: Stepper) -> None:
         self._stepper, self._flushed = stepper, stepper.done
+        self._by_steps = self._is_by_steps(stepper.one_copy)
         self.open()
-        if not self.by_steps:
+        if isinstance(stepper, ProgramStepper):
+            return
+        if not self._by_steps:
             self._prepare_next(stepper)
         elif stepper.region.size:
             arithmetic = str(getattr(self.task.kernel, "arithmetic", "strict"))
@@ -101,16 +102,20 @@ class SeriesRows:
             stepper.recorded = RecordedSeries(stepper, self._sets, code, MOST_WAITING, stepper.done)
 
     def next_step(self, done: int) -> int:
-        if self.by_steps:
+        if self._by_steps:
             return self._flushed + MOST_WAITING
+        if isinstance(self._stepper, ProgramStepper):
+            return min(next_multiple(done, self.every), max(self.last, done + 1))
         after = min(next_multiple(done + 1, self.every), max(self.last, done + 2))
         before = after - 1 if after <= self.last else NEVER
         waits = self._next is not None and self._next[0] > done
         return min(before, self._next[0]) if self._next is not None and waits and any(self._fed) else before
 
     def observe(self, stepper: Stepper) -> bool:
-        if self.by_steps:
+        if self._by_steps:
             self._flush()
+        elif isinstance(stepper, ProgramStepper):
+            self.add_numbers(stepper)
         else:
             self._prepare_next(stepper)
         return False
@@ -172,6 +177,11 @@ class SeriesRows:
         if len(self._waiting) >= MOST_WAITING:
             self._flush()
 
+    def add_numbers(self, stepper: ProgramStepper) -> None:
+        """Add the row of the last step of a program in stages, whose series are values of every rank."""
+        first = any(len(self._owned(number, self.world.rank)) for number in range(len(self.files)))
+        self.add(stepper.done, [stepper.numbers(one.nodes) for one in self.series.series] if first else [])
+
     def finish(self) -> None:
         """Write all rows."""
         self._flush()
@@ -222,7 +232,8 @@ class SeriesRows:
 
     def _flush(self) -> None:
         """Send the rows that wait to rank 0, which writes them."""
-        if self.by_steps and self._stepper is not None:
+        if self._by_steps:
+            assert self._stepper is not None
             self._flush_recorded(self._stepper)
             return
         waiting, self._waiting = self._waiting, []

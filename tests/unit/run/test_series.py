@@ -124,6 +124,26 @@ def periodic(u):
     return new, around[ENDS], new[ENDS]
 
 
+def compare(folder: Path, job: Any, ranks: int, steps: int) -> dict[str, Any]:
+    """Compare all outputs of steps by kernels with the plain function; return the record."""
+    arrays = [np.random.default_rng(n).random((N, M), dtype=np.float32) for n in range(len(job.arrays))]
+    inputs = [folder / f"{name}.npy" for name in job.arrays]
+    for path, array in zip(inputs, arrays, strict=True):
+        np.save(path, array)
+    outputs = [folder / f"{name}_after.npy" for name in (*job.output_names, *job.series)]
+    record = on_ranks(ranks, job, inputs, outputs, Options(fuse="require", steps=StepOptions(steps=steps)))
+    count, rows = len(job.output_names), []
+    fields, others = arrays[:count], arrays[count:]
+    for _ in range(steps):
+        found = job.function(*(one.copy() for one in fields), *others)
+        fields = list(found[:count])
+        rows.append(found[count:])
+    wanted = [*fields, *(np.stack(column) for column in zip(*rows, strict=True))]
+    for path, want in zip(outputs, wanted, strict=True):
+        assert np.load(path).tobytes() == want.tobytes()
+    return record
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("job", [acoustic, periodic], ids=lambda job: job.name)
 def test_kernels_of_several_steps_have_a_row_of_each(
@@ -131,21 +151,86 @@ def test_kernels_of_several_steps_have_a_row_of_each(
 ) -> None:
     monkeypatch.setattr("meshrun.runner.compiler.cpp.host.strip_rows", lambda *_: 3)
     monkeypatch.setattr("meshrun.runner.steps.observers.series.MOST_WAITING", 7)
-    arrays = [np.random.default_rng(n).random((N, M), dtype=np.float32) for n in range(len(job.arrays))]
-    inputs = [tmp_path / f"{name}.npy" for name in job.arrays]
-    for path, array in zip(inputs, arrays, strict=True):
-        np.save(path, array)
+    assert compare(tmp_path, job, ranks, 17)["steps"]["steps_per_kernel"] > 1
+
+
+@distribute(outputs=("u",), series=("highest", "change", "both"))
+def cooled(u):
+    """Series of reductions: of the field before a step, after it, and of both."""
+    new = u.copy()
+    new[1:-1] += 0.1 * (u[2:] - 2 * u[1:-1] + u[:-2])
+    new /= np.maximum(u.max(), np.float32(0.5))
+    return new, u.max(), np.abs(new - u).max() * 2, new.min() - u.max()
+
+
+@distribute(series=("highest",))
+def lowered(u):
+    """A field that is changed, and a series alone."""
+    u *= np.float32(0.75)
+    return u.max()
+
+
+def after_reductions(job: Any, u: Any, steps: int) -> tuple[Any, list[Any]]:
+    rows = []
+    for _ in range(steps):
+        u = u.copy()
+        returned = job.function(u)
+        u, *row = returned if isinstance(returned, tuple) else (u, returned)
+        rows.append(row)
+    return u, [np.array(column, column[0].dtype) for column in zip(*rows, strict=True)]
+
+
+@pytest.mark.parametrize("fuse", ["off", "require"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize(("steps", "every"), [(None, None), (9, None), (9, 4)])
+@pytest.mark.parametrize("job", [cooled, lowered], ids=lambda job: job.name)
+def test_series_of_reductions(
+    tmp_path: Path, job: Any, steps: int | None, every: int | None, ranks: int, fuse: Any
+) -> None:
+    u = np.random.default_rng(0).random((N, M), dtype=np.float32)
+    np.save(tmp_path / "u.npy", u)
     outputs = [tmp_path / f"{name}_after.npy" for name in (*job.output_names, *job.series)]
-    record = on_ranks(ranks, job, inputs, outputs, Options(fuse="require", steps=StepOptions(steps=17)))
-    assert record["steps"]["steps_per_kernel"] > 1
-    fields, rows = arrays[: len(job.output_names)], []
-    for _ in range(17):
-        found = job.function(*(one.copy() for one in fields), *arrays[len(fields) :])
-        fields = list(found[: len(fields)])
-        rows.append(found[len(fields) :])
-    wanted = [*fields, *(np.stack(column) for column in zip(*rows, strict=True))]
-    for path, want in zip(outputs, wanted, strict=True):
-        assert np.load(path).tobytes() == want.tobytes()
+    options = Options(fuse=fuse, verify="full", steps=StepOptions(steps=steps, every=every))
+    record = on_ranks(ranks, job, [tmp_path / "u.npy"], outputs, options)
+    wanted, series = after_reductions(job, u, steps or 1)
+    assert np.load(outputs[0]).tobytes() == wanted.tobytes()
+    chosen = [n for n in range(1, (steps or 1) + 1) if n % (every or 1) == 0 or n == steps]
+    for path, rows in zip(outputs[1:], series, strict=True):
+        assert np.load(path).tobytes() == rows[[n - 1 for n in chosen]].tobytes()
+    assert [one["shape"] for one in record["outputs"][1:]] == [[len(chosen)]] * len(series)
+
+
+def test_series_of_reductions_go_on_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    u = np.random.default_rng(0).random((N, M), dtype=np.float32)
+    np.save(tmp_path / "u.npy", u)
+    outputs = [tmp_path / f"{name}_after.csv" for name in cooled.series]
+    outputs.insert(0, tmp_path / "u_after.npy")
+    steps = StepOptions(steps=11, every=2, checkpoint=SaveInterval(steps=4))
+
+    def crash(self: Any, stepper: Any) -> None:
+        if stepper.done == 7:
+            raise RunError("stopped")
+
+    monkeypatch.setattr(CheckFinite, "_check", crash)
+    inputs = [tmp_path / "u.npy"]
+    with pytest.raises(RunError, match="stopped"):
+        on_ranks(2, cooled, inputs, outputs, Options(steps=replace(steps, check_finite=1)))
+    monkeypatch.undo()
+    on_ranks(3, cooled, inputs, outputs, Options(steps=steps, stream=StreamOptions(resume=True)))
+    _, series = after_reductions(cooled, u, 11)
+    for path, rows in zip(outputs[1:], series, strict=True):
+        lines = [line.split(",") for line in path.read_text().splitlines()[1:]]
+        assert [int(step) for step, _ in lines] == [2, 4, 6, 8, 10, 11]
+        assert [np.float32(value) for _, value in lines] == [rows[int(step) - 1] for step, _ in lines]
+
+
+def test_iterators_and_calls_have_series_of_reductions() -> None:
+    u = np.random.default_rng(0).random((N, M), dtype=np.float32)
+    for stage, done in zip(cooled.iterate(u, steps=5, every=2), (2, 4, 5), strict=True):
+        field, series = after_reductions(cooled, u, done)
+        for found, want in zip(stage, [field, *(rows[-1] for rows in series)], strict=True):
+            assert (found.tobytes(), found.shape) == (want.tobytes(), want.shape)
+    assert [np.asarray(one).tobytes() for one in cooled(u)] == [one.tobytes() for one in cooled.function(u)]
 
 
 @pytest.mark.parametrize("suffixes", ["nnn", "ccc"])

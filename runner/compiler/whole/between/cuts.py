@@ -29,10 +29,10 @@ def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
     `written`, `reduced` and `values`, those remain that are needed.
     """
     needed = Needed(program)
-    if (needed.reduced or needed.values) and (program.graph.points or program.series):
-        what = "series" if program.series else "points"
-        raise NotTraceable(f"has {what} beside reductions", "one function for each, or a value in outputs=")
-    if program.graph.points or program.series:
+    staged = bool(needed.reduced or needed.values)
+    if staged and (program.graph.points or any(program.graph.vary(one.nodes) for one in program.series)):
+        raise NotTraceable("has points beside reductions", "one function for each")
+    if program.graph.points or (program.series and not staged):
         kind = None
     cuts = _cuts(program, needed, kind or "cpu")
     choices = [[]] if kind is None else [[number for number, cut in cuts.items() if cut.written], list(cuts)]
@@ -171,6 +171,7 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
         replace(output, nodes=cells(output.nodes) if output.shape else uniform.values(of(output.nodes)))
         for output in program.outputs
     )
+    series = uniform.values if needed.reduced or needed.values else of
     values: dict[int, Definition] = {
         number: reduction(one) if isinstance(one, Reduction) else one for number, one in needed.values.items()
     }
@@ -180,7 +181,7 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
     return replace(
         program,
         outputs=outputs,
-        series=tuple(replace(one, nodes=of(one.nodes)) for one in program.series),
+        series=tuple(replace(one, nodes=series(one.nodes)) for one in program.series),
         between={**written, **reduced},
         values=values | uniform.made,
         checks=checks,
