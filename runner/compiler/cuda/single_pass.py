@@ -452,11 +452,9 @@ def _parameters(
     pitch, column = (("int64", np.int64),) * 2 if wide else (("uint32", np.uint32), ("int32", np.int32))
     for letter, operands, const in (("i", program.inputs, "const "), ("o", program.outputs, "")):
         for number, (one, leader) in enumerate(zip(operands, leaders(operands, apart), strict=True)):
-            if one.combine:
-                yield "uint64*", f"{letter}{number}", np.uint64
-                continue
-            yield f"{const}{ctype(one.dtype)}* __restrict__", f"{letter}{number}", np.uint64
-            for axis in range(last if leader == number else 0):
+            pointer = "uint64*" if one.combine else f"{const}{ctype(one.dtype)}* __restrict__"
+            yield pointer, f"{letter}{number}", np.uint64
+            for axis in range(last if leader == number and not one.combine else 0):
                 yield pitch[0], f"{letter}{number}_pitch{axis}", pitch[1]
     for axis in range(last):
         yield "uint32", f"length{axis}", np.uint32
