@@ -4,6 +4,7 @@
     map_blocks, reduce_blocks, job     declare a job of blocks: a decorator of a plain function
     open_world, World                  the ranks of this program, for code of your own
     BlockContext                       a job's parameter `here`: the block's place, random numbers by cell
+    Series                             the type of a parameter that is a table in time: `wavelet[step]`
     Tiles                              an array in pieces that do not depend on the number of ranks
     load, save, DistributedArray       an array that is split over the ranks: halo, reductions, files
     read_block, write_block            this rank's part of an array that is split over the ranks
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from meshrun.runner.errors import RunError as RunError
     from meshrun.runner.errors import UserError as UserError
     from meshrun.runner.job.block_context import BlockContext as BlockContext
+    from meshrun.runner.job.series import Series as Series
     from meshrun.runner.maps.reduce import Tiles as Tiles
     from meshrun.runner.run.declare import distribute as distribute
     from meshrun.runner.run.declare import job as job
@@ -61,6 +63,7 @@ _MODULE_OF = {
     "open_world": "meshrun.runner.world.world",
     "World": "meshrun.runner.world.world",
     "BlockContext": "meshrun.runner.job.block_context",
+    "Series": "meshrun.runner.job.series",
     "Tiles": "meshrun.runner.maps.reduce",
     "DistributedArray": "meshrun.runner.arrays.distributed_array",
     "load": "meshrun.runner.arrays.load",

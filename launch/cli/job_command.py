@@ -256,22 +256,25 @@ def job_option(parameter: Parameter) -> click.Option:
     flag = _flag(parameter.name)
     if parameter.type is bool:
         flag += "/--no-" + flag[2:]
-    # For click, None is a default too, which a required option must not have.
-    default = {} if parameter.required else {"default": parameter.default}
+    # For click, None is a default too, which a required option must not have. An array has no text.
+    shown = None if hasattr(parameter.default, "dtype") else parameter.default
+    default: dict[str, Any] = {} if parameter.required else {"default": shown}
     return click.Option(
         [flag, OWN + parameter.name],
         **default,
         type=_click_type(parameter.type),
         required=parameter.required,
-        show_default=parameter.default is not None,
+        show_default=shown is not None,
         help=parameter.help,
     )
 
 
 def _click_type(declared: Any) -> Any:
+    from meshrun.runner.job.series import Series
+
     if isinstance(declared, tuple):
         return click.Choice(declared)
-    if declared is Path:
+    if declared in (Path, Series):  # a table in time is read when the run begins
         return click.Path(path_type=Path)
     return str if declared is object else declared
 

@@ -68,7 +68,7 @@ def task_fingerprint(world: World, task: Task, inputs: Inputs) -> dict[str, Any]
         "job": task.job.name,
         "code": code_of(task.job.function),
         **({"captured": dict(inputs.captured.values)} if inputs.captured.values else {}),
-        "parameters": plain(task.parameters),
+        "parameters": plain(task.described_parameters),
         "files": inputs.of_parameters,
         "boundary": task.boundary,
         "cval": plain(task.cval),

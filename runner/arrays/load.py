@@ -170,6 +170,13 @@ def _upload_file(backend: Backend, source: Source, region: Region, core: Array, 
     """Read and upload in pieces of rows through one pinned buffer."""
     if region.size == 0:
         return
+    # A number has no rows.
+    if not region.shape:
+        number = np.empty((), core.dtype)
+        with phases("read", number.nbytes):
+            source.read(region, number)
+        _upload(backend, number, core, phases)
+        return
     cuts = stages(region.shape[0], core.nbytes)
     with phases("prepare"):
         buffer = backend.host_empty((cuts[0][1], *core.shape[1:]), core.dtype)

@@ -225,17 +225,19 @@ class DeviceKernel:
         last = self._merged.axes - 1
         row = math.prod(shape[last:]) // self._merged.outputs[0].components
         lengths = (*shape[:last], row)
-        if not single_pass.marches(self._common):  # all longer ones have the same tile
+        if single_pass.marches(self._common):
+            tile = single_pass.choose_tile(self._common, single_pass.between_ends(self._merged, lengths))
+        else:  # all longer ones have the same tile
             tile = self._tile
             if self.row:  # steps
                 tile = single_pass.with_fewer_columns(self._common, tile, math.prod(lengths))
             near = map(sum, ends_of(self._merged))
-            lengths = tuple(
+            tile = lengths = tuple(
                 min(one, cells + ends) for one, cells, ends in zip(lengths, tile, near, strict=True)
             )
         if self._ends and row != self.row:
             raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
-        key = lengths, apart, wide, beyond
+        key = tile, apart, wide, beyond
         if key not in self._passes:
             kernel = single_pass.emit(
                 self._merged,
@@ -329,7 +331,13 @@ class DeviceKernel:
 
         The arguments of a launch take the host longer than a small block's steps: they are kept.
         """
-        key = steps, more, rows, *(id(block) for state in blocks.both() for block in state)
+        key = (
+            steps,
+            more,
+            rows,
+            id(blocks.scalars),
+            *(id(block) for state in blocks.both() for block in state),
+        )
         if key not in blocks.bound:
             blocks.bound[key] = self._bound(blocks, steps, more, rows)
         blocks.bound[key]()

@@ -138,7 +138,9 @@ def _with_kernel(
     fusion = Fusion(compiler, operations=interior(program).operations, inexact=inexact)
     # What is computed at points may be read from further than by all other cells.
     further = points is not None or task.job.series_pass is not None
-    return replace(typed, kernel=chosen, reads=None if further else reads_of(task, program)), fusion
+    job = replace(task.job, tape=program.tape) if program.scalars else task.job
+    reads = None if further else reads_of(task, program)
+    return replace(typed, job=job, kernel=chosen, reads=reads), fusion
 
 
 def _whole_row(task: Task, axes: int) -> int:
@@ -167,7 +169,8 @@ class ImageKernels:
             axes = grid_axes(task)
         except NotTraceable:
             axes = 0  # never one kernel
-        shape = task.shape if task.job.whole else task.shape[axes:] if axes else ()
+        placed = task.job.whole or "here" in task.job.services  # the kernel knows the shape
+        shape = task.shape if placed else task.shape[axes:] if axes else ()
         key = task.dtype, axes, len(task.shape), shape, task.widths
         if key not in self._made:
             made, fusion = _with_kernel(self._device, task, self._arithmetic, 1)
@@ -178,7 +181,7 @@ class ImageKernels:
         if made.kernel is None:
             return task
         results = tuple((task.shape[:axes] + shape[axes:], dtype) for shape, dtype in made.known)
-        return replace(task, kernel=made.kernel, results=results)
+        return replace(task, job=made.job, kernel=made.kernel, results=results)
 
 
 def not_one_kernel(task: Task, reason: Fusion | NotTraceable) -> UserError:

@@ -17,6 +17,8 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.series import Series
+from meshrun.runner.job.signature import STEP
 from meshrun.runner.plan.task import ArrayType, Task, halo_hint
 
 
@@ -30,11 +32,13 @@ def with_inferred_halo(
     shape and dtype of each. kind: of the device, "cpu" or "cuda". Raises UserError for a result that is
     shorter by an odd number of cells.
     """
+    if any(isinstance(value, Series) for value in parameters.values()):
+        parameters = job.arguments(parameters)
     if job.whole and job.halo is None:
         from meshrun.runner.compiler.whole.block_form import block_form
 
         return block_form(job, inputs, parameters, kind)
-    if job.halo is not None or job.kind != "map" or not job.services <= {"xp"}:
+    if job.halo is not None or job.kind != "map" or not job.services <= {"xp", "here", STEP}:
         return job
     if any(0 in shape for shape, _ in inputs) or not _may_slice(job.function):
         return job
@@ -49,7 +53,8 @@ def with_inferred_halo(
         try:
             with hide_output(failures=False):
                 no_halo = ((0, 0),) * axes
-                trace(job.function, operands, no_halo, parameters, job.services, job.output_names)
+                names, shape = job.output_names, inputs[0][0]
+                trace(job.function, operands, no_halo, parameters, job.services, names, shape=shape)
         except NotTraceable as reason:
             needed = reason.shorter
             if not any(needed):

@@ -9,13 +9,19 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.operations import inexact_operations
-from meshrun.runner.compiler.result_type import hide_output
+from meshrun.runner.compiler.result_type import hide_output, result_buffers
+from meshrun.runner.compiler.samples import samples
 from meshrun.runner.compiler.trace.array import MOST_COMPONENTS, real_dtype
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.compiler.whole.block_form import BlockFunction
+from meshrun.runner.device.cpu import CpuBackend
+from meshrun.runner.errors import UserError
+from meshrun.runner.job.block_context import BlockContext
+from meshrun.runner.job.series import Series
+from meshrun.runner.job.signature import STEP
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.region import HostArray
 
@@ -59,12 +65,54 @@ def trace_of(task: Task) -> Program:
         ]
     outs = declared if "out" in job.services else None
     names = job.output_names
-    program = trace(job.function, inputs, task.widths[:axes], task.parameters, job.services, names, outs)
+    program = trace(
+        job.function, inputs, task.widths[:axes], task.parameters, job.services, names, outs, task.shape
+    )
     if any(one.components == 0 for one in program.outputs):
         raise NotTraceable("returns no elements")
     if declared is not None and tuple(declared) != program.outputs:
         raise NotTraceable("returns another dtype or shape than out= declares")
     return program
+
+
+def check_tables(task: Task, steps: int) -> None:
+    """Raise UserError if so many steps take rows beyond the end of a table in time.
+
+    For a function that cannot be traced, as far as it can be.
+    """
+    job, tape = task.job, task.job.tape
+    if tape is None and STEP in job.services:
+        try:
+            with hide_output(failures=False):
+                tape = trace_of(task).tape
+        except NotTraceable as reason:
+            tape = reason.tape
+            _try_last_step(task, steps)
+    if tape is not None:
+        tape.check(steps)
+
+
+def _try_last_step(task: Task, steps: int) -> None:
+    """Call a function that cannot be traced on a small array in the last step, which may need long tables."""
+    if not any(parameter.type is Series for parameter in task.job.parameters) or 0 in task.shape:
+        return
+    sample = next(samples(task))
+    shape, blocks = sample.task.shape, [block.copy() for block in sample.padded]
+    here = BlockContext(0, 1, "", (0,) * len(shape), shape, shape, None, np, steps - 1)
+    try:
+        with hide_output(failures=False), np.errstate(all="ignore"):
+            sample.task.call(blocks, here, result_buffers(sample.task, shape, CpuBackend()))
+    except IndexError as reason:
+        raise UserError(
+            f"job {task.job.name}: step {steps - 1:,} cannot be taken",
+            why=str(reason),
+            hint="a longer table in time, or fewer steps",
+            everywhere=True,
+        ) from reason
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # a user's function may raise anything; the run shows it
+        return
 
 
 def reads_of(task: Task, program: Program) -> tuple[tuple[Extents, ...], ...]:
@@ -109,11 +157,17 @@ def _check(task: Task, program: Program) -> None:
     rng = np.random.default_rng(0)
     widths = task.widths[: program.axes]
     cells = tuple(CHECKED + axis + sum(width) for axis, width in enumerate(widths))
+    if "here" in task.job.services:  # no cells beyond the array
+        cells = tuple(min(n, m + sum(w)) for n, m, w in zip(cells, task.shape, widths, strict=False))
     blocks = [_sample(rng, cells + one.trailing, one.dtype) for one in program.inputs]
     own = tuple(n - sum(width) for n, width in zip(cells, widths, strict=True))
     outs = [np.zeros(own + one.trailing, one.dtype) for one in program.outputs]
-    expected = evaluate(program, blocks, widths)
-    services = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": np}
+    first = (0,) * program.axes
+    expected = evaluate(program, blocks, widths, first, program.tape.row(0))
+    here = BlockContext(
+        0, 1, "", (0,) * len(task.shape), own + task.shape[program.axes :], task.shape, None, np
+    )
+    services = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": np, STEP: 0, "here": here}
     wanted = {name: services[name] for name in task.job.services}
     with np.errstate(all="ignore"):
         try:

@@ -25,7 +25,7 @@ def plan_envelope(
     """Return a plan's record: what every plan has, and what was `found`. array: the job's first input."""
     about = {
         "job": job.name,
-        "parameters": plain(parameters),
+        "parameters": plain(job.described(dict(parameters))),
         **type_record(array),
         "ranks": ranks,
         "hosts": hosts,

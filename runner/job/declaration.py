@@ -9,8 +9,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.job.series import Parameters, Series, read_series
 from meshrun.runner.job.signature import Kind, Parameter
-from meshrun.runner.region import Sizes
+from meshrun.runner.region import Shape, Sizes
 
 Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
 Trials = Sequence[tuple[tuple[int, ...], str, dict[str, Any]]]  # (shape, dtype, parameters)
@@ -28,8 +29,10 @@ class Job:
     arrays. program: what it computes, a `compiler.whole.program.WholeProgram`, if that takes several stages;
     then the function takes whole arrays, too, when it is run. sizes: of these, if they differ along the axes
     that are split. series: names of its results that are no fields. series_pass: computes these,
-    `runner.compiler.whole.point_pass.SeriesPass`; None: there are none. verify: checks the output of a "job",
-    and forecast is for its plan, see `runner.run.declare.job`.
+    `runner.compiler.whole.point_pass.SeriesPass`; None: there are none. tape: what is computed for each step
+    (`compiler.trace.timed.StepTape`). constants: the last of the inputs, arrays that the function uses and
+    does not take (`compiler.whole.functions.outside.Constant`). verify: checks the output of a "job", and
+    forecast is for its plan, see `runner.run.declare.job`.
     """
 
     name: str
@@ -61,6 +64,8 @@ class Job:
     sizes: Sizes | None = None
     series: tuple[str, ...] = ()
     series_pass: Any = None
+    tape: Any = None
+    constants: tuple[Any, ...] = ()
 
     @property
     def result_names(self) -> tuple[str, ...]:
@@ -86,6 +91,25 @@ class Job:
         if self.halo is None:
             return 0
         return self.halo(**parameters) if callable(self.halo) else self.halo
+
+    def arguments(self, parameters: Parameters) -> Parameters:
+        """Return the parameters as functions get them: tables in time as arrays."""
+        return {name: one.values if isinstance(one, Series) else one for name, one in parameters.items()}
+
+    def described(self, parameters: Parameters) -> Parameters:
+        """Return the parameters for a record: tables in time as their path, or as what they are."""
+        tables = [one.name for one in self.parameters if one.type is Series and one.name in parameters]
+        if not tables:
+            return dict(parameters)
+        found = dict(parameters)
+        for name in tables:
+            found[name] = None if found[name] is None else str(read_series(found[name]))
+        return found
+
+    def with_constants(self, types: Sequence[tuple[Shape, Any]]) -> list[tuple[Shape, Any]]:
+        """Return the shapes and dtypes of all inputs. types: of those that are given."""
+        given = len(self.arrays) - len(self.constants)
+        return [*types[:given], *((one.values.shape, one.values.dtype) for one in self.constants)]
 
     def option_hint(self, array: str) -> str | None:
         """Return how an input becomes an option, for a number that is meant; None for the first input."""
@@ -117,4 +141,8 @@ class Job:
         if missing:
             raise UserError(f"job {self.name} needs a value for {', '.join(missing)}")
         types = {parameter.name: parameter for parameter in self.parameters}
-        return {**known, **{name: types[name].convert(value) for name, value in parameters.items()}}
+        found = {**known, **{name: types[name].convert(value) for name, value in parameters.items()}}
+        for name, parameter in types.items():  # of a table in time, the default may be a file or an array
+            if parameter.type is Series:
+                found[name] = parameter.convert(found[name])
+        return found

@@ -1,7 +1,8 @@
 """Counter-based random numbers: Philox4x64 with 10 rounds (Salmon, Moraes, Dror and Shaw, SC 2011).
 
 A key of two 64-bit words selects a stream, and a counter of four words a block of four 64-bit words in it.
-Word `place` of a stream is word `place % 4` at counter `place // 4 + 1`, as in numpy.random.Philox.
+Word `place` of a stream is word `place % 4` at counter `place // 4 + 1`, as in numpy.random.Philox. The
+second word of a counter is the number of a time step.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ SHORT = 100  # cells in a row: computing so many takes as long as setting NumPy'
 HALF, LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
-def fractions(xp: ModuleType, key: Key, offset: Shape, block: Shape, shape: Shape) -> Array:
+def fractions(xp: ModuleType, key: Key, offset: Shape, block: Shape, shape: Shape, step: int = 0) -> Array:
     """Return a float64 in [0, 1) for each cell of a block of an array of `shape`, from the word at its place.
 
-    xp: numpy or cupy; both give the same bits.
+    xp: numpy or cupy; both give the same bits. step: number of a time step.
     """
     starts, length = runs(offset, block, shape)
     if xp is np and length >= SHORT:
-        return by_numpy(key, starts, length).reshape(block)
-    return by_arithmetic(xp, key, starts, length, ON_HOST if xp is np else ON_DEVICE).reshape(block)
+        return by_numpy(key, starts, length, step).reshape(block)
+    most = ON_HOST if xp is np else ON_DEVICE
+    return by_arithmetic(xp, key, starts, length, most, step).reshape(block)
 
 
 def runs(offset: Shape, block: Shape, shape: Shape) -> tuple[np.ndarray[Any, Any], int]:
@@ -51,11 +53,12 @@ def runs(offset: Shape, block: Shape, shape: Shape) -> tuple[np.ndarray[Any, Any
     return starts, math.prod(block[axis:])
 
 
-def by_numpy(key: Key, starts: np.ndarray[Any, Any], length: int) -> np.ndarray[Any, Any]:
+def by_numpy(key: Key, starts: np.ndarray[Any, Any], length: int, step: int = 0) -> np.ndarray[Any, Any]:
     """Return `length` fractions from each of `starts` on, from NumPy's own generator."""
     made = np.empty((starts.size, length))
     generator = np.random.Philox(key=np.array(key, np.uint64))
     draw, state = np.random.Generator(generator), generator.state
+    state["state"]["counter"][1] = step
     for row, start in zip(made, starts.tolist(), strict=True):
         state["state"]["counter"][0] = start // 4
         generator.state = state
@@ -64,7 +67,9 @@ def by_numpy(key: Key, starts: np.ndarray[Any, Any], length: int) -> np.ndarray[
     return made
 
 
-def by_arithmetic(xp: ModuleType, key: Key, starts: np.ndarray[Any, Any], length: int, most: int) -> Array:
+def by_arithmetic(
+    xp: ModuleType, key: Key, starts: np.ndarray[Any, Any], length: int, most: int, step: int = 0
+) -> Array:
     """Return the same by operations on arrays of NumPy or CuPy, about `most` cells at a time."""
     made = xp.empty((starts.size, length), np.float64)
     columns = max(min(length, most), 1)
@@ -73,16 +78,17 @@ def by_arithmetic(xp: ModuleType, key: Key, starts: np.ndarray[Any, Any], length
         for begin in range(0, length, columns):
             part = made[first : first + rows, begin : begin + columns]
             places = xp.asarray(starts[first : first + rows])[:, None] + np.uint64(begin)
-            part[...] = _words(xp, key, places, part.shape[1]) >> np.uint64(11)
+            part[...] = _words(xp, key, places, part.shape[1], step) >> np.uint64(11)
     made *= 2.0**-53
     return made
 
 
-def _words(xp: ModuleType, key: Key, places: Array, length: int) -> Array:
+def _words(xp: ModuleType, key: Key, places: Array, length: int, step: int) -> Array:
     """Return uint64 of shape (rows, length): the words from each of `places`, of shape (rows, 1), on."""
     counters = xp.arange(1, length // 4 + 3, dtype=np.uint64) + (places >> np.uint64(2))
-    nothing = [xp.zeros_like(counters) for _ in range(3)]
-    words = xp.stack(encrypt(xp, [counters, *nothing], key), axis=-1).reshape(len(places), -1)
+    others = [xp.zeros_like(counters) for _ in range(3)]
+    others[0] += np.uint64(step)
+    words = xp.stack(encrypt(xp, [counters, *others], key), axis=-1).reshape(len(places), -1)
     wanted = xp.arange(length) + (places & np.uint64(3)).astype(np.int64)
     return xp.take_along_axis(words, wanted, axis=1)
 
@@ -96,7 +102,7 @@ def encrypt(xp: ModuleType, counter: Sequence[Array], key: Key) -> list[Array]:
         c0 *= np.uint64(MULTIPLIERS[0])
         c2 *= np.uint64(MULTIPLIERS[1])
         high1 ^= c1
-        high1 ^= np.uint64(k0)
+        high1 ^= np.uint64(k0) if isinstance(k0, int) else k0  # a number of the step, in a trace
         high0 ^= c3
         high0 ^= np.uint64(k1)
         c0, c1, c2, c3 = high1, c2, high0, c0

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.job.series import Series, read_series
 from meshrun.runner.options.run_options import RANKS, run_rows
 from meshrun.runner.spelling import command_option
 
@@ -30,6 +31,7 @@ OFFERS: dict[Kind, frozenset[str]] = {
         {"world", "input", "inputs", "output", "create", "memory", "xp", "argument", "simulate"}
     ),
 }
+STEP = "step"  # the number of the step, from 0 on; a parameter of another type is an option
 HELP = "help"  # the one name of an option that a job's parameter cannot have
 SERVICES = frozenset().union(*OFFERS.values())
 
@@ -67,6 +69,7 @@ _READERS: dict[Any, tuple[Callable[[Any], Any], str]] = {
     bool: (_flag, "neither True nor False"),
     str: (_text, "not a text"),
     Path: (Path, "not a path"),
+    Series: (read_series, "neither a file nor an array"),
 }
 
 
@@ -75,7 +78,7 @@ class Parameter:
     """One option of a job, as the command line shows and checks it."""
 
     name: str
-    type: Any  # int, float, str, bool, Path, a tuple of allowed words, or object: not declared
+    type: Any  # int, float, str, bool, Path, Series, a tuple of allowed words, or object: not declared
     default: Any
     required: bool
     help: str
@@ -87,6 +90,8 @@ class Parameter:
         """
         if self.type is object or (value is None and self.default is None and not self.required):
             return value
+        if value is None and self.type is Series and not self.required:
+            value = self.default  # an array, which is no option's text
         if isinstance(self.type, tuple):
             if isinstance(value, str) and value in self.type:
                 return value
@@ -162,8 +167,11 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
     declared = parameters[first:]
     hints = _hints(function, [p for p in declared if p.name not in SERVICES])
     options = []
+    services = {parameter.name for parameter in declared if parameter.name in SERVICES}
+    if kind == "map" and any(map(_is_step, declared)):
+        services.add(STEP)
     for parameter in declared:
-        if parameter.name in OFFERS[kind]:
+        if parameter.name in OFFERS[kind] or parameter.name == STEP in services:
             continue
         if parameter.name in SERVICES:
             raise UserError(
@@ -194,7 +202,16 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
             hint="another name for one of them",
         )
     arrays = tuple(p.name for p in parameters[:first])
-    return Signature(arrays, tuple(options), frozenset(p.name for p in declared if p.name in SERVICES))
+    return Signature(arrays, tuple(options), frozenset(services))
+
+
+def _is_step(parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter is the number of the step: called `step`, and an integer or of no type."""
+    if parameter.name != STEP:
+        return False
+    if parameter.annotation is not parameter.empty:
+        return parameter.annotation in (int, "int")
+    return parameter.default is parameter.empty or type(parameter.default) is int
 
 
 def _is_array(function: Callable[..., Any], parameter: inspect.Parameter) -> bool:
@@ -202,7 +219,7 @@ def _is_array(function: Callable[..., Any], parameter: inspect.Parameter) -> boo
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if parameter.kind not in positional or parameter.default is not parameter.empty:
         return False
-    if parameter.name in SERVICES:
+    if parameter.name in SERVICES or _is_step(parameter):
         return False
     if parameter.annotation is parameter.empty:
         return True
@@ -211,7 +228,7 @@ def _is_array(function: Callable[..., Any], parameter: inspect.Parameter) -> boo
     except UserError:  # a type that is imported for type checkers only
         return True
     arms = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return not any(arm in (int, float, str, bool, Path) or typing.get_origin(arm) is Literal for arm in arms)
+    return not any(arm in _READERS or typing.get_origin(arm) is Literal for arm in arms)
 
 
 def _hints(function: Callable[..., Any], declared: Sequence[inspect.Parameter]) -> dict[str, Any]:
@@ -235,12 +252,12 @@ def _option_type(job_name: str, name: str, hint: Any, default: Any) -> Any:
         hint = remaining[0] if len(remaining) == 1 else hint
     if typing.get_origin(hint) is Literal:
         return typing.get_args(hint)
-    if hint in (int, float, str, bool, Path):
+    if hint in _READERS:
         return hint
     raise UserError(
         f"job {job_name}: parameter {name} has an unsupported type",
         got=hint,
-        expected="int, float, str, bool, Path or a Literal of words",
+        expected="int, float, str, bool, Path, meshrun.Series or a Literal of words",
     )
 
 

@@ -15,6 +15,8 @@ import numpy as np
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.series import Parameters, Series
+from meshrun.runner.job.signature import STEP
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.plan.grid import Partition, parse_grid
 from meshrun.runner.plan.halo import Widths, check_widths, normalize
@@ -176,6 +178,11 @@ class Task:
     @cached_property
     def widths(self) -> Widths:
         return self.fields[self.first].widths
+
+    @property
+    def described_parameters(self) -> Parameters:
+        """The parameters for a record, tables in time as what they are."""
+        return self.job.described(self.parameters)
 
     @property
     def known(self) -> tuple[ArrayType, ...]:
@@ -358,7 +365,9 @@ class Task:
         """Call the job on padded blocks; return its results, checked (RunError for a wrong type or shape)."""
         if self.kernel is not None:
             assert outs is not None
-            self.kernel(blocks, outs, here.offset)
+            tape = self.job.tape
+            scalars = here.xp.asarray(tape.row(here.step)) if tape is not None and tape.slots else None
+            self.kernel(blocks, outs, here.offset, scalars)
             return tuple(outs)
         results = self.returned(blocks, here, outs)
         declared = self.declared(here.block) or (None,) * len(results)
@@ -371,7 +380,7 @@ class Task:
     ) -> tuple[Any, ...]:
         """Call the job's function on padded blocks; return as many results as are declared, unchecked."""
         out = None if outs is None else outs[0] if len(outs) == 1 else tuple(outs)
-        services = {"out": out, "xp": here.xp, "here": here}
+        services = {"out": out, "xp": here.xp, "here": here, STEP: here.step}
         wanted = {name: services[name] for name in self.job.services}
         returned = self.job.function(*blocks, **wanted, **self.parameters)
         if returned is None and outs is not None:
@@ -519,6 +528,7 @@ def plan_task(
 
     inputs: shape and dtype of each array, in the order of the job's parameters.
     """
+    inputs = job.with_constants(inputs) if job.constants else inputs
     for name, (shape, dtype) in zip(job.arrays, inputs, strict=True):
         which = f"the input {name}" if len(inputs) > 1 else "the input"
         if not shape and job.program is None:
@@ -531,6 +541,8 @@ def plan_task(
         pairs = zip(job.sizes.inputs, inputs, strict=True)
         inputs = [(one.in_space(space) if shape else (), of_one) for one, (shape, of_one) in pairs]
     shape, dtype = next(one for one in inputs if one[0])
+    has_tables = any(isinstance(value, Series) for value in parameters.values())
+    parameters = job.arguments(parameters) if has_tables else parameters
     if job.check is not None:
         job.check(shape, dtype, **parameters)
     chosen = boundary or job.boundary

@@ -133,6 +133,10 @@ class ProgramRun:
         for value, number in self.program.inputs.items():
             self.values.views[value][...] = arrays[number].interior
 
+    def set_step(self, slots: Array) -> None:
+        """Set the values that the host computes for each step. slots: of the step's tape."""
+        self.values.row[: len(slots)] = slots
+
     def failed_check(self) -> ValueCheck | None:
         """Return the first check of a value that failed in some step so far; None if none did."""
         for number, check in enumerate(self.program.checks):

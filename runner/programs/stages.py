@@ -112,8 +112,9 @@ class StagedProgram:
     """A function of whole arrays in stages.
 
     space: lengths of the axes that are split. arrays: the function's inputs first; an input of shape () is a
-    value. outputs: the function's. dtypes: of the values. inputs: of each value that is an input, its number.
-    results: of each output of shape (), its value. cuts: why arrays are written, or are not.
+    value. outputs: the function's. dtypes: of the values, the slots of the step's tape first. inputs: of each
+    value that is an input, its number. results: of each output of shape (), its value. cuts: why
+    arrays are written, or are not.
     """
 
     space: Shape
@@ -204,6 +205,8 @@ class _Order:
         self._arrays = dict.fromkeys(range(len(program.inputs)), 0)
         self._values: dict[int, int] = {}
         self.dtypes: dict[int, np.dtype[Any]] = {}
+        for (*_, dtype), slot in program.tape.slots.items():
+            self._values[slot], self.dtypes[slot] = 0, dtype
         for number in sorted([*program.written, *program.reduced]):
             self.array(number)
         for number in program.values:
@@ -336,7 +339,7 @@ def _cells(program: WholeProgram, results: Sequence[WholeOutput]) -> StageCells:
     outputs = tuple(replace(one, nodes=tuple(done[node] for node in one.nodes)) for one in results)
     inputs = tuple(_input(program, number) for number in reads)
     values = tuple(sorted({node.value for node in nodes if node.op == "scalar"}))
-    return StageCells(WholeProgram(program.space, inputs, outputs, graph, ()), reads, values)
+    return StageCells(WholeProgram(program.space, inputs, outputs, graph, {}), reads, values)
 
 
 def _input(program: WholeProgram, number: int) -> WholeInput:

@@ -16,9 +16,11 @@ from meshrun.runner.arrays.several_sizes import own_cells
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.compiler.trace.function_key import key_of
+from meshrun.runner.compiler.traced import check_tables
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.whole_call import call_whole
 from meshrun.runner.maps.in_memory import Pipeline
 from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.options.run_options import Options
@@ -49,7 +51,7 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     """
     _check_arrays(job, arrays)
     if job.whole:  # in this process the arrays are whole
-        return job.function(*arrays, **job.complete(parameters))
+        return call_whole(job, arrays, job.complete(parameters))
     if any(hasattr(array, "__cuda_array_interface__") for array in arrays):
         from meshrun.runner.device.cuda import borrowed
 
@@ -132,7 +134,7 @@ def _advance_to_row(stepper: Stepper, steps: int) -> list[Any]:
     if steps > 1:
         stepper.advance(steps - 1)
     series = SeriesRows(stepper.world, stepper.task, ())
-    rows = series.take(stepper.windows(), stepper.region, stepper.cut)
+    rows = series.take(stepper.windows(), stepper.region, stepper.cut, step=stepper.done)
     return [series.row_of(number, row) for number, row in enumerate(rows)]
 
 
@@ -140,6 +142,7 @@ def _stepper(
     world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int
 ) -> Stepper:
     task = with_known_results(_task(world, job, arrays, parameters, steps), world.backend)
+    check_tables(task, steps)
     check_feeds(task)
     one_by_one = task.job.series_pass is not None and task.job.series_pass.reads_halo(after=False)
     phases = Phases(world.backend.synchronize)
@@ -182,9 +185,10 @@ def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, A
 def _distributed(
     world: World, task: Task, plans: Sequence[HaloPlan], arrays: Sequence[Any]
 ) -> list[DistributedArray]:
-    """Return distributed arrays whose own cells are the arrays."""
+    """Return distributed arrays whose own cells are the arrays, and those that the function uses besides."""
     found = []
-    for field, plan, array in zip(task.fields, plans, arrays, strict=True):
+    every = [*arrays, *(world.xp.asarray(one.values) for one in task.job.constants)]
+    for field, plan, array in zip(task.fields, plans, every, strict=True):
         found.append(empty_array(world, plan, np.dtype(array.dtype)))
         if field.subgrid is not None:
             found[-1].interior[...] = 0

@@ -274,6 +274,11 @@ def distribute(
 
     def declare(function: Callable[..., Any]) -> DeclaredJob[Any]:
         declared = _declare(function, "map", name)
+        if "out" in declared.services:
+            raise UserError(
+                f"job {declared.name}: a function of whole arrays has no parameter `out`",
+                hint="return the result, or change an input",
+            )
         names = _output_names(declared.name, outputs)
         fed = feeds
         if fed is None and set(names) & set(declared.arrays):

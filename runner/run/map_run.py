@@ -121,7 +121,7 @@ def _blocks(run: RunContext, task: Task) -> Task:
     grid, count = streamed_grid(run.options.grid, run.world.size)
     blocks = planned(run, count, grid)
     return (
-        replace(blocks, results=task.results, kernel=task.kernel)
+        replace(blocks, job=task.job, results=task.results, kernel=task.kernel)
         if blocks.leading == task.leading
         else blocks
     )

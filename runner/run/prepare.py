@@ -17,8 +17,12 @@ from meshrun.runner.arrays.several_sizes import open_sinks, spread_sources
 from meshrun.runner.compiler.captured import Captured, captured
 from meshrun.runner.compiler.decide import Fusion, common_fusion, fused_alone
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
+from meshrun.runner.compiler.traced import check_tables
+from meshrun.runner.compiler.whole.functions.outside import Constant
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.job.series import Series
+from meshrun.runner.job.signature import STEP
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.maps.streamed.chunk_agreement import limits
 from meshrun.runner.options.form import forms_of_inputs
@@ -26,11 +30,12 @@ from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.step_options import FieldChange, NamedRule
 from meshrun.runner.plan.chunking import MemoryUse, has_own_grid, is_too_large
 from meshrun.runner.plan.task import Task, plan_task
+from meshrun.runner.region import HostArray, Region
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.run.files import check_files, check_no_overwrite, name_files
 from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.image_folder import Folder
-from meshrun.runner.storage.formats.registry import Sink, Source, create
+from meshrun.runner.storage.formats.registry import ComputedSource, Sink, Source, create
 from meshrun.runner.storage.journal import Journal
 from meshrun.runner.storage.paths import CONTAINERS, KEPT, partial_path, split, suffix
 from meshrun.runner.storage.transaction import OutputTransaction
@@ -150,6 +155,8 @@ def _read_files(job: Job, opened: Sequence[Path], parameters: dict[str, Any]) ->
         value = parameters.get(parameter.name)
         if value is not None and (parameter.type is Path or isinstance(value, Path)):
             files[parameter.name] = split(Path(value))[0]
+        if isinstance(value, Series) and value.path is not None:
+            files[parameter.name] = value.path
     return files
 
 
@@ -181,6 +188,7 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
         # Plan the task, and compile its kernel.
         types = [(source.shape, source.dtype) for source in run.sources]
         run.job = with_inferred_halo(run.job, types, run.parameters, world.backend.device.kind)
+        run.sources = [*run.sources, *(source_of(one) for one in run.job.constants)]
         own_grid = steps is None and has_own_grid(options.grid, world.size)
         task = made = planned(run, world.size, None if own_grid else options.grid)
         if run.job.sizes is not None:
@@ -189,6 +197,8 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
         if (mode or run.job.fuse) != "off":
             with world.phases("prepare"):
                 made, fusion = fused_alone(world.backend.device, task, mode, options.fuse_math, steps or 1)
+        if made.job.tape is not None or STEP in made.job.services:
+            check_tables(made, steps or 1)
         tasks[:] = task, made
         # Compare the block with the memory, unless an option decides.
         memory, on_device = limits(world, stream), world.backend.asynchronous
@@ -203,6 +213,22 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
         task, fusion = agreed_kernel(world, task, made, fusions, mode, steps or 1)
     memory = tuple(limit for _, limit, _ in everyone)
     return Prepared(task, fusion, memory, any(too_large for _, _, too_large in everyone))
+
+
+def source_of(constant: Constant) -> Source:
+    """Return the array that a function uses and does not take, as an input."""
+    values = constant.values
+
+    def fill(region: Region, target: HostArray) -> None:
+        target[...] = values[region.slices]
+
+    return ComputedSource(
+        values.shape,
+        values.dtype,
+        fill,
+        {"constant": constant.name, "sha256": constant.digest},
+        Path(f"{constant.name}, of the function"),
+    )
 
 
 def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: int = 1) -> tuple[Task, Fusion]:

@@ -215,7 +215,7 @@ def run_in_passes(
     checkpoints = _checkpoints(run, task)
     frames = _frames(run, task, checkpoints, start)
     until = _until_change(run)
-    whole = replace(planned(run, 1, None), results=task.results, kernel=task.kernel)
+    whole = replace(planned(run, 1, None), job=task.job, results=task.results, kernel=task.kernel)
     partials = [sink.partial for sink in sinks] + _unfinished(checkpoints, frames)
     run.transaction.track_partial(*partials)
     streamed = StreamedSteps(

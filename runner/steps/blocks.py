@@ -35,6 +35,7 @@ from meshrun.runner.plan.steps import Piece, band_rows, edge_copies, read_widths
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region
 from meshrun.runner.report.phases import Phases
+from meshrun.runner.steps.step_scalars import StepScalars
 from meshrun.runner.steps.steps_per_kernel import choose_steps
 from meshrun.runner.world.world import World
 
@@ -98,6 +99,20 @@ class StepBlocks(Generic[Block]):
         self._scratch: dict[tuple[int, ...], list[Array]] = {}
         # Whether the function fills the spare blocks, rather than buffers that are copied to them.
         self._fills_in_place = task.fills and task.strided_out and None not in self.feeds
+
+    def current_step(self) -> int:
+        """Return the number of the step that is computed, from 0 on."""
+        raise NotImplementedError
+
+    def scalar_rows(self, most: int) -> StepScalars | None:
+        """Return the numbers of the steps for the task's kernel; None if it takes none.
+
+        most: steps of a kernel, or of a graph of kernels.
+        """
+        tape = self.task.job.tape
+        if self.task.kernel is None or tape is None or not tape.slots:
+            return None
+        return StepScalars(tape, self.world.xp, most)
 
     @property
     def first(self) -> Sequence[int]:
@@ -321,7 +336,7 @@ class StepBlocks(Generic[Block]):
     def _calls_of(self, piece: Piece, keep: bool) -> list[Callable[[], None]]:
         """Return what computes the cells of `piece` from the blocks; at first, kernels may be compiled."""
         keep = keep and None in self.feeds
-        key = piece, keep, *map(id, self.arrays), *map(id, self.spare.values())
+        key = piece, keep, id(self.scalars), *map(id, self.arrays), *map(id, self.spare.values())
         if key not in self._calls:
             self._calls[key] = self._bound_calls(piece, keep)
         return self._calls[key]
@@ -419,7 +434,7 @@ class StepBlocks(Generic[Block]):
         world, backend = self.world, self.world.backend
         here = BlockContext(
             world.rank, world.size, world.here.host, region.start, region.shape, self.task.shape,
-            backend.stream, backend.xp,
+            backend.stream, backend.xp, self.current_step(),
         )  # fmt: skip
         results = self.task.call(windows, here, outs)
         check_types(self.task, results)

@@ -24,7 +24,7 @@ class ChunkSteps(StepBlocks[PaddedBlock]):
     finite: after how many of the steps, 0 or all, to look for cells of fed inputs that are not finite; the
     first ones are in `wrong`, by this number.
     must_fuse: fail if a kernel of several steps does not compile, instead of taking single steps
-    (`single_reason`: why).
+    (`single_reason`: why). done: steps before the first of them.
     """
 
     def __init__(
@@ -36,13 +36,16 @@ class ChunkSteps(StepBlocks[PaddedBlock]):
         observed: Collection[str] = (),
         finite: Collection[int] = (),
         must_fuse: bool = False,
+        done: int = 0,
     ) -> None:
+        self._step = self._done = done
         self.world, self.task, self.wide, self._observed = world, task, wide, observed
         self._must_fuse, self.single_reason = must_fuse, ""
         self.changes: list[float] = []
         self._finite, self.wrong = finite, dict[int, NotFinite]()
         self.phases = world.new_phases()  # not reported: the engine records the chunk's time
         self._memory: dict[int, Array] = {}
+        self._scalar_rows = self.scalar_rows(wide.steps)
 
     def take(self, region: Region, blocks: Sequence[Array]) -> list[Array]:
         """Take the steps of a chunk; return its results, views that are valid until the next call.
@@ -79,6 +82,10 @@ class ChunkSteps(StepBlocks[PaddedBlock]):
         self._look(region, self.wide.steps)
         return [self.result(number) for number in range(len(self.feeds))]
 
+    def current_step(self) -> int:
+        """Return the number of the step that is computed, from 0 on."""
+        return self._step
+
     def _look(self, region: Region, steps: int) -> None:
         """Look for cells of a chunk that are not finite after so many steps, if that is wanted."""
         for place in self.fed if steps in self._finite and steps not in self.wrong else ():
@@ -90,6 +97,7 @@ class ChunkSteps(StepBlocks[PaddedBlock]):
     def _one_by_one(self, first: int, last: int) -> None:
         """Take steps: `first` are to be taken before, `last` after them."""
         for remaining in reversed(range(last, first)):
+            self._begin_steps(remaining + 1, 1)
             pieces = self._pieces_of(remaining)
             for piece in pieces:
                 self._compute(piece, remaining == 0, copied=len(pieces) > 1)
@@ -109,10 +117,19 @@ class ChunkSteps(StepBlocks[PaddedBlock]):
         left = first
         for steps, kernels in cycles.items():
             for _ in range(kernels):
+                self._begin_steps(left, steps)
                 left -= steps
                 kernel.advance(self, steps, left)
                 self.swap()
         return None
+
+    def _begin_steps(self, left: int, steps: int) -> None:
+        """Note the number of the next step, and have kernels read those of so many. left: all to take."""
+        last = self._done + self.wide.steps
+        self._step = last - left
+        if self._scalar_rows is not None:
+            self._scalar_rows.provide(self._step, steps, last)
+            self.scalars = self._scalar_rows.rows(0, steps)
 
     def _take_single_steps(self, failure: NotCompiled) -> None:
         if self._must_fuse:

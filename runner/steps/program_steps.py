@@ -13,6 +13,7 @@ from meshrun.runner.errors import RunError
 from meshrun.runner.programs.execute import ProgramRun
 from meshrun.runner.programs.stages import plan_program
 from meshrun.runner.region import Array
+from meshrun.runner.steps.step_scalars import StepScalars
 from meshrun.runner.steps.stepper import Stepper
 
 IN_STAGES = "a step has several stages"
@@ -42,6 +43,8 @@ class ProgramStepper(Stepper):
         self.graph_reason, self.single_reason = IN_STAGES, ""
         self.halo_taken, self.halo_reason = "", ""
         self._spans: list[tuple[Mark, Mark]] = []
+        tape = task.job.tape
+        self._scalar_rows = StepScalars(tape, world.xp, 1) if tape is not None and tape.slots else None
 
     def start(self, arrays: Sequence[DistributedArray]) -> None:
         """Take over arrays of `plans`' layouts with their own cells filled; prepare the first step."""
@@ -58,6 +61,7 @@ class ProgramStepper(Stepper):
     def advance(self, steps: int, *, last: bool = False, ahead: int = 0) -> None:
         """Take so many steps. last, ahead: as of `Stepper`; there is nothing to save."""
         backend, recorder = self.world.backend, self.world.recorder
+        self._until = self.done + steps
         name = 0 if recorder is None else recorder.name("step")
         begin = backend.mark() if backend.asynchronous else None
         for _ in range(steps):
@@ -77,6 +81,9 @@ class ProgramStepper(Stepper):
         for place, array in enumerate(self.arrays):
             stages.arrays[place] = array
         stages.set_inputs(self.arrays)
+        if self._scalar_rows is not None:
+            self._scalar_rows.provide(self.done, 1, self._until)
+            stages.set_step(self._scalar_rows.rows(0, 1)[0])
         stages.take([self.written(number) for number in range(len(self.feeds))])
         for place in self.fed:
             self.spare[place].written()

@@ -63,7 +63,7 @@ class RecordedSeries:
 
     def take(self) -> None:
         """Compute the row of a single step, before its results change places with what it has read."""
-        key = tuple(id(one) for some in self._arrays() for one in some)
+        key = id(self.blocks.scalars), *(id(one) for some in self._arrays() for one in some)
         if key not in self._bound:
             self._bound[key] = self._bind()
         if isinstance(self.code, DevicePoints):

@@ -150,9 +150,15 @@ class Stepper(StepBlocks[DistributedArray]):
         self._recording = False
         most = (*GRAPH_STEPS, self._longest_graph())
         self._graph_cycles = sorted({max(one // steps, 1) for one in most}, reverse=True)
+        self._scalar_rows = self.scalar_rows(max(*most, steps, fused))
+        self._until = self._recorded_from = 0  # the step after those to take, and the first of a graph
         self._prepared: set[int] = set()  # steps of kernels that are compiled
         self._spans: list[tuple[Mark, Mark]] = []
         self._exchange_spans: list[tuple[Mark, Mark]] = []
+
+    def current_step(self) -> int:
+        """Return the number of the step that is computed, from 0 on."""
+        return self.done
 
     def _longest_graph(self) -> int:
         """Return the steps of the longest graphs, the same on every rank."""
@@ -217,6 +223,8 @@ class Stepper(StepBlocks[DistributedArray]):
         """
         if self.task.kernel is None or self.fused_steps > 1 or not self.world.backend.asynchronous:
             return
+        if self._scalar_rows is not None:
+            self.scalars = self._scalar_rows.rows(0, 1)
         pieces = [piece for more in range(1, self.steps_per_exchange) for piece in self._pieces_of(more)]
         for _ in range(2):
             for piece in pieces:
@@ -261,6 +269,7 @@ class Stepper(StepBlocks[DistributedArray]):
         left, these included; fewer than `steps` if unknown.
         """
         backend, ahead = self.world.backend, max(ahead, steps)
+        self._until = self.done + steps
         cycle = self._longest_cycle(steps)
         begin = backend.mark() if backend.asynchronous else None
         left = steps
@@ -415,7 +424,7 @@ class Stepper(StepBlocks[DistributedArray]):
         steps, counts = cycles * cycle, (self.done, self.taken, self.exchanges)
         key, places = self._graph_key(cycles, cycle), (list(self.arrays), dict(self.spare))
         if key not in self._graphs:
-            self._recording = True
+            self._recording, self._recorded_from = True, self.done
             try:
                 self._graphs[key] = self.world.backend.capture(partial(self._graph_work, cycles, cycle))
             except NotCapturable as reason:
@@ -425,6 +434,8 @@ class Stepper(StepBlocks[DistributedArray]):
                 self._recording = False
                 self.arrays, self.spare = list(places[0]), dict(places[1])
                 self.done, self.taken, self.exchanges = counts
+        if self._scalar_rows is not None:
+            self._scalar_rows.provide(self.done, steps, self._until)
         self._graphs[key]()
         # A graph changes what is in the blocks; that they change places is done here.
         self.arrays, self.spare = places
@@ -453,6 +464,15 @@ class Stepper(StepBlocks[DistributedArray]):
         made = self._graph_key(cycles, cycle) in self._graphs or cycles == self._graph_cycles[-1]
         return made or ahead >= cycles * cycle * WORTH_MAKING
 
+    def _take_scalars(self, steps: int) -> None:
+        """Have the next kernel read the numbers of the next steps; those of a graph follow one another."""
+        if self._scalar_rows is None:
+            return
+        if not self._recording:
+            self._scalar_rows.provide(self.done, steps, self._until)
+        first = self.done - self._recorded_from if self._recording else 0
+        self.scalars = self._scalar_rows.rows(first, steps)
+
     def _graph_work(self, cycles: int, cycle: int) -> None:
         for _ in range(cycles):
             self._cycle(cycle, last=False)
@@ -461,6 +481,7 @@ class Stepper(StepBlocks[DistributedArray]):
         """Take one step, after which so many are taken without an exchange; then make the halos ready."""
         if self.before_step is not None:
             self.before_step(self.padded)
+        self._take_scalars(1)
         targets = self._fed_spare()
         keep = final or (self.keep_finals and remaining == 0)
         if self.overlap and remaining == 0 and not final:
@@ -488,6 +509,7 @@ class Stepper(StepBlocks[DistributedArray]):
         """Take so many steps by one kernel; then make the halos ready along the split axes."""
         kernel = self.task.kernel
         assert kernel is not None
+        self._take_scalars(steps)
         if self.overlap and not final:
             targets = self._fed_spare()
             self._overlapped(targets, lambda rows, _: kernel.advance(self, steps, rows=rows))

@@ -144,7 +144,9 @@ class StreamedSteps:
             wider, must = for_chunks(task, count), self.must_fuse
             finite = self._finite(done, count, last=checked or done == steps)
             observed = self.until.fields if self.until is not None and checked else ()
-            taker = ChunkSteps(world, task, wider, observed=observed, finite=finite, must_fuse=must)
+            taker = ChunkSteps(
+                world, task, wider, observed=observed, finite=finite, must_fuse=must, done=done - count
+            )
             moved = (number * nbytes, in_all * nbytes)
             counts = self._pass(taker, chunks, sources, sinks, halving, *moved)
             single = single or taker.single_reason

@@ -1,13 +1,14 @@
-"""Preload NVML and NCCL in a thread while MPI and CuPy initialise, which takes longer.
+"""Preload NVML, CuPy and NCCL in a thread while MPI initialises.
 
 NVML attaches to every GPU of the host, about 40 ms each, and libnccl has hundreds of megabytes. Later users
-of either find it loaded, or get the same error. A run that may never open NCCL does not load it: Python's
-other threads wait while a library is loaded.
+find them loaded, or get the same error. A run that may never open NCCL does not load it: Python's other
+threads wait while a library is loaded.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import threading
 
 from meshrun.runner.errors import MeshrunError, UserError
@@ -31,9 +32,10 @@ def _load(later: bool) -> None:
         nvml.start()  # stays initialised until the process ends
     except UserError:
         return
-    if later:
-        return
     with contextlib.suppress(ImportError, MeshrunError, RuntimeError):
+        if later:
+            importlib.import_module("meshrun.runner.device.cuda")  # with CuPy
+            return
         from meshrun.runner.comm import nccl
 
         nccl.load()

@@ -171,10 +171,10 @@ def programs(draw: st.DrawFn) -> str:
     return "\n".join([*lines, "    return u, v, w", ""])
 
 
-def compiled(text: str) -> Callable[..., Any]:
+def compiled(text: str, **names: Any) -> Callable[..., Any]:
     name = f"<random {abs(hash(text))}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    space: dict[str, Any] = {"np": np}
+    space: dict[str, Any] = {"np": np, **names}
     exec(compile(text, name, "exec"), space)
     function: Callable[..., Any] = space["f"]
     return function

@@ -24,7 +24,8 @@ def evaluate(program: WholeProgram, arrays: Sequence[np.ndarray[Any, Any]]) -> l
             if node.op == "load":
                 array, lengths = arrays[node.input], program.graph.lengths[node.input]
                 index = tuple(
-                    (place + at) % n for place, at, n in zip(places, node.offset, lengths, strict=True)
+                    (place + at) % max(n, 1)
+                    for place, at, n in zip(places, node.offset, lengths, strict=True)
                 )
                 values[node] = array.reshape(*array.shape[:dimensions], -1)[(*index, node.component)]
             elif node.op == "place":

@@ -167,6 +167,11 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
     return tuple(map(_within, tile(), lengths))
 
 
+def has_ends(program: Program) -> bool:
+    """Return whether cells near the array's ends differ from those between: some are not of the interior."""
+    return any(map(any, ends_of(program)))
+
+
 def between_ends(program: Program, lengths: Shape) -> Shape:
     """Return the cells per axis that are left between the ends of the array, but one at least."""
     ends = ends_of(program)
@@ -333,13 +338,13 @@ def emit(
     axis; the chosen tile is no longer than what lies between the array's ends. threads: most threads of a
     block along the last grid axis and the one before; default: `choose_threads`. march: whether a thread
     makes the cells of its tile in a loop along the first axis; default: `marches`, if it chooses the tile.
-    sweep: the same along the last axis, for a tile
-    that `fills_words`; default: `sweeps`, if it chooses the tile. apart: whether inputs of the same dtype, or
-    outputs, may have different pitches; a thread then computes an address for each operand, where it
-    otherwise computes one for all. wide: whether an operand may have more than `MOST_NARROW` elements; places
-    in it are computed in 64 bits then, which takes several instructions an address. ends: the boundary, if
-    the last axis is whole and the cells beyond its ends are not in memory, of the inputs that `finds_ends`
-    names. beyond: cells beyond the ends of the other axes that the kernel also stores.
+    sweep: the same along the last axis, for a tile that `fills_words`; default: `sweeps`, if it chooses
+    the tile. apart: whether inputs of the same dtype, or outputs, may have different pitches; a thread
+    then computes an address for each operand, where it otherwise computes one for all. wide: whether an
+    operand may have more than `MOST_NARROW` elements; places in it are computed in 64 bits then, which
+    takes several instructions an address. ends: the boundary, if the last axis is whole and the cells
+    beyond its ends are not in memory, of the inputs that `finds_ends` names. beyond: cells beyond the
+    ends of the other axes that the kernel also stores.
     """
     common = interior(program)
     if lengths is not None:
@@ -445,7 +450,7 @@ def _parameters(
         yield "uint32", "sides", np.uint32
     for axis in range(program.axes if program.has_places else 0):
         yield "int64", f"first{axis}", np.int64
-    if interior(program) is not program:
+    if has_ends(program):
         yield "uint32", "blocks_at_ends", np.uint32
         for axis in range(program.axes):
             kind = column if axis == last else ("uint32", np.uint32)
@@ -555,7 +560,7 @@ class _Body:
         self.corners = tuple(tuple(map(min, *rows, *rows)) for rows in (one or origin for one in read_rows))
         self.branches = False
         stores = self._compute(values, march)
-        self._has_ends = program is not whole
+        self._has_ends = has_ends(whole)
         self._find_place()
         self._find_positions()
         self._find_first("i", whole.inputs, {one.input for one in whole.loads})
@@ -1016,7 +1021,7 @@ def launch_arguments(
     values += [*lengths, *(value for one in tiles[1:] for value in (one, *division(max(one, 1)))), shift]
     values += [sides_word(sides)] if sides else []
     values += first[: program.axes] if program.has_places else ()
-    if interior(program) is not program:
+    if has_ends(program):
         values += [at_ends, *(cells for axis in near for cells in axis)]
     values += _slots(program, scalars)
     kinds = [kind for _, _, kind in _parameters(program, kernel.apart, kernel.wide, len(sides) > 0)]
@@ -1048,7 +1053,7 @@ def _near_ends(kernel: PassKernel, own: Shape, first: Sequence[int]) -> Extents:
     All of them, if fewer than a tile are left between.
     """
     program = kernel.program
-    if interior(program) is program:
+    if not has_ends(program):
         return ((0, 0),) * program.axes
     near = []
     for at, length, whole, (before, after) in zip(

@@ -21,6 +21,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from meshrun.runner.compiler.trace.graph import Graph
 from meshrun.runner.compiler.trace.refusal import NotTraceable, file_of
+from meshrun.runner.compiler.trace.timed import StepTape, Timed, as_compared
 from meshrun.runner.region import Shape
 
 MOST_COMPONENTS = 16  # elements of the trailing axes of a cell
@@ -63,12 +64,14 @@ class ResultAxes(ABC):
 class TracedCall(ABC):
     """One call of the function, and its graph.
 
-    functions: NumPy's functions, and what computes each of them on traced arrays.
+    functions: NumPy's functions, and what computes each of them on traced arrays. tape: what is computed of
+    the number of the step and of tables in time.
     """
 
     def __init__(self, function: Callable[..., Any], graph: Graph, functions: Functions) -> None:
         self.graph, self.functions = graph, functions
         self._file = file_of(function)
+        self.tape = StepTape(self._file)
 
     def line(self) -> int:
         """Return the line of the user's file that runs now; 0 if unknown."""
@@ -410,6 +413,8 @@ def is_typed(value: Any) -> bool:
 
 def weak_dtype(value: Any) -> Any:
     """Return an operand's dtype, or the type of a Python number, to resolve a loop's types (NEP 50)."""
+    if isinstance(value, Timed):
+        value = value.sample
     if is_typed(value):
         return getattr(value, "_weak", None) or value.dtype
     if isinstance(value, bool):
@@ -422,13 +427,16 @@ def weak_dtype(value: Any) -> Any:
 
 def common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
     """Return NumPy's common dtype of values, in which Python's numbers are weak (NEP 50)."""
+    given = [value.sample if isinstance(value, Timed) else value for value in values]
     return np.result_type(
-        *(np.empty(0, v.dtype) if isinstance(v, (TracedArray, np.ndarray)) else v for v in values)
+        *(np.empty(0, v.dtype) if isinstance(v, (TracedArray, np.ndarray)) else v for v in given)
     )
 
 
 def as_scalar(value: Any, kind: np.dtype[Any]) -> Any:
-    """Return a Python number as a NumPy scalar of dtype `kind`, and any other value unchanged."""
+    """Return a Python number, or one of the step, as a NumPy scalar of dtype `kind`; others unchanged."""
+    if isinstance(value, Timed):
+        return value.typed(kind)
     return value if is_typed(value) else kind.type(value)
 
 
@@ -452,7 +460,10 @@ def elementwise(recorder: TracedCall, ufunc: Any, inputs: Sequence[Any], dtype: 
     if ufunc.__name__ in COMPARISONS and dtype is None:
         inputs = within_range(inputs)
     fixed = {} if dtype is None else {"signature": (*[None] * len(inputs), np.dtype(dtype))}
-    kinds = ufunc.resolve_dtypes((*map(weak_dtype, inputs), None), **fixed)
+    weak = list(map(weak_dtype, inputs))
+    if ufunc.__name__ in COMPARISONS and dtype is None:
+        weak = as_compared(inputs, weak)
+    kinds = ufunc.resolve_dtypes((*weak, None), **fixed)
     for kind in kinds:
         check_computable(kind)
     values = [recorder.operand(as_scalar(value, kind)) for value, kind in zip(inputs, kinds, strict=False)]
@@ -518,6 +529,7 @@ def choose(condition: Any, *values: Any) -> Any:
             "looks for cells by numpy.where(condition)", f"{array.MODULE}.where(condition, a, b)"
         )
     kind = common_dtype(values)
+    values = tuple(value.typed(kind) if isinstance(value, Timed) else value for value in values)
     operands = [recorder.operand(value) for value in (condition, *values)]  # a number that is too large wraps
     layout, (chosen, *cells) = recorder.aligned(operands)
     nodes = recorder.each(

@@ -26,10 +26,12 @@ from meshrun.runner.compiler.trace.array import (
     check_computable,
     real_dtype,
 )
+from meshrun.runner.compiler.trace.context import TracedContext
 from meshrun.runner.compiler.trace.functions.composites import FUNCTIONS
 from meshrun.runner.compiler.trace.functions.whole_axes import WHOLE_AXES, cell_axes, whole_axes
-from meshrun.runner.compiler.trace.graph import Graph, in_order
+from meshrun.runner.compiler.trace.graph import PLACE, Graph, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.trace.timed import Timed, nodes_of
 from meshrun.runner.region import Shape
 
 NEAR = 16  # cells by which an array's length may differ from the block's, with halos of no cells
@@ -101,6 +103,10 @@ class BlockCall(TracedCall):
         grid = tuple(self.axis_of(length) for length in whole)
         if all(axis is None for axis in grid):
             return np.full(whole, value, dtype)
+        if isinstance(value, Timed):
+            found = self.filled(shape, 0, np.asarray(value.sample).dtype if dtype is None else dtype)
+            found[...] = value
+            return found
         kind = np.asarray(value).dtype if dtype is None else np.dtype(dtype)
         node = self.graph.constant(np.asarray(value).astype(kind), kind)
         nodes = np.full([1 if axis is not None else n for n, axis in zip(whole, grid, strict=True)], node)
@@ -111,6 +117,9 @@ class BlockCall(TracedCall):
             if value._recorder is not self:
                 raise NotTraceable("keeps an array from one call to the next")
             return value
+        if isinstance(value, Timed):
+            nodes = nodes_of(self.graph, value, like)
+            return Traced(self, nodes, nodes.shape, (None,) * nodes.ndim, value.dtype_of(like))
         array = np.asarray(value)
         if like is not None and not isinstance(value, (np.ndarray, np.generic)):
             array = array.astype(like)
@@ -146,6 +155,28 @@ class BlockCall(TracedCall):
 
     def result(self, layout: BlockAxes, nodes: Nodes, dtype: np.dtype[Any]) -> Traced:
         return Traced(self, nodes.copy(), layout.shape, layout.grid, dtype)
+
+
+class BlockPlace(TracedContext):
+    """The `here` of a traced block. shape: of the whole array."""
+
+    def __init__(self, recorder: BlockCall, shape: Shape, xp: Namespace) -> None:
+        super().__init__(shape, xp, recorder.tape.step)
+        self._recorder = recorder
+
+    @property
+    def axes(self) -> int:
+        return len(self._recorder.lengths)
+
+    def places(self, axis: int) -> Traced:
+        recorder = self._recorder
+        # Results are shifted by the halo at last.
+        low, _ = recorder.widths[axis]
+        grid = tuple(number if number == axis else None for number in range(self.axes))
+        grid += (None,) * (len(self.shape) - self.axes)
+        shape = tuple(1 if number is None else recorder.lengths[number] for number in grid)
+        nodes = np.full((1,) * len(shape), recorder.graph.place(axis, low), object)
+        return Traced(recorder, nodes, shape, grid, PLACE)
 
 
 class Namespace:

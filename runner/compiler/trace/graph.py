@@ -93,6 +93,10 @@ class Graph:
     def scalar(self, number: int, dtype: np.dtype[Any]) -> Node:
         return self._node(("scalar", number), lambda: Node("scalar", dtype, value=number))
 
+    def step_slot(self, slot: int, dtype: np.dtype[Any]) -> Node:
+        """Return the scalar of a slot of the step's tape."""
+        return self.scalar(slot, dtype)
+
     def operation(self, op: str, dtype: np.dtype[Any], operands: Sequence[Node], line: int = 0) -> Node:
         """Return an operation. Compute it now, with NumPy, if all operands are constants; a choice, if it
         is known."""
@@ -205,7 +209,8 @@ class Program:
     axes: number of grid axes, the leading axes that inputs and outputs share. results: of each output, a
     node per component. stages: the lines of the function where a value that neighbours decide is computed for
     cells beyond the array's edges, and where such cells are read. lengths: cells of the whole array along
-    each grid axis, if the program has places or conditions on them; else ().
+    each grid axis, if the program has places or conditions on them; else (). tape: what its scalars are
+    computed of in each step (`timed.StepTape`).
     """
 
     axes: int
@@ -215,6 +220,7 @@ class Program:
     graph: Graph = field(repr=False)
     stages: tuple[tuple[int, int], ...] = ()
     lengths: Shape = ()
+    tape: Any = field(default=None, repr=False)
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
@@ -242,8 +248,9 @@ class Program:
 
     @cached_property
     def scalars(self) -> int:
-        """Number of slots, of `SLOT` bytes each, that the scalars of one step take."""
-        return max((node.value + 1 for node in self.nodes if node.op == "scalar"), default=0)
+        """Number of slots, of `SLOT` bytes each, of one step's row; also of those that only points read."""
+        used = max((node.value + 1 for node in self.nodes if node.op == "scalar"), default=0)
+        return used if self.tape is None else max(used, len(self.tape.slots))
 
     def footprint(self, number: int) -> Extents:
         """Return how far from the own cell input `number` is read, per grid axis: cells before and after."""

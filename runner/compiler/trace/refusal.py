@@ -24,7 +24,8 @@ class NotTraceable(Exception):
 
     line: of the user's file; 0 if unknown. hint: what to write instead. shorter: if that is the reason, by
     how many cells the result is shorter than the own cells, per grid axis; negative if it is longer. whole:
-    if that is the reason, what takes all cells along grid axes, or certain ones, and these axes.
+    if that is the reason, what takes all cells along grid axes, or certain ones, and these axes. tape: what
+    had been computed of the step until then (`timed.StepTape`).
     """
 
     def __init__(
@@ -36,17 +37,22 @@ class NotTraceable(Exception):
     ) -> None:
         super().__init__(reason)
         self.reason, self.hint, self.shorter, self.whole, self.line = reason, hint, shorter, whole, 0
+        self.tape: Any = None
 
 
 @contextmanager
-def refused_with_line(function: Callable[..., Any]) -> Iterator[None]:
-    """Raise NotTraceable, with its line in the user's file, for what a traced call of `function` raises."""
+def refused_with_line(function: Callable[..., Any], tape: Any = None) -> Iterator[None]:
+    """Raise NotTraceable, with its line in the user's file, for what a traced call of `function` raises.
+
+    tape: of the call.
+    """
     try:
         with np.errstate(all="ignore"):
             yield
     except NotTraceable as reason:
         returns = line_of_return(function) if reason.reason.startswith("returns") else 0
         reason.line = reason.line or raised_at(reason, function) or returns
+        reason.tape = tape
         raise
     except RecursionError:
         raise NotTraceable("is too deep an expression") from None

@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.array import MOST_COMPONENTS, check_computable
-from meshrun.runner.compiler.trace.block import BlockCall, Namespace, Traced, near_of
-from meshrun.runner.compiler.trace.graph import Operand, Program
+from meshrun.runner.compiler.trace.block import BlockCall, BlockPlace, Namespace, Traced, near_of
+from meshrun.runner.compiler.trace.graph import Operand, Program, in_order
+from meshrun.runner.compiler.trace.rebound import with_numbers
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
+from meshrun.runner.compiler.trace.timed import given_of
+from meshrun.runner.job.signature import STEP
 from meshrun.runner.region import Shape
 
 
@@ -44,28 +47,29 @@ def trace(
     services: frozenset[str] = frozenset(),
     names: Sequence[str] = ("output",),
     declared: Sequence[Operand] | None = None,
+    shape: Shape = (),
 ) -> Program:
     """Return the program that `function` computes for each own cell. Raises NotTraceable.
 
     inputs: the function's arrays. widths: halo before and after the own cells, per grid axis. services: those
     that the function takes, of `out`, `xp` and `here`. names: of its results. declared: dtype and trailing
-    axes of each result, for a function that fills `out`.
+    axes of each result, for a function that fills `out`. shape: of the whole array, for `here`.
     """
     programs = [
-        _trace_once(function, inputs, widths, parameters, services, names, declared, lengths)
+        _trace_once(function, inputs, widths, parameters, services, (names, declared), lengths, shape)
         for lengths in _lengths(widths)
     ]
-    if programs[0].text() != programs[1].text():
+    if len({program.text() + program.tape.text() for program in programs}) > 1:
         reason = NotTraceable(
             "computes with the number of cells of its block, or differs from one call to the next",
             "a parameter",
         )
-        reason.line = _first_difference(*programs)
+        reason.line = first_difference(*programs)
         raise reason
     return programs[0]
 
 
-def _first_difference(one: Program, other: Program) -> int:
+def first_difference(one: Program, other: Program) -> int:
     """Return the line of the first node that differs between two programs; 0 if unknown."""
     for a, b, text, changed in zip(one.nodes, other.nodes, one.lines(), other.lines(), strict=False):
         if text != changed:
@@ -80,28 +84,38 @@ def _trace_once(
     widths: Sequence[tuple[int, int]],
     parameters: dict[str, Any],
     services: frozenset[str],
-    names: Sequence[str],
-    declared: Sequence[Operand] | None,
+    results: tuple[Sequence[str], Sequence[Operand] | None],
     lengths: Shape,
+    shape: Shape,
 ) -> Program:
-    if "here" in services:
-        raise NotTraceable("takes `here`: what it computes depends on the place of the block")
+    """Return the program of one call. results: names, and `declared`. lengths: of the blocks' own cells."""
+    names, declared = results
     recorder = BlockCall(function, lengths, widths)
     axes = len(lengths)
     padded = tuple(n + low + high for n, (low, high) in zip(lengths, widths, strict=True))
     blocks = [_block(recorder, number, one, padded) for number, one in enumerate(inputs)]
     outs = [_unwritten(recorder, one, lengths) for one in declared or ()]
-    given = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": Namespace(recorder)}
-    with refused_with_line(function):
-        returned = function(*blocks, **{name: given[name] for name in services}, **parameters)
-        results = _results(recorder, returned, outs, names)
+    tape = recorder.tape
+    xp = Namespace(recorder)
+    here = BlockPlace(recorder, shape, xp)
+    given = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": xp, STEP: tape.step, "here": here}
+    known = given_of(tape, parameters) | {name: given[name] for name in services}
+    with refused_with_line(function, tape):
+        called = with_numbers(tape, function) if services & {STEP, "here"} else function
+        returned = called(*blocks, **known)
+        found = _results(recorder, returned, outs, names)
     shift = tuple(-low for low, _ in widths)
     outputs = []
     nodes = []
-    for name, result in zip(names, results, strict=True):
+    for name, result in zip(names, found, strict=True):
         outputs.append(Operand(name, result.dtype, result.shape[axes:]))
         nodes.append(tuple(recorder.graph.shifted(result.read().ravel(), shift)))
-    return Program(axes, tuple(inputs), tuple(outputs), tuple(nodes), recorder.graph, tuple(recorder.stages))
+    results_of, stages = tuple(nodes), tuple(recorder.stages)
+    graph = recorder.graph
+    whole = shape[:axes]
+    every = in_order(node for result in results_of for node in result)
+    tape.keep(max((node.value + 1 for node in every if node.op == "scalar"), default=0))
+    return Program(axes, tuple(inputs), tuple(outputs), results_of, graph, stages, whole, tape)
 
 
 def _block(recorder: BlockCall, number: int, one: Operand, padded: Shape) -> Traced:

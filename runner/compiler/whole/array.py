@@ -9,7 +9,7 @@ of points have axes of that list instead (`points`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +27,10 @@ from meshrun.runner.compiler.trace.array import (
 )
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.trace.timed import Timed, nodes_of
 from meshrun.runner.compiler.whole.functions.masks import Picked, picked, write_masked
-from meshrun.runner.compiler.whole.graph import Reduction, ValueCheck, WholeGraph
+from meshrun.runner.compiler.whole.functions.outside import Line, root_of
+from meshrun.runner.compiler.whole.graph import EVERY_SECOND, Reduction, ValueCheck, WholeGraph
 from meshrun.runner.compiler.whole.points import (
     MOST_POINTS,
     Listed,
@@ -137,6 +139,13 @@ class Tracing(TracedCall):
         self.space = space
         self.checks: list[ValueCheck] = []
         self._lines = 0
+        self.tape.lift = self.lift
+        self.has_inner = False  # whether inputs have axes that are none of space
+
+    def lift(self, array: np.ndarray[Any, Any]) -> Whole:
+        """Return an array of NumPy's, of which nothing tells where its axes lie, as a traced array."""
+        lines = likely_lines(self.space, array) if self.has_inner else range(array.ndim)
+        return lifted(self, array, lines)
 
     def new_line(self) -> int:
         """Return the number of a line that is along no axis of space yet, below 0."""
@@ -152,6 +161,10 @@ class Tracing(TracedCall):
     def filled(self, shape: Any, value: Any, dtype: Any = None) -> Any:
         """Return numpy.full's result, as a traced array if it has an axis of space."""
         wanted = tuple(map(operator.index, (shape,) if isinstance(shape, (int, np.integer)) else shape))
+        if isinstance(value, Timed):
+            found = self.filled(shape, 0, np.asarray(value.sample).dtype if dtype is None else dtype)
+            found[...] = value
+            return found
         kind = np.asarray(value).dtype if dtype is None else np.dtype(dtype)
         axes = self.axes_of(wanted)
         if all(isinstance(axis, Inner) for axis in axes):
@@ -164,20 +177,26 @@ class Tracing(TracedCall):
             if value._recorder is not self:
                 raise NotTraceable("keeps an array from one call to the next")
             return value
-        array = np.asarray(value)
+        if isinstance(value, Timed):
+            nodes = nodes_of(self.graph, value, like)
+            return made(self, tuple(Inner(n) for n in nodes.shape), {}, nodes, value.dtype_of(like))
+        array = np.asarray(value).view(np.ndarray)
         if like is not None and not isinstance(value, (np.ndarray, np.generic)):
             array = array.astype(like)
         check_computable(array.dtype)
+        plain = array
         if array.size > MOST_COMPONENTS:
-            if not bool((array == array.ravel()[:1]).all()):
-                if array.size > MOST_POINTS:
-                    raise not_made_here(array.shape)
-                return _of_numpy(self, array)
+            if array.tobytes() != array.ravel()[:1].tobytes() * array.size:
+                traced = self.lift(array)
+                traced._plain = plain
+                return traced
             array = array.ravel()[:1].reshape((1,) * array.ndim)
         nodes = np.empty(array.shape, object)
         for index, element in np.ndenumerate(array):
             nodes[index] = self.graph.constant(element, array.dtype)
-        return made(self, tuple(Inner(length) for length in array.shape), {}, nodes, array.dtype)
+        traced = made(self, tuple(Inner(length) for length in array.shape), {}, nodes, array.dtype)
+        traced._plain = plain if array.size > 1 else None
+        return traced
 
     def aligned(self, operands: Sequence[Whole]) -> tuple[Alignment, list[Nodes]]:
         """Bring operands to the places of the first that has an axis; return the result's axes and their
@@ -187,6 +206,7 @@ class Tracing(TracedCall):
         does.
         """
         shape = np.broadcast_shapes(*(one.shape for one in operands))
+        operands = [self._beside(one, operands) for one in operands]
         operands = _in_order(operands)
         nodes = with_one_list(self.graph, [(one._axes, one.read()) for one in operands])
         layout = Alignment()
@@ -200,8 +220,6 @@ class Tracing(TracedCall):
                     raise NotTraceable("combines points with an axis of a field")
                 layout.axes.append(listed)
                 continue
-            if any(move.operand._plain is not None for move, _ in here):
-                raise not_made_here(shape)
             if not along:
                 layout.axes.append(Inner(shape[-back]))
                 continue
@@ -223,6 +241,25 @@ class Tracing(TracedCall):
         for move in moves:
             move.check(layout)
         return layout, [move.moved() for move in moves]
+
+    def _beside(self, operand: Whole, others: Sequence[Whole]) -> Whole:
+        """Return an array of NumPy's as it lies beside other operands: along points, or with lines."""
+        array = operand._plain
+        if array is None or operand.shape != array.shape:
+            return operand
+        if not any(other._axes for other in others if other is not operand):  # values, which lie nowhere
+            return operand
+        if any(isinstance(axis, Listed) for other in others for axis in other._axes):
+            return _of_numpy(self, array) if array.size <= MOST_POINTS else operand
+        lines = {
+            operand.ndim - back
+            for other in others
+            for back in range(1, min(operand.ndim, other.ndim) + 1)
+            if other is not operand and isinstance(other._axes[-back], Along) and other.shape[-back] > 1
+        }
+        mine = {number for number, axis in enumerate(operand._axes) if isinstance(axis, Along)}
+        wanted = {axis for axis in lines if array.shape[axis] > 1}
+        return operand if wanted == mine else lifted(self, array, wanted)
 
     def result(self, layout: Alignment, nodes: Nodes, dtype: np.dtype[Any]) -> Whole:
         if not layout.axes:
@@ -256,21 +293,48 @@ def made_scalar(recorder: Tracing, fixed: Mapping[int, int], node: Node) -> Scal
     return Scalar(recorder, Storage([node], {}), (), dict(fixed), np.zeros((), int), node.dtype)
 
 
+def lifted(recorder: Tracing, array: np.ndarray[Any, Any], lines: Collection[int]) -> Whole:
+    """Return an array of NumPy's as a traced array. lines: the axes that are to be axes of space."""
+    array = array.view(np.ndarray)
+    axes: list[Axis] = [
+        Along(recorder.new_line(), 0, 1, length) if axis in lines and length > 1 else Inner(length)
+        for axis, length in enumerate(array.shape)
+    ]
+    along = [axis.axis for axis in axes if isinstance(axis, Along)]
+    nodes = np.empty(inner_shape(axes), object)
+    if nodes.size > MOST_COMPONENTS:
+        raise NotTraceable(f"uses an array of shape {array.shape} whose axes are none of a field")
+    for index in np.ndindex(nodes.shape):
+        inner = iter(index)
+        squeezed = tuple(slice(None) if isinstance(axis, Along) else next(inner) for axis in axes)
+        part = array[squeezed]
+        if along:
+            root, starts = root_of(part)
+            nodes[index] = recorder.graph.table(root, along, starts)
+        else:
+            nodes[index] = recorder.graph.constant(part, array.dtype)
+    return made(recorder, axes, {}, nodes, array.dtype)
+
+
+def likely_lines(space: Shape, array: np.ndarray[Any, Any]) -> list[int]:
+    """Return which axes of an array are axes of space, if nothing tells: those that are long, or as long.
+
+    Of a slice, the array that it is taken of counts.
+    """
+    array, _ = root_of(array)
+    return [
+        axis
+        for axis, length in enumerate(array.shape)
+        if length > MOST_COMPONENTS or any(abs(length - n) <= 1 for n in space)
+    ]
+
+
 def _of_numpy(recorder: Tracing, array: np.ndarray[Any, Any]) -> Whole:
     """Return an array of many elements, to be combined with a list of points only."""
     nodes = [recorder.graph.constant(element, array.dtype) for element in array.ravel()]
     cells = np.arange(array.size).reshape(array.shape)
     axes = tuple(Inner(length) for length in array.shape)
-    found = Whole(recorder, Storage(nodes, {}), axes, {}, cells, array.dtype)
-    found._plain = array
-    return found
-
-
-def not_made_here(shape: Shape) -> NotTraceable:
-    return NotTraceable(
-        f"uses an array of shape {shape} that was not made in the function",
-        "np.arange and the like in the function, or an input of the function",
-    )
+    return Whole(recorder, Storage(nodes, {}), axes, {}, cells, array.dtype)
 
 
 class Whole(TracedArray):
@@ -287,7 +351,7 @@ class Whole(TracedArray):
         "np.zeros(shape) or np.zeros_like(field) in the function for an array to write into",
     )
     _recorder: Tracing
-    _plain: Any = None  # of an array of NumPy's with many elements: that array
+    _plain: Any = None  # of an array of NumPy's: that array
 
     def __init__(
         self,
@@ -436,6 +500,8 @@ class Whole(TracedArray):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         recorder, graph = self._recorder, self._recorder.graph
+        if isinstance(index, np.ndarray) and index.dtype == bool and index.size > 1:
+            index = lifted(recorder, index, range(index.ndim))
         if isinstance(index, Whole) and index.dtype == bool:
             write_masked(self, index, value)
             return
@@ -567,13 +633,13 @@ class _Moves:
     """How an operand is brought to the places of a result.
 
     nodes: of the operand, for the result's list of points. shift: positions ahead, per axis of space. names:
-    of its lines, the axes that they are along in the result, and what is added to a place.
+    of its lines, how they meet the axes that they are along in the result.
     """
 
     def __init__(self, operand: Whole, nodes: Nodes) -> None:
         self.operand, self.nodes = operand, nodes
         self.shift = [0] * len(operand._recorder.space)
-        self.names: dict[int, tuple[int, int]] = {}
+        self.names: dict[int, Line] = {}
 
     def varies(self, axis: int) -> bool:
         return self.operand._recorder.graph.varies(self.nodes.ravel(), axis)
@@ -584,12 +650,14 @@ class _Moves:
             if self.varies(axis.axis):
                 raise NotTraceable(ONE_ROW)
             return
-        if axis.step != reference.step and axis.length > 1:
-            raise NotTraceable("combines every cell with every second one")
         if axis.axis < 0:
-            if (axis.axis, axis.first) != (reference.axis, reference.first):
-                self.names[axis.axis] = (reference.axis, axis.first - reference.first)
-        elif axis.axis != reference.axis:
+            if axis != reference:
+                at = reference.axis, axis.first, axis.step, reference.first, reference.step
+                self.names[axis.axis] = Line(*at, axis.length)
+            return
+        if axis.step != reference.step and axis.length > 1:
+            raise NotTraceable(EVERY_SECOND)
+        if axis.axis != reference.axis:
             raise NotTraceable(OTHER_AXES)
         else:
             self.shift[axis.axis] = axis.first - reference.first

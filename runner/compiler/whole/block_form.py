@@ -44,17 +44,19 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
     ]
     _check_sizes(job, arrays)
     try:
-        names = job.output_names
-        program = trace_whole(job.function, arrays, parameters, names, series=job.series, kind=kind)
-        for number, line in program.lost.items():
-            if job.arrays[number] not in job.feeds:
+        names, services = job.output_names, job.services
+        program = trace_whole(
+            job.function, arrays, parameters, names, services=services, series=job.series, kind=kind
+        )
+        for number, change in program.changed.items():
+            if not change.returned and job.arrays[number] not in job.feeds:
                 refusal = NotTraceable(
                     f"changes its input {job.arrays[number]}, which is no result and which no result feeds",
                     f"a copy, {job.arrays[number]}.copy(), or return it",
                 )
-                refusal.line = line
+                refusal.line = change.line
                 raise refusal
-        footprints = [program.footprint(number) for number in range(len(arrays))]
+        footprints = [program.footprint(number) for number in range(len(program.inputs))]
         halo = tuple(
             (max(0, *(one[axis][0] for one in footprints)), max(0, *(one[axis][1] for one in footprints)))
             for axis in range(len(program.space))
@@ -69,11 +71,17 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
             hint=reason.hint,
         ) from reason
     if program.staged:
-        boundary = "wrap" if any(program.wraps[: len(arrays)]) else "constant"
-        types, sizes = _types_of(program), program.sizes
-        series = SeriesPass.of(program) if program.series else None
         return replace(
-            job, program=program, halo=halo, boundary=boundary, out=types, sizes=sizes, series_pass=series
+            job,
+            program=program,
+            halo=halo,
+            boundary="wrap" if any(program.wraps[: len(program.inputs)]) else "constant",
+            out=_types_of(program),
+            sizes=program.sizes,
+            series_pass=SeriesPass.of(program) if program.series else None,
+            tape=program.tape,
+            arrays=tuple(one.name for one in program.inputs),
+            constants=program.constants,
         )
     return replace(
         job,
@@ -85,6 +93,9 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
         out=_types_of(program),
         sizes=program.sizes,
         series_pass=SeriesPass.of(program) if program.series else None,
+        tape=program.tape,
+        arrays=tuple(one.name for one in program.inputs),
+        constants=program.constants,
     )
 
 
@@ -147,16 +158,18 @@ class BlockFunction:
     ) -> None:
         wholes = out if isinstance(out, tuple) else (out,)
         first = here.offset[: self.program.axes]
+        tape = self.program.tape
+        row = xp.asarray(tape.row(here.step)) if tape.slots else None
         last = tuple(a + n for a, n in zip(first, here.block, strict=False))
         for piece in self._pieces_of(first, last):
-            results = compute_piece(xp, self.program, piece, blocks, self._widths, first)
+            results = compute_piece(xp, self.program, piece, blocks, self._widths, first, row)
             cells = tuple(
                 slice(a - at, b - at) for a, b, at in zip(piece.first, piece.last, first, strict=True)
             )
             for whole, result in zip(wholes, results, strict=True):
                 whole[cells] = result
         if self.points is not None:
-            self.points.fill(blocks, wholes, first)
+            self.points.fill(blocks, wholes, first, row)
 
     def _pieces_of(self, first: Shape, last: Shape) -> list[UniformBox]:
         """Return the pieces of a block; those of the latest blocks are kept."""

@@ -18,9 +18,12 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import BOOL, Graph, Node, Offset, in_order
+from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole.functions.outside import Line, Tables, spread
 from meshrun.runner.region import HostArray, Shape
 
-POSITIONED = ("load", "place", "inside", "point", "pick")  # leaves that depend on the position
+EVERY_SECOND = "combines every cell with every second one"
+POSITIONED = ("load", "place", "inside", "point", "pick", "table")  # leaves that depend on the position
 
 LEAVES = (*POSITIONED, "constant", "scalar")
 
@@ -49,6 +52,13 @@ class InputValue:
     """A value that is an input of the function. number: of the input."""
 
     number: int
+
+
+@dataclass(frozen=True)
+class StepSlot:
+    """A value that the host computes for each step. slot: of the tape."""
+
+    slot: int
 
 
 @dataclass(frozen=True)
@@ -94,25 +104,39 @@ class WholeGraph(Graph):
     pick    what a list has for the point at the position plus a shift, for the last one if it is repeated;
             without a shift, for the point itself, where values are those of a list
 
+    A leaf "table" is an element of a table: input is its number, value has the axis of space that each of its
+    axes is along, or a line below 0, and offset how far ahead it is read along each. `between.numbers` makes
+    loads of them, of further inputs.
+
     points: the positions of each list. picked: constants or nodes for each point of a list, of `pick`.
     lengths: of each array, the positions along each axis of space; 0 along an axis that it does not have.
     space: positions along each axis. wraps: of each array, the axes along which some load counts around the
-    end of space. between: of the arrays that may be written between stages, by number, the node that computes
-    their cells. reduced: likewise, of the results of reductions along some axes. values: of each scalar, what
-    defines it. cuts: why arrays are written, or are not.
+    end of space. between: of the arrays between stages, by number, what computes them: the node of their
+    cells, where they may be written, or a reduction along some axes. values: of each scalar, what defines it.
+    cuts: why arrays are written, or are not.
     """
 
     def __init__(self, lengths: Sequence[Shape], space: Shape) -> None:
         super().__init__()
         self.lengths, self.space = list(lengths), space
         self.wraps: list[set[int]] = [set() for _ in lengths]
-        self.between: dict[int, Node] = {}
-        self.reduced: dict[int, Reduction] = {}
-        self.values: list[Definition] = []
+        self.between: dict[int, Node | Reduction] = {}
+        self.values: list[Definition | StepSlot] = []
         self.cuts: tuple[Cut, ...] = ()
         self._numbers: dict[Any, int] = {}  # of arrays and values, by what defines them
         self.points: list[HostArray] = []
         self.picked: list[HostArray | tuple[Node, ...]] = []
+        self.tables = Tables()
+
+    def table(self, root: HostArray, axes: Sequence[int], starts: Sequence[int]) -> Node:
+        """Return an element of a table. axes, starts: value and offset of the leaf."""
+        number = self.tables.number_of(root)
+        offset, value = tuple(starts), tuple(axes)
+        key = ("table", number, offset, value)
+        return self._node(key, lambda: Node("table", root.dtype, (), number, offset, value=value))
+
+    def step_slot(self, slot: int, dtype: np.dtype[Any]) -> Node:
+        return self.value(StepSlot(slot), dtype)
 
     def array_between(self, node: Node) -> int:
         """Return the number of the array that holds a node's values, if it is written."""
@@ -126,16 +150,35 @@ class WholeGraph(Graph):
         if reduction not in self._numbers:
             lengths = tuple(0 if axis in reduction.axes else n for axis, n in enumerate(self.space))
             self._numbers[reduction] = self._new_array(lengths)
-            self.reduced[self._numbers[reduction]] = reduction
+            self.between[self._numbers[reduction]] = reduction
         return self.load(self._numbers[reduction], reduction.dtype, (0,) * len(self.space))
 
-    def value(self, definition: Definition, dtype: np.dtype[Any]) -> Node:
+    def value(self, definition: Definition | StepSlot, dtype: np.dtype[Any]) -> Node:
         """Return the scalar of a value."""
         key = "value", definition
         if key not in self._numbers:
             self._numbers[key] = len(self.values)
             self.values.append(definition)
         return self.scalar(self._numbers[key], dtype)
+
+    def define(
+        self, between: Mapping[int, Node | Reduction], values: Sequence[Definition | StepSlot]
+    ) -> None:
+        """Set what defines the arrays between stages and the scalars, by their numbers."""
+        self.between, self.values = dict(between), list(values)
+        self._numbers = {one: number for number, one in between.items()}
+        self._numbers |= {("value", one): number for number, one in enumerate(values)}
+
+    def leaf(self, node: Node) -> Node:
+        """Return this graph's place, inside, point or pick for that of another graph."""
+        if node.op == "place":
+            return self.place(*node.value)
+        if node.op == "inside":
+            return self.inside(*node.value)
+        if node.op == "point":
+            return self.point(*node.value)
+        points, number, shift = node.value
+        return self._pick(points, number, shift, node.dtype)
 
     def _new_array(self, lengths: Shape) -> int:
         self.lengths.append(lengths)
@@ -279,15 +322,23 @@ class WholeGraph(Graph):
             return list(nodes)
         return self._rewritten(nodes, lambda node: self._moved_leaf(node, shift))
 
-    def renamed(self, nodes: Iterable[Node], axes: Mapping[int, tuple[int, int]]) -> list[Node]:
-        """Return the same values with other axes. axes: of an axis, another, and what is added to a place."""
-        if not axes:
+    def renamed(self, nodes: Iterable[Node], lines: Mapping[int, Line]) -> list[Node]:
+        """Return the same values with lines along other axes. lines: how each of them meets its axis."""
+        if not lines:
             return list(nodes)
 
         def leaf(node: Node) -> Node:
-            if node.op not in ("place", "inside") or node.value[0] not in axes:
+            if node.op == "table":
+                for place, number in enumerate(node.value):
+                    if number in lines:
+                        node = self._renamed_table(node, place, lines[number])
                 return node
-            axis, further = axes[node.value[0]]
+            if node.op not in ("place", "inside") or node.value[0] not in lines:
+                return node
+            line = lines[node.value[0]]
+            if line.step != line.step_there and line.length > 1:
+                raise NotTraceable(EVERY_SECOND)
+            axis, further = line.axis, line.further
             if node.op == "place":
                 return self.place(axis, node.value[1] + further)
             _, low, high, step = node.value
@@ -299,6 +350,8 @@ class WholeGraph(Graph):
         """Return the same values at given places of lines that are along no axis yet."""
 
         def leaf(node: Node) -> Node:
+            if node.op == "table":
+                return self._table_at(node, places)
             axis = node.value[0] if node.op in ("place", "inside") else 0
             if axis >= 0 or axis not in places:
                 return node
@@ -309,10 +362,46 @@ class WholeGraph(Graph):
 
         return self._rewritten(nodes, leaf)
 
+    def _table_at(self, node: Node, places: Mapping[int, int]) -> Node:
+        """Return a table at given places of some of the lines that its axes are along."""
+        taken = [number for number, axis in enumerate(node.value) if axis < 0 and axis in places]
+        if not taken:
+            return node
+        root, left = self.tables.roots[node.input], [n for n in range(len(node.value)) if n not in taken]
+        at = tuple(
+            node.offset[number] + places[axis] if number in taken else slice(None)
+            for number, axis in enumerate(node.value)
+        )
+        if not left:
+            return self.constant(root[at], node.dtype)
+        key = node.input, tuple((number, at[number]) for number in taken)
+        made = self.tables.made
+        if key not in made:
+            made[key] = root[at]
+        axes, starts = [node.value[n] for n in left], [node.offset[n] for n in left]
+        return self.table(made[key], axes, starts)
+
+    def _renamed_table(self, node: Node, place: int, line: Line) -> Node:
+        """Return a table with its axis number `place` along another axis."""
+        root, axes, starts = self.tables.roots[node.input], list(node.value), list(node.offset)
+        axes[place] = line.axis
+        alike = line.step == line.step_there
+        if line.axis < 0 and not alike:
+            raise NotTraceable(EVERY_SECOND)
+        if alike and (line.axis < 0 or root.shape[place] == self.space[line.axis]):
+            starts[place] += line.further
+            return self.table(root, axes, starts)
+        key = node.input, place, starts[place], line
+        made = self.tables.made
+        if key not in made:
+            made[key] = spread(root, place, starts[place], line, self.space[line.axis])
+        starts[place] = 0
+        return self.table(made[key], axes, starts)
+
     def _moved_leaf(self, node: Node, shift: Offset) -> Node:
         if node.op == "load":
             offset = tuple(a + b for a, b in zip(node.offset, shift, strict=True))
-            if node.input in self.between:
+            if isinstance(self.between.get(node.input), Node):
                 return self.load(node.input, node.dtype, offset)
             return self.load_at(node.input, node.dtype, offset, node.component)
         if node.op in ("point", "pick"):
@@ -323,6 +412,10 @@ class WholeGraph(Graph):
                 return self.point(node.value[0], further)
             points, number, _ = node.value
             return self._pick(points, number, further, node.dtype)
+        if node.op == "table":
+            pairs = zip(node.value, node.offset, strict=True)
+            starts = [at + (shift[axis] if axis >= 0 else 0) for axis, at in pairs]
+            return self.table(self.tables.roots[node.input], node.value, starts)
         axis = node.value[0]
         if axis < 0:  # a line that is along no axis yet
             return node
@@ -351,6 +444,8 @@ class WholeGraph(Graph):
             if node.op in ("point", "pick"):
                 return True
             if node.op in ("place", "inside") and node.value[0] == axis:
+                return True
+            if node.op == "table" and axis in node.value:
                 return True
         return False
 

@@ -1,31 +1,31 @@
 """NumPy as a traced function sees it.
 
 NumPy's protocols do not see `np.zeros(shape)` and the like: no traced array is among their arguments. A
-traced function is therefore called as a copy, in whose globals the names of NumPy, and of the functions in
-MADE, stand for those of `Module`; so are the user's functions that it calls. The originals stay as they are.
+traced function is therefore called as a copy (`trace.rebound`), in whose globals the names of NumPy, and of
+the functions in MADE, stand for those of `Module`.
 """
 
 from __future__ import annotations
 
-import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from meshrun.runner.compiler.trace.array import choose
+from meshrun.runner.compiler.trace.context import TracedContext
 from meshrun.runner.compiler.trace.functions.composites import take
 from meshrun.runner.compiler.trace.graph import PLACE, Node, compute, in_order
-from meshrun.runner.compiler.whole.array import Along, Tracing, Whole, made
+from meshrun.runner.compiler.trace.rebound import FunctionCopies
+from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, made
 from meshrun.runner.compiler.whole.functions.outside import as_table, protected
-
-LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
-
+from meshrun.runner.compiler.whole.graph import WholeGraph
+from meshrun.runner.region import Shape
 
 MADE = (
     "zeros", "empty", "ones", "full", "asarray", "ascontiguousarray", "array", "arange", "linspace",
-    "meshgrid", "indices", "take", "fromfunction",
+    "meshgrid", "indices", "take", "fromfunction", "ogrid", "mgrid",
 )  # fmt: skip
 
 
@@ -33,7 +33,7 @@ class Module:
     """The module numpy as a traced function sees it: arrays that it makes have places."""
 
     def __init__(self, recorder: Tracing) -> None:
-        self._recorder = recorder
+        self._recorder, self.tape = recorder, recorder.tape
         self._full = recorder.filled
         self._made = {name: getattr(self, f"_{name}") for name in MADE}
 
@@ -106,7 +106,7 @@ class Module:
         place = made(recorder, [Along(number, 0, 1, len(values))], {}, node, PLACE)
         line = computed(place)
         (found,) = line._storage.nodes
-        same = evaluated(found, len(values))
+        same = evaluated(recorder.graph, found, len(values))
         if same.dtype != values.dtype or same.tobytes() != values.tobytes():
             return values
         return line
@@ -143,6 +143,23 @@ class Module:
     ) -> Any:
         return function(*self._indices(shape, dtype), **options)
 
+    @property
+    def _ogrid(self) -> IndexGrid:
+        return IndexGrid(self, sparse=True)
+
+    @property
+    def _mgrid(self) -> IndexGrid:
+        return IndexGrid(self, sparse=False)
+
+    def line_of(self, part: slice) -> Any:
+        """Return the line of one slice of numpy.ogrid: an imaginary step is the number of points."""
+        values: Any = np.ogrid[part]
+        if isinstance(part.step, complex):
+            first = values.dtype.type(part.start or 0)
+            delta = (part.stop - first) / (len(values) - 1) if len(values) > 1 else first
+            return self._line(values, lambda place: place.astype(values.dtype) * delta + first)
+        return self._arange(part.start or 0, part.stop, 1 if part.step is None else part.step)
+
     def _indices(self, dimensions: Any, dtype: Any = int, sparse: bool = False) -> Any:
         lines = [self._arange(length, dtype=dtype) for length in dimensions]
         if not any(isinstance(one, Whole) for one in lines):
@@ -152,8 +169,11 @@ class Module:
         return tuple(found) if sparse else np.stack(found)
 
 
-def evaluated(node: Node, length: int) -> np.ndarray[Any, Any]:
-    """Return the values of a node that depends on one place alone."""
+def evaluated(graph: WholeGraph, node: Node, length: int) -> np.ndarray[Any, Any]:
+    """Return the values of a node that depends on the place along one line alone.
+
+    Raises NotTraceable for one that also depends on the step.
+    """
     values: dict[Node, Any] = {}
     for one in in_order([node]):
         if one.op == "place":
@@ -162,6 +182,14 @@ def evaluated(node: Node, length: int) -> np.ndarray[Any, Any]:
             _, low, high, step = one.value
             place = np.arange(length)
             values[one] = (place >= low) & (place < high) & ((place - low) % step == 0)
+        elif one.op == "table":
+            root = graph.tables.roots[one.input]
+            values[one] = np.take(root, np.arange(length) + one.offset[0], mode="clip")
+        elif one.op == "scalar":
+            raise NotTraceable(
+                "reduces a line of numbers that depend on the step",
+                "the reduction of np.zeros_like(field) + line",
+            )
         elif one.op == "constant":
             values[one] = np.full(length, one.value, one.dtype)
         else:
@@ -169,71 +197,54 @@ def evaluated(node: Node, length: int) -> np.ndarray[Any, Any]:
     return np.asarray(values[node])
 
 
-def rebound(function: Callable[..., Any], module: Module) -> Callable[..., Any]:
-    """Return a copy of a function that uses `module` in place of NumPy."""
-    copied: Callable[..., Any] = _Copies(module).of(function)
-    return copied
+class WholePlace(TracedContext):
+    """The `here` of a traced function of whole arrays. shape: of the first one."""
+
+    def __init__(self, recorder: Tracing, shape: Shape, xp: Module) -> None:
+        super().__init__(shape, xp, recorder.tape.step)
+        self._recorder = recorder
+
+    @property
+    def axes(self) -> int:
+        return len(self._recorder.space)
+
+    def places(self, axis: int) -> Whole:
+        number, length = len(self.shape), self.shape[axis]
+        axes: list[Axis] = [Along(axis, 0, 1, length) if at == axis else Inner(1) for at in range(number)]
+        node = np.full((1,) * (number - 1), self._recorder.graph.place(axis), object)
+        return made(self._recorder, axes, {}, node, PLACE)
 
 
-class _Copies:
-    """Copies of functions and of their globals."""
+class IndexGrid:
+    """numpy.ogrid, or numpy.mgrid if not `sparse`, of a traced function."""
 
-    def __init__(self, module: Module) -> None:
-        self._module = module
-        self._made = {id(getattr(np, name)): getattr(module, name) for name in MADE}
-        self._globals: dict[int, dict[str, Any]] = {}
-        self._functions: dict[int, types.FunctionType] = {}
+    def __init__(self, module: Module, *, sparse: bool) -> None:
+        self._module, self._sparse = module, sparse
+
+    def __getitem__(self, key: Any) -> Any:
+        of_numpy = np.ogrid if self._sparse else np.mgrid
+        if not isinstance(key, tuple):
+            return self._module.line_of(key)
+        lines = [self._module.line_of(part) for part in key]
+        if not any(isinstance(one, Whole) for one in lines):
+            return of_numpy[key]
+        found = self._module.meshgrid(*lines, indexing="ij", sparse=self._sparse)
+        return found if self._sparse else np.stack(found)
+
+
+class _Copies(FunctionCopies):
+    """Copies of functions of whole arrays."""
 
     def of(self, value: Any) -> Any:
-        """Return a value as a copied function sees it."""
-        if isinstance(value, types.ModuleType):
-            if value.__name__ in ("numpy", "cupy"):
-                return self._module
-            return value if _is_library(value.__name__) else _Seen(self, value)
-        if type(value) is np.ndarray:
-            return protected(value)
-        if id(value) in self._made:
-            return self._made[id(value)]
-        plain = value.function if getattr(value, "whole", False) is True else value
-        if isinstance(plain, types.FunctionType) and not _is_library(plain.__module__ or ""):
-            return self._function(plain)
-        return value
+        """Return a value as a copied function sees it: no array from outside is to be written."""
+        return self.of_array(value) if type(value) is np.ndarray else super().of(value)
 
-    def _function(self, function: types.FunctionType) -> types.FunctionType:
-        if (known := self._functions.get(id(function))) is not None:
-            return known
-        space = self._globals.setdefault(id(function.__globals__), dict(function.__globals__))
-        cells = tuple(types.CellType() for _ in function.__closure__ or ())
-        copied = types.FunctionType(
-            function.__code__, space, function.__name__, function.__defaults__, cells or None
-        )
-        copied.__kwdefaults__ = function.__kwdefaults__
-        self._functions[id(function)] = copied
-        # What it names: globals, also in the functions inside it, and the variables around it.
-        codes = [function.__code__]
-        while codes:
-            code = codes.pop()
-            for name in code.co_names:
-                if name in function.__globals__:
-                    space[name] = self.of(function.__globals__[name])
-            codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        for cell, original in zip(cells, function.__closure__ or (), strict=True):
-            try:
-                cell.cell_contents = self.of(original.cell_contents)
-            except ValueError:  # a variable without a value yet
-                continue
-        return copied
+    def of_array(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return protected(array, self._tape)
 
 
-class _Seen:
-    """A module of the user's as a copied function sees it."""
-
-    def __init__(self, copies: _Copies, module: types.ModuleType) -> None:
-        self._copies, self._original = copies, module
-
-    def __getattr__(self, name: str) -> Any:
-        return self._copies.of(getattr(self._original, name))
-
-
-def _is_library(name: str) -> bool:
-    return name.partition(".")[0] in LIBRARIES or name.partition(".")[0] in sys.stdlib_module_names
+def rebound(function: Callable[..., Any], module: Module) -> Callable[..., Any]:
+    """Return a copy of a function that uses `module` in place of NumPy."""
+    made = {id(getattr(np, name)): getattr(module, name) for name in MADE}
+    copied: Callable[..., Any] = _Copies(module.tape, {"numpy": module, "cupy": module}, made).of(function)
+    return copied

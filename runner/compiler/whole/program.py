@@ -13,6 +13,8 @@ import numpy as np
 from meshrun.runner.compiler.operations import inexact_operations
 from meshrun.runner.compiler.passes.ends import narrowed
 from meshrun.runner.compiler.trace.graph import FREE, Extents, Node, Operand, Program, in_order
+from meshrun.runner.compiler.trace.timed import StepTape
+from meshrun.runner.compiler.whole.functions.outside import Constant
 from meshrun.runner.compiler.whole.graph import Definition, Reduction, ValueCheck, WholeGraph
 from meshrun.runner.compiler.whole.sizes import subgrid_of
 from meshrun.runner.region import HostArray, Shape, Sizes, Subgrid
@@ -20,11 +22,20 @@ from meshrun.runner.region import HostArray, Shape, Sizes, Subgrid
 
 @dataclass(frozen=True)
 class WholeInput:
-    """An array that a function takes."""
+    """An array that a function takes, or uses besides. constant: the array in this case."""
 
     name: str
     shape: Shape
     dtype: np.dtype[Any]
+    constant: Constant | None = None
+
+
+@dataclass(frozen=True)
+class InputChange:
+    """A change of an input. line: of the user's file. returned: whether the input is a result."""
+
+    line: int
+    returned: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,21 +76,26 @@ class WholeProgram:
 
     space: lengths of the axes that are split. wraps: of each input, the axes of space along which it is read
     around the end of space. changed: the inputs that the function changes, by number. series: results that
-    are no fields. lost: the changed inputs that are no results, and the line of the first change. between: of
-    the arrays between stages, by number, what computes them: a node for each cell, or a reduction along some
-    axes. values: what defines each scalar. checks: of values, in the function's order.
+    are no fields. between: of the arrays between stages, by number, what computes them: a node for each cell,
+    or a reduction along some axes. values: what defines each scalar but the slots of the tape, which are the
+    first scalars. checks: of values, in the function's order. tape: what is computed for each step.
     """
 
     space: Shape
     inputs: tuple[WholeInput, ...]
     outputs: tuple[WholeOutput, ...]
     graph: WholeGraph
-    changed: tuple[int, ...]
+    changed: Mapping[int, InputChange]
     series: tuple[WholeSeries, ...] = ()
-    lost: Mapping[int, int] = field(default_factory=dict)
     between: Mapping[int, Node | Reduction] = field(default_factory=dict)
     values: Mapping[int, Definition] = field(default_factory=dict)
     checks: tuple[ValueCheck, ...] = ()
+    tape: StepTape = field(default_factory=StepTape)
+
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        """The last inputs, which the function does not take."""
+        return tuple(one.constant for one in self.inputs if one.constant is not None)
 
     @property
     def written(self) -> dict[int, Node]:
@@ -103,8 +119,21 @@ class WholeProgram:
         inputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.inputs)
         outputs = tuple(Operand(one.name, one.dtype, one.shape[dimensions:]) for one in self.outputs)
         results = narrowed(self.graph, [one.nodes for one in self.outputs], (0,) * dimensions, self.space)
-        program = Program(dimensions, inputs, outputs, results, self.graph, lengths=self.space)
+        program = Program(
+            dimensions, inputs, outputs, results, self.graph, lengths=self.space, tape=self.tape
+        )
         return program if program.has_places else replace(program, lengths=())
+
+    @property
+    def fingerprint(self) -> tuple[str, ...]:
+        """What tells the program from others."""
+        return self.listing.text(), self.tape.text(), *(one.digest for one in self.constants)
+
+    @cached_property
+    def listing(self) -> Program:
+        """All nodes of cells as results of one program, to be compared with another listing."""
+        inputs = tuple(Operand(one.name, one.dtype) for one in self.inputs)
+        return Program(len(self.space), inputs, (Operand("", np.dtype(bool)),), (self.roots,), self.graph)
 
     @property
     def wraps(self) -> list[set[int]]:
@@ -125,13 +154,18 @@ class WholeProgram:
             return self.program.footprint(number)
         offsets = [node.offset for node in self.nodes if node.op == "load" and node.input == number]
         return tuple(
-            (max((-at[axis] for at in offsets), default=0), max((at[axis] for at in offsets), default=0))
+            (max([0, *(-at[axis] for at in offsets)]), max([0, *(at[axis] for at in offsets)]))
             for axis in range(len(self.space))
         )
 
     @property
     def nodes(self) -> tuple[Node, ...]:
         """All nodes of cells, operands before their users."""
+        return tuple(in_order(self.roots))
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        """All nodes of cells that something other than a node needs."""
         roots = [node for output in self.outputs for node in output.nodes]
         roots += [node for series in self.series for node in series.nodes]
         roots += self.written.values()
@@ -139,7 +173,7 @@ class WholeProgram:
         for definition in reductions:
             if isinstance(definition, Reduction):
                 roots += definition.nodes
-        return tuple(in_order(roots))
+        return tuple(roots)
 
     @property
     def operations(self) -> int:

@@ -7,26 +7,39 @@ so that an index is a place whatever the length of an axis is; a program is of o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
+from meshrun.runner.compiler.trace.timed import given_of
+from meshrun.runner.compiler.trace.trace import first_difference
 from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made, taken
 from meshrun.runner.compiler.whole.between.cuts import resolved
+from meshrun.runner.compiler.whole.between.numbers import numbered
 from meshrun.runner.compiler.whole.between.reductions import REDUCTIONS
 from meshrun.runner.compiler.whole.functions.shifts import FUNCTIONS
-from meshrun.runner.compiler.whole.graph import InputValue, Reduction, WholeGraph
-from meshrun.runner.compiler.whole.module import Module, rebound
+from meshrun.runner.compiler.whole.graph import InputValue, StepSlot, WholeGraph
+from meshrun.runner.compiler.whole.module import Module, WholePlace, rebound
 from meshrun.runner.compiler.whole.points import Listed
-from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram, WholeSeries
+from meshrun.runner.compiler.whole.program import (
+    InputChange,
+    WholeInput,
+    WholeOutput,
+    WholeProgram,
+    WholeSeries,
+)
 from meshrun.runner.compiler.whole.sizes import only_own, space_of, subgrid_of
+from meshrun.runner.job.signature import STEP
 from meshrun.runner.region import Shape, Subgrid
 
 __all__ = ["WholeInput", "WholeOutput", "WholeProgram", "WholeSeries", "trace_whole"]
+
+# The function's keywords, the services that it takes, and the names of its fields and series.
+Given = tuple[dict[str, Any], Collection[str], tuple[Sequence[str], Sequence[str]]]
 
 
 def trace_whole(
@@ -37,6 +50,7 @@ def trace_whole(
     axes: Sequence[int] | None = None,
     series: Sequence[str] = (),
     kind: str | None = None,
+    services: Collection[str] = (),
 ) -> WholeProgram:
     """Return what `function` computes at each position. Raises NotTraceable, with the line.
 
@@ -47,46 +61,83 @@ def trace_whole(
     parameters: the function's keywords.
     names: of the results.
     axes: number of the axes that are split, from the first on. None: those that all inputs share.
+    services: the function's parameters that the runner passes to it, of `step`, `xp` and `here`.
     series: names of further results, which are no fields.
     kind: of the device for which it is decided what stages write, "cpu" or "cuda". None: they write nothing
         that can be computed where it is read.
     """
+    given = parameters, services, (names, series)
+    program = _in_space(function, inputs, given, axes)
+    if key_of([function, parameters]) is None:  # it may read anything, such as random numbers
+        again = _in_space(function, inputs, given, axes)
+        if program.fingerprint != again.fingerprint:
+            reason = NotTraceable(
+                "computes something else at each call, with numpy.random or a variable that it changes",
+                "here.uniform(seed, step) for random numbers, an input or a parameter for others",
+            )
+            line = first_difference(program.listing, again.listing)
+            reason.line = line or _line_of_constants(program, again)
+            raise reason
+    return resolved(program, kind)
+
+
+def _line_of_constants(one: WholeProgram, other: WholeProgram) -> int:
+    """Return the line that uses the first array that differs between two programs; 0 if unknown."""
+    pairs = enumerate(zip(one.constants, other.constants, strict=False), len(one.inputs) - len(one.constants))
+    differing = {number for number, (a, b) in pairs if a.digest != b.digest}
+    users = (node for node in one.nodes if any(load.input in differing for load in node.operands))
+    return next((node.line for node in users if node.line), 0)
+
+
+def _in_space(
+    function: Callable[..., Any],
+    inputs: Sequence[WholeInput],
+    given: Given,
+    axes: Sequence[int] | None,
+) -> WholeProgram:
+    """Return what the function computes in a space as long as its longest array."""
     space = space_of([one.shape for one in inputs])
     if axes is not None:
         space = tuple(space[axis] for axis in axes)
-    program = _traced(function, inputs, parameters, (names, series), space)
+    program = _traced(function, inputs, given, space)
     # Space is as long as the longest array: a result may have faces at both ends.
     shapes = [(*one.shape[: len(space)], *space[len(one.shape) :]) for one in program.outputs]
     longest = tuple(max(lengths) for lengths in zip(space, *shapes, strict=True))
     if longest != space:
-        program = _traced(function, inputs, parameters, (names, series), longest)
-    return resolved(program, kind)
+        program = _traced(function, inputs, given, longest)
+    return program
 
 
 def _traced(
     function: Callable[..., Any],
     inputs: Sequence[WholeInput],
-    parameters: dict[str, Any],
-    names: tuple[Sequence[str], Sequence[str]],
+    given: Given,
     space: Shape,
 ) -> WholeProgram:
-    """Return what the function computes at each position of so long a space. names: of fields and series."""
+    """Return what the function computes at each position of so long a space."""
+    parameters, services, names = given
     dimensions = len(space)
     graph = WholeGraph([space if one.shape else (0,) * dimensions for one in inputs], space)
     recorder = Tracing(function, graph, space, {**FUNCTIONS, **REDUCTIONS})
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
+    recorder.has_inner = any(len(one.shape) > dimensions for one in inputs)
+    module = Module(recorder)
+    here = WholePlace(recorder, inputs[0].shape, module)
+    served = {STEP: recorder.tape.step, "xp": module, "here": here}
+    known = given_of(recorder.tape, parameters) | {name: served[name] for name in services}
     with refused_with_line(function):
-        returned = rebound(function, Module(recorder))(*arrays, **parameters)
+        returned = rebound(function, module)(*arrays, **known)
         fields, numbers = _separate(returned, arrays, *names)
         outputs = _outputs(recorder, fields, names[0])
         series = [_series(recorder, name, one) for name, one in zip(names[1], numbers, strict=True)]
-    changed = {number: one._storage.line for number, one in enumerate(arrays) if one._storage.changed}
     kept = [one._storage for one in fields if isinstance(one, Whole)]
-    lost = {number: line for number, line in changed.items() if arrays[number]._storage not in kept}
-    between: dict[int, Node | Reduction] = {**graph.between, **graph.reduced}
-    parts = between, dict(enumerate(graph.values)), tuple(recorder.checks)
-    results = tuple(outputs), graph, tuple(changed), tuple(series), lost
-    return WholeProgram(space, tuple(inputs), *results, *parts)
+    storages = enumerate(array._storage for array in arrays)
+    changed = {number: InputChange(one.line, one in kept) for number, one in storages if one.changed}
+    values = {n: one for n, one in enumerate(graph.values) if not isinstance(one, StepSlot)}
+    parts = dict(graph.between), values, tuple(recorder.checks)
+    results = tuple(outputs), graph, changed, tuple(series)
+    program = WholeProgram(space, tuple(inputs), *results, *parts, recorder.tape)
+    return numbered(program, function)
 
 
 def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
@@ -157,11 +208,24 @@ def _check_apart(fields: Sequence[Any], names: Sequence[str]) -> None:
             raise NotTraceable(f"returns {name} and {other}, which share memory", f"{other}.copy()")
 
 
+def _as_space(recorder: Tracing, result: Any) -> Any:
+    """Return a result, its lines along axes of space, and one of NumPy's as a traced array."""
+    lined = isinstance(result, Whole) and any(isinstance(a, Along) and a.axis < 0 for a in result._axes)
+    if not lined and not (isinstance(result, np.ndarray) and result.ndim):
+        return result
+    frame = recorder.filled(result.shape, 0, result.dtype)
+    if not isinstance(frame, Whole):
+        return result
+    frame[...] = result
+    return frame
+
+
 def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> list[WholeOutput]:
     """Return the results that are fields."""
     _check_apart(fields, names)
     outputs = []
-    for name, one in zip(names, fields, strict=True):
+    for name, result in zip(names, fields, strict=True):
+        one = _as_space(recorder, result)
         if not isinstance(one, Whole) or one._recorder is not recorder:
             raise NotTraceable(f"returns a {type(one).__name__} that does not come from its arrays")
         if not one._axes:

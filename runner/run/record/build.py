@@ -28,7 +28,7 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
     phases, plan = phase_table(world, done)
     record = {
         "job": job.name,
-        "parameters": plain(run.parameters),
+        "parameters": plain(job.described(run.parameters)),
         "input": str(run.paths[0]),
         **domain,
         "output": str(run.targets[0]) if run.targets else None,

@@ -12,6 +12,7 @@ import numpy as np
 
 from meshrun.runner.compiler.whole.graph import Reduction
 from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.job.whole_call import call_whole
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import HostArray, Region
 from meshrun.runner.run.verify.compare import differs
@@ -63,15 +64,16 @@ def _check_memory(task: Task) -> None:
 def _plain(task: Task, sources: Sequence[Source], steps: int) -> list[HostArray]:
     """Return the results of the plain function after so many steps."""
     arrays = []
-    for source in map(reopen, sources):
+    taken = len(task.job.arrays) - len(task.job.constants)  # the others are known to the function
+    for source in map(reopen, sources[:taken]):
         array = np.empty(source.shape, source.dtype)
         source.read(Region((0,) * array.ndim, array.shape), array)
         arrays.append(array)
     results: list[HostArray] = []
-    for _ in range(steps):
+    for step in range(steps):
         with np.errstate(all="ignore"):
             given = [array.copy() for array in arrays]
-            returned = task.job.function(*given, **task.parameters)
+            returned = call_whole(task.job, given, task.parameters, step)
         several = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         several = [] if returned is None else several
         if len(several) == len(task.job.series):  # the fields are those that it changes

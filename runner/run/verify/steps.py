@@ -91,7 +91,8 @@ class PlainLoop:
             ranges = [of_result(task, number, start, stop) for number in range(len(results))]
             pairs = zip(results, ranges, strict=True)
             written = [replace(place, start=first, stop=last) for place, (first, last) in pairs]
-            team.take(_tiles(fields, written, Region(start, stop), count, shape))
+            done = self._steps - left - count
+            team.take(_tiles(fields, written, Region(start, stop), (count, done), shape))
             results = list(written)
             for number, feed in enumerate(task.feed_numbers):
                 if feed is not None:  # the next pass writes where this one has read
@@ -127,13 +128,13 @@ def _slabs(array: HostArray, nbytes: int) -> list[tuple[int, int]]:
 
 
 def _tiles(
-    fields: Sequence[Placed], results: Sequence[Placed], cells: Region, steps: int, shape: Shape
+    fields: Sequence[Placed], results: Sequence[Placed], cells: Region, steps: tuple[int, int], shape: Shape
 ) -> Iterator[Tile]:
-    """Yield the tiles of so many steps that cover a range of cells."""
+    """Yield the tiles that cover a range of cells. steps: of each, and those before."""
     for part in cover(cells.shape, shape):
         start = tuple(a + b for a, b in zip(cells.start, part.start, strict=True))
         stop = tuple(a + b for a, b in zip(cells.start, part.stop, strict=True))
-        yield Tile(tuple(fields), tuple(results), start, stop, steps)
+        yield Tile(tuple(fields), tuple(results), start, stop, *steps)
 
 
 def _pass_of(task: Task, box: Shape, shape: Shape, tile_bytes: int) -> tuple[int, Shape]:

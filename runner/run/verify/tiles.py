@@ -58,13 +58,17 @@ class Placed:
 
 @dataclass(frozen=True)
 class Tile:
-    """So many steps of the cells from `start` to `stop`: read from `fields` and written to `results`."""
+    """So many steps of the cells from `start` to `stop`: read from `fields` and written to `results`.
+
+    done: steps before the first of them.
+    """
 
     fields: tuple[Placed, ...]
     results: tuple[Placed, ...]
     start: Shape
     stop: Shape
     steps: int
+    done: int = 0
 
     def take(self, task: Task, memory: HostArray) -> None:
         """Take the steps. memory: bytes."""
@@ -74,7 +78,7 @@ class Tile:
             axes = zip(self.start, self.stop, one.start[: task.leading], strict=False)
             cut = tuple(slice(a - origin, b - origin) for a, b, origin in axes)
             into.append(one.array(memory)[cut])
-        take_steps(task, fields, self.start, self.stop, self.steps, into)
+        take_steps(task, fields, self.start, self.stop, self.steps, into, self.done)
 
 
 def needed(task: Task, start: Shape, stop: Shape, steps: int) -> tuple[Shape, Shape]:
@@ -110,22 +114,33 @@ def fed(task: Task, fields: Sequence[Cells], results: Sequence[HostArray], start
 
 
 def take_steps(
-    task: Task, fields: Sequence[Cells], start: Shape, stop: Shape, steps: int, into: Sequence[HostArray]
+    task: Task,
+    fields: Sequence[Cells],
+    start: Shape,
+    stop: Shape,
+    steps: int,
+    into: Sequence[HostArray],
+    done: int = 0,
 ) -> None:
-    """Take so many steps of one tile; write the results."""
+    """Take so many steps of one tile, after `done` others; write the results."""
     ranges = [(start, stop)]
     while len(ranges) < steps:
         ranges.append(needed(task, *ranges[-1], 1))
     with np.errstate(all="ignore"):
-        for first, last in reversed(ranges[1:]):
-            fields = fed(task, fields, _step(task, fields, first, last), first)
-        _step(task, fields, start, stop, into)
+        for step, (first, last) in enumerate(reversed(ranges[1:]), done):
+            fields = fed(task, fields, _step(task, fields, first, last, step), first)
+        _step(task, fields, start, stop, done + steps - 1, into)
 
 
 def _step(
-    task: Task, fields: Sequence[Cells], start: Shape, stop: Shape, into: Sequence[HostArray] | None = None
+    task: Task,
+    fields: Sequence[Cells],
+    start: Shape,
+    stop: Shape,
+    step: int,
+    into: Sequence[HostArray] | None = None,
 ) -> Sequence[HostArray]:
-    """Compute one step of a range, in parts where the array wraps around; return the results.
+    """Compute step number `step` of a range, in parts where the array wraps around; return the results.
 
     into: memory for them; the function's own arrays are returned without it, where that is safe.
     """
@@ -135,7 +150,7 @@ def _step(
         low = tuple(a + part.start for a, part in zip(start, place, strict=True))
         high = tuple(a + part.stop for a, part in zip(start, place, strict=True))
         blocks = [_padded(task, number, cells, low, high) for number, cells in enumerate(fields)]
-        here = BlockContext(0, 1, "", region.start, region.shape, task.shape, None, np)
+        here = BlockContext(0, 1, "", region.start, region.shape, task.shape, None, np, step)
         # No variable holds the results that a function fills: see _is_free.
         found = task.call(blocks, here, result_buffers(task, region.shape, CpuBackend(), second=True))
         if into is None:

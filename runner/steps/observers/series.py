@@ -147,19 +147,26 @@ class SeriesRows:
         self.world.on_root(self._open)
 
     def take(
-        self, arrays: Sequence[Array], region: Region, cut: Sequence[bool], but: Sequence[bool] = ()
+        self,
+        arrays: Sequence[Array],
+        region: Region,
+        cut: Sequence[bool],
+        but: Sequence[bool] = (),
+        step: int = 0,
     ) -> list[Array]:
         """Return a row: (components, own points) of each series.
 
         arrays: of each input the cells of `region`, this rank's own, with the halo of one step. cut: whether
-        it is only part of each axis. but: whether a series is left out.
+        it is only part of each axis. but: whether a series is left out. step: number of the step, from 0 on.
         """
         axes = self.series.axes
         first, last = region.start[:axes], region.stop[:axes]
         whole = tuple(not part for part in cut[:axes])
         blocks = Blocks(self.world.xp, arrays, self.task.widths[:axes], first, last, whole)
         left_out = [*but] or [False] * len(self.series.names)
-        return [None if one else self.series.compute(n, blocks) for n, one in enumerate(left_out)]
+        tape = self.task.job.tape
+        slots = self.world.xp.asarray(tape.row(step)) if tape is not None and tape.slots else None
+        return [None if one else self.series.compute(n, blocks, slots) for n, one in enumerate(left_out)]
 
     def row_of(self, number: int, values: Array) -> Array:
         """Return a row of a series whose points are all this rank's."""
@@ -206,7 +213,8 @@ class SeriesRows:
         row: list[Array] = []
         if stepper.region.size:
             computed = not all(self._fed)
-            row = self.take(stepper.windows() if computed else [], stepper.region, stepper.cut, self._fed)
+            windows = stepper.windows() if computed else []
+            row = self.take(windows, stepper.region, stepper.cut, self._fed, stepper.done)
         self._next = step, row
 
     def _take_next(self, stepper: Stepper) -> None:

@@ -160,6 +160,24 @@ def test_the_kernel_of_steps_is_compiled_when_it_is_prepared(monkeypatch: pytest
     assert compiled == [True, False, False]
 
 
+def test_blocks_of_other_lengths_with_the_same_tile_share_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the blocks of several steps between two exchanges, each of which is longer than the next."""
+    texts: list[str] = []
+
+    def compile_source(kernel: DeviceKernel, source: str, name: str) -> Any:
+        texts.append(source)
+        return lambda *launch: None
+
+    monkeypatch.setattr(DeviceKernel, "_compiled", compile_source)
+    program = example("seven_point", "float32", 3)
+    kernel = DeviceKernel(program, widths_of(program), feeds=(0,), boundary="wrap", row=70)
+    for planes in (64, 66, 68):
+        kernel.prepare((planes, 70, 70))
+    assert len(texts) == 1
+    kernel.prepare((2, 70, 70))  # a shorter tile
+    assert len(texts) == len(set(texts)) == 2
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "axes"),
     [("heat", "float32", 2), ("seven_point", "float32", 3), ("lattice", "float32", 2)],

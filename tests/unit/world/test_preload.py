@@ -41,9 +41,12 @@ def test_both_are_loaded_for_a_rank_that_may_have_a_gpu(loaded: list[str], devic
     assert loaded == ["nvml", "nccl"]
 
 
-def test_a_run_that_may_never_open_nccl_does_not_load_it(loaded: list[str]) -> None:
+def test_a_run_that_may_never_open_nccl_does_not_load_it(
+    loaded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preload.importlib, "import_module", loaded.append)
     finish("auto", later=True)
-    assert loaded == ["nvml"]
+    assert loaded == ["nvml", "meshrun.runner.device.cuda"]
 
 
 def test_nothing_is_loaded_for_the_cpu(loaded: list[str]) -> None:

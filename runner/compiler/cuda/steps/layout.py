@@ -181,9 +181,10 @@ class StepLaunch:
 class Ends:
     """How cells near the ends of the array along an axis differ from those between.
 
-    before, after: how many they are. reach: cells that they read on each side. wraps: whether one of them
-    reads a cell on the other side of the array. late, kept: rows that they read beyond the radius of those
-    between, further down and further up, if a kernel over two axes can compute them with that radius.
+    before, after: how many they are. reach: cells that they read on each side. wraps: whether one of them,
+    or a cell beside them, reads a cell on the other side of the array. late, kept: rows that they read beyond
+    the radius of those between, further down and further up, if a kernel over two axes can compute them with
+    that radius.
     """
 
     before: int = 0
@@ -305,7 +306,8 @@ def _ends_along(program: Program, fed: Sequence[int], axis: int, before: int, af
         offsets = [load.offset[axis] for load in one.loads if every or load.input in fed]
         return max((-at for at in offsets), default=0), max(offsets, default=0)
 
-    reach, between = max(0, *reads_of(program)), max(0, *reads_of(interior(program)))
+    below, above = reads_of(interior(program))
+    reach, between = max(0, *reads_of(program)), max(0, below, above)
     if reach <= between:
         return Ends(before, after, reach)
     if before + after > MOST_ENDS:
@@ -318,7 +320,8 @@ def _ends_along(program: Program, fed: Sequence[int], axis: int, before: int, af
         first[axis], last[axis] = position, position + 1
         results = ends_pass.specialised(program.graph, program.results, tuple(first), tuple(last))
         reads[position] = reads_of(replace(program, results=results))
-    wraps = any(low > at or at + high >= length for at, (low, high) in reads.items())
+    wraps = below > before or above > after  # of the cells beside them
+    wraps |= any(low > at or at + high >= length for at, (low, high) in reads.items())
 
     # Rows that read further down can be computed later at the first end only. Such a row is complete when the
     # next level reads it if it is not much later, and if there are few.

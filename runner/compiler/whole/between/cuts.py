@@ -14,7 +14,7 @@ from typing import Any
 from meshrun.runner.compiler.trace.array import MOST_NODES
 from meshrun.runner.compiler.trace.graph import Node, Offset, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.whole.graph import LEAVES, Cut, Definition, Reduction, WholeGraph
+from meshrun.runner.compiler.whole.graph import LEAVES, Cut, Definition, Reduction, StepSlot, WholeGraph
 from meshrun.runner.compiler.whole.program import WholeProgram
 
 # Operations for each byte that is written and read again, of a 4-byte and of an 8-byte dtype.
@@ -28,7 +28,7 @@ def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
     kind: of device, "cpu" or "cuda"; None: nothing is written that can be computed where it is read. Of
     `written`, `reduced` and `values`, those remain that are needed.
     """
-    needed = _Needed(program)
+    needed = Needed(program)
     staged = bool(needed.reduced or needed.values)
     if staged and (program.graph.points or any(program.graph.vary(one.nodes) for one in program.series)):
         raise NotTraceable("has points beside reductions", "one function for each")
@@ -47,8 +47,8 @@ def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
     raise NotTraceable(f"does more than {MOST_NODES} operations for each cell")
 
 
-class _Needed:
-    """The arrays and values that a program's outputs need, in the function's order."""
+class Needed:
+    """The arrays and values that a program's outputs need, in the function's order; not the tape's slots."""
 
     def __init__(self, program: WholeProgram) -> None:
         self.written: dict[int, Node] = {}
@@ -56,6 +56,7 @@ class _Needed:
         self.values: dict[int, Definition] = {}
         roots = [node for output in program.outputs for node in output.nodes]
         roots += [node for series in program.series for node in series.nodes]
+        roots += [one for values in program.graph.picked if isinstance(values, tuple) for one in values]
         open_nodes = roots + [check.count for check in program.checks]
         while open_nodes:
             for node in in_order([open_nodes.pop()]):
@@ -66,7 +67,7 @@ class _Needed:
                 elif node.op == "load" and number in program.reduced and number not in self.reduced:
                     self.reduced[number] = program.reduced[number]
                     open_nodes += self.reduced[number].nodes
-                elif node.op == "scalar" and number not in self.values:
+                elif node.op == "scalar" and number in program.values and number not in self.values:
                     definition = self.values[number] = program.values[number]
                     if isinstance(definition, Reduction):
                         open_nodes += definition.nodes
@@ -77,7 +78,7 @@ class _Needed:
         return [*self.reduced.values(), *of_values]
 
 
-def _cuts(program: WholeProgram, needed: _Needed, kind: str) -> dict[int, Cut]:
+def _cuts(program: WholeProgram, needed: Needed, kind: str) -> dict[int, Cut]:
     """Decide from the last array to the first: how far from a cell one is read depends on the later ones."""
     space = program.space
     uses: dict[int, set[Offset]] = {number: set() for number in needed.written}
@@ -133,7 +134,7 @@ def _main_path(space: Sequence[int], nodes: Iterable[Node]) -> list[Node]:
     return list(found)
 
 
-def _with_arrays(program: WholeProgram, needed: _Needed, kept: set[int]) -> WholeProgram:
+def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> WholeProgram:
     """Return the program in which stages write the arrays `kept`."""
     graph, done = program.graph, dict[Node, Node]()
     definitions: dict[int, Node] = {}
@@ -286,15 +287,23 @@ class _Nearest:
 
 
 class _Uniform:
-    """Replaces operations on values alone by values. made: their definitions."""
+    """Replaces operations on values alone by values. made: their definitions.
+
+    What is computed of the tape's slots alone stays where it is: it needs no value of its own.
+    """
 
     def __init__(self, graph: WholeGraph) -> None:
         self._graph, self.made = graph, dict[int, Definition]()
         self._done: dict[Node, Node] = {}
-        self._known: dict[Node, bool] = {}
+        self._alike: dict[Node, bool] = {}  # whether all cells share it
+        self._known: dict[Node, bool] = {}  # and whether it is computed of values of stages
 
     def _is_uniform(self, node: Node) -> bool:
-        return node.op in ("scalar", "constant") or self._known.get(node, False)
+        return node.op in ("scalar", "constant") or self._alike.get(node, False)
+
+    def _has_value(self, node: Node) -> bool:
+        slot = node.op == "scalar" and isinstance(self._graph.values[node.value], StepSlot)
+        return (node.op == "scalar" and not slot) or self._known.get(node, False)
 
     def of(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
         """Return nodes of cells, in which each value is computed once for all cells."""
@@ -305,7 +314,8 @@ class _Uniform:
             if node.op in LEAVES:
                 done[node] = node
                 continue
-            self._known[node] = all(map(self._is_uniform, node.operands))
+            self._alike[node] = all(map(self._is_uniform, node.operands))
+            self._known[node] = self._alike[node] and any(map(self._has_value, node.operands))
             if not self._known[node]:
                 operands = [
                     self.value(done[one]) if self._known.get(one) else done[one] for one in node.operands

@@ -145,7 +145,7 @@ def _of_line(kind: str, a: Whole, axes: Sequence[int]) -> Any:
     (node,) = a.read().ravel()
     first = a._axes[0].first if isinstance(a._axes[0], Along) else 0
     step = a._axes[0].step if isinstance(a._axes[0], Along) else 1
-    values = evaluated(node, first + step * len(a))[first::step]
+    values = evaluated(a._recorder.graph, node, first + step * len(a))[first::step]
     known: Any = getattr(np, kind)
     return known(values) if kind in ("argmax", "argmin") else known.reduce(values)
 

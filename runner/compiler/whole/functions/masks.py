@@ -15,6 +15,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from meshrun.runner.compiler.trace.array import REDUCTIONS, Functions, TracedArray, choose
 from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.trace.timed import Timed
 
 OTHER_CELLS = (
     "combines cells that different conditions pick",
@@ -132,6 +133,8 @@ def picked(array: TracedArray, mask: TracedArray) -> Picked:
 def write_masked(array: TracedArray, mask: TracedArray, value: Any) -> None:
     """array[mask] = value: a number, or what the same condition picked."""
     _check(array, mask)
+    if isinstance(value, Timed):
+        value = array._recorder.operand(value, array.dtype)
     if isinstance(value, Picked):
         value = value.values_for(mask)
     elif value.ndim if isinstance(value, TracedArray) else np.size(value) != 1 and np.ndim(value):
@@ -151,6 +154,8 @@ def _check(array: TracedArray, mask: TracedArray) -> None:
 
 
 def putmask(a: TracedArray, mask: Any, values: Any) -> None:
+    if isinstance(values, Timed):
+        values = a._recorder.operand(values, a.dtype)
     values = values if isinstance(values, TracedArray) else np.asarray(values)
     if values.shape not in ((), (1,), a.shape):
         raise NotTraceable("repeats values to the cells that a condition picks", "np.where(mask, b, a)")

@@ -144,7 +144,7 @@ def _steps(spacing: Any, length: int) -> Any:
                 "uses numpy.gradient with coordinates that are cells of a field",
                 "a constant spacing, or np.linspace and the like",
             )
-        spacing = evaluated(node, len(spacing))
+        spacing = evaluated(spacing._recorder.graph, node, len(spacing))
     if np.ndim(spacing) == 0:
         return spacing
     coordinates = np.asarray(spacing)

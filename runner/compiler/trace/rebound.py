@@ -1,0 +1,108 @@
+"""Copies of the user's functions, in whose globals modules are replaced.
+
+A traced function is called as a copy where what it names must be seen: so are the user's functions that it
+calls. The originals stay as they are.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from meshrun.runner.compiler.trace.timed import OUTSIDE, StepTape, TimedMath, of_numbers, table_of
+
+LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
+
+
+def with_numbers(tape: StepTape, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy of a function whose math functions, min and max take numbers of the step."""
+    copied: Callable[..., Any] = FunctionCopies(tape).of(function)
+    return copied
+
+
+class FunctionCopies:
+    """Copies of functions and of their globals.
+
+    tape: of what the functions of math compute of the step. modules: what stands in for modules, by name.
+    values: what stands in for other values, by their id.
+    """
+
+    def __init__(
+        self,
+        tape: StepTape,
+        modules: Mapping[str, Any] | None = None,
+        values: Mapping[int, Any] | None = None,
+    ) -> None:
+        self._tape = tape
+        self._modules = {"math": TimedMath(tape), **(modules or {})}
+        self._values = dict(values or {})
+        self._globals: dict[int, dict[str, Any]] = {}
+        self._functions: dict[int, types.FunctionType] = {}
+
+    def of_array(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return an array from outside of the function, of which rows may be taken by the step."""
+        return table_of(self._tape, OUTSIDE, array)
+
+    def of(self, value: Any) -> Any:
+        """Return a value as a copied function sees it."""
+        if isinstance(value, types.ModuleType):
+            if value.__name__ in self._modules:
+                return self._modules[value.__name__]
+            return value if _is_library(value.__name__) else _Seen(self, value)
+        if id(value) in self._values:
+            return self._values[id(value)]
+        if type(value) is np.ndarray and value.ndim and value.dtype.kind in "biufc":
+            return self.of_array(value)
+        if isinstance(value, types.BuiltinFunctionType) and value.__module__ == math.__name__:
+            return of_numbers(self._tape, value)
+        plain = value.function if getattr(value, "whole", False) is True else value
+        if isinstance(plain, types.FunctionType) and not _is_library(plain.__module__ or ""):
+            return self._function(plain)
+        return value
+
+    def _function(self, function: types.FunctionType) -> types.FunctionType:
+        if (known := self._functions.get(id(function))) is not None:
+            return known
+        space = self._globals.setdefault(id(function.__globals__), dict(function.__globals__))
+        cells = tuple(types.CellType() for _ in function.__closure__ or ())
+        copied = types.FunctionType(
+            function.__code__, space, function.__name__, function.__defaults__, cells or None
+        )
+        copied.__kwdefaults__ = function.__kwdefaults__
+        self._functions[id(function)] = copied
+        # What it names: globals, also in the functions inside it, and the variables around it.
+        codes = [function.__code__]
+        while codes:
+            code = codes.pop()
+            for name in code.co_names:
+                if name in function.__globals__:
+                    space[name] = self.of(function.__globals__[name])
+                elif name in ("min", "max"):
+                    space[name] = of_numbers(self._tape, getattr(builtins, name))
+            codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        for cell, original in zip(cells, function.__closure__ or (), strict=True):
+            try:
+                cell.cell_contents = self.of(original.cell_contents)
+            except ValueError:  # a variable without a value yet
+                continue
+        return copied
+
+
+class _Seen:
+    """A module of the user's as a copied function sees it."""
+
+    def __init__(self, copies: FunctionCopies, module: types.ModuleType) -> None:
+        self._copies, self._original = copies, module
+
+    def __getattr__(self, name: str) -> Any:
+        return self._copies.of(getattr(self._original, name))
+
+
+def _is_library(name: str) -> bool:
+    return name.partition(".")[0] in LIBRARIES or name.partition(".")[0] in sys.stdlib_module_names
