@@ -78,10 +78,10 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
             boundary="wrap" if any(program.wraps[: len(program.inputs)]) else "constant",
             out=_types_of(program),
             sizes=program.sizes,
+            series_pass=SeriesPass.of(program) if program.series else None,
             tape=program.tape,
             arrays=tuple(one.name for one in program.inputs),
             constants=program.constants,
-            series_pass=SeriesPass.of(program) if program.series else None,
         )
     return replace(
         job,
