@@ -718,13 +718,15 @@ class _Body:
         """Return a function that makes a cell near the array's ends, of those of this launch.
 
         They are slabs: the cells near the ends of the first axis, then of the others those near the ends of
-        the second axis, for which conditions along the first are decided, and so on. The function is not
-        inlined: its registers add nothing to those of the interior.
+        the second axis, for which conditions along the first are decided, and so on. Without best cells the
+        function is not inlined: its registers add nothing to those of the interior.
         """
         program, last = self._whole, self.program.axes - 1
         types = ["uint32"] * last + [self._column]
         parameters = ["uint64 left", *(f"{of} {name}" for name, of in self._pointers().items())]
-        lines = [f"struct NearEnds {{ OUTLINE void compute({', '.join(parameters)}) {{"]
+        # A best cell is changed through a reference, which a function on the device does not take by a call.
+        kind = "INLINED" if self._best else "OUTLINE"
+        lines = [f"struct NearEnds {{ {kind} void compute({', '.join(parameters)}) {{"]
         for axis, of in enumerate(types):
             lines.append(f"const {of} near{axis} = before{axis}_own + after{axis}_own;")
             lines += [f"const uint64 own{axis} = length{axis} + near{axis};"] if axis else []

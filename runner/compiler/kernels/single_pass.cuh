@@ -2,11 +2,13 @@
 // __ldg and __funnelshift_r.
 #pragma once
 
-// A function of a struct that is not inlined.
+// A function of a struct that is not inlined, and one that is.
 #ifdef __CUDACC_RTC__
 #define OUTLINE static __device__ __noinline__
+#define INLINED static __device__ __forceinline__
 #else
 #define OUTLINE static __attribute__((noinline))
+#define INLINED static inline __attribute__((always_inline))
 #endif
 
 // BYTES bytes of a row, from any address on: words[i] has bytes 4 * i to 4 * i + 3 once they are aligned.

@@ -382,7 +382,8 @@ def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> 
         values: Any = np.absolute(x)
     else:
         values = x if x.dtype.kind == "f" else x.astype(np.float64)
-    if ord is None or (ord == "fro" and len(axes) == 2) or (ord == 2 and len(axes) == 1):
+    euclidean = {1: (None, 2), 2: (None, "fro")}  # codespell:ignore fro
+    if ord is None or ord in euclidean.get(len(axes), ()):
         return np.sqrt(_sum(np.multiply(values, values), axis, values.dtype, None, keepdims))
     if len(axes) != 1:
         raise NotTraceable(f"uses numpy.linalg.norm(x, {ord!r}) of a matrix", "sums and maxima along axes")
