@@ -53,7 +53,9 @@ def test_the_bits_are_numpys(world: World, folder: Path, function: Any, dtype: s
     world.on_root(lambda: [np.save(path, one) for path, one in zip(given, (u, t), strict=True)] and None)
     options = Options(device="cuda", fuse="require", steps=StepOptions(STEPS))
     record = run(distribute(outputs=("u", "t"))(function), given, made, {}, options, world=world)
-    assert record["steps"]["graph"] == (world.size == 1)
+    # What a stage of `between` has written is reduced by calls that allocate: no graph is made of them.
+    assert record["steps"]["graph"] == (world.size == 1 and function is not between)
+    assert record["steps"]["graph"] or record["steps"]["graph_reason"]
     if world.rank == 0:
         for _ in range(STEPS):
             u, t = function(u, t)
