@@ -6,12 +6,14 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.series import Parameters, Series, read_series
 from meshrun.runner.job.signature import Kind, Parameter
-from meshrun.runner.region import Shape, Sizes
+
+if TYPE_CHECKING:
+    from meshrun.runner.region import Shape, Sizes
 
 Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
 Trials = Sequence[tuple[tuple[int, ...], str, dict[str, Any]]]  # (shape, dtype, parameters)

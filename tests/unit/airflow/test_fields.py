@@ -256,8 +256,8 @@ def test_a_snapshot_is_written_while_further_steps_run(
         assert advanced.wait(60)
         write(self, *values)
 
-    def take(self: Stepper, steps: int, *, last: bool = False) -> None:
-        advance(self, steps, last=last)
+    def take(self: Stepper, steps: int, *, last: bool = False, ahead: int = 0) -> None:
+        advance(self, steps, last=last, ahead=ahead)
         advanced.set()
 
     monkeypatch.setattr(FieldFile, "write", late)

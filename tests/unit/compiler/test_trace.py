@@ -416,9 +416,15 @@ def test_what_is_returned_is_checked() -> None:
     assert "does not come from its block" in refusal(lambda a, xp: np.float32(1))
 
 
-def test_a_function_that_asks_where_it_is_is_refused() -> None:
-    with pytest.raises(NotTraceable, match="takes `here`"):
-        trace(lambda a, here: a, [Operand("a", np.dtype("f4"))], ((0, 0),), {}, frozenset(["here"]))
+def test_a_function_that_asks_how_its_array_is_cut_is_refused() -> None:
+    with pytest.raises(NotTraceable, match="uses here.offset"):
+        trace(
+            lambda a, here: a + here.offset[0],
+            [Operand("a", np.dtype("f4"))],
+            ((0, 0),),
+            {},
+            frozenset(["here"]),
+        )
 
 
 @pytest.mark.parametrize(("kind", "trailing"), [("G", ()), (">f4", ()), ("g", ()), ("f4", (17,))])

@@ -64,7 +64,7 @@ def by_numpy(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Have NumPy evaluate what is traced. Returns the programs, in the order of their calls."""
     programs = []
 
-    def call(kernel: compiled.DeviceKernel, blocks: Any, outs: Any) -> None:
+    def call(kernel: compiled.DeviceKernel, blocks: Any, outs: Any, first: Any) -> None:
         programs.append(kernel.program)
         plain = [np.asarray(block) for block in blocks]
         for out, result in zip(outs, evaluate(kernel.program, plain, kernel.widths), strict=True):

@@ -677,9 +677,9 @@ class Made(list[NumpyKernel]):
     ) -> Any:
         kernel = NumpyKernel(program, widths, feeds, boundary, *others[:1])
 
-        def counted_kernel(blocks: Any, outs: Any, first: Any) -> None:
+        def counted_kernel(blocks: Any, outs: Any, first: Any, scalars: Any = None) -> None:
             self.calls += 1
-            kernel(blocks, outs, first)
+            kernel(blocks, outs, first, scalars)
 
         self.append(kernel)
         counted_kernel.most_steps = 1  # type: ignore[attr-defined]
