@@ -417,7 +417,7 @@ def test_what_is_returned_is_checked() -> None:
 
 
 def test_a_function_that_asks_how_its_array_is_cut_is_refused() -> None:
-    with pytest.raises(NotTraceable, match="uses here.offset"):
+    with pytest.raises(NotTraceable, match=r"uses here\.offset"):
         trace(
             lambda a, here: a + here.offset[0],
             [Operand("a", np.dtype("f4"))],

@@ -27,10 +27,6 @@ def heat(field, *, rate: float = 0.25):
 def wavy(block, *, xp):
     return xp.sin(block)
 
-@meshrun.map_blocks
-def tangent(block, *, xp):
-    return xp.tan(block)
-
 @meshrun.map_blocks(halo=1)
 def decides(block):
     if block.sum() > 3:
@@ -57,6 +53,10 @@ def plate(u):
 @meshrun.map_blocks
 def clash(block, *, cpu: bool = False):
     return block
+
+@meshrun.map_blocks
+def tangent(block, *, xp):
+    return xp.tan(block)
 """
 
 
@@ -141,7 +141,10 @@ def test_a_kernel_that_does_not_compile_is_printed(
         (["statistics", "in.npy"], "job statistics has no kernel"),
         (["mine.py:heat"], "neither INPUT nor --shape"),
         (["mine.py:clash", "in.npy", "--run-cpu=3"], "'--run-cpu' does not take a value"),
-        (["mine.py:tangent", "--shape", "5x4x3", "--input-dtype", "complex64"], "numpy.tan of complex numbers"),
+        (
+            ["mine.py:tangent", "--shape", "5x4x3", "--input-dtype", "complex64"],
+            "numpy.tan of complex numbers",
+        ),
         (["mine.py:heat", "in.npy", "--steps", "17"], "17"),
     ],
 )
