@@ -15,7 +15,7 @@ from meshrun.runner.compiler.trace.graph import Extents, Program
 
 # Bytes that a pass reads and writes, at most, if it is to store cells beyond the ends. In a larger field, a
 # launch of their own takes a small part of a step, and the pass has no branch for them.
-MOST_BYTES = 128 << 20
+MOST_BYTES = 96 << 20
 Sides = Sequence[tuple[bool, bool]]  # per axis but the last: before the first cell, after the last one
 
 
