@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -132,3 +132,10 @@ def chunk_region(place: Shape, chunks: Shape, shape: Shape) -> Region:
 def packed(array: Array) -> Array:
     """Return the array itself if it is C-contiguous, else a copy that is."""
     return array if array.flags.c_contiguous else array.copy(order="C")
+
+
+def address_of(array: Array, index: Sequence[int] = ()) -> int:
+    """Return the address of a cell, in host or device memory: by default, of the first one."""
+    pointer = getattr(array.data, "ptr", None)
+    start = int(array.ctypes.data if pointer is None else pointer)
+    return start + sum(int(at * stride) for at, stride in zip(index, array.strides, strict=False))

@@ -112,12 +112,8 @@ def _of_results(
                 done[node] = graph.load(kernel.cells.reads.index(number), node.dtype, node.offset)
             else:
                 return None
-        elif node.op == "constant":
-            done[node] = graph.constant(node.value, node.dtype)
-        elif node.op == "place":
-            done[node] = graph.place(*node.value)
-        elif node.op == "inside":
-            done[node] = graph.inside(*node.value)
+        elif node.op in ("constant", "place", "inside"):
+            done[node] = graph.leaf(node)
         elif node.operands:
             done[node] = rebuilt(graph, node, [done[one] for one in node.operands])
         else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshrun.runner.compiler.compiled import compile_for
-from meshrun.runner.compiler.cuda.single_pass import address_of, key_of
+from meshrun.runner.compiler.cuda.single_pass import key_of
 from meshrun.runner.compiler.cuda.values import BestKey, ValueKernel, emit
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -17,7 +17,7 @@ from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, piec
 from meshrun.runner.device.api import Backend
 from meshrun.runner.plan.task import TaskKernel
 from meshrun.runner.programs.stages import StageCells
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.compiler import NotCompiled
 
 

@@ -326,14 +326,8 @@ def _cells(program: WholeProgram, results: Sequence[WholeOutput]) -> StageCells:
     for node in nodes:
         if node.op == "load":
             done[node] = graph.load(places[node.input], node.dtype, node.offset, node.component)
-        elif node.op == "constant":
-            done[node] = graph.constant(node.value, node.dtype)
-        elif node.op == "place":
-            done[node] = graph.place(*node.value)
-        elif node.op == "inside":
-            done[node] = graph.inside(*node.value)
-        elif node.op == "scalar":
-            done[node] = graph.scalar(node.value, node.dtype)
+        elif not node.operands:
+            done[node] = graph.leaf(node)
         else:
             done[node] = rebuilt(graph, node, [done[one] for one in node.operands])
     outputs = tuple(replace(one, nodes=tuple(done[node] for node in one.nodes)) for one in results)

@@ -18,10 +18,9 @@ from meshrun.runner.compiler.whole.point_code import (
     PointPlace,
     PointSet,
     Table,
-    address_of,
     blocks_of_threads,
 )
-from meshrun.runner.region import Array, HostArray
+from meshrun.runner.region import Array, HostArray, address_of
 
 if TYPE_CHECKING:
     from meshrun.runner.steps.stepper import Stepper

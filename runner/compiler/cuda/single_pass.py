@@ -43,7 +43,7 @@ from meshrun.runner.compiler.trace.graph import (
     in_order,
 )
 from meshrun.runner.compiler.trace.values import Row, Value, Values, element_name
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.region import Array, Shape, address_of
 
 MOST_BLOCKS = 2**31 - 1  # of a one-dimensional grid
 MOST_ROWS = 2**31  # of an axis before the last: a thread's place fits 32 bits
@@ -1176,12 +1176,6 @@ class _Rows:
         self.lengths = (*array.shape[:last], cells)
         self.strides = (*array.strides[:last], self.itemsize * operand.components)
         self.merged = math.prod(row[1:]) // operand.components
-
-
-def address_of(array: Array) -> int:
-    """Return the address of an array's first element."""
-    pointer = getattr(array.data, "ptr", None)
-    return int(array.ctypes.data if pointer is None else pointer)
 
 
 def _shift(targets: Sequence[_Rows], columns: int) -> int:

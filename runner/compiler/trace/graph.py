@@ -97,6 +97,14 @@ class Graph:
         """Return the scalar of a slot of the step's tape."""
         return self.scalar(slot, dtype)
 
+    def leaf(self, node: Node) -> Node:
+        """Return this graph's constant, place, inside or scalar for that of another graph."""
+        if node.op == "constant":
+            return self.constant(node.value, node.dtype)
+        if node.op == "scalar":
+            return self.scalar(node.value, node.dtype)
+        return self.place(*node.value) if node.op == "place" else self.inside(*node.value)
+
     def operation(self, op: str, dtype: np.dtype[Any], operands: Sequence[Node], line: int = 0) -> Node:
         """Return an operation. Compute it now, with NumPy, if all operands are constants; a choice, if it
         is known."""
@@ -315,14 +323,8 @@ def merge_components(program: Program) -> tuple[Program, int]:
                     return None
                 offset = (*node.offset[:-1], node.offset[-1] * count)
                 made[node] = graph.load(node.input, node.dtype, offset)
-            elif node.op == "constant":
-                made[node] = graph.constant(node.value, node.dtype)
-            elif node.op == "place":
-                made[node] = graph.place(*node.value)
-            elif node.op == "inside":
-                made[node] = graph.inside(*node.value)
-            elif node.op == "scalar":
-                made[node] = graph.scalar(node.value, node.dtype)
+            elif not node.operands:
+                made[node] = graph.leaf(node)
             else:
                 operands = [made[operand] for operand in node.operands]
                 made[node] = graph.operation(node.op, node.dtype, operands, node.line)

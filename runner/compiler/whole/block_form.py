@@ -70,32 +70,25 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
             why=f"it {reason.reason}{f' ({file}{at})' if at else ''}",
             hint=reason.hint,
         ) from reason
-    if program.staged:
-        return replace(
-            job,
-            program=program,
-            halo=halo,
-            boundary="wrap" if any(program.wraps[: len(program.inputs)]) else "constant",
-            out=_types_of(program),
-            sizes=program.sizes,
-            series_pass=SeriesPass.of(program) if program.series else None,
-            tape=program.tape,
-            arrays=tuple(one.name for one in program.inputs),
-            constants=program.constants,
-        )
-    return replace(
+    wraps = program.wraps[: len(program.inputs)] if program.staged else program.wraps
+    found = replace(
         job,
-        function=BlockFunction(job.function, without_points(program.program), halo, points),
-        services=frozenset({"here", "xp", "out"}),
-        strided_out=True,
         halo=halo,
-        boundary="wrap" if any(program.wraps) else "constant",
+        boundary="wrap" if any(wraps) else "constant",
         out=_types_of(program),
         sizes=program.sizes,
         series_pass=SeriesPass.of(program) if program.series else None,
         tape=program.tape,
         arrays=tuple(one.name for one in program.inputs),
         constants=program.constants,
+    )
+    if program.staged:
+        return replace(found, program=program)
+    return replace(
+        found,
+        function=BlockFunction(job.function, without_points(program.program), halo, points),
+        services=frozenset({"here", "xp", "out"}),
+        strided_out=True,
     )
 
 

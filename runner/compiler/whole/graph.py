@@ -170,11 +170,9 @@ class WholeGraph(Graph):
         self._numbers |= {("value", one): number for number, one in enumerate(values)}
 
     def leaf(self, node: Node) -> Node:
-        """Return this graph's place, inside, point or pick for that of another graph."""
-        if node.op == "place":
-            return self.place(*node.value)
-        if node.op == "inside":
-            return self.inside(*node.value)
+        """Return this graph's leaf for that of another graph; not a load or a table."""
+        if node.op not in ("point", "pick"):
+            return super().leaf(node)
         if node.op == "point":
             return self.point(*node.value)
         points, number, shift = node.value

@@ -23,7 +23,7 @@ from meshrun.runner.compiler.trace.graph import PLACES, Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.point_pass import PointCells, numbers_of
-from meshrun.runner.region import Array, HostArray, Shape
+from meshrun.runner.region import Array, HostArray, Shape, address_of
 from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.compiler import find_compiler
 
@@ -340,10 +340,3 @@ def _run(launch: Callable[[], None], _kept: Any) -> None:
 
 def _nothing() -> None:
     """Do nothing: no cell is here."""
-
-
-def address_of(array: Array, index: Sequence[int] = ()) -> int:
-    """Return the address of a cell: by default, of the first one."""
-    pointer = getattr(array.data, "ptr", None)
-    start = int(array.ctypes.data if pointer is None else pointer)
-    return start + sum(int(at * stride) for at, stride in zip(index, array.strides, strict=False))

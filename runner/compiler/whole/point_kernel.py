@@ -17,11 +17,10 @@ from meshrun.runner.compiler.whole.point_code import (
     PointPlace,
     PointSet,
     Table,
-    address_of,
     is_computable,
 )
 from meshrun.runner.compiler.whole.point_pass import PointWrites, array_module
-from meshrun.runner.region import Array
+from meshrun.runner.region import Array, address_of
 
 
 @dataclass

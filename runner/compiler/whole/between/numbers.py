@@ -64,8 +64,6 @@ def numbered(program: WholeProgram, function: Callable[..., Any]) -> WholeProgra
             return graph.load_at(own + tables.index((node.input, node.value)), node.dtype, tuple(offset))
         if node.op == "scalar":
             return graph.scalar(of_value[node.value], node.dtype)
-        if node.op == "constant":
-            return graph.constant(node.value, node.dtype)
         return graph.leaf(node)
 
     for node in nodes:
