@@ -116,10 +116,15 @@ class TracedCall(ABC):
     def each(self, op: str, dtype: np.dtype[Any], *operands: Nodes) -> Nodes:
         """Return the nodes of an elementwise operation on arrays of nodes, which are broadcast."""
         line = self.line()
-        every = np.broadcast_arrays(*operands)
+        every = operands
+        if any(one.shape != operands[0].shape for one in operands):
+            every = tuple(np.broadcast_arrays(*operands))
         result = np.empty(every[0].shape, object)
-        for index in np.ndindex(result.shape):
-            result[index] = self.graph.operation(op, dtype, [one[index] for one in every], line)
+        if result.size == 1:  # most arrays have one element per cell
+            result.fill(self.graph.operation(op, dtype, [one.item() for one in every], line))
+        else:
+            for index in np.ndindex(result.shape):
+                result[index] = self.graph.operation(op, dtype, [one[index] for one in every], line)
         if len(self.graph) > MOST_NODES:
             raise NotTraceable(f"does more than {MOST_NODES} operations for each cell")
         return result

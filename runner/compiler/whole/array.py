@@ -366,10 +366,11 @@ class Whole(TracedArray):
         check_computable(dtype)
         self._recorder, self._storage, self._axes = recorder, storage, axes
         self._fixed, self._cells, self.dtype, self._part = fixed, cells, dtype, part
+        self._shape: Shape = tuple(axis.length for axis in axes)
 
     @property
     def shape(self) -> Shape:
-        return tuple(axis.length for axis in self._axes)
+        return self._shape
 
     @property
     def flat(self) -> Any:
@@ -383,8 +384,10 @@ class Whole(TracedArray):
 
     def read(self) -> Nodes:
         nodes = self.seen(self._stored())
-        cells = tuple(number for number, axis in enumerate(self._axes) if not isinstance(axis, Inner))
-        return np.expand_dims(nodes, cells) if cells else nodes
+        # An axis of one node in place of each axis of cells.
+        kept = (slice(None) if isinstance(axis, Inner) else None for axis in self._axes)
+        index = (*kept, ...)
+        return nodes[index]
 
     def transposed(self, order: Shape) -> Whole:
         inner = [number for number, axis in enumerate(self._axes) if isinstance(axis, Inner)]
