@@ -57,7 +57,8 @@ def no_progress(*counts: int) -> None:
 class Pipeline:
     """Run `task` on this rank: call `prepare`, then `results`, once each; both are collective.
 
-    overlap: compute the interior while the halo is exchanged, if the partition and the block allow it.
+    overlap: compute the interior while the halo is exchanged, if the partition and the block allow it. plans:
+    layout of this rank's block of each input; (): they are made from the task.
     """
 
     world: World
@@ -65,20 +66,20 @@ class Pipeline:
     phases: Phases
     overlap: bool = False
     progress: OnProgress = no_progress
+    plans: Sequence[HaloPlan] = ()
 
     def __post_init__(self) -> None:
-        self.plans = halo_plans(self.task, self.world.rank)
+        self.plans = self.plans or halo_plans(self.task, self.world.rank)
         self.region = self.plans[0].region
         low, high = self.plans[0].widths[0]
         rows = self.region.shape[0]
         partition = self.task.partition
         cut = [axis for axis, parts in enumerate(partition.grid) if parts > 1]
-        # Rows that need no other rank are one contiguous range only when the array is cut along axis 0.
-        # All ranks decide by the smallest block: different decisions would cause a deadlock.
-        smallest = partition[partition.size - 1].shape[0]
         self._unit = self.task.units[0]
         top, bottom = (-(-width // self._unit) * self._unit for width in self.task.widths[0])
-        self.overlap = self.overlap and cut == [0] and smallest > top + bottom
+        # Rows that need no other rank are one contiguous range only when the array is cut along axis 0.
+        # All ranks decide by the smallest block: different decisions would cause a deadlock.
+        self.overlap = self.overlap and cut == [0] and partition[partition.size - 1].shape[0] > top + bottom
         self._interior = (top, rows - bottom) if self.overlap else (0, rows)
         self._halo = low + high
         self._outs: list[Array] | None = None  # on a device: whole results, for a job that fills them

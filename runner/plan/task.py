@@ -337,11 +337,18 @@ class Task:
         return shape[: self.leading] + (field.shape if number else shape)[self.leading :], field.dtype
 
     def with_results(self, types: Sequence[ArrayType]) -> Task:
-        """Return the task with its results known.
+        """Return the task with its results known; for equal types the same one, with all that it has derived.
 
         types: per result, the lengths of its axes after the `leading` ones, and its dtype."""
-        leading = self.shape[: self.leading]
-        return replace(self, results=tuple((leading + tail, dtype) for tail, dtype in types))
+        known = self._with_results
+        if (key := tuple(types)) not in known:
+            leading = self.shape[: self.leading]
+            known[key] = replace(self, results=tuple((leading + tail, dtype) for tail, dtype in types))
+        return known[key]
+
+    @cached_property
+    def _with_results(self) -> dict[tuple[ArrayType, ...], Task]:
+        return {}
 
     def with_grid(self, grid: Shape) -> Task:
         """Return the task with another partition. grid: one number per axis of the first input."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.whole_call import call_whole
-from meshrun.runner.maps.in_memory import Pipeline
+from meshrun.runner.maps.in_memory import Pipeline, halo_plans
 from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.values import whole_number
@@ -40,8 +41,23 @@ from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import World, single_rank_world
 
 MOST_KEPT = 64  # tasks
-_KEPT: dict[Hashable, tuple[Job, Task]] = {}
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """What calls on arrays of the same shapes and dtypes share.
+
+    job: of the task, as it was declared. plans: the layout of each input's block.
+    """
+
+    job: Job
+    task: Task
+    plans: Sequence[HaloPlan]
+
+
+_KEPT: dict[Hashable, _Planned] = {}
 _LOCK = threading.Lock()
+_HERE = threading.local()  # the worlds of this process alone, one for each thread
 
 
 def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
@@ -57,7 +73,15 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
 
         with borrowed(arrays[0]) as backend:
             return _apply(single_rank_world(backend), job, arrays, parameters)
-    return _apply(single_rank_world(CpuBackend()), job, [host_array(array) for array in arrays], parameters)
+    return _apply(_host_world(), job, [host_array(array) for array in arrays], parameters)
+
+
+def _host_world() -> World:
+    """Return a world of this process alone, for host arrays; kept for the thread's next call."""
+    kept = getattr(_HERE, "world", None)
+    if kept is None or kept.here.pid != os.getpid():
+        kept = _HERE.world = single_rank_world(CpuBackend())
+    return kept
 
 
 def host_array(array: Any) -> HostArray:
@@ -141,7 +165,8 @@ def _advance_to_row(stepper: Stepper, steps: int) -> list[Any]:
 def _stepper(
     world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int
 ) -> Stepper:
-    task = with_known_results(_task(world, job, arrays, parameters, steps), world.backend)
+    planned = _planned(world, job, arrays, parameters, steps)
+    task = with_known_results(planned.task, world.backend)
     check_tables(task, steps)
     check_feeds(task)
     one_by_one = task.job.series_pass is not None and task.job.series_pass.reads_halo(after=False)
@@ -157,7 +182,9 @@ def _result(stepper: Stepper, number: int) -> Any:
     return own_cells(stepper.result(number), stepper.task.subgrid(number)).copy()
 
 
-def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int = 1) -> Task:
+def _planned(
+    world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int = 1
+) -> _Planned:
     """Return the planned task, with a kernel where the job's function becomes one; kept for the next call.
 
     A trace takes milliseconds. The task of an earlier call is used if all that its functions read is as it
@@ -170,16 +197,17 @@ def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, A
     with _LOCK:
         kept = None if key is None else _KEPT.get(key)
     if kept is not None:
-        return kept[1]
+        return kept
     task = plan_task(with_inferred_halo(job, types, parameters, device.kind), parameters, types, 1)
     task, _ = fused(world, task, None, "strict", steps)
     world.on_root(lambda: refuse_split(world, task))
+    planned = _Planned(job, task, halo_plans(task, world.rank))
     if key is not None:
         with _LOCK:
-            _KEPT[key] = job, task  # the job, so that no other one has its id
+            _KEPT[key] = planned  # with the job, so that no other one has its id
             while len(_KEPT) > MOST_KEPT:
                 del _KEPT[next(iter(_KEPT))]
-    return task
+    return planned
 
 
 def _distributed(
@@ -219,9 +247,9 @@ def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, 
         source = MemorySource(arrays[0])
         run = RunContext(world, job, parameters, Options(), OutputTransaction(), sources=[source])
         return call(run, memory=usable_memory(run))
-    task = _task(world, job, arrays, parameters)
-    pipeline = Pipeline(world, task, world.phases)
-    task = pipeline.prepare(_distributed(world, task, pipeline.plans, arrays))
+    planned = _planned(world, job, arrays, parameters)
+    pipeline = Pipeline(world, planned.task, world.new_phases(), plans=planned.plans)
+    task = pipeline.prepare(_distributed(world, planned.task, planned.plans, arrays))
     wholes = [world.backend.empty(*known) for known in task.known]
     for region, results in pipeline.results():
         for number, (whole, result) in enumerate(zip(wholes, results, strict=True)):

@@ -11,6 +11,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, overload
 
@@ -164,8 +165,13 @@ class DeclaredJob(TypedJob[Function_contra]):
         """Apply the job to whole arrays in this process. Returns the result; a tuple if there are several."""
         from meshrun.runner.run.array_call import apply
 
-        with python_caller(renamed_options(self.parameters)):
+        with python_caller(self._renamed):
             return apply(self, arrays, parameters)
+
+    @cached_property
+    def _renamed(self) -> Mapping[str, str]:
+        """The options of a run with other names for this job."""
+        return renamed_options(self.parameters)
 
     run: RunMethod = as_method(_run, "run", RunCall, RUN_TEXT + described([*run_rows(), RANKS]))
     plan: PlanMethod = as_method(_plan, "plan", PlanCall, PLAN_TEXT + described(plan_keywords()))
