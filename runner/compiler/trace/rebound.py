@@ -10,24 +10,19 @@ import builtins
 import math
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.trace.outside_state import ChangesOutside, OutsideState
 from meshrun.runner.compiler.trace.timed import OUTSIDE, StepTape, TimedMath, of_numbers, table_of
 
 LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
 
 
-def with_numbers(tape: StepTape, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of a function whose math functions, min and max take numbers of the step."""
-    copied: Callable[..., Any] = FunctionCopies(tape).of(function)
-    return copied
-
-
 class FunctionCopies:
-    """Copies of functions and of their globals.
+    """Copies of functions and of their globals, whose math functions, min and max take numbers of the step.
 
     tape: of what the functions of math compute of the step. modules: what stands in for modules, by name.
     values: what stands in for other values, by their id.
@@ -44,6 +39,11 @@ class FunctionCopies:
         self._values = dict(values or {})
         self._globals: dict[int, dict[str, Any]] = {}
         self._functions: dict[int, types.FunctionType] = {}
+        self._outside = OutsideState()
+
+    def check_unchanged(self) -> None:
+        """Raise ChangesOutside if the functions that were called have changed what is outside of them."""
+        self._outside.check(self._functions.values())
 
     def of_array(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return an array from outside of the function, of which rows may be taken by the step."""
@@ -66,6 +66,13 @@ class FunctionCopies:
             return self._function(plain)
         return value
 
+    def of_module(self, module: types.ModuleType, name: str) -> Any:
+        """Return an attribute of a module of the user's."""
+        value = getattr(module, name)
+        given = self.of(value)
+        self._outside.note(module, f"{module.__name__}.{name}", (value, given), None)
+        return given
+
     def _function(self, function: types.FunctionType) -> types.FunctionType:
         if (known := self._functions.get(id(function))) is not None:
             return known
@@ -76,19 +83,27 @@ class FunctionCopies:
         )
         copied.__kwdefaults__ = function.__kwdefaults__
         self._functions[id(function)] = copied
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._outside.note(default, f"a default of {function.__name__}", (default, default), None)
         # What it names: globals, also in the functions inside it, and the variables around it.
         codes = [function.__code__]
         while codes:
             code = codes.pop()
             for name in code.co_names:
                 if name in function.__globals__:
-                    space[name] = self.of(function.__globals__[name])
+                    value = function.__globals__[name]
+                    space[name] = self.of(value)
+                    self._outside.note(space, name, (value, space[name]), function.__code__)
                 elif name in ("min", "max"):
                     space[name] = of_numbers(self._tape, getattr(builtins, name))
             codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        for cell, original in zip(cells, function.__closure__ or (), strict=True):
+        around = zip(function.__code__.co_freevars, cells, function.__closure__ or (), strict=True)
+        for name, cell, original in around:
             try:
                 cell.cell_contents = self.of(original.cell_contents)
+                self._outside.note(
+                    cell, name, (original.cell_contents, cell.cell_contents), function.__code__
+                )
             except ValueError:  # a variable without a value yet
                 continue
         return copied
@@ -101,7 +116,12 @@ class _Seen:
         self._copies, self._original = copies, module
 
     def __getattr__(self, name: str) -> Any:
-        return self._copies.of(getattr(self._original, name))
+        return self._copies.of_module(self._original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            raise ChangesOutside(f"{self._original.__name__}.{name}")
+        super().__setattr__(name, value)
 
 
 def _is_library(name: str) -> bool:

@@ -243,8 +243,7 @@ class _Copies(FunctionCopies):
         return protected(array, self._tape)
 
 
-def rebound(function: Callable[..., Any], module: Module) -> Callable[..., Any]:
-    """Return a copy of a function that uses `module` in place of NumPy."""
+def copies_with(module: Module) -> FunctionCopies:
+    """Return what copies functions so that they use `module` in place of NumPy."""
     made = {id(getattr(np, name)): getattr(module, name) for name in MADE}
-    copied: Callable[..., Any] = _Copies(module.tape, {"numpy": module, "cupy": module}, made).of(function)
-    return copied
+    return _Copies(module.tape, {"numpy": module, "cupy": module}, made)

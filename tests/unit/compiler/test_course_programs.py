@@ -476,6 +476,98 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "outside",
         "copy",
     ),
+    "a global counter": (
+        "N = 0\ndef f(u):\n    global N\n    N += 1  # here\n    return u * N",
+        "changes N, which is outside",
+        "step",
+    ),
+    "a counter around it": (
+        "def make():\n    n = 0\n    def f(u):\n        nonlocal n\n        n += 1  # here\n"
+        "        return u * n\n    return f\nf = make()",
+        "changes n, which is outside",
+        "step",
+    ),
+    "a list that grows": (
+        "LOG = []\ndef f(u):\n    LOG.append(1)  # here\n    return u * len(LOG)",
+        "changes LOG, which is outside",
+        "an input",
+    ),
+    "a list of fields": (
+        "LOG = []\ndef keep(u):\n    LOG.append(u)  # here\ndef f(u):\n    keep(u)\n    return u + 1",
+        "changes LOG, which is outside",
+        "an input",
+    ),
+    "a state in a dict": (
+        "STATE = {'t': 0.0}\ndef f(u):\n    STATE['t'] += 0.1  # here\n    return u + STATE['t']",
+        "changes STATE, which is outside",
+        "an input",
+    ),
+    "an attribute": (
+        "class Solver:\n    n = 0\nsolver = Solver()\ndef f(u):\n"
+        "    solver.n += 1  # here\n    return u * solver.n",
+        "changes solver, which is outside",
+        "step",
+    ),
+    "an attribute of a class": (
+        "class Solver:\n    n = 0\ndef f(u):\n    Solver.n += 1  # here\n    return u * Solver.n",
+        "changes Solver, which is outside",
+        "step",
+    ),
+    "a change every second call": (
+        "CALLS = []\nRATE = [0.1]\ndef f(u):\n    CALLS.append(0)  # here\n    if len(CALLS) % 2 == 0:\n"
+        "        RATE[0] /= 2\n    return u * RATE[0]",
+        "changes CALLS, which is outside",
+        "",
+    ),
+    "a gather by cells": (
+        "def f(u):\n    j = (3 * u).astype(int)\n    return u[j, 0]  # here",
+        "picks cells by an array of integers",
+        "points",
+    ),
+    "a float as an index": (
+        "def f(u):\n    n = u.shape[0] / 2\n    u[n] = 1  # here\n    return u",
+        "IndexError: only integers, slices.*not float",
+        "",
+    ),
+    "a name as an index": ("def f(u):\n    return u['x']  # here", "IndexError.*not str", ""),
+    "a number of a reduction": (
+        "def f(u):\n    return u / float(u.sum())  # here",
+        "converts a value of a reduction",
+        "the value as it is",
+    ),
+    "a printed value": (
+        "def f(u):\n    print(f'{u.max():.3f}')  # here\n    return u",
+        "formats a value",
+        "series=",
+    ),
+    "objects": ("def f(u):\n    return u.astype(object)  # here", "computes in object", "float64"),
+    "texts": ("def f(u):\n    return u.astype(str)  # here", "computes in <U", "float64"),
+    "no end": (
+        "def f(u):\n    def g(n):\n        return g(n + 1)  # here\n    return g(0) * u",
+        "calls itself too deep",
+        "loop",
+    ),
+    "a misspelt method": ("def f(u):\n    return u.maxx()  # here", "no attribute 'maxx'", ""),
+    "too many results": ("def f(u):\n    return u, u + 1  # here", "returns 2 results, not 1", "outputs=2"),
+    "nothing": ("def f(u):\n    v = 2 * u  # here", "returns nothing", "return"),
+    "a dict": ("def f(u):\n    return {'u': u}  # here", "returns a dict", "return with an array"),
+    "a transposed field": ("def f(u):\n    return u.T  # here", "axes of its inputs", "order"),
+    "a transform": (
+        "def f(u):\n    return np.fft.fft2(u).real  # here",
+        r"numpy\.fft\.fft2",
+        r"meshrun\.fft",
+    ),
+    "one row with all": ("def f(u):\n    return u - u[0]  # here", "combines one row", "input"),
+    "a mask of numpy.ma": (
+        "def f(u):\n    return np.ma.masked_less(u, 0.5).filled(0)  # here",
+        "calls numpy.ma",
+        "map_blocks",
+    ),
+    "a buffer": (
+        "def f(u):\n    return memoryview(u)  # here",
+        "bytes-like object is required, not an array",
+        "",
+    ),
 }
 
 
@@ -514,6 +606,21 @@ def check_close(function: Any, arrays: list[Any], names: list[str]) -> None:
     for one, other in zip(found, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert np.allclose(one, other, rtol=1e-13, atol=1e-13)
+
+
+def test_a_table_that_is_made_when_it_is_needed_first_is_no_state() -> None:
+    text = """
+TABLES = {}
+def weights(n):
+    if n not in TABLES:
+        TABLES[n] = [1 / (k + 1) for k in range(n)]
+    return TABLES[n]
+def f(u):
+    for k, w in enumerate(weights(3)):
+        u = u + w * np.roll(u, k, axis=0)
+    return u
+"""
+    check(compiled(PREAMBLE + text), field(19, 17))
 
 
 @pytest.mark.parametrize("name", REFUSED)
