@@ -735,11 +735,12 @@ def check_feeds(task: Task) -> None:
             continue
         field = fields[name]
         if (shape, dtype) != (field.stored, field.dtype):
-            hint = (
-                f"return result.astype({field.dtype})"
-                if shape == field.stored
-                else f"one pass, no {option('steps')}"
-            )
+            if shape != field.stored:
+                hint = f"one pass, no {option('steps')}"
+            elif dtype.kind == "c" != field.dtype.kind:  # a cast would drop the imaginary parts
+                hint = f"an input {name} of {dtype}"
+            else:
+                hint = f"return result.astype({field.dtype})"
             raise UserError(
                 f"job {job.name} cannot take steps: its {_what(job.output_names, output)} cannot become its "
                 f"input {name}",
