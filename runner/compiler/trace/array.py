@@ -284,6 +284,12 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
     def copy(self, order: str = "C") -> Any:
         return self.new(self.read())
 
+    def __copy__(self) -> Any:
+        return self.copy()
+
+    def __deepcopy__(self, known: Any) -> Any:
+        return self.copy()
+
     def astype(self, dtype: Any, order: str = "K", casting: str = "unsafe", copy: bool = True) -> Any:
         kind = np.dtype(dtype)
         if kind == self.dtype and not copy:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dis
 import types
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -75,7 +75,8 @@ class OutsideState:
 
         functions: copies that were called; their globals and the variables around them are theirs alone.
         """
-        for function in functions:
+        copied = list(functions)
+        for function in copied:
             for name, line in _assigned(function.__code__):
                 holder, value = _variable(function, name)
                 noted = self._noted.get((id(holder), name))
@@ -83,8 +84,9 @@ class OutsideState:
                     raise ChangesOutside(name, line)
         for noted in self._noted.values():
             if _Walk().state(noted.value, DEEPEST) != noted.state:
-                line = 0 if noted.code is None else _first_line(noted.code, noted.name)
-                raise ChangesOutside(noted.name, line)
+                codes = [noted.code] if noted.code else [function.__code__ for function in copied]
+                own = [code for code in codes if code.co_filename == copied[0].__code__.co_filename]
+                raise ChangesOutside(noted.name, _first_line(own, noted.name))
 
 
 def _variable(function: types.FunctionType, name: str) -> tuple[Any, Any]:
@@ -107,9 +109,13 @@ def _assigned(code: types.CodeType) -> Iterator[tuple[str, int]]:
             yield one.argval, line
 
 
-def _first_line(code: types.CodeType, name: str) -> int:
-    """Return the line that names a variable first; 0 if none does."""
-    return next((line for one, line in _with_lines(code) if one.argval == name), 0)
+def _first_line(codes: Sequence[types.CodeType], name: str) -> int:
+    """Return the line that names a variable first, or where the first function begins; 0: unknown."""
+    for code in codes:
+        for one, line in _with_lines(code):
+            if one.argval == name:
+                return line
+    return codes[0].co_firstlineno if codes else 0
 
 
 def _with_lines(code: types.CodeType) -> Iterator[tuple[dis.Instruction, int]]:
@@ -134,14 +140,15 @@ class _Walk:
         self._left -= 1
         if type(value) in SCALARS:
             return type(value), repr(value)
-        if depth == 0 or self._left <= 0 or isinstance(value, CALLED):
+        if depth == 0 or self._left <= 0 or isinstance(value, (*CALLED, type)):
             return id(value)
         if isinstance(value, (list, tuple, set, frozenset)):
             return id(value), len(value), tuple(self.state(one, depth - 1) for one in self._few(value))
         if isinstance(value, np.ndarray):
             cells, every = value.view(np.ndarray), max(value.size // MOST_OF_ARRAY, 1)
             return id(value), value.shape, cells.ravel()[::every].tobytes()
-        names: Mapping[Any, Any] = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+        is_mapping = isinstance(value, (dict, types.MappingProxyType))
+        names: Mapping[Any, Any] = value if is_mapping else getattr(value, "__dict__", {})
         own = [(name, one) for name, one in names.items() if not str(name).startswith("__")]
         parts = ((self.state(name, depth - 1), self.state(one, depth - 1)) for name, one in self._few(own))
         return id(value), len(own), tuple(parts)

@@ -7,6 +7,7 @@ calls. The originals stay as they are.
 from __future__ import annotations
 
 import builtins
+import functools
 import math
 import sys
 import types
@@ -16,8 +17,10 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.outside_state import ChangesOutside, OutsideState
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import OUTSIDE, StepTape, TimedMath, of_numbers, table_of
 
+HEAP_TYPE = 1 << 9  # flag of classes that are written in Python
 LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
 
 
@@ -39,6 +42,8 @@ class FunctionCopies:
         self._values = dict(values or {})
         self._globals: dict[int, dict[str, Any]] = {}
         self._functions: dict[int, types.FunctionType] = {}
+        self._classes: dict[int, type] = {}
+        self._objects: dict[int, Any] = {}
         self._outside = OutsideState()
 
     def check_unchanged(self) -> None:
@@ -61,10 +66,50 @@ class FunctionCopies:
             return self.of_array(value)
         if isinstance(value, types.BuiltinFunctionType) and value.__module__ == math.__name__:
             return of_numbers(self._tape, value)
+        if isinstance(value, functools.partial):
+            keywords = {name: self.of(one) for name, one in value.keywords.items()}
+            return functools.partial(self.of(value.func), *map(self.of, value.args), **keywords)
+        if isinstance(value, np.vectorize):
+            return calls_each_cell
+        if isinstance(value, type):
+            return self._class(value)
         plain = value.function if getattr(value, "whole", False) is True else value
         if isinstance(plain, types.FunctionType) and not _is_library(plain.__module__ or ""):
             return self._function(plain)
+        if _is_plain_class(type(value)):
+            return self._object(value)
         return value
+
+    def _class(self, kind: type) -> type:
+        """Return a class of the user's whose methods are copies."""
+        if not _is_plain_class(kind):
+            return kind
+        if id(kind) not in self._classes:
+            bases = tuple(self._class(base) for base in kind.__bases__)
+            own = {name: one for name, one in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+            copied = self._classes[id(kind)] = type(kind)(kind.__name__, bases, own)
+            # Methods may name the class, also by super().
+            for name, one in own.items():
+                if isinstance(one, (staticmethod, classmethod)):
+                    setattr(copied, name, type(one)(self.of(one.__func__)))
+                elif isinstance(one, property):
+                    get, store, delete = (
+                        None if part is None else self.of(part) for part in (one.fget, one.fset, one.fdel)
+                    )
+                    setattr(copied, name, property(get, store, delete, one.__doc__))
+                elif isinstance(one, types.FunctionType):
+                    setattr(copied, name, self.of(one))
+            attributes = vars(copied)
+            self._outside.note(copied, kind.__name__, (attributes, attributes), None)
+        return self._classes[id(kind)]
+
+    def _object(self, value: Any) -> Any:
+        """Return an object of a copied class, which shares its attributes with the user's."""
+        if id(value) not in self._objects:
+            copied: Any = object.__new__(self._class(type(value)))
+            object.__setattr__(copied, "__dict__", value.__dict__)
+            self._objects[id(value)] = copied
+        return self._objects[id(value)]
 
     def of_module(self, module: types.ModuleType, name: str) -> Any:
         """Return an attribute of a module of the user's."""
@@ -82,9 +127,16 @@ class FunctionCopies:
             function.__code__, space, function.__name__, function.__defaults__, cells or None
         )
         copied.__kwdefaults__ = function.__kwdefaults__
+        copied.__dict__.update(function.__dict__)
         self._functions[id(function)] = copied
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._outside.note(default, f"a default of {function.__name__}", (default, default), None)
+            self._outside.note(
+                default, f"a default of {function.__name__}", (default, default), function.__code__
+            )
+        attributes = copied.__dict__
+        self._outside.note(
+            copied, f"an attribute of {function.__name__}", (attributes,) * 2, function.__code__
+        )
         # What it names: globals, also in the functions inside it, and the variables around it.
         codes = [function.__code__]
         while codes:
@@ -101,9 +153,8 @@ class FunctionCopies:
         for name, cell, original in around:
             try:
                 cell.cell_contents = self.of(original.cell_contents)
-                self._outside.note(
-                    cell, name, (original.cell_contents, cell.cell_contents), function.__code__
-                )
+                values = original.cell_contents, cell.cell_contents
+                self._outside.note(cell, name, values, function.__code__)
             except ValueError:  # a variable without a value yet
                 continue
         return copied
@@ -122,6 +173,23 @@ class _Seen:
         if not name.startswith("_"):
             raise ChangesOutside(f"{self._original.__name__}.{name}")
         super().__setattr__(name, value)
+
+
+def calls_each_cell(*arrays: Any, **options: Any) -> Any:
+    """Stand in for a function that numpy.vectorize has made."""
+    raise NotTraceable("calls a function for each cell (numpy.vectorize)", "np.where(condition, a, b)")
+
+
+def _is_plain_class(kind: type) -> bool:
+    """Return whether a class is the user's, and one whose objects have their attributes in a dict."""
+    if type(kind) is not type or _is_library(kind.__module__ or "") or _is_installed(kind.__module__):
+        return False
+    every = kind.__mro__[:-1]
+    return all(base.__flags__ & HEAP_TYPE and "__slots__" not in vars(base) for base in every)
+
+
+def _is_installed(module: str) -> bool:
+    return "site-packages" in (getattr(sys.modules.get(module), "__file__", None) or "")
 
 
 def _is_library(name: str) -> bool:

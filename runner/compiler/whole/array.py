@@ -291,7 +291,10 @@ def made(
     """Return a new array. nodes: an element for each of its inner axes, in order."""
     flat = list(nodes.ravel())
     if len(flat) > MOST_COMPONENTS:
-        raise NotTraceable(f"computes with {len(flat)} elements for each cell")
+        raise NotTraceable(
+            f"computes with {len(flat)} elements for each cell",
+            "np.zeros_like(field) + line for a line of numbers",
+        )
     storage = Storage(flat, {axis.axis: axis for axis in axes if isinstance(axis, Along)}, origin)
     cells = np.arange(len(flat)).reshape(nodes.shape)
     return Whole(recorder, storage, tuple(axes), dict(fixed), cells, dtype)

@@ -236,7 +236,8 @@ def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> 
     for name, result in zip(names, fields, strict=True):
         one = _as_space(recorder, result)
         if not isinstance(one, Whole) or one._recorder is not recorder:
-            raise NotTraceable(f"returns a {type(one).__name__} that does not come from its arrays", FIELD)
+            what = "an array" if isinstance(one, Whole) else f"a {type(one).__name__}"
+            raise NotTraceable(f"returns {what} that does not come from its arrays", FIELD)
         if not one._axes:
             outputs.append(WholeOutput(name, (), one.dtype, tuple(taken(one).ravel()), ()))
             continue

@@ -513,6 +513,27 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "changes Solver, which is outside",
         "step",
     ),
+    "an attribute of itself": (
+        "def f(u):  # here\n    f.n = getattr(f, 'n', 0) + 1\n    return u * f.n",
+        "changes an attribute of f",
+        "step",
+    ),
+    "an object of its own": (
+        "class Clock:\n    t = 0.0\n    def tick(self):\n        self.t += 0.1\n        return self.t\n"
+        "clock = Clock()\ndef f(u):\n    return u + clock.tick()  # here",
+        "changes clock, which is outside",
+        "an input",
+    ),
+    "an array in a dict": (
+        "D = {'w': np.zeros(17)}\ndef f(u):\n    D['w'] += 1  # here\n    return u * D['w']",
+        "changes D, which is outside",
+        "an input",
+    ),
+    "a function of each cell": (
+        "g = np.vectorize(lambda x: max(x, 0.0))\ndef f(u):\n    return g(u)  # here",
+        "calls a function for each cell",
+        r"np\.where",
+    ),
     "a change every second call": (
         "CALLS = []\nRATE = [0.1]\ndef f(u):\n    CALLS.append(0)  # here\n    if len(CALLS) % 2 == 0:\n"
         "        RATE[0] /= 2\n    return u * RATE[0]",
@@ -574,8 +595,8 @@ REFUSED: dict[str, tuple[str, str, str]] = {
 def compiled(text: str) -> Any:
     name = f"<course {abs(hash(text))}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    space: dict[str, Any] = {}
-    exec(compile(text, name, "exec"), space)
+    space: dict[str, Any] = {"__name__": "course"}
+    exec(compile(text, name, "exec", dont_inherit=True), space)
     return space["f"]
 
 
@@ -621,6 +642,66 @@ def f(u):
     return u
 """
     check(compiled(PREAMBLE + text), field(19, 17))
+
+
+OBJECTS: dict[str, str] = {
+    "a solver": """
+class Operator:
+    order = 2
+    def __init__(self, h): self.h = h
+    @property
+    def scale(self): return 1 / self.h**self.order
+class Laplace(Operator):
+    def __init__(self, h):
+        super().__init__(h)
+        self.calls = 0
+    def __call__(self, u):
+        found = np.zeros(u.shape)
+        found[1:-1] = self.scale * (u[2:] - 2 * u[1:-1] + u[:-2])
+        return found
+    @staticmethod
+    def walls(u): u[0] = u[-1] = 0
+solver = Laplace(0.5)
+def f(u):
+    u = u + 0.01 * solver(u)
+    Laplace.walls(u)
+    return u
+""",
+    "an object that it makes": """
+from dataclasses import dataclass
+@dataclass
+class Grid:
+    u: object
+    def sides(self):
+        found = np.empty(self.u.shape)
+        found[...] = np.roll(self.u, 1, 0) + np.roll(self.u, -1, 0)
+        return found
+def f(u):
+    return Grid(u).sides()
+""",
+    "a partial": """
+from functools import partial
+def weighted(u, w):
+    found = np.zeros(u.shape)
+    found[1:] = w * u[:-1]
+    return found
+third = partial(weighted, w=1 / 3)
+def f(u): return third(u)
+""",
+    "a check": """
+import copy
+def f(u):
+    if not isinstance(u, np.ndarray): raise TypeError
+    v = copy.deepcopy(u)
+    v[0] = 1
+    return u + v
+""",
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_objects_of_the_users_compute_with_whole_arrays(name: str) -> None:
+    check(compiled(PREAMBLE + OBJECTS[name]), field(19, 17))
 
 
 @pytest.mark.parametrize("name", REFUSED)
