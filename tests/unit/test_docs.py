@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -311,6 +312,28 @@ def test_the_steps_pages_commands_make_its_pictures(tmp_path: Path) -> None:
         ours, theirs = frames_of(shown), frames_of(made)
         assert ours.shape == theirs.shape
         assert abs(ours - theirs).mean() < 1, shown.name
+
+
+@pytest.mark.nightly
+def test_the_solvers_pages_commands_make_its_pictures(tmp_path: Path) -> None:
+    """Floats may round otherwise on another processor, which changes the colour of some cells by one."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    assert len(run_commands(ROOT / "docs" / "solvers.md", tmp_path)) == 10
+    for shown in sorted((ROOT / "docs" / "images" / "solvers").iterdir()):
+        ours, theirs = frames_of(shown), frames_of(tmp_path / shown.name)
+        assert ours.shape == theirs.shape
+        assert abs(ours - theirs).mean() < 1, shown.name
+
+
+def test_the_solvers_page_shows_every_solver_and_the_pictures_that_are_drawn() -> None:
+    text = (ROOT / "docs" / "solvers.md").read_text()
+    solvers = ROOT / "examples" / "solvers"
+    programs = {path.name for path in solvers.glob("*.py")}
+    assert set(re.findall(r"examples/solvers/(\w+\.py)", text)) == programs
+    drawn = {f"{name}.png" for name in runpy.run_path(str(solvers / "pictures.py"))["PICTURES"]}
+    pictures = list((ROOT / "docs" / "images" / "solvers").iterdir())
+    assert {path.name for path in pictures} == drawn == set(re.findall(r"images/solvers/([\w.]+)", text))
+    assert all(path.stat().st_size < 60_000 for path in pictures)
 
 
 def frames_of(path: Path) -> Any:
