@@ -15,7 +15,7 @@ from meshrun.runner.arrays.distributed_array import DistributedArray, empty_arra
 from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.arrays.several_sizes import own_cells
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
-from meshrun.runner.compiler.result_type import with_known_results
+from meshrun.runner.compiler.result_type import hide_output, with_known_results
 from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.compiler.traced import check_tables
 from meshrun.runner.device.cpu import CpuBackend
@@ -56,6 +56,7 @@ class _Planned:
 
 
 _KEPT: dict[Hashable, _Planned] = {}
+_TRACEABLE: dict[Hashable, Job] = {}
 _LOCK = threading.Lock()
 _HERE = threading.local()  # the worlds of this process alone, one for each thread
 
@@ -67,13 +68,34 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     """
     _check_arrays(job, arrays)
     if job.whole:  # in this process the arrays are whole
-        return call_whole(job, arrays, job.complete(parameters))
+        wholes = [one if hasattr(one, "dtype") else np.asarray(one) for one in arrays]
+        completed = job.complete(parameters)
+        _check_traceable(job, wholes, completed)
+        return call_whole(job, wholes, completed)
     if any(hasattr(array, "__cuda_array_interface__") for array in arrays):
         from meshrun.runner.device.cuda import borrowed
 
         with borrowed(arrays[0]) as backend:
             return _apply(single_rank_world(backend), job, arrays, parameters)
     return _apply(_host_world(), job, [host_array(array) for array in arrays], parameters)
+
+
+def _check_traceable(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> None:
+    """Raise UserError for a function of whole arrays that a run refuses, once for arrays of these types.
+
+    What a function computes for other numbers differs in no way that is refused.
+    """
+    types = [(tuple(one.shape), np.dtype(one.dtype).newbyteorder("=")) for one in arrays]
+    given = [value if isinstance(value, (str, bool)) else type(value) for value in parameters.values()]
+    key = (id(job), tuple(types), tuple(given))
+    if key in _TRACEABLE:
+        return
+    with hide_output():
+        with_inferred_halo(job, types, parameters)
+    with _LOCK:
+        _TRACEABLE[key] = job  # so that no other one has its id
+        while len(_TRACEABLE) > MOST_KEPT:
+            del _TRACEABLE[next(iter(_TRACEABLE))]
 
 
 def _host_world() -> World:
