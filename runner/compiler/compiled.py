@@ -6,7 +6,7 @@ import ctypes
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from typing import Any, ClassVar, Protocol
@@ -23,6 +23,7 @@ from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, Sending,
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.ends import ends_of, interior
+from meshrun.runner.compiler.passes.handed_on import handed_on, without_outputs
 from meshrun.runner.compiler.passes.real_parts import has_complex, in_real_parts, views_of_parts
 from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -154,6 +155,16 @@ class DeviceKernel:
         beside = {node.input for node in self.program.loads if node.offset[-1]} & set(self.feeds)
         plain = all(one.components == 1 and not one.trailing for one in self.program.inputs)
         return plain and beside <= set(self.finds_ends)
+
+    @functools.cached_property
+    def handed_on(self) -> dict[int, int]:
+        """The inputs whose next values another input has now; see `TaskKernel`."""
+        return handed_on(self.program, self.feeds)
+
+    def without_handed_on(self) -> DeviceKernel:
+        """Return the kernel of the results that no input has now; see `TaskKernel`."""
+        program, feeds = without_outputs(self.program, self.feeds, self.handed_on)
+        return replace(self, program=program, feeds=feeds, _passes={}, _steps={})
 
     @functools.cached_property
     def _beyond(self) -> Beyond | None:
@@ -417,6 +428,11 @@ class HostKernel:
     sends: ClassVar[bool] = False
     stores_beyond: ClassVar[bool] = False
     finds_ends: ClassVar[Sequence[int]] = ()
+    handed_on: ClassVar[Mapping[int, int]] = {}
+
+    def without_handed_on(self) -> HostKernel:
+        """Return the kernel: it takes several steps at once, which need all results."""
+        return self
 
     @property
     def most_steps(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -111,6 +111,16 @@ class TaskKernel(Protocol):
     def stores_beyond(self) -> bool:
         """Whether the next pass reads no other cells beyond the array than `bind` can store, or than a
         constant boundary has, which no pass changes."""
+
+    @property
+    def handed_on(self) -> Mapping[int, int]:
+        """The inputs whose next values another input has now: {before: now}.
+
+        `before` is read by the result that becomes `now` alone, at the own cell: a pass may write over it.
+        """
+
+    def without_handed_on(self) -> TaskKernel:
+        """Return the kernel of single passes that leaves out what becomes the inputs of `handed_on`."""
 
     @property
     def capturable(self) -> bool:
