@@ -13,7 +13,6 @@ from meshrun.runner.arrays.several_sizes import spread_sources
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import limits, serial_file, with_trial_results
 from meshrun.runner.options.step_options import EVERY, FieldChange, NamedRule, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
@@ -75,7 +74,7 @@ def _start(run: RunContext, prepared: Prepared, additions: Additions | None) -> 
     task = with_trial_results(run.world, prepared.task, run.sources)
     check_feeds(task)
     copies = _copies(run, task, prepared.memory, additions)
-    refuse_split(run.world, task)
+    prepared.known.check_split(run.world, task)
     stages = stage_lines(replace(task, kernel=None)) or None
     # Find what the run continues from.
     checkpoints = _checkpoints(run, task, additions.kept if additions else ())
