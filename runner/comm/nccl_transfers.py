@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import cupy
 import numpy as np
@@ -13,7 +16,7 @@ from meshrun.runner.comm.api import Control, Message, Operation, check_contiguou
 from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS
 from meshrun.runner.comm.recorded import recorded, recorded_exchange
 from meshrun.runner.errors import UserError
-from meshrun.runner.region import Array
+from meshrun.runner.region import Array, Shape
 from meshrun.runner.system.launcher import default_variable
 
 CODES = {known.numpy: known.code for known in DATATYPES.values()}
@@ -29,6 +32,19 @@ class _Event:
 
     def wait(self) -> None:
         pass
+
+
+class _Memory:
+    """Device memory allocated by NCCL, which is freed with the last array that lies in it."""
+
+    def __init__(self, size: int) -> None:
+        self.address = nccl.allocate(size)
+        weakref.finalize(self, _free, self.address).atexit = False  # the process's memory ends with it
+
+
+def _free(address: int) -> None:
+    cupy.cuda.runtime.deviceSynchronize()  # work that uses the memory may be under way
+    nccl.load().mem_free(address)
 
 
 class NcclComm:
@@ -73,6 +89,16 @@ class NcclComm:
     @property
     def label(self) -> str:
         return self._label
+
+    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+        """Return an uninitialised array in memory of NCCL's own. Not collective.
+
+        In a CUDA graph, NCCL sends from it and receives into it without copying the cells to its buffers.
+        """
+        size = max(math.prod(shape) * dtype.itemsize, 1)
+        memory = _Memory(size)
+        owned = cupy.cuda.UnownedMemory(memory.address, size, memory)
+        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(owned, 0))
 
     @recorded_exchange
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> _Event:

@@ -50,6 +50,7 @@ runtime = Some(
     CUDARuntimeError=CUDARuntimeError,
     memcpyAsync=lambda *numbers: note("memcpyAsync", *numbers),
     streamCaptureModeThreadLocal=1,
+    deviceSynchronize=lambda: note("deviceSynchronize"),
 )
 stream = Some(
     ptr=77,
@@ -431,6 +432,28 @@ def test_no_memory(stub: Stub, words: str, kind: str) -> None:
     found, _, sentence = stub.run(body, FAIL="ncclMemAlloc", RESULT="1", WORDS=words)
     assert found == kind
     assert "12345 bytes" in sentence
+
+
+def test_memory_of_blocks_is_freed_with_the_last_array_in_it(stub: Stub) -> None:
+    """And only when the work that may use it is done."""
+    body = """
+import numpy
+held = []
+def made():
+    held.append(NcclComm(ThreadComm()).empty((3, 4), numpy.dtype("f4")))
+first = noted(made)
+view = held[0][2]  # the stub's arrays are tuples: shape, dtype, memory
+held.clear()
+kept = noted(lambda: None)
+def dropped():
+    global view
+    view = None
+tell([first, kept, noted(dropped)])
+"""
+    made, kept, dropped = stub.run(body)
+    assert ["ncclMemAlloc", 48] in made
+    assert kept == []
+    assert [note[0] for note in dropped] == ["deviceSynchronize", "ncclMemFree"]
 
 
 @pytest.mark.parametrize(("code", "kind"), [(0, "nothing"), (7, "nothing"), (6, "NcclFailure")])
