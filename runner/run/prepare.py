@@ -6,15 +6,16 @@ alone, and one collective tells every rank what the others found: an error on an
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.arrays.inputs import Inputs, input_key, note
 from meshrun.runner.arrays.several_sizes import open_sinks, spread_sources
+from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.compiler.captured import Captured, captured
 from meshrun.runner.compiler.decide import Fusion, common_fusion, fused_alone
 from meshrun.runner.compiler.traced import check_tables
@@ -28,7 +29,7 @@ from meshrun.runner.maps.planned_task import PlannedTask, plan_alone
 from meshrun.runner.maps.streamed.chunk_agreement import limits
 from meshrun.runner.options.form import forms_of_inputs
 from meshrun.runner.options.run_options import Options
-from meshrun.runner.options.step_options import FieldChange, NamedRule
+from meshrun.runner.options.step_options import FieldChange, NamedRule, StepOptions
 from meshrun.runner.plan.chunking import MemoryUse, has_own_grid, is_too_large
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.region import HostArray, Region
@@ -38,12 +39,15 @@ from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.image_folder import Folder
 from meshrun.runner.storage.formats.registry import ComputedSource, Sink, Source, create
 from meshrun.runner.storage.journal import Journal
-from meshrun.runner.storage.paths import CONTAINERS, KEPT, partial_path, split, suffix
+from meshrun.runner.storage.paths import CONTAINERS, KEPT, journal_folder, partial_path, split, suffix
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
     from meshrun.runner.steps.observers.additions import Additions, StoppingRule
+
+
+NO_STEPS = StepOptions()
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,8 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
         # Check what the options ask of the job.
         if additions is None:
             join(run)
-        options.steps.check(series=bool(run.job.series))
+        if options.steps != NO_STEPS:
+            options.steps.check(series=bool(run.job.series))
         if steps is not None:
             check_steps(run, additions)
         # Plan the task, and compile its kernel.
@@ -322,7 +327,10 @@ def make_task_outputs(run: RunContext, task: Task) -> list[Sink]:
 
 def check_nothing_unfinished(run: RunContext) -> None:
     """Raise UserError if there is an unfinished streamed run of this output. On rank 0."""
-    journal = Journal(split(run.targets[0])[0])
+    output = split(run.targets[0])[0]
+    if not os.path.lexists(journal_folder(output)):
+        return
+    journal = Journal(output)
     if journal.kept() is not None:
         raise journal.unfinished(*(partial_path(target, KEPT) for target in run.targets))
 
