@@ -12,7 +12,6 @@ import numpy as np
 
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
-from meshrun.runner.arrays.several_sizes import own_cells
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.compiler.traced import check_tables
 from meshrun.runner.device.cpu import CpuBackend
@@ -25,7 +24,7 @@ from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.values import whole_number
 from meshrun.runner.plan.task import Task, check_feeds, masked_cells
-from meshrun.runner.region import HostArray
+from meshrun.runner.region import HostArray, own_cells
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.prepare import RunContext, agreed_kernel

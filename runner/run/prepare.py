@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.arrays.inputs import Inputs, input_key, note
-from meshrun.runner.arrays.several_sizes import open_sinks, spread_sources
-from meshrun.runner.arrays.decoded_inputs import open_decoded
+from meshrun.runner.arrays.load import open_decoded, spread_sources
+from meshrun.runner.arrays.store import open_sinks
 from meshrun.runner.compiler.captured import Captured, captured
 from meshrun.runner.compiler.decide import Fusion, common_fusion, fused_alone
 from meshrun.runner.compiler.traced import check_tables

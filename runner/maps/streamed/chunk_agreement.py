@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshrun.runner.arrays.several_sizes import open_sinks
+from meshrun.runner.arrays.store import open_sinks
 from meshrun.runner.compiler.result_type import result_types
 from meshrun.runner.errors import UserError
 from meshrun.runner.maps.streamed.halving import does_not_fit

@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 from meshrun.runner.arrays.fingerprint import fingerprint, warn_of_unknown
 from meshrun.runner.arrays.inputs import Inputs
-from meshrun.runner.arrays.several_sizes import open_spread
-from meshrun.runner.arrays.store import Store, store_of
+from meshrun.runner.arrays.store import Store, open_spread, store_of
 from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import SaveInterval
