@@ -14,6 +14,7 @@ from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.options.run_options import Options
+from meshrun.runner.plan.chunking import block_memory
 from meshrun.runner.plan.task import ArrayType, Task, plan_task
 from meshrun.runner.region import Shape
 from meshrun.runner.world.world import World
@@ -28,13 +29,15 @@ class PlannedTask:
     """What a rank finds out alone about a job and its arrays.
 
     declared: the job as it was given. task: of the job with its halo, without a kernel. alone: with a kernel
-    in place of the function, where this rank has one. fusion: why it has one or none; None: it was not to
-    have one. checked: the grids for which `check_split` has passed, each with whether the task had a kernel.
+    in place of the function, where this rank has one. needed: bytes of this rank's block, whole in memory.
+    fusion: why it has a kernel or none; None: it was not to have one. checked: the grids for which
+    `check_split` has passed, each with whether the task had a kernel.
     """
 
     declared: Job
     task: Task
     alone: Task
+    needed: int
     fusion: Fusion | None
     checked: set[tuple[Shape, bool]] = field(default_factory=set)
 
@@ -94,7 +97,8 @@ def plan_alone(
     fusion = None
     if (mode or job.fuse) != "off":
         alone, fusion = fused_alone(device, task, mode, options.fuse_math, steps)
-    planned = PlannedTask(job, task, alone, fusion)
+    needed = block_memory(alone, alone.partition[world.rank], asynchronous=world.backend.asynchronous)
+    planned = PlannedTask(job, task, alone, needed, fusion)
     # Keep it, unless another attempt may succeed.
     if key is not None and not (fusion is not None and fusion.refused):
         with _LOCK:

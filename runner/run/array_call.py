@@ -25,7 +25,6 @@ from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.values import whole_number
 from meshrun.runner.plan.task import Task, check_feeds, masked_cells
 from meshrun.runner.region import HostArray, own_cells
-from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.prepare import RunContext, agreed_kernel
 from meshrun.runner.run.services.job_run import call, usable_memory
@@ -141,7 +140,7 @@ def _stepper(
     check_tables(task, steps)
     check_feeds(task)
     one_by_one = task.job.series_pass is not None and task.job.series_pass.reads_halo(after=False)
-    phases = Phases(world.backend.synchronize)
+    phases = world.new_phases()
     of_task = Stepper if task.job.program is None else ProgramStepper
     stepper = of_task(world, task, phases, keep_finals=True, one_by_one=one_by_one)
     stepper.start(_distributed(world, task, stepper.plans, arrays))

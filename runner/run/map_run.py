@@ -178,7 +178,7 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
         run.transaction.track_partial(*(sink.partial for sink in sinks))
     # Read.
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap
-    pipeline = Pipeline(world, task, world.phases, overlap and not run.series, run.progress.rows)
+    pipeline = Pipeline(world, task, world.phases, overlap and not run.job.series, run.progress.rows)
     arrays = load_arrays(world, run.sources, pipeline.plans, world.phases)
     task = pipeline.prepare(arrays)
     if sinks is None:
@@ -210,7 +210,8 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
         plan = compared_with_plan(run, task, wall, files, streamed=False)
     computed = computation_of(task, prepared.fusion, overlap=pipeline.overlap)
     rows = [known for one in series for known in one.types]
-    return Finished(computed, type_record(task.stored[0]), task.stored, rows, verify=proof, plan=plan)
+    stored = task.stored
+    return Finished(computed, type_record(stored[0]), stored, rows, verify=proof, plan=plan)
 
 
 def refuse_options(run: RunContext, task: Task, memory: Sequence[MemoryUse]) -> None:
@@ -302,7 +303,7 @@ def _series_of(run: RunContext, task: Task, blocks: Sequence[Array], region: Reg
 
 def _rows_of(run: RunContext, task: Task) -> list[SeriesRows]:
     """Begin the files of the results that are no fields; return what writes them. Collective."""
-    if not run.series:
+    if not run.job.series:
         return []
     from meshrun.runner.steps.observers.series import SeriesRows
 

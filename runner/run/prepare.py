@@ -30,7 +30,7 @@ from meshrun.runner.maps.streamed.chunk_agreement import limits
 from meshrun.runner.options.form import forms_of_inputs
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.step_options import FieldChange, NamedRule, StepOptions
-from meshrun.runner.plan.chunking import MemoryUse, has_own_grid, is_too_large
+from meshrun.runner.plan.chunking import MemoryUse, has_own_grid
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.region import HostArray, Region
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
@@ -209,8 +209,7 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
         memory, on_device = limits(world, stream), world.backend.asynchronous
         if stream.named is not None:
             return known.fusion, memory, False
-        too_large = is_too_large(made, made.partition[world.rank], memory, asynchronous=on_device)
-        return known.fusion, memory, too_large
+        return known.fusion, memory, known.needed > (memory.device if on_device else memory.host)
 
     everyone = world.gather_calls(alone)
     (known,), fusions = tasks, [fusion for fusion, _, _ in everyone if fusion is not None]

@@ -24,7 +24,6 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import SaveInterval
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.region import Array, Subgrid
-from meshrun.runner.report.phases import Phases
 from meshrun.runner.spelling import option
 from meshrun.runner.steps.loop import NEVER, next_multiple
 from meshrun.runner.steps.stepper import Stepper
@@ -111,7 +110,7 @@ class Checkpoints:
             return False
         if self._is_due():
             stepper.settle()
-            quiet = Phases(stepper.world.backend.synchronize, stepper.world.recorder)
+            quiet = stepper.world.new_phases()
 
             def write(number: int, sink: Sink) -> None:
                 feed = stepper.feeds[number]
@@ -208,7 +207,7 @@ class Checkpoints:
 
     def _store(self, cells: Array, sink: Sink) -> None:
         """Write this rank's cells of a field that no output feeds."""
-        partition, quiet = self.task.partition, Phases(self.world.backend.synchronize, self.world.recorder)
+        partition, quiet = self.task.partition, self.world.new_phases()
         store = Store(self.world, sink, partition.__getitem__, (sink.shape, sink.dtype), quiet)
         store.put(partition[self.world.rank], cells)
         store.finish()

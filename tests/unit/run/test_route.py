@@ -41,18 +41,18 @@ class Limits:
 
 
 RUNS: dict[str, tuple[Any, Options, Limits]] = {
-    "in memory": (laplacian, Options(device="cpu"), Limits(43, 332, 8)),
+    "in memory": (laplacian, Options(device="cpu"), Limits(41, 306, 8)),
     "20 fused steps": (
         heat,
         Options(device="cpu", fuse="require", steps=StepOptions(20)),
-        Limits(57, 648, 14),
+        Limits(56, 615, 14),
     ),
     "streamed": (
         laplacian,
         Options(device="cpu", stream=StreamOptions(chunk_bytes=1 << 16)),
-        Limits(59, 685, 14),
+        Limits(57, 680, 14),
     ),
-    "job": (doubled, Options(device="cpu"), Limits(28, 207, 12)),
+    "job": (doubled, Options(device="cpu"), Limits(27, 202, 12)),
 }
 
 
