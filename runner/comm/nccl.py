@@ -178,18 +178,6 @@ def failures(doing: str) -> Iterator[None]:
         raise failure(doing, reason) from reason
 
 
-def allocate(nbytes: int) -> int:
-    """Return the address of device memory from ncclMemAlloc; MemoryError if there is not enough."""
-    try:
-        with failures(f"allocating {nbytes} bytes"):
-            address: int = load().mem_alloc(nbytes)
-    except NcclFailure as reason:
-        if "out of memory" in str(reason):
-            raise MemoryError(f"NCCL could not allocate {nbytes} bytes of device memory") from reason
-        raise
-    return address
-
-
 def new_unique_id() -> bytes:
     """A new ncclUniqueId, with which the ranks of one communicator find each other; one rank creates it."""
     with failures("creating a unique id"):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import cupy
 import numpy as np
@@ -16,11 +13,15 @@ from meshrun.runner.comm.api import Control, Message, Operation, check_contiguou
 from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS
 from meshrun.runner.comm.recorded import recorded, recorded_exchange
 from meshrun.runner.errors import UserError
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.region import Array
 from meshrun.runner.system.launcher import default_variable
 
 CODES = {known.numpy: known.code for known in DATATYPES.values()}
 BYTES = CODES["uint8"]
+# What NCCL reduces in place of elements that it does not know: the low bits of wider ones, and real parts.
+WIDER = {"int16": "int32", "uint16": "uint32"}
+REAL = {"complex64": "float32", "complex128": "float64"}
+OF_BOOL = {"sum": "max", "prod": "min", "max": "max", "min": "min"}  # of bytes that are 0 or 1
 NOT_OPENED = "NCCL, not opened"  # in place of its version, which is unknown until it is loaded
 
 
@@ -32,19 +33,6 @@ class _Event:
 
     def wait(self) -> None:
         pass
-
-
-class _Memory:
-    """Device memory allocated by NCCL, which is freed with the last array that lies in it."""
-
-    def __init__(self, size: int) -> None:
-        self.address = nccl.allocate(size)
-        weakref.finalize(self, _free, self.address).atexit = False  # the process's memory ends with it
-
-
-def _free(address: int) -> None:
-    cupy.cuda.runtime.deviceSynchronize()  # work that uses the memory may be under way
-    nccl.load().mem_free(address)
 
 
 class NcclComm:
@@ -90,16 +78,6 @@ class NcclComm:
     def label(self) -> str:
         return self._label
 
-    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
-        """Return an uninitialised array in memory of NCCL's own. Not collective.
-
-        In a CUDA graph, NCCL sends from it and receives into it without copying the cells to its buffers.
-        """
-        size = max(math.prod(shape) * dtype.itemsize, 1)
-        memory = _Memory(size)
-        owned = cupy.cuda.UnownedMemory(memory.address, size, memory)
-        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(owned, 0))
-
     @recorded_exchange
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> _Event:
         for _, array in [*sends, *receives]:
@@ -118,6 +96,19 @@ class NcclComm:
     @recorded("all_reduce")
     def all_reduce(self, array: Array, operation: Operation) -> None:
         check_contiguous(array)
+        kind = np.dtype(array.dtype).name
+        if kind in WIDER:
+            wide = array.astype(WIDER[kind])
+            self._all_reduce(wide, operation)
+            array[...] = wide
+        elif kind == "bool":
+            self._all_reduce(array.view(np.uint8), OF_BOOL[operation])
+        elif kind in REAL and operation == "sum":
+            self._all_reduce(array.view(REAL[kind]), operation)
+        else:
+            self._all_reduce(array, operation)
+
+    def _all_reduce(self, array: Array, operation: str) -> None:
         kind = np.dtype(array.dtype).name
         if kind not in CODES:
             raise UserError("NCCL cannot reduce this dtype", got=kind, expected=", ".join(CODES))

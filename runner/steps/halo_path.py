@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from meshrun.runner.arrays.block_layout import Allocator
 from meshrun.runner.arrays.halo import boxes as halo_boxes
 from meshrun.runner.arrays.halo.boxes import FieldHalos
 from meshrun.runner.arrays.halo.direct import DirectHalos
@@ -54,18 +53,6 @@ def find_tables(world: World, ndim: int) -> DeviceTables | None:
     from meshrun.runner.comm.peer_arrays import DeviceTables
 
     return DeviceTables()
-
-
-def find_memory(world: World, peers: PeerArrays | str) -> Allocator:
-    """Return what allocates blocks whose halos are exchanged: memory that neighbours or NCCL can reach."""
-    if not isinstance(peers, str):
-        return peers
-    if world.here.device.kind == "cuda":
-        from meshrun.runner.comm.nccl_transfers import NcclComm
-
-        if isinstance(world.arrays, NcclComm):
-            return world.arrays
-    return world.backend
 
 
 def open_halos(

@@ -177,9 +177,8 @@ class Stepper(StepBlocks[DistributedArray]):
         )
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
-        """Return memory for a block; if halos are exchanged, other ranks or NCCL can reach it."""
-        exchanged = self._exchanging and not self.one_copy
-        allocator = halo_path.find_memory(self.world, self._peers) if exchanged else self.world.backend
+        """Return memory for a block, into which other ranks can store if halos are exchanged directly."""
+        allocator = self.world.backend if isinstance(self._peers, str) else self._peers
         return allocator.empty(shape, dtype)
 
     def start(self, arrays: Sequence[DistributedArray]) -> None:

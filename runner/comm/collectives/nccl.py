@@ -36,7 +36,13 @@ class NcclBuffer:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.address = nccl.allocate(nbytes)
+        try:
+            with nccl.failures(f"allocating {nbytes} bytes"):
+                self.address: int = nccl.load().mem_alloc(nbytes)
+        except nccl.NcclFailure as reason:
+            if "out of memory" in str(reason):
+                raise MemoryError(f"NCCL could not allocate {nbytes} bytes of device memory") from reason
+            raise
         memory = cupy.cuda.UnownedMemory(self.address, nbytes, self)
         self.array: Array = cupy.ndarray((nbytes,), cupy.uint8, cupy.cuda.MemoryPointer(memory, 0))
 
