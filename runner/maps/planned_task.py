@@ -6,10 +6,12 @@ import copy
 import threading
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from meshrun.runner.compiler.decide import Fusion, fused_alone
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
+from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.split_probe import refuse_split
@@ -40,6 +42,11 @@ class PlannedTask:
     needed: int
     fusion: Fusion | None
     checked: set[tuple[Shape, bool]] = field(default_factory=set)
+
+    @cached_property
+    def stages(self) -> list[int]:
+        """The lines that compute or read a stage beyond the array's edges; see `stage_lines`."""
+        return stage_lines(self.task)
 
     def check_split(self, world: World, task: Task) -> None:
         """Raise UserError if the result of a task depends on how its array is cut. On one rank.

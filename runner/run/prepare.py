@@ -17,7 +17,7 @@ from meshrun.runner.arrays.inputs import Inputs, input_key, note
 from meshrun.runner.arrays.load import open_decoded, spread_sources
 from meshrun.runner.arrays.store import open_sinks
 from meshrun.runner.compiler.captured import Captured, captured
-from meshrun.runner.compiler.decide import Fusion, common_fusion, fused_alone
+from meshrun.runner.compiler.decide import Fusion, fused_alone, not_one_kernel
 from meshrun.runner.compiler.traced import check_tables
 from meshrun.runner.compiler.whole.functions.outside import Constant
 from meshrun.runner.errors import UserError
@@ -256,8 +256,10 @@ def agreed_kernel(
     kernel. alone: of this rank, by `fused_alone`; fusions: of all ranks. mode, steps: as of `fused_alone`.
     Raises UserError if the mode is "require" and there is no kernel.
     """
-    without = common_fusion(task, mode, fusions)
+    without = next((fusion for fusion in fusions if fusion.compiler is None), None)
     if without is not None:
+        if not without.quiet and (mode or task.job.fuse) == "require":
+            raise not_one_kernel(task, without)
         return task, without
     if steps > 1:
         from meshrun.runner.compiler.compiled import DeviceKernel

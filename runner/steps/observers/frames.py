@@ -448,16 +448,15 @@ def check_frames_fit(
     content: FrameContent | None = None,
     *,
     resume: bool = False,
-) -> int | None:
-    """Check the options of frames; return the number of the input that they show, None without frames. On
-    rank 0.
+) -> int:
+    """Check the options of frames; return the number of the input that they show. On rank 0.
 
     first: the step at which the run starts. content: what frames show; None: one input. resume: frames of an
     earlier attempt may be in their folder. Raises UserError for an unknown format, an unknown field, or
     frames that do not fit the disk.
     """
-    if options.frames is None or options.every is None:
-        return None
+    assert options.frames is not None
+    assert options.every is not None
     path, every = Path(options.frames), options.every
     names = [field.name for field in task.fields]
     again = range(0, (options.steps or 0) + 1, every) if resume else range(0)

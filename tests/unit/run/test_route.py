@@ -41,11 +41,11 @@ class Limits:
 
 
 RUNS: dict[str, tuple[Any, Options, Limits]] = {
-    "in memory": (laplacian, Options(device="cpu"), Limits(41, 306, 8)),
+    "in memory": (laplacian, Options(device="cpu"), Limits(40, 305, 8)),
     "20 fused steps": (
         heat,
         Options(device="cpu", fuse="require", steps=StepOptions(20)),
-        Limits(56, 615, 14),
+        Limits(53, 611, 14),
     ),
     "streamed": (
         laplacian,
