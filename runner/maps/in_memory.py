@@ -71,14 +71,15 @@ class Pipeline:
         self.region = self.plans[0].region
         low, high = self.plans[0].widths[0]
         rows = self.region.shape[0]
-        partition = self.task.partition
-        cut = [axis for axis, parts in enumerate(partition.grid) if parts > 1]
-        # Rows that need no other rank are one contiguous range only when the array is cut along axis 0.
-        # All ranks decide by the smallest block: different decisions would cause a deadlock.
-        smallest = partition[partition.size - 1].shape[0]
         self._unit = self.task.units[0]
         top, bottom = (-(-width // self._unit) * self._unit for width in self.task.widths[0])
-        self.overlap = self.overlap and cut == [0] and smallest > top + bottom
+        if self.overlap:
+            # Rows that need no other rank are one contiguous range only when the array is cut along axis 0.
+            # All ranks decide by the smallest block: different decisions would cause a deadlock.
+            partition = self.task.partition
+            cut = [axis for axis, parts in enumerate(partition.grid) if parts > 1]
+            smallest = partition[partition.size - 1].shape[0]
+            self.overlap = cut == [0] and smallest > top + bottom
         self._interior = (top, rows - bottom) if self.overlap else (0, rows)
         self._halo = low + high
         self._outs: list[Array] | None = None  # on a device: whole results, for a job that fills them

@@ -126,7 +126,7 @@ def compared_with_plan(
     from meshrun.runner.forecast.model import MeasuredRun, beside_run
 
     stages = {name: (phase.moved, phase.seconds) for name, phase in world.phases.phases.items()}
-    measured = MeasuredRun(world.here.device, len(world.hosts), stages, wall, streamed)
+    measured = MeasuredRun(world.backend.device, len(world.hosts), stages, wall, streamed)
     keep_whole, rates = options.overlap is not None, options.rates
     return beside_run(
         task, measured, options.stream, files, rates=rates, grid=options.grid, keep_whole=keep_whole

@@ -41,18 +41,18 @@ class Limits:
 
 
 RUNS: dict[str, tuple[Any, Options, Limits]] = {
-    "in memory": (laplacian, Options(device="cpu"), Limits(40, 305, 8)),
+    "in memory": (laplacian, Options(device="cpu"), Limits(40, 300, 8)),
     "20 fused steps": (
         heat,
         Options(device="cpu", fuse="require", steps=StepOptions(20)),
-        Limits(53, 611, 14),
+        Limits(53, 609, 14),
     ),
     "streamed": (
         laplacian,
         Options(device="cpu", stream=StreamOptions(chunk_bytes=1 << 16)),
-        Limits(57, 680, 14),
+        Limits(57, 676, 14),
     ),
-    "job": (doubled, Options(device="cpu"), Limits(27, 202, 12)),
+    "job": (doubled, Options(device="cpu"), Limits(27, 201, 12)),
 }
 
 
