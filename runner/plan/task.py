@@ -340,6 +340,13 @@ class Task:
             return None
         return tuple(self._like_input(name, shape) for name in job.feeds or (None,))
 
+    def filled(self, cells: Shape) -> tuple[ArrayType, ...] | None:
+        """Return shape and dtype of each result that is filled, for own cells of shape `cells`.
+
+        None for a job that returns its results.
+        """
+        return self.declared(cells) if self.fills else None
+
     def _like_input(self, name: str | None, shape: Shape) -> ArrayType:
         """Return shape and dtype of a result that is filled and not declared: as the input that it feeds."""
         number = next((n for n, field in enumerate(self.fields) if field.name == name), 0)
