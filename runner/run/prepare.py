@@ -197,7 +197,7 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
         if (mode or run.job.fuse) != "off":
             with world.phases("prepare"):
                 made, fusion = fused_alone(world.backend.device, task, mode, options.fuse_math, steps or 1)
-        if made.job.tape is not None or STEP in made.job.services:
+        if made.job.tape is not None or STEP in made.job.services or made.has_timed_boundary:
             check_tables(made, steps or 1)
         tasks[:] = task, made
         # Compare the block with the memory, unless an option decides.
