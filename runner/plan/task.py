@@ -273,6 +273,11 @@ class Task:
             return self.boundary, self.cval
         return modes_of(rules), constants_of(rules, self.parameters, step)
 
+    def wraps_in_part(self, axis: int) -> bool:
+        """Return whether the ends of an axis meet for some inputs, and for others do not."""
+        fields = [field for field in self.fields if axis < len(field.shape)]
+        return len({wraps(modes_of(field.rules), axis) for field in fields}) > 1
+
     def wraps_along(self, axis: int) -> bool:
         """Return whether blocks go on beyond the array along an axis, where its ends meet for all inputs."""
         if not self.by_side:

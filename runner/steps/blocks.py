@@ -563,7 +563,12 @@ class StepBlocks(Generic[Block]):
         """Remember what is in the inputs that no output feeds, for `check_inputs_that_stay`."""
         called = self.task.kernel is None and not self.world.backend.asynchronous and self.region.size > 0
         stay = [place for place in range(len(self.arrays)) if place not in self.fed] if called else []
-        self._stay = {place: _checksum(self.arrays[place].block) for place in stay}
+        self._stay = {place: _checksum(self._staying(place)) for place in stay}
+
+    def _staying(self, place: int) -> Array:
+        """Return the cells of an input that steps leave as they are: not those of a table in time."""
+        timed = self.task.by_side and self.task.has_timed_boundary
+        return self.own(place) if timed else self.arrays[place].block
 
     def check_inputs_that_stay(self) -> None:
         """Raise RunError if a function that is called on a CPU has changed an input that no output feeds.
@@ -571,7 +576,7 @@ class StepBlocks(Generic[Block]):
         A function may do so for some values only, which `_try_a_row` did not see.
         """
         for place, before in self._stay.items():
-            if _checksum(self.arrays[place].block) != before:
+            if _checksum(self._staying(place)) != before:
                 raise self._changed(place)
 
 
