@@ -34,7 +34,7 @@ from meshrun.runner.device.api import poison
 from meshrun.runner.errors import RunError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.maps.in_memory import Results, check_types, slabs
-from meshrun.runner.plan.halo import AxisCopy
+from meshrun.runner.plan.halo import AxisCopy, wraps
 from meshrun.runner.plan.steps import Piece, band_rows, edge_copies, read_widths, step_pieces
 from meshrun.runner.plan.task import Task, TaskKernel
 from meshrun.runner.region import Array, Region
@@ -84,11 +84,11 @@ class StepBlocks(Generic[Block]):
         self.feeds = task.feed_numbers
         self.fed = sorted(place for place in self.feeds if place is not None)
         self._apart = task.kernel is None and "here" in task.job.services
-        self.reads_beyond = task.boundary_read != "none"
+        self.reads_beyond = task.boundary_read != "none" or task.by_side
         self.fused_steps = choose_steps(task).per_kernel
         self._edges = [
             edge_copies(
-                replace(one, widths=widths), self.cut, layout.region, layout.filled.widths, task.boundary
+                replace(one, widths=widths), self.cut, layout.region, layout.filled.widths, layout.boundary
             )
             for one, widths, layout in zip(task.fields, read_widths(task, 1), layouts, strict=True)
         ]
@@ -210,6 +210,16 @@ class StepBlocks(Generic[Block]):
         for array in (*self.arrays, *self.spare.values()) if self.reads_beyond else ():
             array.layout.filled.fill_outside(array.filled)
 
+    def set_timed_boundary(self) -> None:
+        """Give the cells beyond the array their values of this step, where a table in time has them."""
+        if not (self.task.by_side and self.task.has_timed_boundary):
+            return
+        for number, array in enumerate(self.arrays):
+            _, constants = self.task.beyond(number, self.current_step())
+            assert isinstance(constants, tuple)
+            array.layout.set_constants(constants)
+            array.layout.filled.fill_outside(array.filled)
+
     def first_cells(self) -> list[list[int]]:
         """Return the index of the first own cell of each input's block, per axis."""
         return [[part.start for part in layout.core] for layout in self.layouts]
@@ -265,7 +275,7 @@ class StepBlocks(Generic[Block]):
         """Fill the cells beyond the array from the new ones, in a block of each fed input."""
         if not self.reads_beyond:
             return
-        if self._tables is not None:
+        if self._tables is not None and not self.task.by_side:
             key = tuple(map(id, targets))
             if key not in self._fills:
                 self._fills[key] = self._fill_in_one_launch(self._tables, targets)
@@ -292,7 +302,7 @@ class StepBlocks(Generic[Block]):
             boxes += halo_boxes.boxes_within(
                 self._copies_beyond(place), part.strides, part.dtype.itemsize, tables.address(part)
             )
-            slabs = [part[slab] for slab in target.layout.filled.outside]
+            slabs = [part[slab] for slab, _ in target.layout.filled.outside]
             boxes += halo_boxes.constant_boxes(slabs, tables.address(cell), tables.address)
         self._constants += cells  # the launch has their addresses
         return halo_boxes.launch(tables, tables.kernel(halo_boxes.KERNELS, "move_cells"), boxes)
@@ -306,8 +316,11 @@ class StepBlocks(Generic[Block]):
             first, last = core.start, core.stop
             if axis < len(self.cut) and self.cut[axis]:
                 origin = core.start - layout.region.start[axis]  # of the array's cell 0
-                wraps = self.task.boundary == "wrap"
-                first, last = (0, length) if wraps else (max(origin, 0), min(origin + shape[axis], length))
+                first, last = (
+                    (0, length)
+                    if wraps(layout.boundary, axis)
+                    else (max(origin, 0), min(origin + shape[axis], length))
+                )
             within = [
                 replace(copy, source=copy.source + core.start) for at, copy in layout.within if at == axis
             ]
@@ -567,7 +580,12 @@ class StepBlocks(Generic[Block]):
         """Remember what is in the inputs that no output feeds, for `check_inputs_that_stay`."""
         called = self.task.kernel is None and not self.world.backend.asynchronous and self.region.size > 0
         stay = [place for place in range(len(self.arrays)) if place not in self.fed] if called else []
-        self._stay = {place: _checksum(self.arrays[place].block) for place in stay}
+        self._stay = {place: _checksum(self._staying(place)) for place in stay}
+
+    def _staying(self, place: int) -> Array:
+        """Return the cells of an input that steps leave as they are: not those of a table in time."""
+        timed = self.task.by_side and self.task.has_timed_boundary
+        return self.own(place) if timed else self.arrays[place].block
 
     def check_inputs_that_stay(self) -> None:
         """Raise RunError if a function that is called on a CPU has changed an input that no output feeds.
@@ -575,7 +593,7 @@ class StepBlocks(Generic[Block]):
         A function may do so for some values only, which `_try_a_row` did not see.
         """
         for place, before in self._stay.items():
-            if _checksum(self.arrays[place].block) != before:
+            if _checksum(self._staying(place)) != before:
                 raise self._changed(place)
 
 

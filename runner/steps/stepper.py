@@ -62,6 +62,7 @@ GRAPH_STEPS = (32, 8, 2, 1)  # of graphs, more or less: the longest that fits is
 LONGEST_GRAPH, GRAPH_BYTES = 256, 10 << 30  # steps; bytes that they read and write on a rank, at most
 WORTH_MAKING = 16  # launches of a long graph, at least, for which it is made
 ONE_COPY = "the fields are in memory once"
+BY_SIDE = "the boundary differs by input, axis or side, and the function is not one kernel"
 PENDING = 64  # spans of device work that are not yet added to the phases
 BeforeStep = Callable[[Sequence[Array]], None]
 
@@ -114,8 +115,8 @@ class Stepper(StepBlocks[DistributedArray]):
         fused, self.lowered = counts.per_kernel, counts.lowered
         steps = self.steps_per_exchange = counts.per_exchange
         self.plans = [
-            HaloPlan(one.partition, rank, wide_widths(one, steps), task.boundary, task.cval, widths)
-            for one, widths in zip(task.fields, read_widths(task, steps), strict=True)
+            HaloPlan(one.partition, rank, wide_widths(one, steps), *task.beyond(number), widths)
+            for number, (one, widths) in enumerate(zip(task.fields, read_widths(task, steps), strict=True))
         ]
         for plan in self.plans:
             if task.kernel is not None and task.kernel.aligned:
@@ -140,6 +141,8 @@ class Stepper(StepBlocks[DistributedArray]):
         self._peers: PeerArrays | str = ""
         if self._exchanging and self.one_copy:
             self._peers = ONE_COPY
+        elif self._exchanging and task.by_side:
+            self._peers = BY_SIDE
         elif self._exchanging:
             self._peers = halo_path.find_peers(self.world, self.halo, self._ndim)
         if self.halo == "direct" and isinstance(self._peers, str) and self._peers:
@@ -268,7 +271,7 @@ class Stepper(StepBlocks[DistributedArray]):
     def _open_halos(self) -> None:
         """Prepare the exchange between devices."""
         world, task = self.world, self.task
-        tables = self._tables = halo_path.find_tables(world, self._ndim)
+        tables = self._tables = None if task.by_side else halo_path.find_tables(world, self._ndim)
         if self._exchanging:
             self.halo_taken = world.arrays.label.replace(",", " ").split()[0].lower()
             self.halo_reason = str(self._peers)
@@ -505,6 +508,7 @@ class Stepper(StepBlocks[DistributedArray]):
 
     def _step(self, remaining: int, final: bool) -> None:
         """Take one step, after which so many are taken without an exchange; then make the halos ready."""
+        self.set_timed_boundary()
         if self.before_step is not None:
             self.before_step(self.padded)
         self._take_scalars(1)
