@@ -24,7 +24,13 @@ from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.ends import ends_of, interior
 from meshrun.runner.compiler.passes.real_parts import has_complex, in_real_parts, views_of_parts
-from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
+from meshrun.runner.compiler.trace.graph import (
+    Extents,
+    Program,
+    merge_components,
+    with_units,
+    without_units,
+)
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.point_code import (
     DevicePoints,
@@ -117,10 +123,7 @@ class DeviceKernel:
     row: int = 0
     takes_rows = True
     capturable = True
-    _passes: dict[tuple[Shape, bool, bool, bool], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
-        default_factory=dict
-    )
-    _steps: dict[tuple[int, bool, bool], tuple[StepKernel, Callable[..., None], int]] = field(
+    _passes: dict[tuple[Any, ...], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
         default_factory=dict
     )
 
@@ -128,7 +131,8 @@ class DeviceKernel:
         # A constant boundary has one value for all elements of a cell, also for imaginary parts.
         self._takes_steps = not (has_complex(self.program) and self.boundary == "constant" and self.cval)
         self.program = in_real_parts(self.program)
-        self._merged, _ = merge_components(self.program)
+        merged, _ = merge_components(self.program)
+        self._merged = with_units(merged)
         self._common = interior(self._merged)
         self._tile = single_pass.choose_tile(self._common)
         self._ends = self.boundary if self.finds_ends else ""
@@ -201,7 +205,8 @@ class DeviceKernel:
         apart = not all(single_pass.have_equal_pitches(*one, merged.axes) for one in given)
         wide = single_pass.is_wide([*blocks, *outs])
         sides = sides if any(map(any, sides)) else ()
-        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0)
+        units = all(single_pass.lie_in_units(*one) for pair in given for one in zip(*pair, strict=True))
+        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0, units)
         places = [at % n for at, n in zip(first, self.program.lengths, strict=False)]
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
         if call.grid == (0,):
@@ -216,11 +221,12 @@ class DeviceKernel:
         self._pass(shape, beyond=stepped and self._beyond is not None)
 
     def _pass(
-        self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False
+        self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False, units: bool = True
     ) -> tuple[single_pass.PassKernel, Callable[..., None]]:
         """Return the kernel for results of a shape, whose tile is no longer than their own cells.
 
         apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array.
+        units: whether cells begin at multiples of their units in memory.
         """
         last = self._merged.axes - 1
         row = math.prod(shape[last:]) // self._merged.outputs[0].components
@@ -237,10 +243,10 @@ class DeviceKernel:
             )
         if self._ends and row != self.row:
             raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
-        key = tile, apart, wide, beyond
+        key = tile, apart, wide, beyond, units
         if key not in self._passes:
             kernel = single_pass.emit(
-                self._merged,
+                self._merged if units else without_units(self._merged),
                 lengths=lengths,
                 apart=apart,
                 wide=wide,

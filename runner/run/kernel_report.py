@@ -14,7 +14,7 @@ from meshrun.runner.compiler.operations import compiler_options, inexact_operati
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
 from meshrun.runner.compiler.passes.ends import ends_of, interior
 from meshrun.runner.compiler.passes.real_parts import in_real_parts
-from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
+from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components, with_units
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.compiler.whole.block_form import BlockFunction
@@ -67,7 +67,7 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
         return KernelReport(host_source.source([program]), facts)
     options = compiler_options(arithmetic)
     if steps is None:
-        kernel = single_pass.emit(merge_components(program)[0])
+        kernel = single_pass.emit(with_units(merge_components(program)[0]))
         tile = " x ".join(map(str, kernel.tile))
         facts += [
             ("a thread", f"{tile} cells, {kernel.description.load_instructions:.3g} loads for each"),
@@ -107,7 +107,7 @@ def _stages_report(staged: StagedProgram, *, cpu: bool) -> KernelReport:
         if cpu:
             sources.append(host_source.source([program]))
         else:
-            sources.append(single_pass.emit(merge_components(program)[0]).source)
+            sources.append(single_pass.emit(with_units(merge_components(program)[0])).source)
     for cut in staged.cuts:
         if not cut.repeated:
             continue

@@ -151,8 +151,9 @@ SPECIAL = [0.0, -0.0, 1.0, -1.5, np.inf, -np.inf, np.nan]
         lambda z, w: (np.isnan(z), np.isinf(z), np.isfinite(z), ~z.astype(bool), np.abs(z), np.conj(z)),
         lambda z, w: (z + w, z - w, -z, np.logical_and(z, w), np.logical_or(z, w), np.logical_xor(z, w)),
         lambda z, w: (np.sqrt(z), z / w, np.logical_not(z), z * 1, z.real, z.imag),
+        lambda z, w: (z / w.real, w.imag / z, z * w.imag, z / 2, 1j * z, z / -0.0),
     ],
-    ids=["comparisons", "tests", "sums", "quotients"],
+    ids=["comparisons", "tests", "sums", "quotients", "of real numbers"],
 )
 def test_zeros_infinities_and_nan_are_numpys(function: Callable[..., Any]) -> None:
     real, imag = np.meshgrid(SPECIAL, SPECIAL)
