@@ -123,6 +123,7 @@ class DeviceKernel:
     row: int = 0
     takes_rows = True
     capturable = True
+    aligned: bool = field(init=False)
     _passes: dict[tuple[Any, ...], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
         default_factory=dict
     )
@@ -130,6 +131,7 @@ class DeviceKernel:
     def __post_init__(self) -> None:
         # A constant boundary has one value for all elements of a cell, also for imaginary parts.
         self._takes_steps = not (has_complex(self.program) and self.boundary == "constant" and self.cval)
+        self.aligned = all(one.components == 1 for one in self.program.inputs)
         self.program = in_real_parts(self.program)
         merged, _ = merge_components(self.program)
         self._merged = with_units(merged)
@@ -312,13 +314,9 @@ class DeviceKernel:
         chosen = self._chosen.tuning if self._chosen else step_kernel.suggested(self.program)
         return replace(chosen, vectors=vectors)
 
-    @property
-    def aligned(self) -> bool:
-        """Whether rows may be padded: not those of cells with components, which must lie together."""
-        return all(one.components == 1 for one in self.program.inputs)
-
     def _takes_vectors(self, arrays: Sequence[Array]) -> bool:
-        return self.aligned and step_kernel.takes_vectors(arrays, self._tuning(vectors=True))
+        tuning, axes = self._tuning(vectors=True), self.program.axes
+        return step_kernel.takes_pairs(self.program) and step_kernel.takes_vectors(arrays, tuning, axes)
 
     @property
     def sends(self) -> bool:
@@ -330,7 +328,7 @@ class DeviceKernel:
 
         sends: and exchanges halos. Raises NotCompiled.
         """
-        self._step_kernel(steps, self._takes_vectors(arrays), sends)
+        self._step_kernel(steps, self._takes_vectors(views_of_parts(arrays)), sends)
 
     def advance(self, blocks: StepState, steps: int, more: int = 0, rows: Rows | None = None) -> None:
         """Take steps; see `TaskKernel`. Along an axis that is not cut no halo is read.

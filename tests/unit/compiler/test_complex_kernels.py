@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ import fused
 import numpy as np
 import pytest
 from nvrtc_log import log_of
+from step_parts import Part, compare
 
 from meshrun.runner.compiler.cuda.single_pass import emit, launch_arguments
+from meshrun.runner.compiler.cuda.steps.kernel import build
+from meshrun.runner.compiler.cuda.steps.layout import Tuning
 from meshrun.runner.compiler.passes.real_parts import in_real_parts
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Operand, Program, merge_components, with_units, without_units
 from meshrun.runner.compiler.trace.trace import trace
+from meshrun.runner.options.choices import BOUNDARIES
 
 INNER = slice(1, -1)
 
@@ -139,3 +144,101 @@ def test_no_register_is_spilled(number: int, architecture: str) -> None:
     log = log_of(emit(with_units(merge_components(PROGRAMS[number])[0])), architecture)
     assert "warning" not in log
     assert re.findall(r"(\d+) bytes spill", log) == ["0", "0"]
+
+
+# Kernels of several steps
+
+
+def second_order(psi: Any, before: Any, forcing: Any) -> Any:
+    """Take a step in the middle of two: two complex fields change, a complex and a shifted one do not."""
+    own = (INNER,) * psi.ndim
+    left = (INNER,) * (psi.ndim - 1) + (slice(None, -2),)
+    return before[own] + 0.1j * (around(psi) - 4 * psi[own]) + forcing[left] * psi[own], psi[own]
+
+
+def mixed(psi: Any, level: Any) -> Any:
+    """Change a complex and a real field."""
+    own = (INNER,) * psi.ndim
+    return (psi[own] + 0.1 * level[own] * around(psi)).astype(psi.dtype), 0.5 * level[own] + 0.1 * psi[
+        own
+    ].imag
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A function whose results feed its first inputs. dtypes: of its inputs."""
+
+    function: Callable[..., Any]
+    dtypes: tuple[str, ...]
+    axes: int = 2
+    results: int = 1
+
+    def program(self) -> Program:
+        inputs = [Operand(f"in{n}", np.dtype(kind)) for n, kind in enumerate(self.dtypes)]
+        names = [f"out{n}" for n in range(self.results)]
+        return in_real_parts(trace(self.function, inputs, ((1, 1),) * self.axes, {}, frozenset(), names))
+
+
+STEPPED = {
+    "schroedinger": Stepped(schroedinger, ("c8", "f4")),
+    "schroedinger c16": Stepped(schroedinger, ("c16", "f8")),
+    "ginzburg_landau": Stepped(ginzburg_landau, ("c8", "f4")),
+    "second_order": Stepped(second_order, ("c8", "c8", "c8"), results=2),
+    "mixed": Stepped(mixed, ("c8", "f4"), results=2),
+    "mixed f8": Stepped(mixed, ("c8", "f8"), results=2),
+    "line": Stepped(schroedinger, ("c8", "f4"), axes=1),
+    "cube": Stepped(schroedinger, ("c8", "f4"), axes=3),
+    "cube c16": Stepped(ginzburg_landau, ("c16", "f8"), axes=3),
+}
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+def after_steps(program: Program, arrays: Sequence[Any], boundary: str, steps: int) -> list[Any]:
+    """Return the arrays after so many steps of `evaluate`; beyond a constant boundary they are 0."""
+    mode = {"nearest": "edge", "reflect": "symmetric", "mirror": "reflect"}.get(boundary, boundary)
+    now = list(arrays)
+    for _ in range(steps):
+        around_all = [((1, 1),) * program.axes + ((0, 0),) * (one.ndim - program.axes) for one in now]
+        padded = [np.pad(one, width, mode=mode) for one, width in zip(now, around_all, strict=True)]
+        now[: len(program.outputs)] = evaluate(program, padded, ((1, 1),) * program.axes)
+    return now
+
+
+@pytest.mark.skipif(fused.GXX is None, reason="needs g++")
+@pytest.mark.parametrize(
+    ("name", "boundary", "vectors"),
+    [  # a boundary of each program by day, in turn; without vectors, of two programs
+        pytest.param(
+            *one, marks=[] if number % 5 == number // 5 % 5 and number < 55 else [pytest.mark.nightly]
+        )
+        for number, one in enumerate(
+            (name, boundary, vectors)
+            for vectors in (True, False)
+            for name in STEPPED
+            for boundary in BOUNDARIES
+        )
+    ],
+)
+def test_steps_have_the_bits_of_single_ones(name: str, boundary: str, vectors: bool, libraries: Path) -> None:
+    program = STEPPED[name].program()
+    feeds, steps = tuple(range(len(program.outputs))), 3
+    if program.axes == 3:
+        tuning, shapes = Tuning(2, 2, 6, 2, rows=7, vectors=vectors), [(3, 7, 9), (13, 17, 68)]
+    else:
+        tuning = Tuning(4 if name in ("mixed", "schroedinger c16") else 2, 1, 2, 3, rows=9, vectors=vectors)
+        shapes = [(7, 9), (23, 132)]
+    kernel = build(program, feeds, boundary, 0, steps, tuning)
+    assert ("X(0, 1, " in kernel.source) == vectors
+    parts = [Part(3, 9), Part(5, 20), Part(30, 120)]
+    for lengths, part in [*((one, None) for one in shapes), ((12, 27, 160), parts)]:
+        shape = lengths[-program.axes :]
+        arrays = [fused.noise((*shape, *one.trailing), one.dtype, n) for n, one in enumerate(program.inputs)]
+        arrays = [np.where(np.isfinite(one), one, 1).astype(one.dtype) for one in arrays]
+        wanted = after_steps(program, arrays, boundary, steps)[: len(feeds)]
+        halo = [(1, 1)] * program.axes
+        given = part and part[-program.axes :]
+        compare(libraries, kernel, arrays, wanted, halo, boundary == "wrap", given, aligned=vectors)
