@@ -127,14 +127,17 @@ class DeviceKernel:
     _passes: dict[tuple[Any, ...], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
         default_factory=dict
     )
+    _steps: dict[tuple[int, bool, bool], tuple[StepKernel, Callable[..., None], int]] = field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         # A constant boundary has one value for all elements of a cell, also for imaginary parts.
         self._takes_steps = not (has_complex(self.program) and self.boundary == "constant" and self.cval)
         self.aligned = all(one.components == 1 for one in self.program.inputs)
         self.program = in_real_parts(self.program)
-        merged, _ = merge_components(self.program)
-        self._merged = with_units(merged)
+        # Cells at the ends of rows are found as pairs, where a row is no row of single elements.
+        self._merged = with_units(self.program if self.finds_ends else merge_components(self.program)[0])
         self._common = interior(self._merged)
         self._tile = single_pass.choose_tile(self._common)
         self._ends = self.boundary if self.finds_ends else ""
@@ -155,8 +158,7 @@ class DeviceKernel:
         if self.boundary == "constant":
             return True
         beside = {node.input for node in self.program.loads if node.offset[-1]} & set(self.feeds)
-        plain = all(one.components == 1 and not one.trailing for one in self.program.inputs)
-        return plain and beside <= set(self.finds_ends)
+        return beside <= set(self.finds_ends)
 
     @functools.cached_property
     def _beyond(self) -> Beyond | None:

@@ -401,15 +401,15 @@ def finds_ends(program: Program, boundary: str, row: int) -> list[int]:
     """Return the inputs whose cells beyond the ends of the last axis a kernel need not find in memory.
 
     It reads the own cells that they equal; a constant equals none. A thread that marches has gone on when the
-    words of small elements are there. row: own cells of the last axis, which is whole; 0: it may be a part.
-    It must be longer than what is read beside a cell.
+    words of small elements are there. Words of small components are not looked for. row: own cells of the
+    last axis, which is whole; 0: it may be a part. It must be longer than what is read beside a cell.
     """
     operands = (*program.inputs, *program.outputs)
     if boundary not in ENDS or program.axes < 2:
         return []
     if row <= max((abs(node.offset[-1]) for node in program.loads), default=0):
         return []
-    if any(one.components > 1 or one.trailing for one in operands):
+    if any(one.trailing and one.dtype.itemsize < WORD for one in operands):
         return []
     beside = {node.input for node in program.loads if node.offset[-1]}
     small = not marches(interior(program))
@@ -822,11 +822,13 @@ class _Body:
     def _address(self, row: Row, element: int) -> str:
         """Return the pointer to an element of an input's row; beyond the ends, to the one that it equals."""
         (number, at), last = row, self.program.axes - 1
-        pointer = self._row("i", number, at)
-        if number not in self._found or 0 <= element < self._columns:
+        pointer, components = self._row("i", number, at), self.program.inputs[number].components
+        cell, part = divmod(element, components)
+        if number not in self._found or 0 <= cell < self._columns:
             return f"{pointer} + {element}"
         if self._turns == 1:
-            return f"{pointer} + {_end_name(element)}"
+            place = f"{_end_name(cell)} * {components} + {part}" if components > 1 else _end_name(cell)
+            return f"{pointer} + {place}"
         here = f"(x{last} + turn)"
         return f"{pointer} + ({self._own_column(f'{here} + {element}')} - {here})"
 

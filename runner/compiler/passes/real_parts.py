@@ -73,6 +73,7 @@ class _Writer:
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.line = graph, 0
+        self._magnitudes: dict[Node, Parts] = {}  # of which numbers
 
     def node(self, node: Node, operands: Sequence[Parts]) -> Parts:
         """Return the parts of a node. operands: the parts of its operands."""
@@ -85,7 +86,11 @@ class _Writer:
             return (self.graph.copied(node),)
         function = getattr(self, f"_{node.op}", None)
         if all(one.dtype.kind != "c" for one in (node, *node.operands)):
-            return (self.graph.operation(node.op, node.dtype, [one for (one,) in operands], node.line),)
+            reals = [one for (one,) in operands]
+            if node.op == "square" and reals[0] in self._magnitudes:
+                squares = (self.op("multiply", part, part) for part in self._magnitudes[reals[0]])
+                return (self.op("add", *squares),)
+            return (self.graph.operation(node.op, node.dtype, reals, node.line),)
         if node.op == "cast":
             return self._cast(node.dtype, operands[0])
         if function is None:
@@ -188,9 +193,9 @@ class _Writer:
         """Divide as NumPy does, by Smith's formula: by the larger part of the divisor first."""
         op, one = self.op, self.number(1, b[0])
         if _is_zero(b[1]):  # of a real number: infinite where it is 0 of either sign
-            by_zero = self.test("equal", b[0], self.number(0, b[0]))
-            (scale,) = self._where((by_zero,), (self.number(np.inf, b[0]),), (op("divide", one, b[0]),))
-            return self._each("multiply", a, (scale, scale))
+            zero = self.test("equal", b[0], self.number(0, b[0]))
+            scales = self._where((zero,), (self.number(np.inf, b[0]),), (op("divide", one, b[0]),)) * 2
+            return self._each("multiply", a, scales)
         real, imag = op("absolute", b[0]), op("absolute", b[1])
 
         # Where the real part is larger; both zero: infinite or not a number.
@@ -238,7 +243,9 @@ class _Writer:
     # Functions
 
     def _absolute(self, z: Parts) -> Parts:
-        return (self.op("hypot", *z),)
+        size = self.op("hypot", *z)
+        self._magnitudes[size] = z
+        return (size,)
 
     def _exp(self, z: Parts) -> Parts:
         real, imag = z
