@@ -158,7 +158,7 @@ class DeviceKernel:
         if self.boundary == "constant":
             return True
         beside = {node.input for node in self.program.loads if node.offset[-1]} & set(self.feeds)
-        return beside <= set(self.finds_ends)
+        return step_kernel.takes_pairs(self.program) and beside <= set(self.finds_ends)
 
     @functools.cached_property
     def _beyond(self) -> Beyond | None:

@@ -401,15 +401,16 @@ def finds_ends(program: Program, boundary: str, row: int) -> list[int]:
     """Return the inputs whose cells beyond the ends of the last axis a kernel need not find in memory.
 
     It reads the own cells that they equal; a constant equals none. A thread that marches has gone on when the
-    words of small elements are there. Words of small components are not looked for. row: own cells of the
-    last axis, which is whole; 0: it may be a part. It must be longer than what is read beside a cell.
+    words of small elements are there. Of cells with components, only pairs of 4 bytes or more are found. row:
+    own cells of the last axis, which is whole; 0: it may be a part. It must be longer than what is read
+    beside a cell.
     """
     operands = (*program.inputs, *program.outputs)
     if boundary not in ENDS or program.axes < 2:
         return []
     if row <= max((abs(node.offset[-1]) for node in program.loads), default=0):
         return []
-    if any(one.trailing and one.dtype.itemsize < WORD for one in operands):
+    if any(one.trailing and (one.trailing != (2,) or one.dtype.itemsize < WORD) for one in operands):
         return []
     beside = {node.input for node in program.loads if node.offset[-1]}
     small = not marches(interior(program))

@@ -15,7 +15,8 @@ import pytest
 from nvrtc_log import log_of
 from step_parts import Part, compare
 
-from meshrun.runner.compiler.cuda.single_pass import emit, launch_arguments
+from meshrun.runner.compiler.cuda.beyond import cells_beyond
+from meshrun.runner.compiler.cuda.single_pass import emit, finds_ends, launch_arguments
 from meshrun.runner.compiler.cuda.steps.kernel import build
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
 from meshrun.runner.compiler.passes.real_parts import in_real_parts
@@ -127,6 +128,40 @@ def test_a_unit_is_one_access(program: Program) -> None:
     assert unit * len(re.findall(r"auto (next_)?u\d", body)) > 4 * len(re.findall(r"__ldg", body))
     assert "store_elements" not in body
     assert united.description.load_instructions < alone.description.load_instructions or unit == 16
+
+
+PADS: dict[str, Any] = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}
+
+
+@pytest.mark.skipif(fused.GXX is None, reason="needs g++")
+def test_a_pass_finds_the_ends_of_rows_and_stores_rows_beyond_others(tmp_path: Path) -> None:
+    """No cell beyond the ends of rows is in memory; those beyond other ends are there for the next pass."""
+    cases = [
+        (program, boundary, own[-program.axes :])
+        for program in (PROGRAMS[1], PROGRAMS[2], PROGRAMS[3], PROGRAMS[5])
+        for boundary in PADS
+        for own in ((3, 5, 3), (4, 9, 35))
+    ]
+    kernels = []
+    for program, boundary, own in cases:
+        united = with_units(program)
+        assert finds_ends(united, boundary, own[-1]) == [0]
+        beyond = cells_beyond(united, [0], boundary)
+        kernels.append(emit(united, lengths=own, ends=boundary, beyond=beyond))
+    launches = fused.launchers(tmp_path, kernels)
+    for (program, boundary, own), kernel, launch in zip(cases, kernels, launches, strict=True):
+        widths, mode, last = ((1, 1),) * program.axes, PADS[boundary], (slice(None),) * (program.axes - 1)
+        arrays = arrays_of(program.inputs, own, 0, 0)
+        blocks = [np.pad(one, (*widths, *[(0, 0)] * (one.ndim - program.axes)), mode) for one in arrays]
+        (wanted,) = evaluate(program, blocks, widths)
+        blocks[0][(*last, 0)] = blocks[0][(*last, -1)] = 99
+        memory = np.full([*(n + 2 for n in own), 2], 77, wanted.dtype)
+        out = memory[(slice(1, -1),) * program.axes]
+        call = launch_arguments(kernel, blocks, [out], widths, sides=((True, True),) * (program.axes - 1))
+        launch(call.grid, call.block, call.arguments)
+        expected = np.full_like(memory, 77)
+        expected[(*last, slice(1, -1))] = np.pad(wanted, (*widths[:-1], (0, 0), (0, 0)), mode)
+        fused.same(memory, expected)
 
 
 def test_arrays_that_begin_between_units_are_refused() -> None:
