@@ -5,21 +5,23 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import fused
 import numpy as np
 import pytest
-from nvrtc_log import log_of
+from nvrtc_log import log_of, log_of_text
 from step_parts import Part, compare
+from whole_kernels import compile_loops, compile_texts, halo_of
 
 from meshrun.runner.compiler.cuda.beyond import cells_beyond
 from meshrun.runner.compiler.cuda.single_pass import emit, finds_ends, launch_arguments
-from meshrun.runner.compiler.cuda.steps.kernel import build
+from meshrun.runner.compiler.cuda.steps.kernel import FEW_BYTES, build
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
-from meshrun.runner.compiler.passes.real_parts import in_real_parts
+from meshrun.runner.compiler.cuda.steps.tuning import choices
+from meshrun.runner.compiler.passes.real_parts import in_real_parts, views_of_parts
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Operand, Program, merge_components, with_units, without_units
 from meshrun.runner.compiler.trace.trace import trace
@@ -277,3 +279,93 @@ def test_steps_have_the_bits_of_single_ones(name: str, boundary: str, vectors: b
         halo = [(1, 1)] * program.axes
         given = part and part[-program.axes :]
         compare(libraries, kernel, arrays, wanted, halo, boundary == "wrap", given, aligned=vectors)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["90", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("80", "100"))]
+)
+@pytest.mark.parametrize("name", ["schroedinger", "ginzburg_landau", "schroedinger c16", "cube"])
+def test_kernels_of_several_steps_keep_all_in_registers(name: str, architecture: str) -> None:
+    program = STEPPED[name].program()
+    choice = choices(program, (0,))[0]
+    kernel = build(program, (0,), "wrap", 0, choice.steps, replace(choice.tuning, vectors=True))
+    log = log_of_text(kernel.source, kernel.name, ("--fmad=false",), architecture)
+    spilled = [int(one) for one in re.findall(r"(\d+) bytes spill stores", log)]
+    assert max(spilled) <= FEW_BYTES
+
+
+# Random programs
+
+TERMS = (
+    "{a} + {b}", "{a} - {b}", "{a} * {b}", "{a} * {b}.conj()", "1j * {a}", "{a} * 0.5", "(0.5 - 0.25j) * {a}",
+    "np.where({a}.real > {b}.imag, {a}, {b})", "{a}.real + 1j * {b}.imag", "np.abs({a}) ** 2 * {b}",
+    "{a} / (2 + np.abs({b}) ** 2)", "f * {a}", "{a} / 4", "np.abs({a}) * {b}", "{a}.imag * {b}", "{a} ** 2",
+)  # fmt: skip
+SHIFTS = ("1:-1, 1:-1", ":-2, 1:-1", "2:, 1:-1", "1:-1, :-2", "1:-1, 2:", ":-2, 2:")
+
+
+def random_function(seed: int) -> Callable[..., Any]:
+    """Return a function of a complex and a real field whose results stay small."""
+    rng = np.random.default_rng(seed)
+    names = [f"z[{one}]" for one in rng.permutation(SHIFTS)[: rng.integers(2, 6)]]
+    lines = []
+    for number in range(rng.integers(2, 6)):
+        a, b = rng.choice(names, 2)
+        lines.append(f"    t{number} = {str(rng.choice(TERMS)).format(a=a, b=b)}")
+        names.append(f"t{number}")
+    space: dict[str, Any] = {"np": np}
+    text = ["def g(z, level):", "    f = level[1:-1, 1:-1]", *lines]
+    text.append(f"    return (0.5 * z[1:-1, 1:-1] + 0.25 * {names[-1]}).astype(z.dtype)")
+    exec("\n".join(text), space)
+    function: Callable[..., Any] = space["g"]
+    return function
+
+
+def random_case(seed: int, shape: tuple[int, int]) -> tuple[Callable[..., Any], Program, Any, Any]:
+    """Return a function, its program of complex numbers, and arrays."""
+    rng = np.random.default_rng(seed)
+    kind = np.dtype(("c8", "c16")[seed % 2])
+    z = (rng.uniform(-1, 1, shape) + 1j * rng.uniform(-1, 1, shape)).astype(kind)
+    level = rng.uniform(-1, 1, shape).astype(z.real.dtype)
+    function, inputs = random_function(seed), [Operand("z", kind), Operand("level", level.dtype)]
+    return function, trace(function, inputs, ((1, 1),) * 2, {}, frozenset(), ["out"]), z, level
+
+
+def check_close(found: Any, expected: Any, steps: int = 1) -> None:
+    few = 64 * steps * float(np.finfo(expected.dtype).eps) * max(float(np.abs(expected).max()), 1)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=few)
+
+
+@pytest.mark.skipif(fused.GXX is None, reason="needs g++")
+def test_random_programs_in_kernels(tmp_path: Path) -> None:
+    """As C++ and as CUDA, against NumPy's complex numbers."""
+    cases = [random_case(seed, (11, 37)) for seed in range(16)]
+    programs = [program for _, program, *_ in cases]
+    loops, texts = compile_loops(tmp_path, programs), compile_texts(tmp_path, programs)
+    for (function, program, z, level), *runs in zip(cases, loops, texts, strict=True):
+        expected = function(z, level)
+        # A block has the halo that is read: cells are numbered from one cell before the first own one.
+        sides = zip(halo_of(program), z.shape, strict=True)
+        part = tuple(slice(1 - low, length - 1 + high) for (low, high), length in sides)
+        for run in runs:
+            out = np.empty_like(expected)
+            run([z[part], level[part]], [out], (0, 0))
+            check_close(out, expected)
+
+
+@pytest.mark.skipif(fused.GXX is None, reason="needs g++")
+@pytest.mark.parametrize(
+    "seed", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(3, 24))]
+)
+def test_random_programs_of_several_steps(seed: int, libraries: Path) -> None:
+    function, program, z, level = random_case(seed, (19, 132))
+    real, steps = in_real_parts(program), 3
+    boundary = list(PADS)[seed % 4]
+    kernel = build(real, (0,), boundary, 0, steps, Tuning(4 - seed % 2 * 2, 1, 2, 3, rows=9, vectors=True))
+    parts = views_of_parts([z, level])
+    (wanted,) = after_steps(real, parts, boundary, steps)[:1]
+    compare(libraries, kernel, parts, [wanted], [(1, 1)] * 2, boundary == "wrap", aligned=True)
+    now = z
+    for _ in range(steps):
+        now = function(*(np.pad(one, 1, PADS[boundary]) for one in (now, level)))
+    check_close(np.ascontiguousarray(wanted).view(z.dtype)[..., 0], now, steps)
