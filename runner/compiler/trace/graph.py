@@ -202,7 +202,7 @@ class Operand:
     """An input or output of a program.
 
     trailing: lengths of the axes after the grid axes. combine: of an output that is not written, but of which
-    only the best cell is kept, "maximum" or "minimum"; of 4 or 8 bytes.
+    all cells are combined, "maximum", "minimum" or "add"; of 4 or 8 bytes.
     """
 
     name: str
