@@ -56,7 +56,7 @@ def add_cells(words: HostArray, xp: Any, cells: Array) -> None:
     words[1:DIGITS] += carried
 
 
-def rounded(words: HostArray, dtype: np.dtype[Any]) -> np.generic:
+def rounded(words: HostArray, dtype: np.dtype[Any]) -> Any:
     """Return a sum as a number, rounded to the nearest; of two, to the even one.
 
     dtype: float32 or float64; what is above its range becomes infinite.
@@ -98,9 +98,10 @@ def _loop(dtype: str) -> AddBox | None:
         return None
     texts = [path.read_text(encoding="utf-8") for path in (HEADER, KERNELS / "exact.cuh", KERNELS / "exact_sum.cpp")]
     try:
-        return getattr(host.library("\n".join(texts), compiler, cache_folder()), f"add_{dtype}")
+        library = host.library("\n".join(texts), compiler, cache_folder())
     except NotCompiled:
         return None
+    return library[f"add_{dtype}"]
 
 
 def _by_functions(words: HostArray, xp: Any, cells: Array) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,10 +49,10 @@ Key = BestKey | SumKey
 
 @dataclass(frozen=True)
 class ValueKernel:
-    """A kernel's text. It takes the slots of all values, the keys, which it sets back to none, and the sums.
+    """A kernel's text. It takes the slots of all values, the keys, and the copies and totals of the sums.
 
-    sums: (sums, SUM_COPIES + 1, SUM_WORDS); the last row of each is its total; rows that are read are set to 0.
-    threads: of its only block.
+    Copies are (sums, SUM_COPIES, SUM_WORDS), totals (sums, SUM_WORDS). Keys are set back to none, and words that
+    are read to 0. threads: of its only block.
     """
 
     name = "values"
@@ -92,20 +92,15 @@ def emit_totals(sums: Sequence[SumKey]) -> ValueKernel:
     """Write the kernel that adds the copies of sums to their totals, for the other ranks."""
     lines = list[str]()
     for one in sums:
-        row = f"sums + {_row(one, SUM_COPIES)}"
-        lines += [_gathered(one), f"numpy::store_sum({row}, total);"]
+        lines += [_gathered(replace(one, added=False)), f"numpy::store_sum(totals + {one.number * SUM_WORDS}, total);"]
     return _kernel(lines, THREADS)
-
-
-def _row(one: SumKey, row: int) -> int:
-    """Return the first word of a row of a sum."""
-    return (one.number * (SUM_COPIES + 1) + row) * SUM_WORDS
 
 
 def _gathered(one: SumKey) -> str:
     """Return the statement by which a block adds the copies of a sum, or takes its total."""
-    copies, row = (1, SUM_COPIES) if one.added else (SUM_COPIES, 0)
-    return f"numpy::gather_sum<{ctype(one.computed)}>(sums + {_row(one, row)}, {copies}, total);"
+    words, copies = ("totals", 1) if one.added else ("sums", SUM_COPIES)
+    first = f"{words} + {one.number * copies * SUM_WORDS}"
+    return f"numpy::gather_sum<{ctype(one.computed)}>({first}, {copies}, total);"
 
 
 def _set(number: int, value: Key, text: str) -> str:

@@ -8,8 +8,8 @@
 
 namespace numpy {
 
-constexpr int SUM_COPIES = 64;
-constexpr int WINDOW = 56, SECOND = 52;  // bits of the two integers in which a warp adds
+[[maybe_unused]] constexpr int SUM_COPIES = 64;
+[[maybe_unused]] constexpr int WINDOW = 56, SECOND = 52;  // bits of the two integers in which a warp adds
 
 // What a thread has added, exactly: high + low. Of integers, which wrap: total.
 template <typename T, bool REAL = Traits<T>::real> struct Sum {

@@ -4,7 +4,7 @@
 
 // @headers@
 
-__global__ void values(uint64* slots, uint64* keys, uint64* sums) {
+__global__ void values(uint64* slots, uint64* keys, uint64* sums, uint64* totals) {
     const bool first = threadIdx.x == 0;
 #ifdef __CUDACC_RTC__
     __shared__ uint64 total[numpy::SUM_WORDS];

@@ -63,16 +63,16 @@ def decode(tmp_path_factory: pytest.TempPathFactory) -> Any:
     emitted = []
     for one in dtypes:
         best = [(n, BestKey(n, way, one, one)) for n, way in enumerate(WAYS)]
-        emitted += [values.emit([*best, (2, SumKey(0, one, one))]), values.emit_totals([SumKey(0, one, one)])]
-        emitted += [values.emit([*best, (2, SumKey(0, one, one, added=True))])]
+        alone, total = (SumKey(0, one, one, added=added) for added in (False, True))
+        emitted += [values.emit([*best, (2, alone)]), values.emit_totals([total]), values.emit([*best, (2, total)])]
     made: Any = launchers(tmp_path_factory.mktemp("decode"), emitted)  # type: ignore[arg-type]
 
     def decoded(dtype: np.dtype[Any], keys: Any, sums: Any, *, totals: bool = False) -> list[Any]:
         slots, at = np.zeros(3, np.uint64), 3 * dtypes.index(dtype)
-        given = [np.uint64(one.ctypes.data) for one in (slots, keys, sums)]
+        given = [np.uint64(one.ctypes.data) for one in (slots, keys, sums[1:], sums)]  # the total comes first
         for number in (at + 1, at + 2) if totals else (at,):
             made[number]((1,), (emitted[number].threads, 1), given)
-            assert sums[:-1].any() == 0
+            assert not sums[1:].any()
         assert not keys.any()
         assert not sums.any()
         return [slot_of(slots, n, dtype)[()] for n in range(3)]
@@ -86,7 +86,7 @@ def best(kernel: TextKernel, program: Program, given: Any, decode: Any, **option
     widths = halo_of(program)
     for first, last in boxes(given.shape, 0):
         own = tuple(b - a for a, b in zip(first, last, strict=True))
-        kept = [*(key_of(np, keys, n, own) for n in range(2)), key_of(np, sums.reshape(-1), 0, own)]
+        kept = [*(key_of(np, keys, n, own) for n in range(2)), key_of(np, sums[1:].reshape(-1), 0, own)]
         block, out = block_of(given, first, last, widths), np.empty(own, program.outputs[0].dtype)
         kernel.bind([block], [out, *kept], first)()
     found: list[Any] = decode(program.outputs[0].dtype, keys, sums, **options)
@@ -162,7 +162,7 @@ def test_values_from_values(tmp_path: Path) -> None:
     emitted = values.emit([(0, BestKey(0, "maximum", np.dtype("i4"), f4)), (1, first), (2, second)])
     (launch,) = launchers(tmp_path, [emitted])  # type: ignore[list-item]
     slots, keys = np.zeros(3, np.uint64), np.array([(1 << 31) + 4], np.uint64)
-    launch((1,), (1, 1), (np.uint64(slots.ctypes.data), np.uint64(keys.ctypes.data), np.uint64(0)))
+    launch((1,), (1, 1), (np.uint64(slots.ctypes.data), np.uint64(keys.ctypes.data), np.uint64(0), np.uint64(0)))
     assert [float(slot_of(slots, n, f4)) for n in range(3)] == [4, 0.25, 2.25]
 
 
