@@ -224,7 +224,11 @@ template <typename T> INLINE void gather_sum(uint64* words, int copies, uint64* 
 
 // Write a total that `gather_sum` has made, for other ranks; all threads of a block call it.
 INLINE void store_sum(uint64* words, const uint64* total) {
+#ifdef __CUDACC_RTC__
     for (int at = threadIdx.x; at < SUM_WORDS; at += blockDim.x) words[at] = total[at];
+#else
+    for (int at = 0; threadIdx.x == 0 && at < SUM_WORDS; ++at) words[at] = total[at];
+#endif
 }
 
 // A total as a number, rounded to the nearest, of two to the even one. It is changed.
