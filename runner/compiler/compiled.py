@@ -142,12 +142,15 @@ class DeviceKernel:
     def stores_beyond(self) -> bool:
         """Whether a pass can store all cells beyond the array that the next one reads; see `TaskKernel`.
 
-        Not if cells have places: those near the ends are computed by another part of the kernel.
+        Not if cells have places: those near the ends are computed by another part of the kernel. Not in
+        volumes, except for a constant: their passes lose more time by it than a launch takes.
         """
         if None in self.feeds or self.program.axes < 2 or self.program.has_places:
             return False
         if self.boundary == "constant":
             return True
+        if self.program.axes > 2:
+            return False
         beside = {node.input for node in self.program.loads if node.offset[-1]} & set(self.feeds)
         plain = all(one.components == 1 and not one.trailing for one in self.program.inputs)
         return plain and beside <= set(self.finds_ends)
