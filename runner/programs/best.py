@@ -1,10 +1,10 @@
-"""Reductions that a kernel does while it computes cells: maxima, minima and sums, whose bits depend on no order.
+"""Reductions that a kernel does while it computes cells: maxima, minima, sums. No order changes their bits.
 
-A kernel that writes arrays has their cells, and those that it reads, in registers. It also does reductions of them:
+A kernel that writes arrays has their cells, and those that it reads, in registers. It can reduce them, too:
 
-    within  those of the same step that read no more than the kernel does, and on which it does not depend
-    ahead   those that come first in the next step, of the state that the kernel writes: the largest speed, for a
-            step in time
+    within  reductions of the same step that read no more than the kernel does, and that it does not need
+    ahead   the first reductions of the next step, of the state that the kernel writes: the largest speed, for
+            a step in time
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from meshrun.runner.programs.stages import (
 class ReducingKernel:
     """A kernel stage that also does reductions.
 
-    cells: what it computes: the stage's results, then the cells of each reduction. within, ahead: numbers of the
-    reductions' stages, of this step and of the next one.
+    cells: what it computes: the stage's results, then the cells of each reduction. within, ahead: numbers of
+    the reductions' stages, of this step and of the next one.
     """
 
     cells: StageCells
@@ -66,7 +66,7 @@ def _kept(graph: WholeGraph, output: WholeOutput, node: Node, combine: str) -> W
 
 
 def with_late_reductions(program: StagedProgram) -> StagedProgram:
-    """Return a program whose reductions come after the next kernel that can do them, if it does not need them."""
+    """Return a program with reductions after the next kernel, where it can do them and does not need them."""
     stages = list(program.stages)
     for stage in program.reductions:
         begin = stages.index(stage)
@@ -105,7 +105,9 @@ def _reads_no_more(stage: ReductionStage, kernel: Stage) -> bool:
         return False
     for number, footprint in zip(stage.cells.reads, stage.cells.footprints, strict=True):
         most = kernel.cells.footprints[kernel.cells.reads.index(number)]
-        if any(low > before or high > after for (low, high), (before, after) in zip(footprint, most, strict=True)):
+        if any(
+            low > before or high > after for (low, high), (before, after) in zip(footprint, most, strict=True)
+        ):
             return False
     return True
 
@@ -179,7 +181,7 @@ def _made_from(program: StagedProgram, number: int) -> set[int]:
 
 
 def _ahead(program: StagedProgram, feeds: Sequence[int | None]) -> tuple[int, dict[int, Node]]:
-    """Return the first reductions of a step that the step before can do, with their cells, and by which kernel.
+    """Return the kernel that can do the first reductions of the next step, and these with their cells.
 
     They read own cells of the state alone, and one kernel, the last one, writes all that they read.
     """
@@ -216,8 +218,8 @@ def _of_results(
 ) -> Node | None:
     """Return the cells of a reduction by what a kernel writes, and reads; None if it reads more.
 
-    written: the nodes of arrays that it writes, by their numbers. changed: arrays that have other cells once the
-    reduction reads them. anywhere: it may read cells beside the own one, as far as the kernel does.
+    written: the nodes of arrays that it writes, by their numbers. changed: arrays that have other cells once
+    the reduction reads them. anywhere: it may read cells beside the own one, as far as the kernel does.
     """
     graph, done = kernel.cells.program.graph, dict[Node, Node]()
     nodes = stage.cells.program.outputs[0].nodes

@@ -1,8 +1,8 @@
-"""Sums of floats that are rounded once, at their end: their bits depend on no order, number of ranks or device.
+"""Sums of floats that are rounded once, at their end: no order, number of ranks or device changes their bits.
 
-A sum is a whole number of units of 2^`LOWEST`, in digits of 32 bits: `SUM_WORDS` integers of 64 bits, which ranks
-add to each other's. `compiler/kernels/exact.cuh` describes them; GPUs make them in the kernels that compute the
-cells. Here, cells in memory are added: by a compiled loop on a CPU, else by NumPy's or CuPy's functions.
+A sum is a whole number of units of 2^`LOWEST`, in digits of 32 bits: `SUM_WORDS` integers of 64 bits, which
+ranks add to each other's. `compiler/kernels/exact.cuh` describes them; GPUs make them in the kernels that
+compute the cells. Here, cells in memory are added: by a compiled loop on a CPU, else by functions of arrays.
 """
 
 from __future__ import annotations
@@ -25,9 +25,16 @@ DIGITS, LOWEST, SUM_WORDS = 68, -1088, 72  # as in exact.cuh; the words of digit
 NANS, INFINITE, NEGATIVE = DIGITS, DIGITS + 1, DIGITS + 2  # words that count such cells
 COMPILED_CELLS = 1 << 16  # of a call, at least, for which the loop is compiled
 PART = {"cpu": 1 << 15, "cuda": 1 << 26}  # cells that functions add at a time: in a cache; on a device, many
-PLACES = {np.dtype(np.float32): (24, -149), np.dtype(np.float64): (53, -1074)}  # binary; the last power of two
+PLACES = {
+    np.dtype(np.float32): (24, -149),
+    np.dtype(np.float64): (53, -1074),
+}  # binary; the last power of two
 
-LARGE, SMALL, SCALE = 2.0**800, 2.0**-800, 700  # numbers that functions bring to the middle of the range; by 2^700
+LARGE, SMALL, SCALE = (
+    2.0**800,
+    2.0**-800,
+    700,
+)  # numbers that functions bring to the middle of the range; by 2^700
 
 AddBox = Callable[..., None]
 
@@ -96,7 +103,10 @@ def _loop(dtype: str) -> AddBox | None:
     compiler = find_compiler()
     if compiler is None:
         return None
-    texts = [path.read_text(encoding="utf-8") for path in (HEADER, KERNELS / "exact.cuh", KERNELS / "exact_sum.cpp")]
+    texts = [
+        path.read_text(encoding="utf-8")
+        for path in (HEADER, KERNELS / "exact.cuh", KERNELS / "exact_sum.cpp")
+    ]
     try:
         library = host.library("\n".join(texts), compiler, cache_folder())
     except NotCompiled:
@@ -125,8 +135,8 @@ def _by_functions(words: HostArray, xp: Any, cells: Array) -> int:
 def _by_slices(left: Array, power: int) -> int:
     """Return the sum of doubles times 2^power, in units. left: is changed.
 
-    First the highest binary places of all numbers are added, then the next ones, until nothing is left: so few
-    places that a double holds their sum, in any order.
+    First the highest binary places of all numbers are added, then the next ones, until nothing is left: so
+    few places that a double holds their sum, in any order.
     """
     places, total = 51 - int(left.size).bit_length(), 0
     while top := max(float(left.max()), -float(left.min())):

@@ -67,10 +67,9 @@ class ProgramRun:
 
     grid: number of blocks along each axis of space. compiled: whether stages are compiled to kernels.
     reducing: kernel stages that also do reductions, by their numbers; on a GPU, with compiled stages.
-    allocator: of blocks; by default the back end. tables: what kernels that exchange halos are given; None: NumPy
-    or CuPy copies. arrays: of each of the program's arrays, its block; of an
+    allocator: of blocks; by default the back end. arrays: of each of the program's arrays, its block; of an
     input of shape (), None. known: stages whose reductions the last step has done. pending: values to
-    compute before something reads them. capturing: a CUDA graph is made of what is done. exchanges: number of halo exchanges so far. exchange_bytes: most
+    compute before something reads them. exchanges: number of halo exchanges so far. exchange_bytes: most
     bytes that arrived from other ranks in one.
     """
 
@@ -81,9 +80,7 @@ class ProgramRun:
     compiled: bool = False
     reducing: dict[int, ReducingKernel] = field(default_factory=dict)
     allocator: Allocator | None = None
-    tables: DeviceTables | None = None
     arrays: list[DistributedArray | None] = field(default_factory=list, init=False)
-    capturing: bool = field(default=False, init=False)
     exchanges: int = field(default=0, init=False)
     exchange_bytes: int = field(default=0, init=False)
 
@@ -98,12 +95,15 @@ class ProgramRun:
         self._failed.fill(False)
         self._fails = world.backend.empty((1,), np.dtype(bool))
         self.exchange_spans: list[tuple[Mark, Mark]] = []
+        self.capturing = False  # whether a CUDA graph is made of what is done
+        # What kernels that fill halos are given; None: NumPy or CuPy copies.
+        self.tables: DeviceTables | None = None
         self._kernels: dict[tuple[int, str], CellKernel] = {}
         self._bound: dict[tuple[Any, ...], Callable[[], None]] = {}
         self._reduced: dict[tuple[int, Shape], Array] = {}
         # On a GPU, no stage waits for the host: values are computed by a kernel, once they are read.
         self._on_gpu = self.compiled and world.backend.device.kind == "cuda"
-        # Of the reductions that a kernel can do, the cells; what they are combined to: a key, or a sum in copies.
+        # The cells of the reductions that a kernel can do, and what they are combined to: keys and sums.
         reductions = enumerate(program.stages if self._on_gpu else ())
         cells = {number: combined_cells(one) for number, one in reductions if isinstance(one, ReductionStage)}
         self._combined = {number: one for number, one in cells.items() if one is not None}
@@ -150,24 +150,22 @@ class ProgramRun:
             if isinstance(stage, ValueStage):
                 continue
             combined = self._combined.get(number)
-            kernels = {"": stage.cells}
+            kind, cells = "", stage.cells
             if combined is not None:
-                kernels = {"reduced": combined}
+                kind, cells = "reduced", combined
+            elif number in self.reducing:
+                kind, cells = "reducing", self.reducing[number].cells
             elif isinstance(stage, ReductionStage) and self._loaded(stage) is not None:
                 continue
-            if number in self.reducing:
-                kernels = {"reducing": self.reducing[number].cells}
-            for kind, cells in kernels.items():
-                kernel = self._kernel(number, cells, kind)
-                if kernel.kernel is None and self.region.size:
-                    own[number, kind] = kernel.reason, kernel.line
+            kernel = self._kernel(number, cells, kind)
+            if kernel.kernel is None and self.region.size:
+                own[number, kind] = kernel.reason, kernel.line
         failed: dict[tuple[int, str], tuple[str, int]] = {}
         for of_rank in self.world.control.allgather(own):
             failed = of_rank | failed
-        reducing = [number for number, kind in failed if kind == "reducing"]
+        reducing = {number for number, kind in failed if kind == "reducing"}
         if reducing:
-            for number in reducing:
-                del self.reducing[number]
+            self.reducing = {number: one for number, one in self.reducing.items() if number not in reducing}
             return self.prepare()
         for number, kind in failed:
             if kind == "reduced":
@@ -269,7 +267,7 @@ class ProgramRun:
         self.pending.clear()
         arrays = self.values.row, self._keys, self._sums, self._totals
         sums = tuple(key for _, key in values if isinstance(key, SumKey))
-        # Combine what the ranks have. Keys that are not complete yet lose nothing by it; totals of others are 0.
+        # Combine what the ranks have. Incomplete keys lose nothing by it; totals of others are 0.
         if self.world.size > 1 and any(isinstance(key, BestKey) for _, key in values):
             self.world.arrays.all_reduce(self._keys, "max")
         if self.world.size > 1 and sums:
@@ -324,8 +322,8 @@ class ProgramRun:
                 self.exchange_bytes = max(self.exchange_bytes, received_bytes(stale))
 
     def _fill_halos(self, stale: Sequence[DistributedArray]) -> None:
-        """Fill the halos of arrays: between GPUs by kernels that pack and unpack, which graphs can hold."""
-        if self.tables is None or not self.is_split:
+        """Fill the halos of arrays: on GPUs by kernels, which graphs can hold."""
+        if self.tables is None:
             exchange(stale)
             return
         key = "halos", *map(id, stale)
@@ -333,7 +331,8 @@ class ProgramRun:
             fields, pairs = [FieldHalos.of(one) for one in stale], [(one.block, one.block) for one in stale]
             cells = constant_cells(self.world.backend, [one.dtype for one in stale], "constant", 0)
             halos = PackedHalos(self.world, fields, pairs, cells, self.tables)
-            self._bound[key] = functools.partial(halos.fill, [one.block for one in stale])
+            fill = halos.fill if self.is_split else halos.fill_own
+            self._bound[key] = functools.partial(fill, [one.block for one in stale])
         self._bound[key]()
         for array in stale:
             array.valid = array.layout.filled.declared
@@ -437,7 +436,7 @@ class ProgramRun:
             starts.append((0, *(min(max(-(-(cut - first) // step), 0), length) for cut in cuts[1:])))
         return Partition(reduction.length, self.partition.grid, starts=tuple(starts))
 
-    def _exact_sum(self, number: int, stage: ReductionStage, view: Partition) -> np.generic:
+    def _exact_sum(self, number: int, stage: ReductionStage, view: Partition) -> Any:
         """Return the sum of all cells, rounded once."""
         own, words = view[self.world.rank], exact_sum.zero_words()
         for begin, end in self._parts(own, stage):

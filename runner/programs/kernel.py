@@ -18,7 +18,6 @@ from meshrun.runner.programs.stages import StageCells
 from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.compiler import NotCompiled
 
-
 MOST_KEPT = 256  # boxes whose pieces are kept
 SLAB = 1 << 20  # bytes of cells for which NumPy's functions are called at once, on a CPU
 
@@ -60,8 +59,8 @@ class CellKernel:
         """Return what fills `outs`, one per result, with the cells from position `first` on.
 
         blocks: of each array that the stage reads, these cells and as many around them as its widths say.
-        scalars: the slots of the program's values. Of a result whose cells are combined, `outs` has a view of its
-        key (`single_pass.key_of`).
+        scalars: the slots of the program's values. Of a result whose cells are combined, `outs` has a view of
+        its key (`single_pass.key_of`).
         """
         if 0 in outs[0].shape:
             return _nothing

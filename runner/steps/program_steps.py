@@ -47,8 +47,8 @@ class ProgramStepper(Stepper):
             task.compiled,
             reducing,
             self,
-            halo_path.find_tables(world, max(len(one.shape) for one in self.program.arrays)),
         )
+        self.stages.tables = halo_path.find_tables(world, max(len(one.shape) for one in self.program.arrays))
         self.plans = [
             self.stages.plans[number] or HaloPlan(one.partition, world.rank, (), task.boundary)
             for number, one in enumerate(task.fields)

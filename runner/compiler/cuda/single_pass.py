@@ -728,13 +728,13 @@ class _Body:
         """Return a function that makes a cell near the array's ends, of those of this launch.
 
         They are slabs: the cells near the ends of the first axis, then of the others those near the ends of
-        the second axis, for which conditions along the first are decided, and so on. If no cells are combined,
-        the function is not inlined: its registers add nothing to those of the interior.
+        the second axis, for which conditions along the first are decided, and so on. If no cells are
+        combined, the function is not inlined: its registers add nothing to those of the interior.
         """
         program, last = self._whole, self.program.axes - 1
         types = ["uint32"] * last + [self._column]
         parameters = ["uint64 left", *(f"{of} {name}" for name, of in self._pointers().items())]
-        # What is combined is changed through a reference, which a function on the device does not take by a call.
+        # What is combined is changed through a reference, which a call on the device does not take.
         kind = "INLINED" if self._combined else "OUTLINE"
         lines = [f"struct NearEnds {{ {kind} void compute({', '.join(parameters)}) {{"]
         for axis, of in enumerate(types):

@@ -34,8 +34,8 @@ class BestKey:
 class SumKey:
     """A value that is a sum (kernels/exact.cuh), which a kernel has added to copies of it.
 
-    number: of the sum. computed: the dtype of what is added. dtype: of the value. added: whether the copies of
-    all ranks are already added, by the kernel that `emit_totals` writes and an all-reduce.
+    number: of the sum. computed: the dtype of what is added. dtype: of the value. added: whether the copies
+    of all ranks are already added, by the kernel that `emit_totals` writes and an all-reduce.
     """
 
     number: int
@@ -51,8 +51,8 @@ Key = BestKey | SumKey
 class ValueKernel:
     """A kernel's text. It takes the slots of all values, the keys, and the copies and totals of the sums.
 
-    Copies are (sums, SUM_COPIES, SUM_WORDS), totals (sums, SUM_WORDS). Keys are set back to none, and words that
-    are read to 0. threads: of its only block.
+    Copies are (sums, SUM_COPIES, SUM_WORDS), totals (sums, SUM_WORDS). Keys are set back to none, and words
+    that are read to 0. threads: of its only block.
     """
 
     name = "values"
@@ -80,7 +80,9 @@ def emit(values: Sequence[tuple[int, Node | Key]]) -> ValueKernel:
         else:
             names.clear()  # a slot may have changed
             for node in in_order([value]):
-                text = slot(node).replace("scalars", "slots") if node.op == "scalar" else expression(node, names)
+                text = (
+                    slot(node).replace("scalars", "slots") if node.op == "scalar" else expression(node, names)
+                )
                 names[node] = f"v{len(names)}"
                 lines.append(f"const {ctype(node.dtype)} {names[node]} = {text};")
             lines.append(f"numpy::set_slot<{ctype(value.dtype)}>(slots + {number}, {names[value]});")
@@ -92,7 +94,10 @@ def emit_totals(sums: Sequence[SumKey]) -> ValueKernel:
     """Write the kernel that adds the copies of sums to their totals, for the other ranks."""
     lines = list[str]()
     for one in sums:
-        lines += [_gathered(replace(one, added=False)), f"numpy::store_sum(totals + {one.number * SUM_WORDS}, total);"]
+        lines += [
+            _gathered(replace(one, added=False)),
+            f"numpy::store_sum(totals + {one.number * SUM_WORDS}, total);",
+        ]
     return _kernel(lines, THREADS)
 
 

@@ -1,4 +1,4 @@
-"""Kernels that combine what they compute: the largest, the smallest, the sum; kernels of values; run by the host."""
+"""Kernels that combine what they compute, to the largest, the smallest, the sum; run by the host."""
 
 from __future__ import annotations
 
@@ -58,13 +58,17 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def decode(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """decode(dtype, keys, sums) -> the largest cell, the smallest one and the sum; keys and sums are set back."""
+    """decode(dtype, keys, sums) -> the largest cell, the smallest, the sum; keys and sums are set back."""
     dtypes = [np.dtype(name) for name in ("f4", "f8", "i4", "u8")]
     emitted = []
     for one in dtypes:
         best = [(n, BestKey(n, way, one, one)) for n, way in enumerate(WAYS)]
         alone, total = (SumKey(0, one, one, added=added) for added in (False, True))
-        emitted += [values.emit([*best, (2, alone)]), values.emit_totals([total]), values.emit([*best, (2, total)])]
+        emitted += [
+            values.emit([*best, (2, alone)]),
+            values.emit_totals([total]),
+            values.emit([*best, (2, total)]),
+        ]
     made: Any = launchers(tmp_path_factory.mktemp("decode"), emitted)  # type: ignore[arg-type]
 
     def decoded(dtype: np.dtype[Any], keys: Any, sums: Any, *, totals: bool = False) -> list[Any]:
@@ -162,7 +166,9 @@ def test_values_from_values(tmp_path: Path) -> None:
     emitted = values.emit([(0, BestKey(0, "maximum", np.dtype("i4"), f4)), (1, first), (2, second)])
     (launch,) = launchers(tmp_path, [emitted])  # type: ignore[list-item]
     slots, keys = np.zeros(3, np.uint64), np.array([(1 << 31) + 4], np.uint64)
-    launch((1,), (1, 1), (np.uint64(slots.ctypes.data), np.uint64(keys.ctypes.data), np.uint64(0), np.uint64(0)))
+    launch(
+        (1,), (1, 1), (np.uint64(slots.ctypes.data), np.uint64(keys.ctypes.data), np.uint64(0), np.uint64(0))
+    )
     assert [float(slot_of(slots, n, f4)) for n in range(3)] == [4, 0.25, 2.25]
 
 

@@ -60,7 +60,7 @@ def cells_of(kind: str, dtype: Any, shape: tuple[int, ...] = (7, 1301)) -> Any:
         "cancels": np.concatenate([noise, -noise[::-1, ::-1].astype(dtype)], axis=1),
         "zeros": np.zeros(shape),
         "a spot in zeros": np.where(np.arange(shape[1]) == 700, 3.25, np.zeros(shape)),
-        "decays": np.exp(-np.linspace(0, 25, shape[1]) ** 2) * np.ones(shape),
+        "decays": np.exp(-(np.linspace(0, 25, shape[1]) ** 2)) * np.ones(shape),
         "every size": noise * 2.0 ** rng.integers(limits.minexp, limits.maxexp - 16, shape),
         "below the normal range": noise * float(limits.tiny) * 0.01,
         "huge": noise * (float(limits.max) / 4096),
@@ -69,7 +69,16 @@ def cells_of(kind: str, dtype: Any, shape: tuple[int, ...] = (7, 1301)) -> Any:
         return made.astype(dtype)
 
 
-KINDS = ("noise", "cancels", "zeros", "a spot in zeros", "decays", "every size", "below the normal range", "huge")
+KINDS = (
+    "noise",
+    "cancels",
+    "zeros",
+    "a spot in zeros",
+    "decays",
+    "every size",
+    "below the normal range",
+    "huge",
+)
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
@@ -105,7 +114,10 @@ def test_a_tie_is_decided_by_the_smallest_cell(way: str, last: float, result: in
 
 
 @settings(max_examples=settings.default.max_examples // 4, deadline=None)
-@given(values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=40), seed=st.integers(0, 99))
+@given(
+    values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=40),
+    seed=st.integers(0, 99),
+)
 def test_no_order_changes_the_sum(values: list[float], seed: int) -> None:
     cells = np.array([0.0, *values], np.float32)
     other = np.random.default_rng(seed).permutation(cells)
