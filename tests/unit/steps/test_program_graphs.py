@@ -21,8 +21,11 @@ from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.programs import kernel as program_kernel
 from meshrun.runner.run.declare import distribute
 from meshrun.runner.run.execute import Options, run
+from meshrun.runner.steps import halo_path
 from meshrun.runner.system.compiler import NotCompiled
 from meshrun.runner.world.world import World, open_world
+from tests.facts.host_halo import HostTables
+from tests.facts.host_halo import compiled as compiled_halos
 from tests.facts.queued_device import GraphBackend
 from tests.facts.reducing_steps import centred, conjugate, energy, every_size, mean
 
@@ -83,9 +86,19 @@ def made() -> dict[str, Any]:
     return {}
 
 
+@pytest.fixture(scope="module")
+def halos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled_halos(tmp_path_factory.mktemp("halos"))
+
+
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, made: dict[str, Any]) -> None:
+def gpu(monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], halos: Path) -> None:
     launched.clear()
+    monkeypatch.setattr(
+        halo_path,
+        "find_tables",
+        lambda world, ndim: HostTables(halos) if world.backend.device.kind == "cuda" else None,
+    )
     one_at_a_time = threading.Lock()
 
     def compiled(source: str, name: str) -> Callable[..., None]:
