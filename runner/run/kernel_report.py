@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
+from meshrun.runner.programs.best import ReducingKernel, reducing_kernels, with_late_reductions
 from meshrun.runner.programs.stages import KernelStage, Stage, StagedProgram, ValueStage, plan_program
 from meshrun.runner.report.units import counted
 from meshrun.runner.spelling import option
@@ -45,7 +46,11 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
     arithmetic: one of FUSE_MATH. steps: of a kernel that takes time steps; None: one pass. cpu: for a CPU.
     """
     if task.job.program is not None:
-        return _stages_report(plan_program(task.job.program), cpu=cpu)
+        staged = plan_program(task.job.program)
+        if cpu:
+            return _stages_report(staged, {}, cpu=True)
+        staged = with_late_reductions(staged)
+        return _stages_report(staged, reducing_kernels(staged, task.feed_numbers), cpu=False)
     try:
         program = traced(task)
         real = in_real_parts(program)
@@ -94,14 +99,24 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
     return KernelReport(stepping.source, facts + _registers(stepping.source, stepping.name, options))
 
 
-def _stages_report(staged: StagedProgram, *, cpu: bool) -> KernelReport:
+def _stages_report(
+    staged: StagedProgram, reducing: Mapping[int, ReducingKernel], *, cpu: bool
+) -> KernelReport:
     """Return the kernels of a program in stages, and what each stage reads, computes and writes."""
     sources, facts = [], []
-    for number, stage in enumerate(staged.stages, 1):
-        facts.append((f"stage {number}", _stage(staged, stage)))
+    by = {
+        one: f", by the kernel of stage {kernel + 1}"
+        for kernel in reducing
+        for one in reducing[kernel].within
+    }
+    for kernel, one in reducing.items():
+        by |= dict.fromkeys(one.ahead, f", by the kernel of stage {kernel + 1} of the step before")
+    for number, stage in enumerate(staged.stages):
+        facts.append((f"stage {number + 1}", _stage(staged, stage) + by.get(number, "")))
         if not isinstance(stage, KernelStage):
             continue
-        program = in_real_parts(stage.cells.program.program)
+        cells = reducing[number].cells if number in reducing else stage.cells
+        program = in_real_parts(cells.program.program)
         if cpu:
             sources.append(host_source.source([program]))
         else:
