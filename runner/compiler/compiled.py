@@ -169,6 +169,18 @@ class DeviceKernel:
         """The inputs whose next values another input has now; see `TaskKernel`."""
         return handed_on(self.program, self.feeds)
 
+    def overwrites(self, shapes: Iterable[Shape]) -> bool:
+        """Whether passes over results of these shapes may write over what is read at the own cell.
+
+        In others, two threads make the same cells where tiles meet the end of an axis.
+        """
+        kernel = self.without_handed_on() if self.handed_on else self
+        return self.aligned and all(
+            n % most == 0
+            for shape in shapes
+            for n, most in zip(kernel._between_ends(shape), kernel._tile_of(shape)[0], strict=True)
+        )
+
     def without_handed_on(self) -> DeviceKernel:
         """Return the kernel of the results that no input has now; see `TaskKernel`."""
         program, feeds = without_outputs(self.program, self.feeds, self.handed_on)
@@ -238,19 +250,22 @@ class DeviceKernel:
         stepped = self.row > 0 and self.most_steps == 1 and self.stores_beyond and small
         self._pass(shape, beyond=stepped and self._beyond is not None)
 
-    def _pass(
-        self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False, units: bool = True
-    ) -> tuple[single_pass.PassKernel, Callable[..., None]]:
-        """Return the kernel for results of a shape, whose tile is no longer than their own cells.
-
-        apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array.
-        units: whether cells begin at multiples of their units in memory.
-        """
+    def _lengths(self, shape: Shape) -> Shape:
+        """Return the cells of results of a shape, per axis; components lie along the last one."""
         last = self._merged.axes - 1
-        row = math.prod(shape[last:]) // self._merged.outputs[0].components
-        lengths = (*shape[:last], row)
+        return (*shape[:last], math.prod(shape[last:]) // self._merged.outputs[0].components)
+
+    def _between_ends(self, shape: Shape) -> Shape:
+        """Return the cells between the array's ends, per axis."""
+        return single_pass.between_ends(self._merged, self._lengths(shape))
+
+    def _tile_of(self, shape: Shape) -> tuple[Shape, Shape]:
+        """Return the tile of a pass over results of a shape, and the lengths from which it is chosen."""
+        lengths = self._lengths(shape)
+        if self._ends and lengths[-1] != self.row:
+            raise ValueError(f"rows of {lengths[-1]} cells, for a kernel of {self.row}")
         if single_pass.marches(self._common):
-            tile = single_pass.choose_tile(self._common, single_pass.between_ends(self._merged, lengths))
+            tile = single_pass.choose_tile(self._common, self._between_ends(shape))
         else:  # all longer ones have the same tile
             tile = self._tile
             if self.row:  # steps
@@ -259,8 +274,17 @@ class DeviceKernel:
             tile = lengths = tuple(
                 min(one, cells + ends) for one, cells, ends in zip(lengths, tile, near, strict=True)
             )
-        if self._ends and row != self.row:
-            raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
+        return tile, lengths
+
+    def _pass(
+        self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False, units: bool = True
+    ) -> tuple[single_pass.PassKernel, Callable[..., None]]:
+        """Return the kernel for results of a shape, whose tile is no longer than their own cells.
+
+        apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array.
+        units: whether cells begin at multiples of their units in memory.
+        """
+        tile, lengths = self._tile_of(shape)
         key = tile, apart, wide, beyond, units
         if key not in self._passes:
             kernel = single_pass.emit(
@@ -435,6 +459,10 @@ class HostKernel:
     stores_beyond: ClassVar[bool] = False
     finds_ends: ClassVar[Sequence[int]] = ()
     handed_on: ClassVar[Mapping[int, int]] = {}
+
+    def overwrites(self, shapes: Iterable[Shape]) -> bool:
+        """Whether passes may write over what is read at the own cell; see `TaskKernel`."""
+        return False
 
     def without_handed_on(self) -> HostKernel:
         """Return the kernel: it takes several steps at once, which need all results."""

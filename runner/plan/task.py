@@ -123,6 +123,9 @@ class TaskKernel(Protocol):
         `before` is read by the result that becomes `now` alone, at the own cell: a pass may write over it.
         """
 
+    def overwrites(self, shapes: Iterable[Shape]) -> bool:
+        """Whether passes over results of these shapes may write over what is read at the own cell."""
+
     def without_handed_on(self) -> TaskKernel:
         """Return the kernel of single passes that leaves out what becomes the inputs of `handed_on`."""
 
