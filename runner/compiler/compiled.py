@@ -15,7 +15,7 @@ import numpy as np
 
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
-from meshrun.runner.compiler.cuda import single_pass
+from meshrun.runner.compiler.cuda import shared_planes, single_pass
 from meshrun.runner.compiler.cuda.beyond import MOST_BYTES, Beyond, Sides, cells_beyond
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
@@ -117,9 +117,7 @@ class DeviceKernel:
     row: int = 0
     takes_rows = True
     capturable = True
-    _passes: dict[tuple[Shape, bool, bool, bool], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
-        default_factory=dict
-    )
+    _passes: dict[Any, tuple[single_pass.PassKernel, Callable[..., None]]] = field(default_factory=dict)
     _steps: dict[tuple[int, bool, bool], tuple[StepKernel, Callable[..., None], int]] = field(
         default_factory=dict
     )
@@ -201,32 +199,45 @@ class DeviceKernel:
         apart = not all(single_pass.have_equal_pitches(*one, merged.axes) for one in given)
         wide = single_pass.is_wide([*blocks, *outs])
         sides = sides if any(map(any, sides)) else ()
-        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0)
+        aligned = single_pass.have_equal_alignment(merged, blocks, outs, self.widths)
+        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0, aligned)
         places = [at % n for at, n in zip(first, self.program.lengths, strict=False)]
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
         if call.grid == (0,):
             return functools.partial(_call_all, ())
-        return functools.partial(launch, call.grid, call.block, call.arguments)
+        return functools.partial(launch, call.grid, call.block, call.arguments, shared_mem=kernel.shared)
 
     def prepare(self, shape: Shape) -> None:
         """Compile the kernel of one pass for results of this shape. Raises NotCompiled."""
         operands = (*self.program.inputs, *self.program.outputs)
         small = math.prod(shape) * sum(one.dtype.itemsize for one in operands) <= MOST_BYTES
         stepped = self.row > 0 and self.most_steps == 1 and self.stores_beyond and small
-        self._pass(shape, beyond=stepped and self._beyond is not None)
+        # Blocks of steps are aligned.
+        self._pass(shape, beyond=stepped and self._beyond is not None, aligned=self.row > 0)
 
     def _pass(
-        self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False
+        self,
+        shape: Shape,
+        apart: bool = False,
+        wide: bool = False,
+        beyond: bool = False,
+        aligned: bool = False,
     ) -> tuple[single_pass.PassKernel, Callable[..., None]]:
         """Return the kernel for results of a shape, whose tile is no longer than their own cells.
 
         apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array.
+        aligned: whether all arrays have an equal alignment.
         """
         last = self._merged.axes - 1
         row = math.prod(shape[last:]) // self._merged.outputs[0].components
         lengths = (*shape[:last], row)
+        planes = None
         if single_pass.marches(self._common):
-            tile = single_pass.choose_tile(self._common, single_pass.between_ends(self._merged, lengths))
+            between = single_pass.between_ends(self._merged, lengths)
+            tile = single_pass.choose_tile(self._common, between)
+            chosen = shared_planes.choose(self._common, between)
+            if aligned and not isinstance(chosen, str):
+                planes, tile = chosen, chosen.tile
         else:  # all longer ones have the same tile
             tile = self._tile
             if self.row:  # steps
@@ -237,7 +248,7 @@ class DeviceKernel:
             )
         if self._ends and row != self.row:
             raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
-        key = tile, apart, wide, beyond
+        key = tile, planes, apart, wide, beyond
         if key not in self._passes:
             kernel = single_pass.emit(
                 self._merged,
@@ -246,8 +257,9 @@ class DeviceKernel:
                 wide=wide,
                 ends=self._ends,
                 beyond=self._beyond if beyond else None,
+                march=planes,
             )
-            launch = self._compiled(kernel.source, kernel.name)
+            launch = self._compiled(kernel.source, kernel.name, kernel.shared)
             self._passes[key] = kernel, launch
         return self._passes[key]
 

@@ -92,7 +92,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
                 text: Any = type("Text", (), {"source": source, "name": name})
                 (made[source],) = launchers(Path(folder), [text])
 
-        def launch(*arguments: Any) -> None:
+        def launch(*arguments: Any, shared_mem: int = 0) -> None:
             launched.append(name + (" reducing" if "keep_best<" in source.partition("__global__")[2] else ""))
             with one_at_a_time:  # a kernel's threads are counted in global variables
                 made[source](*arguments)
