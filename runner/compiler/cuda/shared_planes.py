@@ -75,12 +75,12 @@ def choose(program: Program, lengths: Shape | None = None) -> SharedPlanes | str
     operands = (*program.inputs, *program.outputs)
     if program.axes != 3:
         return "the array has not three axes"
-    if any(one.components > 1 or one.trailing for one in operands):
+    if any(one.components > 1 or one.trailing or one.unit > 1 for one in operands):
         return "cells have components"
     if any(one.dtype.itemsize < SMALLEST for one in operands):
         return f"elements are smaller than {SMALLEST} bytes"
     if any(one.combine for one in program.outputs):
-        return "the best cell of all is kept"
+        return "a result is combined of all cells"
     if lengths is not None and math.prod(lengths) < LEAST_CELLS:
         return f"the field has fewer than {LEAST_CELLS} cells"
 

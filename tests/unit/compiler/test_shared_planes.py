@@ -176,7 +176,7 @@ def test_threads_march_alone_where_planes_would_not_help() -> None:
         (example("seven_point", "float32", 3), "3 elements"),
         (example("diffusion3d", "float16", 3), "smaller than 4 bytes"),
         (star("float32", 40), "too many"),
-        (replace(star("float32"), axes=3, outputs=BEST), "best cell"),
+        (replace(star("float32"), outputs=BEST), "combined of all"),
     ):
         assert why in str(choose(program, large))
     assert "smaller than the 16 x 16 x 64 cells" in str(choose(star("float32"), (2048, 15, 1024)))
