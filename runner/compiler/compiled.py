@@ -225,7 +225,8 @@ class DeviceKernel:
         operands = (*self.program.inputs, *self.program.outputs)
         small = math.prod(shape) * sum(one.dtype.itemsize for one in operands) <= MOST_BYTES
         stepped = self.row > 0 and self.most_steps == 1 and self.stores_beyond and small
-        self._pass(shape, beyond=stepped and self._beyond is not None)
+        parts = (*shape[: self.program.axes], *self.program.outputs[0].trailing)
+        self._pass(parts, beyond=stepped and self._beyond is not None)
 
     def _pass(
         self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False, units: bool = True
