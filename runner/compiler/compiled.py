@@ -176,9 +176,10 @@ class DeviceKernel:
         """
         kernel = self.without_handed_on() if self.handed_on else self
         for shape, alike in product(shapes, (False, True)):
-            tile, _, planes = kernel._tile_of(shape, alike)
-            parts = tile if planes is None else planes.block
-            if any(n % part for n, part in zip(kernel._between_ends(shape), parts, strict=True)):
+            cells = kernel._parts(shape)
+            tile, _, planes = kernel._tile_of(cells, alike)
+            block = tile if planes is None else planes.block
+            if any(n % part for n, part in zip(kernel._between_ends(cells), block, strict=True)):
                 return False
         return self.aligned
 
@@ -251,7 +252,11 @@ class DeviceKernel:
         small = math.prod(shape) * sum(one.dtype.itemsize for one in operands) <= MOST_BYTES
         stepped = self.row > 0 and self.most_steps == 1 and self.stores_beyond and small
         # Blocks of steps are aligned.
-        self._pass(shape, beyond=stepped and self._beyond is not None, alike=self.row > 0)
+        self._pass(self._parts(shape), beyond=stepped and self._beyond is not None, alike=self.row > 0)
+
+    def _parts(self, shape: Shape) -> Shape:
+        """Return the shape of a result with the two parts of its complex numbers."""
+        return (*shape[: self.program.axes], *self.program.outputs[0].trailing)
 
     def _lengths(self, shape: Shape) -> Shape:
         """Return the cells of results of a shape, per axis; components lie along the last one."""
