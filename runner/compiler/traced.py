@@ -10,7 +10,7 @@ import numpy as np
 
 from meshrun.runner.compiler.operations import inexact_operations
 from meshrun.runner.compiler.passes.beyond import with_rules
-from meshrun.runner.compiler.result_type import hide_output, result_buffers
+from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.samples import samples
 from meshrun.runner.compiler.trace.array import MOST_COMPONENTS, real_dtype
 from meshrun.runner.compiler.trace.evaluate import evaluate
@@ -18,6 +18,7 @@ from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program,
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.compiler.whole.block_form import BlockFunction
+from meshrun.runner.device.api import poisoned
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
@@ -107,7 +108,7 @@ def _try_last_step(task: Task, steps: int) -> None:
     here = BlockContext(0, 1, "", (0,) * len(shape), shape, shape, None, np, steps - 1)
     try:
         with hide_output(failures=False), np.errstate(all="ignore"):
-            sample.task.call(blocks, here, result_buffers(sample.task, shape, CpuBackend()))
+            sample.task.call(blocks, here, poisoned(CpuBackend(), sample.task.filled(shape)))
     except IndexError as reason:
         raise UserError(
             f"job {task.job.name}: step {steps - 1:,} cannot be taken",

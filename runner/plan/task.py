@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -115,6 +115,16 @@ class TaskKernel(Protocol):
     def stores_beyond(self) -> bool:
         """Whether the next pass reads no other cells beyond the array than `bind` can store, or than a
         constant boundary has, which no pass changes."""
+
+    @property
+    def handed_on(self) -> Mapping[int, int]:
+        """The inputs whose next values another input has now: {before: now}.
+
+        `before` is read by the result that becomes `now` alone, at the own cell: a pass may write over it.
+        """
+
+    def without_handed_on(self) -> TaskKernel:
+        """Return the kernel of single passes that leaves out what becomes the inputs of `handed_on`."""
 
     @property
     def capturable(self) -> bool:
@@ -376,6 +386,13 @@ class Task:
         if not self.fills:
             return None
         return tuple(self._like_input(name, shape) for name in job.feeds or (None,))
+
+    def filled(self, cells: Shape) -> tuple[ArrayType, ...] | None:
+        """Return shape and dtype of each result that is filled, for own cells of shape `cells`.
+
+        None for a job that returns its results.
+        """
+        return self.declared(cells) if self.fills else None
 
     def _like_input(self, name: str | None, shape: Shape) -> ArrayType:
         """Return shape and dtype of a result that is filled and not declared: as the input that it feeds."""

@@ -46,7 +46,7 @@ from meshrun.runner.report.phases import Phases
 from meshrun.runner.steps import halo_path
 from meshrun.runner.steps.blocks import StepBlocks
 from meshrun.runner.steps.fused_steps import passes, prepare
-from meshrun.runner.steps.steps_per_kernel import choose_steps
+from meshrun.runner.steps.steps_per_kernel import StepCounts, choose_steps
 from meshrun.runner.system.compiler import NotCompiled
 from meshrun.runner.world.world import World
 
@@ -121,6 +121,9 @@ class Stepper(StepBlocks[DistributedArray]):
         for plan in self.plans:
             if task.kernel is not None and task.kernel.aligned:
                 plan.aligned = LINE
+        self.handed_on = self._may_be_handed_on(counts)
+        for before, now in self.handed_on.items():
+            self.plans[before] = self.plans[now]
         self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid])
         if self.one_copy and self.region.size:
             for place in self.fed:
@@ -163,6 +166,25 @@ class Stepper(StepBlocks[DistributedArray]):
         """Return the number of the step that is computed, from 0 on."""
         return self.done
 
+    def _may_be_handed_on(self, counts: StepCounts) -> dict[int, int]:
+        """Return the fields that share their two blocks with another, {before: now}; see `steps.blocks`.
+
+        With several steps between two exchanges, their halos are exchanged, too.
+        """
+        task = self.task
+        in_place = task.fills and task.strided_out and None not in task.feed_numbers
+        single = counts.per_kernel == counts.per_exchange == 1
+        if task.kernel is None or not single or self.one_by_one or self.one_copy or not in_place:
+            return {}
+        alike = {
+            before: now
+            for before, now in task.kernel.handed_on.items()
+            if task.fields[before].shape == task.fields[now].shape
+            and task.fields[before].partition == task.fields[now].partition
+            and task.fields[before].subgrid == task.fields[now].subgrid
+        }
+        return alike if len(alike) == len(task.kernel.handed_on) else {}
+
     def _longest_graph(self) -> int:
         """Return the steps of the longest graphs, the same on every rank."""
         task = self.task
@@ -192,8 +214,12 @@ class Stepper(StepBlocks[DistributedArray]):
         backend, world = self.world.backend, self.world
         with self.phases("prepare"):
             self.arrays = list(arrays)
+            for before, now in self.handed_on.items():
+                self.spare[before], self.spare[now] = arrays[now], arrays[before]
             for place in self.fed:
                 plan = self.plans[place]
+                if place in self.spare:
+                    continue
                 if self.one_copy and self.region.size:
                     self.spare[place] = DistributedArray(plan, plan.earlier(), world)
                     poison(self.spare[place].block[: plan.rows_before])
@@ -208,7 +234,7 @@ class Stepper(StepBlocks[DistributedArray]):
             if self._exchanging or (single and filled):
                 self._open_halos()
             if backend.asynchronous and self._exchanging and not isinstance(self._device_halos, DirectHalos):
-                connect(world, [self.plans[place] for place in self.fed])
+                connect(world, [self.plans[place] for place in self.stored])
         with self.phases("exchange"):
             exchange(arrays, once=True)
         with self.phases("prepare"):
@@ -252,7 +278,7 @@ class Stepper(StepBlocks[DistributedArray]):
         if tables is None:
             return
         fields = [FieldHalos.of(array) for array in self._fed_arrays()]
-        pairs = [(self.arrays[place].block, self.spare[place].block) for place in self.fed]
+        pairs = [(self.arrays[place].block, self.spare[place].block) for place in self.stored]
         handshake = self.steps_per_exchange > 1 or bool(self.overlap)
         self._device_halos, self.halo_reason = halo_path.open_halos(
             world, fields, pairs, task.cval, tables, self._peers, handshake=handshake
@@ -547,10 +573,10 @@ class Stepper(StepBlocks[DistributedArray]):
         return halos.sending(_blocks_of(self._fed_spare()))
 
     def _fed_arrays(self) -> list[DistributedArray]:
-        return [self.arrays[place] for place in self.fed]
+        return [self.arrays[place] for place in self.stored]
 
     def _fed_spare(self) -> list[DistributedArray]:
-        return [self.spare[place] for place in self.fed]
+        return [self.spare[place] for place in self.stored]
 
     def _choose_overlap(self) -> None:
         """Choose whether exchanges overlap with the work: as asked, else on GPUs of several hosts, and for

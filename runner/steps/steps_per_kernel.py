@@ -97,9 +97,11 @@ def _fastest_steps(task: Task) -> int:
     An exchange takes `EXCHANGE` seconds beside the time of its bytes. For more steps these are as many times
     more, and more than that of a field of which a single step reads own cells only. With `steps` between two
     exchanges, each step computes (steps - 1) / 2 layers more per cell of the halo along each axis that is
-    split.
+    split. In a volume those layers cost more than exchanges save, at any size that was measured.
     """
     region = task.partition[0]
+    if len(region.shape) > 2:
+        return 1
     moved = task.input_bytes(region) + task.result_bytes(region)
     extra = 0.0
     for length, parts, width in zip(region.shape, task.partition.grid, task.widths, strict=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +62,7 @@ def start_exchange(
     world = arrays[0].world
     through_host = once and is_staged(arrays)
     communicator = StagedComm(world.control, world.backend) if through_host else world.arrays
-    with named(communicator, "the halo exchange"):
+    with named(communicator, "the halo exchange") if world.checksums else nullcontext():
         return Exchange(communicator.exchange(outgoing, incoming), arriving)
 
 

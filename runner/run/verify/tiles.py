@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.result_type import result_buffers
+from meshrun.runner.device.api import poisoned
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.plan.halo import AxisModes, along
@@ -163,7 +163,7 @@ def _step(
         blocks = [_padded(task, number, cells, low, high, step) for number, cells in enumerate(fields)]
         here = BlockContext(0, 1, "", region.start, region.shape, task.shape, None, np, step)
         # No variable holds the results that a function fills: see _is_free.
-        found = task.call(blocks, here, result_buffers(task, region.shape, CpuBackend(), second=True))
+        found = task.call(blocks, here, poisoned(CpuBackend(), task.filled(region.shape), other=True))
         if into is None:
             cells = tuple(b - a for a, b in zip(start, stop, strict=True))[:leading]
             types = [(cells + shape[leading:], dtype) for shape, dtype in task.known]
