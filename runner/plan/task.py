@@ -612,7 +612,7 @@ def plan_task(
     parameters = job.arguments(parameters) if has_tables else parameters
     if job.check is not None:
         job.check(shape, dtype, **parameters)
-    chosen = boundary or job.boundary
+    chosen = job.boundary if boundary is None else boundary
     check_boundary(job, chosen)
     if job.whole and (boundary is not None or cval is not None):
         raise UserError(
