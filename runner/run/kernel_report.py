@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from meshrun.runner.compiler.operations import compiler_options, inexact_operati
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
 from meshrun.runner.compiler.passes.ends import ends_of, interior
 from meshrun.runner.compiler.passes.real_parts import in_real_parts
-from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
+from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components, with_units
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.compiler.whole.block_form import BlockFunction
@@ -53,9 +53,10 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
         return _stages_report(staged, reducing_kernels(staged, task.feed_numbers), cpu=False)
     try:
         program = traced(task)
+        real = in_real_parts(program)
     except NotTraceable as reason:
         raise not_one_kernel(task, reason) from reason
-    facts = _facts(program, cpu=cpu)
+    facts = _facts(real, inexact_operations(program.nodes), cpu=cpu)
     points = task.job.function.points if isinstance(task.job.function, BlockFunction) else None
     if points is not None:
         facts.append(("points", f"{counted(points.count, 'cell')} near them are computed after the others"))
@@ -65,15 +66,11 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
                 why="it writes to points in each step",
                 hint=f"leave {option('steps')} out",
             )
-    try:
-        program = in_real_parts(program)
-    except NotTraceable as reason:
-        raise not_one_kernel(task, reason) from reason
     if cpu:
-        return KernelReport(host_source.source([program]), facts)
+        return KernelReport(host_source.source([real]), facts)
     options = compiler_options(arithmetic)
     if steps is None:
-        kernel = single_pass.emit(merge_components(program)[0])
+        kernel = single_pass.emit(with_units(merge_components(real)[0]))
         tile = " x ".join(map(str, kernel.tile))
         facts += [
             ("a thread", f"{tile} cells, {kernel.description.load_instructions:.3g} loads for each"),
@@ -123,7 +120,7 @@ def _stages_report(
         if cpu:
             sources.append(host_source.source([program]))
         else:
-            sources.append(single_pass.emit(merge_components(program)[0]).source)
+            sources.append(single_pass.emit(with_units(merge_components(program)[0])).source)
     for cut in staged.cuts:
         if not cut.repeated:
             continue
@@ -169,13 +166,13 @@ def _edges(kernel: StepKernel) -> list[tuple[str, str]]:
     return facts
 
 
-def _facts(program: Program, *, cpu: bool) -> list[tuple[str, str]]:
+def _facts(program: Program, inexact: Sequence[str], *, cpu: bool) -> list[tuple[str, str]]:
+    """Return what a program reads and computes. program: of real numbers. inexact: as of `Fusion`."""
     inner, ends = interior(program), ends_of(program)
     moved = sum(one.dtype.itemsize * one.components for one in (*program.inputs, *program.outputs))
     widest = max(node.dtype.itemsize for node in inner.nodes)
     least = moved * OPERATIONS_PER_BYTE[8 if widest == 8 else 4]
     limit = "memory" if common_operations(inner) < least else "arithmetic"
-    inexact = inexact_operations(program.nodes)
     facts = [(one.name, f"read {_extents(inner, number)}") for number, one in enumerate(program.inputs)]
     facts += [
         ("a cell", f"{counted(moved, 'byte')} of memory, {counted(inner.operations, 'operation')}"),

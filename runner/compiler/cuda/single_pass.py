@@ -42,7 +42,7 @@ from meshrun.runner.compiler.trace.graph import (
     Program,
     in_order,
 )
-from meshrun.runner.compiler.trace.values import Row, Value, Values, element_name
+from meshrun.runner.compiler.trace.values import Row, Value, Values, element_name, unit_name
 from meshrun.runner.region import Array, Shape, address_of
 
 MOST_BLOCKS = 2**31 - 1  # of a one-dimensional grid
@@ -127,21 +127,21 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
 
     program: of the interior, as of all functions in this section.
 
-    The values are the fastest in benchmarks/fuse_device.py. COLUMNS is 16 bytes of the largest elements that
-    are read or written, ROWS is 4 if rows share what they read, 16 if those are bytes, and 2 if they do not
-    share but read beside their own cells, elements of 4 bytes or more. Pixels of three or more elements of 4
-    bytes share no loads along a row: ROWS is 8 and COLUMNS 2. If there are branches, COLUMNS is 8 bytes of
-    small elements (`sweeps`), and a thread makes one cell of larger ones in a volume: a warp has fewer
-    columns then, and takes branches for what is at the ends of rows less often. If planes share what they
-    read, a thread marches through 64 of them, with 2 rows of 8 bytes, but 2 cells at least. All are halved,
-    rows first, while the loads of a thread need more than 96 registers, or while it computes more than 1500
-    values, which take half a second to compile, or 1000 if the program has branches.
+    The values are the fastest in benchmarks/fuse_device.py. COLUMNS is 16 bytes of the largest elements, or
+    units of elements, that are read or written. ROWS is 4 if rows share what they read, 16 if those are
+    bytes, and 2 if they do not share but read beside their own cells, elements of 4 bytes or more. Pixels of
+    three or more elements of 4 bytes share no loads along a row: ROWS is 8 and COLUMNS 2. If there are
+    branches, COLUMNS is 8 bytes of small elements (`sweeps`), and a thread makes one cell of larger ones in a
+    volume: a warp has fewer columns then, and takes branches for what is at the ends of rows less often. If
+    planes share what they read, a thread marches through 64 of them, with 2 rows of 8 bytes, but 2 cells at
+    least. All are halved, rows first, while the loads of a thread need more than 96 registers, or while it
+    computes more than 1500 values, which take half a second to compile, or 1000 if the program has branches.
 
     lengths: own cells per grid axis; the tile is no longer, and PLANES is so small that there are threads for
     a whole GPU, but not less than 8.
     """
     operands = (*program.inputs, *program.outputs)
-    largest = max(one.dtype.itemsize for one in operands)
+    largest = max(one.dtype.itemsize * one.unit for one in operands)
     march, sweep = marches(program), sweeps(program)
     planes, columns = (TURNS, max(2, 8 // largest)) if march else (1, LARGEST_ROW // largest)
     columns = SWEPT_ROW // largest if sweep else columns
@@ -401,15 +401,16 @@ def finds_ends(program: Program, boundary: str, row: int) -> list[int]:
     """Return the inputs whose cells beyond the ends of the last axis a kernel need not find in memory.
 
     It reads the own cells that they equal; a constant equals none. A thread that marches has gone on when the
-    words of small elements are there. row: own cells of the last axis, which is whole; 0: it may be a part.
-    It must be longer than what is read beside a cell.
+    words of small elements are there. Of cells with components, only pairs of 4 bytes or more are found. row:
+    own cells of the last axis, which is whole; 0: it may be a part. It must be longer than what is read
+    beside a cell.
     """
     operands = (*program.inputs, *program.outputs)
     if boundary not in ENDS or program.axes < 2:
         return []
     if row <= max((abs(node.offset[-1]) for node in program.loads), default=0):
         return []
-    if any(one.components > 1 or one.trailing for one in operands):
+    if any(one.trailing and (one.trailing != (2,) or one.dtype.itemsize < WORD) for one in operands):
         return []
     beside = {node.input for node in program.loads if node.offset[-1]}
     small = not marches(interior(program))
@@ -434,6 +435,13 @@ def have_equal_pitches(operands: Sequence[Operand], arrays: Sequence[Array], axe
     """Return whether all inputs, or all outputs, have the pitches of their leaders. axes: of the grid."""
     pitches = [one.strides[: axes - 1] for one in arrays]
     return all(one == pitches[leader] for one, leader in zip(pitches, leaders(operands, False), strict=True))
+
+
+def lie_in_units(operand: Operand, array: Array) -> bool:
+    """Return whether each cell of an array begins at a multiple of the operand's unit."""
+    size = operand.unit * operand.dtype.itemsize
+    steps = array.strides[: array.ndim - len(operand.trailing)] if operand.unit > 1 else ()
+    return operand.unit == 1 or all(one % size == 0 for one in (address_of(array), *steps))
 
 
 def is_wide(arrays: Sequence[Array]) -> bool:
@@ -491,15 +499,15 @@ class _Read:
     """What is read of a row.
 
     loads: C++ of each load, by the name of its variable. windows: the names of those that are words of small
-    elements. instructions: number of load instructions. inserts: statements that replace elements of aligned
-    words, which lie beyond the ends of the row.
+    elements. instructions: number of load instructions. after: statements that follow the loads: they name
+    the elements of units, and replace elements of aligned words that lie beyond the ends of the row.
     """
 
     row: Row
     loads: dict[str, str]
     windows: list[str]
     instructions: int
-    inserts: Sequence[str] = ()
+    after: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -589,7 +597,7 @@ class _Body:
             for read in reads:
                 self.lines += [f"auto {name} = {text};" for name, text in read.loads.items()]
             self.lines += [f"align({name});" for read in reads for name in read.windows]
-            self.lines += [statement for read in reads for statement in read.inserts]
+            self.lines += [statement for read in reads for statement in read.after]
             if sweep:
                 self._sweep(values, stores)
             else:
@@ -826,11 +834,13 @@ class _Body:
     def _address(self, row: Row, element: int) -> str:
         """Return the pointer to an element of an input's row; beyond the ends, to the one that it equals."""
         (number, at), last = row, self.program.axes - 1
-        pointer = self._row("i", number, at)
-        if number not in self._found or 0 <= element < self._columns:
+        pointer, components = self._row("i", number, at), self.program.inputs[number].components
+        cell, part = divmod(element, components)
+        if number not in self._found or 0 <= cell < self._columns:
             return f"{pointer} + {element}"
         if self._turns == 1:
-            return f"{pointer} + {_end_name(element)}"
+            place = f"{_end_name(cell)} * {components} + {part}" if components > 1 else _end_name(cell)
+            return f"{pointer} + {place}"
         here = f"(x{last} + turn)"
         return f"{pointer} + ({self._own_column(f'{here} + {element}')} - {here})"
 
@@ -865,12 +875,24 @@ class _Body:
                 ]
                 found.append(_Read((number, at), loads, [name], count, inserts))
             else:
-                elements = sorted(values.loaded[number, at])
-                loads = {
-                    element_name(line, one): f"__ldg({self._address((number, at), one)})" for one in elements
-                }
-                found.append(_Read((number, at), loads, [], len(loads)))
+                loads, parts, kind = {}, list[str](), ctype(self.program.inputs[number].dtype)
+                for one, count in self._accesses(values, (number, at)):
+                    address = self._address((number, at), one)
+                    unit = unit_name(line, one, count)
+                    loads[unit] = f"fetch_unit<{count}>({address})" if count > 1 else f"__ldg({address})"
+                    for part in range(count if count > 1 else 0):
+                        name = element_name(line, one + part)
+                        parts.append(f"const {kind} {name} = {unit}.item[{part}];")
+                found.append(_Read((number, at), loads, [], len(loads), parts))
         return found
+
+    def _accesses(self, values: Values, row: Row) -> list[tuple[int, int]]:
+        """Return the first element of each load of a row, and their number: whole units, and single ones."""
+        loaded, unit = values.loaded[row], self.program.inputs[row[0]].unit
+        firsts = sorted({one // unit * unit for one in loaded})
+        whole = [one for one in firsts if loaded.issuperset(range(one, one + unit))]
+        others = loaded.difference(*(range(one, one + unit) for one in whole))
+        return sorted([*((one, unit) for one in whole), *((one, 1) for one in others)])
 
     def _march(self, values: Values, reads: list[_Read], stores: Sequence[_Store]) -> None:
         """Write a loop over the first axis. What the next turn reads, this one has read or is reading."""
@@ -881,8 +903,8 @@ class _Body:
             if after in values.rows:
                 there = values.rows[after]
                 if not numbers[number, at].windows:
-                    common = values.loaded[number, at] & values.loaded[after]
-                    kept |= {element_name(line, one): element_name(there, one) for one in common}
+                    common = {*self._accesses(values, (number, at))} & {*self._accesses(values, after)}
+                    kept |= {unit_name(line, *one): unit_name(there, *one) for one in common}
                 elif values.windows[number, at] == values.windows[after]:
                     kept[f"row{line}"] = f"row{there}"
         loads = {name: text for read in reads for name, text in read.loads.items()}
@@ -897,6 +919,7 @@ class _Body:
         self.lines += [f"if (turn < {self.tile[0]}) {one}" for one in self._next_plane("i", inputs)]
         self.lines += [f"next_{name} = {text};" for name, text in loads.items() if name not in kept]
         self.lines += [f"align({name});" for name in windows if name not in kept]
+        self.lines += [statement for read in reads for statement in read.after]
         self.lines += [*values.lines, *(one.results for one in stores), *self._written(stores)]
         add(f"if (turn == {self.tile[0]}) break;")
         for read in sorted(reads, key=lambda read: read.row[1]):
@@ -1009,10 +1032,10 @@ class _Body:
                 )
                 target = "" if output.combine else self._row("o", number, at)
                 row_bytes = self.tile[-1] * output.components * size
-                vector = "" if row_bytes & -row_bytes <= size else f"misaligned<{row_bytes}>({target})"
-                kind, store = (
-                    ("uint32", f"store_words<{size}>") if words else (ctype(output.dtype), "store_elements")
-                )
+                known = row_bytes & -row_bytes <= size * output.unit
+                vector = "" if known else f"misaligned<{row_bytes}>({target})"
+                store = "store_elements" if output.unit == 1 else f"store_units<{output.unit}>"
+                kind, store = ("uint32", f"store_words<{size}>") if words else (ctype(output.dtype), store)
                 stores.append(_Store(number, at, f"{number}_{line}", size, target, store, kind, vector))
         # A branch computes a cell after the other: fewer values are alive at a time.
         rows = len(self.program.outputs)
@@ -1220,6 +1243,8 @@ class _Rows:
             )
         if any(stride % self.itemsize for stride in array.strides):
             raise ValueError(f"strides {array.strides} of {operand.name} are no multiples of an element")
+        if not lie_in_units(operand, array):
+            raise ValueError(f"cells of {operand.name} do not begin at multiples of {operand.unit} elements")
         self.address = address_of(array)
         self.lengths = (*array.shape[:last], cells)
         self.strides = (*array.strides[:last], self.itemsize * operand.components)
