@@ -32,6 +32,7 @@ class NumpyKernel:
     """
 
     takes_rows = True
+    first_steps = 0
     capturable = True
     sends = False
     advance: Any = DeviceKernel.advance

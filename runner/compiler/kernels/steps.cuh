@@ -36,9 +36,10 @@ INLINE constexpr int modulo(int a, int n) { return (a % n + n) % n; }
 enum Where { INSIDE, SIDES, EDGES };
 
 // One axis of this rank's part of the array. own: its cells. start: index of the first one in the array of
-// `length` cells. before, after: cells that are valid in memory beside the own ones.
+// `length` cells. before, after: cells that are valid in memory beside the own ones. repeats: how many of the last
+// cells of the array equal its first ones, if the boundary wraps around: what it is read with is shorter by them.
 struct Axis {
-    int own, start, length, before, after;
+    int own, start, length, before, after, repeats;
 
     INLINE_MEMBER bool whole() const { return own == length; }
     // The cell of the array, counted like `place`, that a place within a few cells of the array copies.
@@ -61,9 +62,11 @@ struct Axis {
     // The place in memory of the cell that any place copies; any valid place for those that are of no use.
     INLINE_MEMBER int memory(int place) const {
         if (BOUNDARY == WRAP && whole()) {
-            const int rest = place % length;
-            return rest < 0 ? rest + length : rest;
+            if (repeats > 0 && place >= 0 && place < length) return place;
+            const int rest = place % (length - repeats);
+            return rest < 0 ? rest + length - repeats : rest;
         }
+        if (repeats > 0) place += place + start < 0 ? -repeats : place + start >= length ? repeats : 0;
         return clamped(source(place));
     }
     // The position in the array of the cell at a place, or of the one on the other side that it copies.
@@ -74,6 +77,7 @@ struct Axis {
     INLINE_MEMBER int clamped(int place) const { return most(-before, least(place, own + after - 1)); }
     // Whether the places from `first` to before `last` are cells of the array and valid in memory.
     INLINE_MEMBER bool inside(int first, int last) const {
+        if (repeats > 0 && (first + start < 0 || last + start > length)) return false;
         return first >= -before && last <= own + after && !beyond(first) && !beyond(last - 1);
     }
 };

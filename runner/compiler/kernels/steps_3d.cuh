@@ -410,10 +410,13 @@ INLINE void run(const Arguments& all) {
     // There, conditions on the place are as between the ends of the array, too.
     const bool edge = at.x_edge || at.y_edge || near_end(all.x, x0 + RX, x0 + TX - RX, LOW_X, HIGH_X) ||
                       near_end(all.y, y0 + RY, y0 + TY - RY, LOW_Y, HIGH_Y);
-    const int in_memory = REACH_Z - all.z.before, in_array = FILLED ? RZ + 1 - all.z.start : NEVER;
+    // Planes beyond an array whose ends repeat others are not those beside them in memory.
+    const bool apart_low = all.z.repeats > 0 && all.z.start == 0;
+    const bool apart_high = all.z.repeats > 0 && all.z.start + all.z.own == all.z.length;
+    const int in_memory = REACH_Z - (apart_low ? 0 : all.z.before), in_array = FILLED ? RZ + 1 - all.z.start : NEVER;
     const int placed = LOW_Z + HIGH_Z > 0 ? LOW_Z - all.z.start : NEVER;
     const int low = K * LAG + most(in_memory, most(in_array, placed));
-    int high = all.z.own + all.z.after - SLOTS - REACH_Z;
+    int high = all.z.own + (apart_high ? 0 : all.z.after) - SLOTS - REACH_Z;
     if (LOW_Z + HIGH_Z > 0) high = least(high, all.z.length - HIGH_Z - all.z.start + LAG - SLOTS + 1);
     NO_UNROLL for (; at.plane < last + K * LAG; at.plane += SLOTS) {
         if (at.plane < low || at.plane >= high || (edge && !ENDS)) advance<EDGES>(planes, at, first, last);

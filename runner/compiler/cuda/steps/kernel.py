@@ -181,6 +181,8 @@ def build(
     halos, over two axes only.
     """
     layout, chosen = layout_of(program, feeds), tuning or suggested(program)
+    if any(layout.repeats) and boundary != "wrap":
+        raise NotFusable("has ends that meet, beside a boundary that does not wrap around")
     radius = layout.radius if program.axes > 1 else (0, *layout.radius)
     margin = margin_of(layout, steps, chosen)
     tile = LANES * chosen.columns
@@ -210,12 +212,14 @@ def build(
         "AHEAD": chosen.ahead,
         "VECTOR": vector,
         "BLOCKS": chosen.blocks,
-        "SCALARS": program.scalars,
+        "SCALARS": layout.program.scalars,
         "LOW_Y": ends[-2].before,
         "HIGH_Y": ends[-2].after,
         "LOW_X": ends[-1].before,
         "HIGH_X": ends[-1].after,
         "FAR_X": far,
+        "REPEATS_Y": layout.repeats[-2] if program.axes > 1 else 0,
+        "REPEATS_X": layout.repeats[-1],
         **{f"STRIDE{n}": layout.operand(plane).components for n, plane in enumerate(layout.state)},
     }
     if program.axes == 3:
@@ -235,13 +239,13 @@ def build(
     fast_ends = vector > 1 and known
     constants["SIDES_KNOWN"] = int(fast_ends)
     outside = cval if boundary == "constant" else 0.0
-    largest = largest_field(program, layout.feeds, steps, outside) if program.axes < 3 else 0.0
+    largest = largest_field(layout.program, layout.feeds, steps, outside) if program.axes < 3 else 0.0
     return StepKernel(
         program, layout.feeds, steps, chosen,
         source(layout, boundary, cval, name, constants, largest, sends=sends), name,
         LANES * chosen.warps, radius, margin, tile - 2 * margin, valid_rows,
         shared, registers, boundary == "wrap", fast_ends, bool(branches_of(layout.interior)), sends,
-        boundary == "none", program.scalars, ends, far,
+        boundary == "none", layout.program.scalars, ends, far,
     )  # fmt: skip
 
 

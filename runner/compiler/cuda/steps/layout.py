@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.passes import ends as ends_pass
+from meshrun.runner.compiler.passes import repeats as repeats_pass
 from meshrun.runner.compiler.trace.graph import Operand, Program
 from meshrun.runner.region import Array
 
@@ -200,7 +201,8 @@ class Layout:
     """The planes of a program. state: those that outputs feed; fixed: those that no output feeds.
 
     interior: the program of cells far from all ends of the array; without conditions on the place, the
-    program itself. ends: per axis.
+    program itself. ends, repeats: per axis; the latter, first_steps, and the program without the conditions
+    of ends that meet as of `passes.repeats`.
     """
 
     program: Program
@@ -209,6 +211,8 @@ class Layout:
     fixed: tuple[Plane, ...]
     interior: Program
     ends: tuple[Ends, ...]
+    repeats: tuple[int, ...]
+    first_steps: int
 
     def operand(self, plane: Plane) -> Operand:
         return self.program.inputs[plane[0]]
@@ -271,11 +275,16 @@ def layout_of(program: Program, feeds: Sequence[int | None]) -> Layout:
     for place, output in zip(fed, outputs, strict=True):
         if (inputs[place].dtype, inputs[place].trailing) != (output.dtype, output.trailing):
             raise NotFusable(f"has an output {output.name} unlike the input that it feeds")
+    meeting = _repeats_of(program, tuple(fed))
+    program = meeting.program
     planes = {(one.input, one.component) for one in program.loads}
     state = tuple((place, one) for place in sorted(fed) for one in range(inputs[place].components))
     inside = interior(program)
     ends = _ends_of(program, tuple(fed))
-    layout = Layout(program, tuple(fed), state, tuple(sorted(planes - set(state))), inside, ends)
+    fixed = tuple(sorted(planes - set(state)))
+    layout = Layout(
+        program, tuple(fed), state, fixed, inside, ends, meeting.cells, meeting.first_steps
+    )
     widest = max(*layout.radius, *(one.reach for one in ends))
     if widest > WIDEST_READ:
         raise NotFusable(f"reads {widest} cells beside its own, more than {WIDEST_READ}")
@@ -285,6 +294,11 @@ def layout_of(program: Program, feeds: Sequence[int | None]) -> Layout:
 @functools.lru_cache(maxsize=16)  # the choices of a kernel ask for those of one program again and again
 def interior(program: Program) -> Program:
     return ends_pass.interior(program)
+
+
+@functools.lru_cache(maxsize=16)
+def _repeats_of(program: Program, fed: tuple[int, ...]) -> repeats_pass.Repeats:
+    return repeats_pass.repeats_of(program, fed)
 
 
 @functools.lru_cache(maxsize=16)
