@@ -37,17 +37,18 @@ enum Where { INSIDE, SIDES, EDGES };
 
 // One axis of this rank's part of the array. own: its cells. start: index of the first one in the array of
 // `length` cells. before, after: cells that are valid in memory beside the own ones. repeats: how many of the last
-// cells of the array equal its first ones, if the boundary wraps around: what it is read with is shorter by them.
+// cells of the array equal its first ones, if the boundary wraps around: its period is shorter by them. low, high: how
+// many cells at each end equal the one beside them, if the boundary is the nearest cell: they are beyond the others.
 struct Axis {
-    int own, start, length, before, after, repeats;
+    int own, start, length, before, after, repeats, low, high;
 
     INLINE_MEMBER bool whole() const { return own == length; }
     // The cell of the array, counted like `place`, that a place within a few cells of the array copies.
     INLINE_MEMBER int source(int place) const {
         const int at = place + start;
         int cell = at;
-        if (!FILLED || (at >= 0 && at < length)) return place;
-        if (BOUNDARY == NEAREST || length == 1) cell = at < 0 ? 0 : length - 1;
+        if (!FILLED || (at >= low && at < length - high)) return place;
+        if (BOUNDARY == NEAREST || length == 1) cell = at < low ? low : length - 1 - high;
         else if (BOUNDARY == REFLECT) cell = at < 0 ? -1 - at : 2 * length - 1 - at;
         else if (BOUNDARY == MIRROR) {
             cell = at < 0 ? -at : 2 * length - 2 - at;
@@ -57,7 +58,7 @@ struct Axis {
         return cell - start;
     }
     INLINE_MEMBER bool beyond(int place) const {
-        return BOUNDARY != WRAP && (place + start < 0 || place + start >= length);
+        return BOUNDARY != WRAP && (place + start < low || place + start >= length - high);
     }
     // The place in memory of the cell that any place copies; any valid place for those that are of no use.
     INLINE_MEMBER int memory(int place) const {

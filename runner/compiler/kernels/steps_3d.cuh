@@ -110,6 +110,11 @@ INLINE void await(const char*, int) { emulated::await(); }
 INLINE void initialize(const char*) {}
 #endif
 
+// Whether a cell of the array is at its end, and equals another there.
+INLINE bool equals(const Axis& axis, int place, int other) {
+    const int at = place + axis.start;
+    return at >= 0 && at < axis.length && axis.beyond(place) && axis.source(place) == other;
+}
 INLINE int place_or_never(const Axis& axis, int place) {
     return BOUNDARY == CONSTANT && axis.beyond(place) ? NEVER : axis.memory(place);
 }
@@ -156,7 +161,7 @@ template <typename T> INLINE T* outside(const Place& at, int offset, int level, 
     return first + ((level * SLOTS + slot) * 2 * RY + m) * TX + at.lane() * C;
 }
 INLINE int place_outside(const Axis& axis, int radius, int m) {
-    return (m < radius ? m - radius : axis.length + m - radius) - axis.start;
+    return (m < radius ? axis.low + m - radius : axis.length - axis.high + m - radius) - axis.start;
 }
 
 // The lane's columns of row `y`, counted from its first one, of the plane dz away: another warp's.
@@ -220,7 +225,8 @@ template <typename T> INLINE void fill_columns(T (&patch)[CELLS], const Place& a
 // Whether a plane is beyond the array, or others beyond it equal it.
 INLINE bool at_z_edge(const Place& at) {
     const Axis& z = at.all.z;
-    return BOUNDARY != WRAP && RZ > 0 && (at.plane + z.start <= RZ || at.plane + z.start >= z.length);
+    const int place = at.plane + z.start;
+    return BOUNDARY != WRAP && RZ > 0 && (place <= z.low + RZ || place >= z.length - z.high);
 }
 constexpr int FAR = BOUNDARY == MIRROR ? 2 * RZ : 2 * RZ - 1;  // from a plane beyond the array to the one it equals
 // Copy a plane to those before the array that equal it. SHARED: also to other warps.
@@ -228,7 +234,7 @@ template <int LEVEL, bool SHARED, typename T>
 INLINE void fill_planes(T (&ring)[SLOTS][CELLS], const Place& at, int offset, int here) {
     const Axis& z = at.all.z;
     UNROLL for (int m = 1; m <= RZ; ++m) {
-        const int place = -m - z.start;
+        const int place = z.low - m - z.start;
         UNROLL for (int e = 1; e <= FAR; ++e) {
             const int slot = modulo(here - e, SLOTS);
             const bool equal = at.plane - place == e && (FAR == 1 || z.source(place) == at.plane);
@@ -250,7 +256,7 @@ INLINE void keep_edge(T (&ring)[SLOTS][CELLS], T (&patch)[CELLS], const Place& a
         UNROLL for (int j = 0; j < H; ++j)
             if (z.beyond(at.plane) || at.beyond >> j & 1)
                 UNROLL for (int c = 0; c < C; ++c) patch[j * C + c] = constant;
-    } else if (BOUNDARY != WRAP && at.plane + z.start >= z.length) {
+    } else if (BOUNDARY != WRAP && at.plane + z.start >= z.length - z.high) {
         const int away = FAR == 1 ? 1 : at.plane - z.source(at.plane);
         UNROLL for (int e = 1; e <= FAR; ++e)
             UNROLL for (int c = 0; c < CELLS; ++c)
@@ -281,6 +287,25 @@ INLINE void store(const T (&patch)[CELLS], T* cell, int64 planes, int pitch, int
         if (inside + c < MARGIN || inside + c >= TX - MARGIN || at.column + c >= own) continue;
         UNROLL for (int j = 0; j < H; ++j)
             if (at.writes >> j & 1) write_global<1>(element(first, j, pitch) + c * stride, &patch[j * C + c]);
+    }
+}
+
+// Write the lane's own cells, and those of the array's ends that equal them: these are beyond for all that is computed.
+template <typename T>
+INLINE void store_filled(T (&patch)[CELLS], T* cell, int64 planes, int pitch, int stride, const Place& at, T constant) {
+    const Axis &z = at.all.z, &y = at.all.y;
+    if (at.x_edge) fill_columns(patch, at, constant);
+    NO_UNROLL for (int dz = -most(z.low, z.high); dz <= most(z.low, z.high); ++dz) {
+        Place to = at;
+        to.plane += dz;
+        const bool plane = dz == 0 ? !z.beyond(to.plane) : equals(z, to.plane, at.plane);
+        NO_UNROLL for (int dy = -most(y.low, y.high); plane && dy <= most(y.low, y.high); ++dy) {
+            to.row = at.row + dy;
+            to.writes = at.writes;
+            UNROLL for (int j = 0; j < H; ++j)
+                if (dy != 0 && !equals(y, to.row + j, at.row + j)) to.writes &= ~(1 << j);
+            store(patch, cell, planes, pitch, stride, to);
+        }
     }
 }
 
@@ -327,8 +352,10 @@ template <Where WHERE, int LEVEL> INLINE void levels(Planes& planes, int phase, 
             if constexpr (EARLY && LEVEL == K - 1) arrive(at.memory);
             levels<WHERE, LEVEL + 1>(planes, phase, at, first, last);
         } else if (at.plane >= first && at.plane < last) {
-#define X(n, T, constant) \
-    store(out.w##n, at.all.out##n, at.all.out_planes##n, int(at.all.out_pitch##n), STRIDE##n, at);
+#define X(n, T, constant)                                                                                           \
+    if constexpr (EDGE && ENDS_FILLED)                                                                              \
+        store_filled(out.w##n, at.all.out##n, at.all.out_planes##n, int(at.all.out_pitch##n), STRIDE##n, at, T(0)); \
+    else store(out.w##n, at.all.out##n, at.all.out_planes##n, int(at.all.out_pitch##n), STRIDE##n, at);
             PLANES(X)
 #undef X
         }
@@ -387,8 +414,10 @@ INLINE void run(const Arguments& all) {
     const bool written = VECTOR == 1 || MARGIN % C != 0 || (lane * C >= MARGIN && lane * C < TX - MARGIN);
     UNROLL for (int j = 0; j < H; ++j) {
         const int row = warp * H + j;
-        if (written && row >= MARGIN_Y && row < TY - MARGIN_Y && y0 + row < all.y.own) at.writes |= 1 << j;
-        if (all.y.beyond(y0 + row)) at.beyond |= 1 << j;
+        const bool beyond = all.y.beyond(y0 + row);
+        if (written && row >= MARGIN_Y && row < TY - MARGIN_Y && y0 + row < all.y.own && !(ENDS_FILLED && beyond))
+            at.writes |= 1 << j;
+        if (beyond) at.beyond |= 1 << j;
     }
     at.x_edge = !all.x.inside(x0, x0 + TX);
     at.y_edge = FILLED && (all.y.beyond(y0) || all.y.beyond(y0 + TY - 1));
@@ -413,10 +442,11 @@ INLINE void run(const Arguments& all) {
     // Planes beyond an array whose ends repeat others are not those beside them in memory.
     const bool apart_low = all.z.repeats > 0 && all.z.start == 0;
     const bool apart_high = all.z.repeats > 0 && all.z.start + all.z.own == all.z.length;
-    const int in_memory = REACH_Z - (apart_low ? 0 : all.z.before), in_array = FILLED ? RZ + 1 - all.z.start : NEVER;
+    const int in_memory = REACH_Z - (apart_low ? 0 : all.z.before), in_array = FILLED ? all.z.low + RZ + 1 - all.z.start : NEVER;
     const int placed = LOW_Z + HIGH_Z > 0 ? LOW_Z - all.z.start : NEVER;
     const int low = K * LAG + most(in_memory, most(in_array, placed));
     int high = all.z.own + (apart_high ? 0 : all.z.after) - SLOTS - REACH_Z;
+    if (FILLED) high = least(high, all.z.length - all.z.high - all.z.start - SLOTS - REACH_Z);
     if (LOW_Z + HIGH_Z > 0) high = least(high, all.z.length - HIGH_Z - all.z.start + LAG - SLOTS + 1);
     NO_UNROLL for (; at.plane < last + K * LAG; at.plane += SLOTS) {
         if (at.plane < low || at.plane >= high || (edge && !ENDS)) advance<EDGES>(planes, at, first, last);

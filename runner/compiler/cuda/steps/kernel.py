@@ -181,6 +181,8 @@ def build(
     halos, over two axes only.
     """
     layout, chosen = layout_of(program, feeds), tuning or suggested(program)
+    if any(map(any, layout.filled)):
+        boundary = "nearest"  # no cell beyond the array is read
     if any(layout.repeats) and boundary != "wrap":
         raise NotFusable("has ends that meet, beside a boundary that does not wrap around")
     radius = layout.radius if program.axes > 1 else (0, *layout.radius)

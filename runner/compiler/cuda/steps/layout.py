@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.passes import ends as ends_pass
-from meshrun.runner.compiler.passes import repeats as repeats_pass
-from meshrun.runner.compiler.trace.graph import Operand, Program
+from meshrun.runner.compiler.passes.copied_ends import CopiedEnds, copied_ends_of
+from meshrun.runner.compiler.trace.graph import Extents, Operand, Program
 from meshrun.runner.region import Array
 
 LANES = 32
@@ -201,8 +201,8 @@ class Layout:
     """The planes of a program. state: those that outputs feed; fixed: those that no output feeds.
 
     interior: the program of cells far from all ends of the array; without conditions on the place, the
-    program itself. ends, repeats: per axis; the latter, first_steps, and the program without the conditions
-    of ends that meet as of `passes.repeats`.
+    program itself. ends, repeats, filled: per axis; the latter, first_steps, and the program without the
+    conditions of ends that are copies as of `passes.copied_ends`.
     """
 
     program: Program
@@ -212,6 +212,7 @@ class Layout:
     interior: Program
     ends: tuple[Ends, ...]
     repeats: tuple[int, ...]
+    filled: Extents
     first_steps: int
 
     def operand(self, plane: Plane) -> Operand:
@@ -275,20 +276,30 @@ def layout_of(program: Program, feeds: Sequence[int | None]) -> Layout:
     for place, output in zip(fed, outputs, strict=True):
         if (inputs[place].dtype, inputs[place].trailing) != (output.dtype, output.trailing):
             raise NotFusable(f"has an output {output.name} unlike the input that it feeds")
-    meeting = _repeats_of(program, tuple(fed))
-    program = meeting.program
-    planes = {(one.input, one.component) for one in program.loads}
-    state = tuple((place, one) for place in sorted(fed) for one in range(inputs[place].components))
-    inside = interior(program)
-    ends = _ends_of(program, tuple(fed))
-    fixed = tuple(sorted(planes - set(state)))
-    layout = Layout(
-        program, tuple(fed), state, fixed, inside, ends, meeting.cells, meeting.first_steps
-    )
-    widest = max(*layout.radius, *(one.reach for one in ends))
+    copied = _copied_ends_of(program, tuple(fed))
+    layout = _layout(copied, tuple(fed))
+    if any(map(any, copied.filled)):
+        # Conditions are as fast at ends that read no further than others.
+        plain = _layout(CopiedEnds(program, copied.repeats, ((0, 0),) * program.axes), tuple(fed))
+        others = [max(layout.reach(place, axis) for place in fed) for axis in range(program.axes)]
+        further = any(one.reach > reach for one, reach in zip(layout.ends, others, strict=True))
+        if further or not plain.ends_read_further:
+            layout = plain
+    widest = max(*layout.radius, *(one.reach for one in layout.ends))
     if widest > WIDEST_READ:
         raise NotFusable(f"reads {widest} cells beside its own, more than {WIDEST_READ}")
     return layout
+
+
+def _layout(copied: CopiedEnds, fed: tuple[int, ...]) -> Layout:
+    program = copied.program
+    planes = {(one.input, one.component) for one in program.loads}
+    state = tuple((place, one) for place in sorted(fed) for one in range(program.inputs[place].components))
+    fixed = tuple(sorted(planes - set(state)))
+    ends = _ends_of(program, fed)
+    return Layout(
+        program, fed, state, fixed, interior(program), ends, copied.repeats, copied.filled, copied.first_steps
+    )
 
 
 @functools.lru_cache(maxsize=16)  # the choices of a kernel ask for those of one program again and again
@@ -297,8 +308,8 @@ def interior(program: Program) -> Program:
 
 
 @functools.lru_cache(maxsize=16)
-def _repeats_of(program: Program, fed: tuple[int, ...]) -> repeats_pass.Repeats:
-    return repeats_pass.repeats_of(program, fed)
+def _copied_ends_of(program: Program, fed: tuple[int, ...]) -> CopiedEnds:
+    return copied_ends_of(program, fed)
 
 
 @functools.lru_cache(maxsize=16)

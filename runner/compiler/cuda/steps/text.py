@@ -58,10 +58,11 @@ def source(
         fields.append(("const uint64*", "scalars"))
     given = [*([numbers[0]] if three else numbers), *(f"{axis}{n}" for axis in axes for n in range(5))]
     values = [f"int({one})" for one in numbers]
-    repeats = dict(zip(reversed("zyx"), reversed(layout.repeats), strict=False))
-    values += [
-        f"{{{', '.join(f'int({axis}{n})' for n in range(5))}, {repeats.get(axis, 0)}}}" for axis in axes
-    ]
+    alike = dict.fromkeys(axes, (0, 0, 0))  # the cells that equal others: the last ones, and those at each end
+    for axis, repeated, filled in zip("zyx"[-len(layout.repeats) :], layout.repeats, layout.filled, strict=True):
+        alike[axis] = (repeated, *filled)
+    for axis in axes:
+        values.append(f"{{{', '.join([*(f'int({axis}{n})' for n in range(5)), *map(str, alike[axis])])}}}")
     values += [f"{kind}({name})" if kind == "int64" else f"({kind})({name})" for kind, name in fields]
     signature = ", ".join(f"int64 {one}" for one in [*given, *(one for _, one in fields)])
     texts = _texts(layout, constants, cval, exact=largest > 0)
