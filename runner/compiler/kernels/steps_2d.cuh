@@ -23,7 +23,7 @@ namespace steps {
 
 // Whether columns beyond the array are read on its other side at addresses of no vectors, as its last ones repeat some.
 constexpr bool UNEVEN = BOUNDARY == WRAP && REPEATS_X % C != 0;
-constexpr bool SIDES_DIFFER = SIDES_KNOWN && (FILLED || LOW_X + HIGH_X > 0 || UNEVEN);
+constexpr bool SIDES_DIFFER = SIDES_KNOWN && (FILLED || LOW_X + HIGH_X > 0);
 constexpr bool PLACED_SIDES = SIDES_KNOWN && LOW_X + HIGH_X > 0;
 constexpr int SLOTS = 2 * RY + 1;
 constexpr int TILE = LANES * C;
@@ -61,7 +61,9 @@ INLINE int first_column(const Arguments& all, int tile) { return first_column(al
 
 // Whether columns, or rows, beyond the array are read on its other side by the loop inside: no row that is read is
 // further beyond than the array is long.
-INLINE bool turns(const Axis& columns, int x0) { return BOUNDARY == WRAP && !UNEVEN && in_whole_lanes(columns, x0); }
+INLINE bool turns(const Axis& columns, int x0) {
+    return BOUNDARY == WRAP && in_whole_lanes(columns, x0) && (!UNEVEN || columns.length >= TILE + 2 * REPEATS_X);
+}
 INLINE bool rows_turn(const Axis& rows) {
     return BOUNDARY == WRAP && rows.whole() && rows.length - REPEATS_Y >= FURTHEST;
 }
@@ -242,7 +244,6 @@ template <typename T> INLINE void fill_columns(T (&row)[C], const Beyond& beyond
 // Whether the values of the columns beyond the array are in lanes at hand, or no cell needs them.
 INLINE bool has_sides(const Axis& columns, int x0) {
     if (!SIDES_KNOWN || !in_whole_lanes(columns, x0)) return false;
-    if (UNEVEN) return columns.length >= TILE + 2 * REPEATS_X;
     return FILLED ? columns.length > RX : BOUNDARY == NONE || (turns(columns, x0) && near_end(columns, x0));
 }
 // Fill the columns beyond the array of a tile that has_sides, RX on each side.
@@ -403,8 +404,8 @@ INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last,
 }
 
 // Request a row of level 0.
-template <Where WHERE> INLINE void request(const Arguments& all, const Cursor& cursor, char* memory, int slot) {
-    const bool apart = UNEVEN && VECTOR > 1 && WHERE == SIDES && cursor.apart;
+INLINE void request(const Arguments& all, const Cursor& cursor, char* memory, int slot) {
+    const bool apart = UNEVEN && VECTOR > 1 && cursor.apart;
 #define X(n, T, constant)                                                                                        \
     request(memory + STAGE##n + slot * (TILE * sizeof(T)), all.in##n + (ONE_PITCH ? cursor.from : cursor.from##n), \
             STRIDE##n, apart);
@@ -427,7 +428,7 @@ INLINE void advance(Rows& rows, Row& ahead, const Place& at, int x0, int first, 
 template <Where WHERE>
 INLINE void advance_inside(Rows& rows, int phase, const Place& at, int x0, int first, int last, char* memory, const Cursor& cursor) {
     const int slot = SLOTS % AHEAD == 0 ? phase % AHEAD : cursor.slot;
-    request<WHERE>(at.all, cursor, memory, slot == 0 ? AHEAD - 1 : slot - 1);
+    request(at.all, cursor, memory, slot == 0 ? AHEAD - 1 : slot - 1);
     await_copies<AHEAD - 1>();
     if constexpr (VECTOR == 1) __syncwarp();
 #define X(n, T, constant)                                                          \
@@ -539,8 +540,7 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
             cursor.rows[v] = written ? last - first : 0;
         }
         UNROLL for (int p = 0; p < AHEAD - 1; ++p) {
-            if (SIDES_DIFFER && sides) request<SIDES>(all, cursor, memory, p);
-            else request<INSIDE>(all, cursor, memory, p);
+            request(all, cursor, memory, p);
             cursor.down(all);
         }
         cursor.slot = 0;

@@ -37,13 +37,13 @@ struct Patch {
 // whether the tile holds cells beyond the array or, along x, the memory. EDGE, below: whether one is so, or a
 // plane is beyond the array. lines, columns: the places in memory of the tile's rows, from REACH_Y before the
 // first one on, and columns; NEVER for the boundary's constant. edges: of each row and column beyond the array,
-// the place in the tile of the one that it equals, and its own. writes, beyond: a bit for each of the lane's rows
-// that it writes to memory, and that is beyond the array.
+// the place in the tile of the one that it equals, and its own. writes, beyond, lowest, highest: a bit for each of
+// the lane's rows that it writes to memory, that is beyond the array, and that the rows at an end of it equal.
 struct Place {
     const Arguments& all;
     char* memory;
     int *lines, *columns, *edges;
-    int x0, y0, column, row, plane, writes, beyond;
+    int x0, y0, column, row, plane, writes, beyond, lowest, highest;
     bool x_edge, y_edge;
 
     INLINE_MEMBER int warp() const { return int(threadIdx.x) / LANES; }
@@ -110,11 +110,6 @@ INLINE void await(const char*, int) { emulated::await(); }
 INLINE void initialize(const char*) {}
 #endif
 
-// Whether a cell of the array is at its end, and equals another there.
-INLINE bool equals(const Axis& axis, int place, int other) {
-    const int at = place + axis.start;
-    return at >= 0 && at < axis.length && axis.beyond(place) && axis.source(place) == other;
-}
 INLINE int place_or_never(const Axis& axis, int place) {
     return BOUNDARY == CONSTANT && axis.beyond(place) ? NEVER : axis.memory(place);
 }
@@ -295,18 +290,18 @@ template <typename T>
 INLINE void store_filled(T (&patch)[CELLS], T* cell, int64 planes, int pitch, int stride, const Place& at, T constant) {
     const Axis &z = at.all.z, &y = at.all.y;
     if (at.x_edge) fill_columns(patch, at, constant);
-    NO_UNROLL for (int dz = -most(z.low, z.high); dz <= most(z.low, z.high); ++dz) {
-        Place to = at;
-        to.plane += dz;
-        const bool plane = dz == 0 ? !z.beyond(to.plane) : equals(z, to.plane, at.plane);
-        NO_UNROLL for (int dy = -most(y.low, y.high); plane && dy <= most(y.low, y.high); ++dy) {
-            to.row = at.row + dy;
-            to.writes = at.writes;
-            UNROLL for (int j = 0; j < H; ++j)
-                if (dy != 0 && !equals(y, to.row + j, at.row + j)) to.writes &= ~(1 << j);
+    if (z.beyond(at.plane)) return;
+    const int place = at.plane + z.start;
+    const int before = place == z.low ? z.low : 0, after = place == z.length - 1 - z.high ? z.high : 0;
+    const int above = at.lowest ? y.low : 0, below = at.highest ? y.high : 0;
+    NO_UNROLL for (int dz = -before; dz <= after; ++dz)
+        NO_UNROLL for (int dy = -above; dy <= below; ++dy) {
+            Place to = at;
+            to.plane += dz;
+            to.row += dy;
+            to.writes = dy == 0 ? at.writes : dy < 0 ? at.lowest : at.highest;
             store(patch, cell, planes, pitch, stride, to);
         }
-    }
 }
 
 // The generated text.
@@ -410,7 +405,7 @@ INLINE void run(const Arguments& all) {
     const int x0 = first_column(all.x, int(blockIdx.x) * VALID - MARGIN), y0 = int(blockIdx.y) * VALID_Y - MARGIN_Y;
     int* lines = reinterpret_cast<int*>(memory + 16);  // after the barrier
     int* columns = lines + LINES + LINES % 2;
-    Place at{all, memory, lines, columns, columns + TX, x0, y0, x0 + lane * C, y0 + warp * H, first - K * RZ, 0, 0};
+    Place at{all, memory, lines, columns, columns + TX, x0, y0, x0 + lane * C, y0 + warp * H, first - K * RZ, 0, 0, 0, 0};
     const bool written = VECTOR == 1 || MARGIN % C != 0 || (lane * C >= MARGIN && lane * C < TX - MARGIN);
     UNROLL for (int j = 0; j < H; ++j) {
         const int row = warp * H + j;
@@ -418,6 +413,9 @@ INLINE void run(const Arguments& all) {
         if (written && row >= MARGIN_Y && row < TY - MARGIN_Y && y0 + row < all.y.own && !(ENDS_FILLED && beyond))
             at.writes |= 1 << j;
         if (beyond) at.beyond |= 1 << j;
+        const int place = y0 + row + all.y.start;
+        if (ENDS_FILLED && place == all.y.low) at.lowest |= at.writes & 1 << j;
+        if (ENDS_FILLED && place == all.y.length - 1 - all.y.high) at.highest |= at.writes & 1 << j;
     }
     at.x_edge = !all.x.inside(x0, x0 + TX);
     at.y_edge = FILLED && (all.y.beyond(y0) || all.y.beyond(y0 + TY - 1));
