@@ -60,16 +60,18 @@ def copied_ends_of(program: Program, feeds: Sequence[int]) -> CopiedEnds:
 
     # Ends that meet.
     for axis, (before, after) in enumerate(ends):
-        if 0 < before + after <= MOST_ENDS and (found := _repeats_along(program, feeds, axis)) is not None:
-            repeats[axis], more = found
+        meeting = _repeats_along(program, feeds, axis) if 0 < before + after <= MOST_ENDS else None
+        if meeting is not None:
+            repeats[axis], more = meeting
             first[axis], last[axis] = before, program.lengths[axis] - after
             steps.append(more)
 
     # Ends that are filled.
     within = program.axes == 3 and len(steps) == 1 and _reads_within(program, ends)
     for axis, (before, after) in enumerate(ends if within else ()):
-        if 0 < before + after <= MOST_ENDS and (found := _filled_along(program, feeds, axis)) is not None:
-            filled[axis], more = found
+        copies = _filled_along(program, feeds, axis) if 0 < before + after <= MOST_ENDS else None
+        if copies is not None:
+            filled[axis], more = copies
             low, high = filled[axis]
             first[axis], last[axis] = low, program.lengths[axis] - high
             steps.append(more)
@@ -82,7 +84,7 @@ def copied_ends_of(program: Program, feeds: Sequence[int]) -> CopiedEnds:
 
 
 def _repeats_along(program: Program, feeds: Sequence[int], axis: int) -> tuple[int, int] | None:
-    """Return how many cells of an axis repeat others, and after how many steps; None: its ends do not meet."""
+    """Return how many cells of an axis repeat others, and after how many steps; None: ends do not meet."""
     (before, after), length = ends_of(program)[axis], program.lengths[axis]
     boxes, at_ends = list(_boxes_beside(program, axis)), [*range(before), *range(length - after, length)]
 
@@ -117,9 +119,7 @@ def _repeats_along(program: Program, feeds: Sequence[int], axis: int) -> tuple[i
     return None
 
 
-def _filled_along(
-    program: Program, feeds: Sequence[int], axis: int
-) -> tuple[tuple[int, int], int] | None:
+def _filled_along(program: Program, feeds: Sequence[int], axis: int) -> tuple[tuple[int, int], int] | None:
     """Return how many cells at each end of an axis are filled, and after how many steps; None: none are."""
     (before, after), length = ends_of(program)[axis], program.lengths[axis]
     boxes, low, high, most = list(_boxes_beside(program, axis)), 0, 0, 0
@@ -130,7 +130,9 @@ def _filled_along(
         return None  # what is not computed has values of its own at the ends
     reach = max(_reach(between, axis))
     for cells in range(min(before, reach), 0, -1):
-        steps = _Cells(program, feeds, axis, boxes, low=cells).first_steps([(at, cells) for at in range(cells)])
+        steps = _Cells(program, feeds, axis, boxes, low=cells).first_steps(
+            [(at, cells) for at in range(cells)]
+        )
         if steps is not None:
             low, most = cells, max(most, steps)
             break
@@ -223,9 +225,7 @@ class _Cells:
             equal, steps = found, steps + 1
         return steps
 
-    def _in_place(
-        self, results: Results, position: int, equal: Collection[int], turn: int = 0
-    ) -> Results:
+    def _in_place(self, results: Results, position: int, equal: Collection[int], turn: int = 0) -> Results:
         """Return results of the cells at a position of the axis, in which loads have places of the array
         along it: of inputs whose pairs are `equal`, the same place for both. turn: cells after which the
         array is read from its begin again; 0: all."""

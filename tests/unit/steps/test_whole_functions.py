@@ -91,7 +91,11 @@ def test_single_passes(
 
 @pytest.mark.parametrize(
     ("ranks", "grid"),
-    [(1, None), (2, None), *(pytest.param(*one, marks=pytest.mark.nightly) for one in ((4, "2x2"), (2, "1x2")))],
+    [
+        (1, None),
+        (2, None),
+        *(pytest.param(*one, marks=pytest.mark.nightly) for one in ((4, "2x2"), (2, "1x2"))),
+    ],
 )
 @pytest.mark.parametrize("name", ["heat", "periodic", "rolled"])
 def test_several_steps_of_one_kernel(

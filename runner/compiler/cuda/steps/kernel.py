@@ -52,6 +52,7 @@ FEW_BYTES = 96  # of a thread's registers in memory: they cost less than a block
 SPILLED = 1.05  # registers estimated over those of the fastest kernels, which keep some in memory
 MOST_STEPS = 8  # instructions limit kernels of more steps
 NEVER = -(2**31)  # a row before all others, as in kernels/steps.cuh
+SIDE_TILES = 3  # the first tile and the last two, as in kernels/steps_2d.cuh
 WAVES = 3  # of warps, at least: neighbours then read about the same rows, some of them from the cache
 BRANCH_WAVES = 9  # where some rows take longer than others: the processors are busy to the end
 
@@ -303,7 +304,10 @@ def arguments(
         high = inside[::-1].index(True) if True in inside else 0
         at_once = PROCESSORS * resident_warps(tuning, taken, kernel.shared)
         slow = _slow_rows(layout, kernel.steps, tuning, y, wraps=kernel.wraps)
-        strips = StripLayout(tiles, low + high, y.own, 2 * kernel.steps * kernel.radius[0], at_once, slow)
+        extra, along_x = 2 * kernel.steps * kernel.radius[0], kernel.ends[-1]
+        # Where rows take longer, too, strips at the ends are not as high as others.
+        sides = min(tiles - low - high, SIDE_TILES) if kernel.wraps and along_x.before + along_x.after else 0
+        strips = StripLayout(tiles, low + high, y.own, extra, at_once, slow, sides)
         height = tuning.rows or best_height(strips, BRANCH_WAVES if kernel.branches else WAVES)
         shorter, lead = strips.edge_height(height), strips.lead(height)
         cut = strips.cut(height)

@@ -411,7 +411,8 @@ class StripLayout:
     """How a launch over two axes is cut: `tiles` warps beside one another compute all rows, strip by strip.
 
     edges: tiles at an end of the array, in the loop for edges. rows: in all. extra: rows of a strip before
-    and after its own ones. at_once: warps that the processors hold. slow: rows that take longer.
+    and after its own ones. at_once: warps that the processors hold. slow: rows that take longer. sides: other
+    tiles at an end, whose rows take longer: a strip of them begins first, and leaves time for one less.
     """
 
     tiles: int
@@ -420,6 +421,7 @@ class StripLayout:
     extra: int
     at_once: int
     slow: SlowRows
+    sides: int = 0
 
     def edge_height(self, height: int) -> int:
         """Return the rows of a strip of a tile at an edge, where those of others have `height`."""
@@ -439,7 +441,7 @@ class StripLayout:
         return found
 
     def warps(self, strips: int) -> int:
-        return (self.tiles + (EDGE_ROW - 1) * self.edges) * strips
+        return (self.tiles + (EDGE_ROW - 1) * self.edges + self.sides) * strips
 
     def row_time(self, height: int) -> float:
         """Return the time of a row of all warps of a scheduler, in instructions of one warp's row."""

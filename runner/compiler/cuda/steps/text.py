@@ -58,8 +58,12 @@ def source(
         fields.append(("const uint64*", "scalars"))
     given = [*([numbers[0]] if three else numbers), *(f"{axis}{n}" for axis in axes for n in range(5))]
     values = [f"int({one})" for one in numbers]
-    alike = dict.fromkeys(axes, (0, 0, 0))  # the cells that equal others: the last ones, and those at each end
-    for axis, repeated, filled in zip("zyx"[-len(layout.repeats) :], layout.repeats, layout.filled, strict=True):
+    alike = dict.fromkeys(
+        axes, (0, 0, 0)
+    )  # the cells that equal others: the last ones, and those at each end
+    for axis, repeated, filled in zip(
+        "zyx"[-len(layout.repeats) :], layout.repeats, layout.filled, strict=True
+    ):
         alike[axis] = (repeated, *filled)
     for axis in axes:
         values.append(f"{{{', '.join([*(f'int({axis}{n})' for n in range(5)), *map(str, alike[axis])])}}}")
@@ -124,7 +128,7 @@ def _texts(layout: Layout, constants: dict[str, int], cval: float, *, exact: boo
     parts = [("WHERE == INSIDE", inside)]
     if layout.has_ends:
         sides = program.results if axes == 1 else within(near.before, program.lengths[0] - near.after)
-        # Over fewer than three axes, a lane of these tiles has cells of the array, or none (`in_whole_lanes`).
+        # Over fewer than three axes, lanes of these tiles are within the array, or beyond (`in_whole_lanes`).
         parts.append(("WHERE == SIDES", text(sides, exactly=exact, whole_lanes=not three)))
     elif not three:
         parts = [("!EDGE", inside)]
@@ -182,7 +186,7 @@ class LaneCells:
     A place or a condition on it is that of a cell, whose distance from the lane's first one is the leaf's
     offset: beyond an array that wraps around, the cells of a lane need not follow each other. columns: of a
     lane, if its first cell is at a multiple of them in the array: a condition on the ends of the last axis is
-    then known for most cells of a lane; 0: it may be at any position. lengths: of the array; () without places.
+    then known for most cells of a lane; 0: it may be at any position. lengths: of the array, if any.
     """
 
     def __init__(self, graph: Graph, columns: int, lengths: Shape) -> None:
@@ -212,7 +216,7 @@ class LaneCells:
         return [done[node] for node in wanted]
 
     def _known(self, node: Node, cell: int) -> bool | None:
-        """Return a condition if it is the same for the cells of all lanes that are so far from the first one."""
+        """Return a condition if it is the same for the cells of all lanes, so far from the first one."""
         if node.op != "inside" or not self._columns or node.value[0] != len(self._lengths) - 1:
             return None
         _, low, high, step = node.value
