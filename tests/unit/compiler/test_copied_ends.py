@@ -1,4 +1,4 @@
-"""Ends that are copies of other cells: what is found of random functions, and their kernels of several steps."""
+"""Ends that are copies of other cells: found in random functions, and in kernels of several steps."""
 
 from __future__ import annotations
 
