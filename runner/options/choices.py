@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 Verify = Literal["off", "sample", "full"]
 Checksum = Literal["off", "sample", "full"]
 Boundary = Literal["reflect", "mirror", "nearest", "constant", "wrap"]
+BoundarySide = str | float  # a Boundary, a constant, or the name of a parameter that is one
+BoundaryAxis = BoundarySide | tuple[BoundarySide, BoundarySide]  # both ends, or before and after the array
+BoundaryAxes = BoundarySide | tuple[BoundaryAxis, ...]  # all axes, or each
+BoundaryRules = BoundaryAxes | Mapping[str, BoundaryAxes]  # all inputs, or each
 Fuse = Literal["auto", "require", "off"]  # whether a function becomes one kernel
 FuseMath = Literal["strict", "fast"]
 Order = Literal["C", "F"]
