@@ -16,6 +16,7 @@ import meshrun
 from meshrun.runner.arrays.block_layout import BlockLayout
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
+from meshrun.runner.options.stream_options import StreamOptions
 
 pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")
 STEPS = 7
@@ -109,7 +110,7 @@ def test_chunks_of_fields_with_ends_that_meet_take_single_steps(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is beyond an end of a chunk is not what a kernel of several steps reads there."""
-    made = check(tmp_path, folder, monkeypatch, "periodic", 3, memory="8 KiB")
+    made = check(tmp_path, folder, monkeypatch, "periodic", 3, stream=StreamOptions(chunk_bytes=1500))
     assert not any(kernel.launched for kernel in made)
 
 
