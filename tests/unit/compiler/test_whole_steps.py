@@ -454,6 +454,9 @@ def test_places_beside_a_boundary(boundary: str, libraries: Path) -> None:
         # an edge applied at each rank's edge
         ("dirichlet", "at = place + start;\n        return BOUNDARY", "at = place;\n        return BOUNDARY"),
         ("neumann", "return FAR_X > 0 ?", "return false ?"),
+        # rows that are read again after the last one, and those beyond an end on another rank
+        ("periodic_by_hand", "(axis.whole() ? REPEATS_Y : 0)", "0"),
+        ("periodic_by_hand", "place += place + start < 0 ? -repeats", "place += place + start < 0 ? 0"),
         # the text of tiles between the ends along x, for all
         ("neumann", "if (near_end(at.all.x, at.column - int(threadIdx.x) % LANES * C))", "if (false)"),
         ("one_sided", "kept[KEPT - 1][c] = ring[0][c];", ""),
@@ -491,6 +494,23 @@ def test_a_kernel_that_is_wrong_at_one_place_is_caught(
         except AssertionError:
             caught += 1
     assert caught
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("place == z.low ? z.low : 0", "0"),  # a face that nobody writes
+        ("dy < 0 ? at.lowest : at.highest", "at.lowest"),
+        ("y0 + row < all.y.own && !(ENDS_FILLED && beyond)", "y0 + row < all.y.own"),
+    ],
+)
+def test_a_wrong_face_is_caught(right: str, wrong: str, libraries: Path) -> None:
+    def change(source: str) -> str:
+        assert source.count(right) == 1
+        return source.replace(right, wrong)
+
+    with pytest.raises(AssertionError):
+        check(libraries, CASES["cube_closed"], (9, 11, 30), 2, PLAIN[3], change=change)
 
 
 def test_a_stale_halo_row_is_caught(libraries: Path) -> None:

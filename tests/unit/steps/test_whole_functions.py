@@ -106,6 +106,14 @@ def test_several_steps_of_one_kernel(
     assert all(kernel.launched for kernel in made)
 
 
+def test_fields_that_do_not_meet_yet_are_found_without_the_first_step(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostStepKernel, "first_steps", 0)
+    with pytest.raises(AssertionError):
+        check(tmp_path, folder, monkeypatch, "periodic", 3)
+
+
 def test_chunks_of_fields_with_ends_that_meet_take_single_steps(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
