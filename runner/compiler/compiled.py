@@ -19,7 +19,14 @@ from meshrun.runner.compiler.cuda import shared_planes, single_pass
 from meshrun.runner.compiler.cuda.beyond import MOST_BYTES, Beyond, Sides, cells_beyond
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
-from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, Sending, StepKernel, Tuning
+from meshrun.runner.compiler.cuda.steps.layout import (
+    Axis,
+    NotFusable,
+    Sending,
+    StepKernel,
+    Tuning,
+    layout_of,
+)
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.ends import ends_of, interior
@@ -363,6 +370,11 @@ class DeviceKernel:
         """Number of steps that one kernel takes fastest; 1 if no kernel takes several."""
         return self._chosen.steps if self._chosen else 1
 
+    @functools.cached_property
+    def first_steps(self) -> int:
+        """Steps that are taken one by one before several by a kernel; see `TaskKernel`."""
+        return layout_of(self.program, self.feeds).first_steps if self.most_steps > 1 else 0
+
     @property
     def _chosen(self) -> Choice | None:
         return (self.choice or self._predicted) if self._takes_steps else None
@@ -479,6 +491,7 @@ class HostKernel:
     sends: ClassVar[bool] = False
     stores_beyond: ClassVar[bool] = False
     finds_ends: ClassVar[Sequence[int]] = ()
+    first_steps: ClassVar[int] = 0
     handed_on: ClassVar[Mapping[int, int]] = {}
 
     def overwrites(self, shapes: Iterable[Shape]) -> bool:

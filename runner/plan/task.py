@@ -67,6 +67,11 @@ class TaskKernel(Protocol):
         """The most steps of one call of `advance`; 1 if it takes none."""
 
     @property
+    def first_steps(self) -> int:
+        """How many steps are taken one by one before `advance` takes several: it computes cells at the ends
+        as copies of others, which they are from then on."""
+
+    @property
     def aligned(self) -> bool:
         """Whether steps are faster on blocks whose rows begin at multiples of a line or sector of a cache."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import shared_planes, single_pass
-from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel
+from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel, layout_of
 from meshrun.runner.compiler.decide import not_one_kernel
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
@@ -161,8 +161,14 @@ def _stage(staged: StagedProgram, stage: Stage) -> str:
 
 def _edges(kernel: StepKernel) -> list[tuple[str, str]]:
     """Return how far cells near the array's ends read, if that is further than those between."""
-    inside, facts = interior(kernel.program), []
-    for axis, ends in enumerate(kernel.ends[-kernel.program.axes :]):
+    layout, facts = layout_of(kernel.program, kernel.feeds), []
+    inside = layout.interior
+    for axis, (repeated, filled) in enumerate(zip(layout.repeats, layout.filled, strict=True)):
+        if repeated:
+            facts.append((f"axis {axis}", f"the last {counted(repeated, 'cell')} repeat the first ones"))
+        if any(filled):
+            facts.append((f"axis {axis}", f"edges of {filled[0]} + {filled[1]} cells copy those beside them"))
+    for axis, ends in enumerate(layout.ends):
         reads = [inside.footprint(number)[axis] for number in kernel.feeds]
         between = max(max(one) for one in reads)
         if ends.reach <= between:

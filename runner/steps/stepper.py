@@ -310,7 +310,7 @@ class Stepper(StepBlocks[DistributedArray]):
         self._until = self.done + steps
         cycle = self._longest_cycle(steps)
         begin = backend.mark() if backend.asynchronous else None
-        left = steps
+        left = steps - self._first_steps(steps, last=last)
         recorder = self.world.recorder
         name = 0 if recorder is None else recorder.name("step")
         while left:
@@ -332,6 +332,18 @@ class Stepper(StepBlocks[DistributedArray]):
             self._spans.append((begin, backend.mark()))
             if len(self._spans) >= PENDING:
                 self.settle()
+
+    def _first_steps(self, left: int, *, last: bool) -> int:
+        """Take the first steps of a run one by one where a kernel of several asks for it; return how many."""
+        kernel, first = self.task.kernel, 0
+        if kernel is None or self.fused_steps == 1:
+            return 0
+        while first < left and self.taken < kernel.first_steps:
+            first += 1
+            self._step(0, last and first == left)
+            self.done += 1
+            self.progress(self.done)
+        return first
 
     def _longest_cycle(self, steps: int) -> int:
         """Return the most steps of a cycle of so many steps; compile the kernels of all cycles.
