@@ -17,6 +17,7 @@ from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import shared_planes, single_pass
 from meshrun.runner.compiler.cuda.beyond import MOST_BYTES, Beyond, Sides, cells_beyond
+from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
 from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, Sending, StepKernel, Tuning
@@ -41,7 +42,7 @@ from meshrun.runner.compiler.whole.point_code import (
     host_points,
 )
 from meshrun.runner.device.api import Backend
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.compiler import NotCompiled, find_compiler
 
@@ -225,12 +226,25 @@ class DeviceKernel:
         sides = sides if any(map(any, sides)) else ()
         units = all(single_pass.lie_in_units(*one) for pair in given for one in zip(*pair, strict=True))
         alike = single_pass.have_equal_alignment(merged, blocks, outs, self.widths)
-        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0, units, alike)
         places = [at % n for at, n in zip(first, self.program.lengths, strict=False)]
+        once = None
+        if single_pass.is_in_place(blocks, outs, self.widths):
+            own = self._lengths(outs[0].shape)
+            near = single_pass.near_ends(merged, own, places)
+            strides = outs[0].strides[: merged.axes]
+            begin = address_of(outs[0]) + sum(a * b for (a, _), b in zip(near, strides, strict=True))
+            left = tuple(max(n - sum(cells), 0) for n, cells in zip(own, near, strict=True))
+            once = left, begin % single_pass.LARGEST_ROW == 0
+        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0, units, alike, once)
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
         if call.grid == (0,):
             return functools.partial(_call_all, ())
         return functools.partial(launch, call.grid, call.block, call.arguments, shared_mem=kernel.shared)
+
+    def _lengths(self, shape: Shape) -> Shape:
+        """Return the own cells per axis of results of a shape."""
+        last = self._merged.axes - 1
+        return *shape[:last], math.prod(shape[last:]) // self._merged.outputs[0].components
 
     def prepare(self, shape: Shape) -> None:
         """Compile the kernel of one pass for results of this shape. Raises NotCompiled."""
@@ -248,17 +262,17 @@ class DeviceKernel:
         beyond: bool = False,
         units: bool = True,
         alike: bool = False,
+        once: tuple[Shape, bool] | None = None,
     ) -> tuple[single_pass.PassKernel, Callable[..., None]]:
         """Return the kernel for results of a shape, whose tile is no longer than their own cells.
 
         apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array.
         units: whether cells begin at multiples of their units in memory. alike: whether all arrays have an
-        equal alignment.
+        equal alignment. once: the cells between the array's ends, and whether the first one is at a multiple
+        of 16 bytes, if no cell may be computed twice: results are written over an input.
         """
-        last = self._merged.axes - 1
-        row = math.prod(shape[last:]) // self._merged.outputs[0].components
-        lengths = (*shape[:last], row)
-        planes = None
+        lengths = self._lengths(shape)
+        row, planes, tile = lengths[-1], None, self._tile
         if single_pass.marches(self._common):
             between = single_pass.between_ends(self._merged, lengths)
             tile = single_pass.choose_tile(self._common, between)
@@ -266,7 +280,6 @@ class DeviceKernel:
             if alike and not isinstance(chosen, str):
                 planes, tile = chosen, chosen.tile
         else:  # all longer ones have the same tile
-            tile = self._tile
             if self.row:  # steps
                 tile = single_pass.with_fewer_columns(self._common, tile, math.prod(lengths))
             near = map(sum, ends_of(self._merged))
@@ -275,16 +288,25 @@ class DeviceKernel:
             )
         if self._ends and row != self.row:
             raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
-        key = tile, planes, apart, wide, beyond, units
+        march: bool | SharedPlanes | None = planes
+        if once is not None:
+            march = single_pass.marches(self._common)
+            whole = single_pass.whole_tile(planes.block if planes else tile, once[0], march, once[1])
+            if planes and whole[1:] == planes.block[1:]:
+                march = planes = replace(planes, planes=whole[0])
+            else:
+                tile, planes = single_pass.whole_tile(tile, once[0], march, once[1]), None
+        key = tile, march, apart, wide, beyond, units, once is None
         if key not in self._passes:
             kernel = single_pass.emit(
                 self._merged if units else without_units(self._merged),
+                tile=None if once is None or planes else tile,
                 lengths=lengths,
                 apart=apart,
                 wide=wide,
                 ends=self._ends,
                 beyond=self._beyond if beyond else None,
-                march=planes,
+                march=march,
             )
             launch = self._compiled(kernel.source, kernel.name, kernel.shared)
             self._passes[key] = kernel, launch
