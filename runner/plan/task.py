@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -127,9 +127,6 @@ class TaskKernel(Protocol):
 
         `before` is read by the result that becomes `now` alone, at the own cell: a pass may write over it.
         """
-
-    def overwrites(self, shapes: Iterable[Shape]) -> bool:
-        """Whether passes over results of these shapes may write over what is read at the own cell."""
 
     def without_handed_on(self) -> TaskKernel:
         """Return the kernel of single passes that leaves out what becomes the inputs of `handed_on`."""

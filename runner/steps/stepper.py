@@ -176,14 +176,6 @@ class Stepper(StepBlocks[DistributedArray]):
         single = counts.per_kernel == counts.per_exchange == 1
         if task.kernel is None or not single or self.one_by_one or self.one_copy or not in_place:
             return {}
-        # What ranks compute at once: their cells; or, while messages travel, the rows between those sent.
-        shapes = [region.shape for region in task.partition if region.size]
-        if task.partition.grid[0] > 1 and (
-            self.overlap or (self.overlap is None and len(self.world.hosts) > 1)
-        ):
-            low, high = task.widths[0]
-            rows = [(count, one) for one in shapes for count in (low, high, one[0] - low - high)]
-            shapes += [(count, *one[1:]) for count, one in rows if count > 0]
         alike = {
             before: now
             for before, now in task.kernel.handed_on.items()
@@ -191,8 +183,7 @@ class Stepper(StepBlocks[DistributedArray]):
             and task.fields[before].partition == task.fields[now].partition
             and task.fields[before].subgrid == task.fields[now].subgrid
         }
-        every = alike and len(alike) == len(task.kernel.handed_on) and task.kernel.overwrites(shapes)
-        return alike if every else {}
+        return alike if len(alike) == len(task.kernel.handed_on) else {}
 
     def _longest_graph(self) -> int:
         """Return the steps of the longest graphs, the same on every rank."""
