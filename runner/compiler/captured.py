@@ -80,6 +80,8 @@ def code_text(code: CodeType) -> str:
 def _around(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the variables around a function and, if no file holds it, the globals that it names."""
     in_file = source_file(function) is not None
+    if in_file and not function.__code__.co_freevars:
+        return
     for name, value in named(function).items():
         if not in_file or name in function.__code__.co_freevars:
             yield name, value

@@ -204,8 +204,8 @@ class Operand:
     """An input or output of a program.
 
     trailing: lengths of the axes after the grid axes. combine: of an output that is not written, but of which
-    only the best cell is kept, "maximum" or "minimum"; of 4 or 8 bytes. unit: components that one access to
-    memory moves, if all cells begin at multiples of so many (`with_units`).
+    all cells are combined, "maximum", "minimum" or "add"; of 4 or 8 bytes. unit: components that one access
+    to memory moves, if all cells begin at multiples of so many (`with_units`).
     """
 
     name: str
