@@ -132,7 +132,6 @@ class DeviceKernel:
     row: int = 0
     takes_rows = True
     capturable = True
-    aligned: bool = field(init=False)
     _passes: dict[tuple[Any, ...], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
         default_factory=dict
     )
