@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -122,6 +122,9 @@ class TaskKernel(Protocol):
 
         `before` is read by the result that becomes `now` alone, at the own cell: a pass may write over it.
         """
+
+    def overwrites(self, shapes: Iterable[Shape]) -> bool:
+        """Whether passes over results of these shapes may write over what is read at the own cell."""
 
     def without_handed_on(self) -> TaskKernel:
         """Return the kernel of single passes that leaves out what becomes the inputs of `handed_on`."""
@@ -609,7 +612,7 @@ def plan_task(
     parameters = job.arguments(parameters) if has_tables else parameters
     if job.check is not None:
         job.check(shape, dtype, **parameters)
-    chosen = boundary or job.boundary
+    chosen = job.boundary if boundary is None else boundary
     check_boundary(job, chosen)
     if job.whole and (boundary is not None or cval is not None):
         raise UserError(

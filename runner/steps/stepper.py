@@ -176,6 +176,14 @@ class Stepper(StepBlocks[DistributedArray]):
         single = counts.per_kernel == counts.per_exchange == 1
         if task.kernel is None or not single or self.one_by_one or self.one_copy or not in_place:
             return {}
+        # What ranks compute at once: their cells; or, while messages travel, the rows between those sent.
+        shapes = [region.shape for region in task.partition if region.size]
+        if task.partition.grid[0] > 1 and (
+            self.overlap or (self.overlap is None and len(self.world.hosts) > 1)
+        ):
+            low, high = task.widths[0]
+            rows = [(count, one) for one in shapes for count in (low, high, one[0] - low - high)]
+            shapes += [(count, *one[1:]) for count, one in rows if count > 0]
         alike = {
             before: now
             for before, now in task.kernel.handed_on.items()
@@ -183,7 +191,8 @@ class Stepper(StepBlocks[DistributedArray]):
             and task.fields[before].partition == task.fields[now].partition
             and task.fields[before].subgrid == task.fields[now].subgrid
         }
-        return alike if len(alike) == len(task.kernel.handed_on) else {}
+        every = alike and len(alike) == len(task.kernel.handed_on) and task.kernel.overwrites(shapes)
+        return alike if every else {}
 
     def _longest_graph(self) -> int:
         """Return the steps of the longest graphs, the same on every rank."""
@@ -589,7 +598,8 @@ class Stepper(StepBlocks[DistributedArray]):
         message = halo_bytes(self.task, self.task.partition[0], self.steps_per_exchange)
         large = isinstance(self._peers, str) and self.fused_steps == 1 and message >= OVERLAPPED_BYTES
         gpus = self.world.backend.asynchronous and self._exchanging
-        chosen = gpus and (large or len(self.world.hosts) > 1) if asked is None else asked
+        worth = (large and not self.handed_on) or len(self.world.hosts) > 1
+        chosen = gpus and worth if asked is None else asked
         kernel = self.task.kernel
         in_one = self.fused_steps > 1 and kernel is not None and not kernel.takes_rows
         self.overlap = chosen and self._may_overlap and not in_one

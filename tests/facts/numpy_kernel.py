@@ -75,6 +75,10 @@ class NumpyKernel:
     stores_beyond = DeviceKernel.__dict__["stores_beyond"]
     handed_on = DeviceKernel.__dict__["handed_on"]
 
+    def overwrites(self, shapes: Any) -> bool:
+        """Whether passes may write over what is read at the own cell."""
+        return True
+
     def without_handed_on(self) -> NumpyKernel:
         """Return the kernel of the other results; `bound` counts for it alone."""
         program, feeds = without_outputs(self.program, self.feeds, self.handed_on)

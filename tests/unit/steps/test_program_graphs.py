@@ -111,7 +111,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], halos: Path) -> N
                 text: Any = type("Text", (), {"source": source, "name": name})
                 (made[source],) = launchers(Path(folder), [text])
 
-        def launch(*arguments: Any) -> None:
+        def launch(*arguments: Any, shared_mem: int = 0) -> None:
             body = source.partition("__global__")[2]
             launched.append(name + (" reducing" if "keep_best<" in body or "keep_sum<" in body else ""))
             with one_at_a_time:  # a kernel's threads are counted in global variables
