@@ -22,7 +22,14 @@ from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.programs.best import ReducingKernel, reducing_kernels, with_late_reductions
-from meshrun.runner.programs.stages import KernelStage, Stage, StagedProgram, ValueStage, plan_program
+from meshrun.runner.programs.stages import (
+    KernelStage,
+    Stage,
+    StagedProgram,
+    ValueStage,
+    plan_program,
+    with_results_as_arrays,
+)
 from meshrun.runner.report.units import bytes_text, counted
 from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
@@ -46,7 +53,7 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
     arithmetic: one of FUSE_MATH. steps: of a kernel that takes time steps; None: one pass. cpu: for a CPU.
     """
     if task.job.program is not None:
-        staged = plan_program(task.job.program)
+        staged = with_results_as_arrays(plan_program(task.job.program), task.feed_numbers)
         if cpu:
             return _stages_report(staged, {}, cpu=True)
         staged = with_late_reductions(staged)

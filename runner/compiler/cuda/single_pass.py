@@ -64,6 +64,7 @@ BRANCH_THREADS, BRANCH_REGISTERS = (
 TURNS = 64  # of a thread that marches through planes
 LEAST_PLANES = 8  # of a march whose results are written over an input
 WASTED = 0.95  # threads of smaller blocks over those of larger ones that are worth it
+ADDED_ROWS = 4  # of a thread that adds its cells, at least
 FEW = 2  # small elements of a row that are loaded one by one: words need their addresses and shifts
 MOST_THREADS = 2**18  # of a large GPU at a time
 # Threads of a pass over a small field, at least, as long as its tiles have columns to give away: of kernels
@@ -154,6 +155,7 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
     planes share what they read, a thread marches through 64 of them, with 2 rows of 8 bytes, but 2 cells at
     least. All are halved, rows first, while the loads of a thread need more than 96 registers, or while it
     computes more than 1500 values, which take half a second to compile, or 1000 if the program has branches.
+    Before that, ROWS is at least 4 if cells are added.
 
     lengths: own cells per grid axis; the tile is no longer, and PLANES is so small that there are threads for
     a whole GPU, but not less than 8.
@@ -166,6 +168,10 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
     rows = _rows(program, largest, march)
     if rows == 4 and _apart(program) > 2 and all(one.dtype.itemsize == 4 for one in operands):
         rows, columns = 8, 2
+
+    # What a thread adds is worth what it takes to add the threads' sums.
+    if any(one.combine == "add" for one in program.outputs) and program.axes > 1:
+        rows = max(rows, ADDED_ROWS)
 
     branches = bool(branches_of(program))
     if branches and program.axes > 2 and not march and not sweep:
