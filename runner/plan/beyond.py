@@ -143,6 +143,21 @@ def _side(job: Job, word: str, cval: float, parameters: Mapping[str, Any]) -> Si
     return Side("constant", value)
 
 
+def repeated_along(axes: Sequence[int], rules: Rules) -> Rules:
+    """Return the rules of an input whose cells along some axes are all the same.
+
+    So are the cells beyond their ends, as every mode but "constant" says.
+    """
+
+    def repeated(side: Side) -> Side:
+        return Side("nearest") if side.mode == "constant" else side
+
+    return tuple(
+        (repeated(before), repeated(after)) if axis in axes else (before, after)
+        for axis, (before, after) in enumerate(rules)
+    )
+
+
 def modes_of(rules: Rules) -> Modes:
     return tuple((before.mode, after.mode) for before, after in rules)
 

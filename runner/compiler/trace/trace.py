@@ -8,6 +8,7 @@ number, cannot be recorded: `NotTraceable` says why, on which line, and what to 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,10 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_lin
 from meshrun.runner.compiler.trace.timed import given_of
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.region import Shape
+
+Repeated = tuple[
+    int, tuple[int, ...]
+]  # axes of an input that broadcasts; grid axes along which it has one cell
 
 
 def _lengths(widths: Sequence[tuple[int, int]]) -> tuple[Shape, Shape]:
@@ -48,6 +53,7 @@ def trace(
     names: Sequence[str] = ("output",),
     declared: Sequence[Operand] | None = None,
     shape: Shape = (),
+    repeated: Sequence[Repeated | None] = (),
 ) -> Program:
     """Return the program that `function` computes for each own cell. Raises NotTraceable.
 
@@ -56,7 +62,9 @@ def trace(
     axes of each result, for a function that fills `out`. shape: of the whole array, for `here`.
     """
     programs = [
-        _trace_once(function, inputs, widths, parameters, services, (names, declared), lengths, shape)
+        _trace_once(
+            function, inputs, widths, parameters, services, (names, declared), lengths, shape, repeated
+        )
         for lengths in _lengths(widths)
     ]
     if len({program.text() + program.tape.text() for program in programs}) > 1:
@@ -87,13 +95,19 @@ def _trace_once(
     results: tuple[Sequence[str], Sequence[Operand] | None],
     lengths: Shape,
     shape: Shape,
+    repeated: Sequence[Repeated | None] = (),
 ) -> Program:
     """Return the program of one call. results: names, and `declared`. lengths: of the blocks' own cells."""
     names, declared = results
     recorder = BlockCall(function, lengths, widths)
     axes = len(lengths)
     padded = tuple(n + low + high for n, (low, high) in zip(lengths, widths, strict=True))
-    blocks = [_block(recorder, number, one, padded) for number, one in enumerate(inputs)]
+    blocks = [
+        _block(recorder, number, one, padded)
+        if of_one is None
+        else _narrow_block(recorder, number, one, padded, of_one)
+        for number, (one, of_one) in enumerate(zip_longest(inputs, repeated))
+    ]
     outs = [_unwritten(recorder, one, lengths) for one in declared or ()]
     tape = recorder.tape
     xp = Namespace(recorder)
@@ -128,6 +142,23 @@ def _block(recorder: BlockCall, number: int, one: Operand, padded: Shape) -> Tra
         nodes.ravel()[place] = recorder.graph.load(number, one.dtype, (0,) * axes, place)
     grid = (*range(axes), *(None,) * len(one.trailing))
     return Traced(recorder, nodes, padded + one.trailing, grid, one.dtype)
+
+
+def _narrow_block(
+    recorder: BlockCall, number: int, one: Operand, padded: Shape, repeated: Repeated
+) -> Traced:
+    """Return a block of an input that broadcasts: of one cell along some axes, without the first ones."""
+    ndim, alone = repeated
+    check_computable(one.dtype)
+    if one.trailing:
+        raise NotTraceable(f"has an input {one.name} that broadcasts along axes of components")
+    # Own cells are read along these axes: results are shifted back by the halo before them.
+    offset = tuple(low if axis in alone else 0 for axis, (low, _) in enumerate(recorder.widths))
+    nodes = np.full((1,) * ndim, recorder.graph.load(number, one.dtype, offset), object)
+    axes = range(len(padded) - ndim, len(padded))
+    shape = tuple(1 if axis in alone else padded[axis] for axis in axes)
+    grid = tuple(None if axis in alone else axis for axis in axes)
+    return Traced(recorder, nodes, shape, grid, one.dtype)
 
 
 def _unwritten(recorder: BlockCall, one: Operand, lengths: Shape) -> Traced:
