@@ -60,7 +60,12 @@ def trace_of(task: Task) -> Program:
     ):
         raise NotTraceable("returns a result of another size than its input")
     inputs = tuple(
-        Operand(field.name, np.dtype(field.dtype.newbyteorder("=")), field.shape[axes:])
+        Operand(
+            field.name,
+            np.dtype(field.dtype.newbyteorder("=")),
+            field.shape[axes:],
+            repeated=None if field.given is None else (len(field.given), field.repeated),
+        )
         for field in task.fields
     )
     declared = None
@@ -72,15 +77,7 @@ def trace_of(task: Task) -> Program:
     outs = declared if "out" in job.services else None
     names = job.output_names
     program = trace(
-        job.function,
-        inputs,
-        task.widths[:axes],
-        task.parameters,
-        job.services,
-        names,
-        outs,
-        task.shape,
-        [None if field.given is None else (len(field.given), field.repeated) for field in task.fields],
+        job.function, inputs, task.widths[:axes], task.parameters, job.services, names, outs, task.shape
     )
     if any(one.components == 0 for one in program.outputs):
         raise NotTraceable("returns no elements")

@@ -26,6 +26,7 @@ from meshrun.runner.plan.beyond import (
     modes_of,
     repeated_along,
     rules_of,
+    rules_text,
     uniform,
 )
 from meshrun.runner.plan.grid import Partition, parse_grid
@@ -186,9 +187,8 @@ class Task:
     `shape`, `dtype`, `partition` and `widths` are those of the first input that has axes, in whose indices
     regions and the block context are given. An input or a result without axes is a value, which every rank
     has.
-    declared_boundary: as text, if it is not one for all inputs, axes and sides; else "". A kernel has the
-    rules of all sides in itself: of its blocks, `boundary` is "wrap" if ends of some axis meet, else
-    "constant".
+    boundary: of all inputs, axes and sides; if fields have rules, of a kernel's blocks: "wrap" if ends of
+    some axis meet, else "constant". The kernel has the rules in itself.
     """
 
     job: Job
@@ -201,7 +201,6 @@ class Task:
     kernel: TaskKernel | None = None
     reads: tuple[tuple[Widths, ...], ...] | None = None
     compiled: bool = False
-    declared_boundary: str = ""
 
     @cached_property
     def first(self) -> int:
@@ -283,6 +282,11 @@ class Task:
         with a boundary for each side."""
         placed = self.job.whole or bool(self.declared_boundary)
         return self.boundary if self.boundary == "wrap" or not placed else "none"
+
+    @cached_property
+    def declared_boundary(self) -> str:
+        """The boundary as text, if it is not one for all inputs, axes and sides; else ""."""
+        return ";".join(f"{one.name}={rules_text(one.rules)}" for one in self.fields if one.rules)
 
     @property
     def by_side(self) -> bool:
@@ -716,9 +720,7 @@ def _with_boundary(task: Task) -> Task:
                 for value in {side.value for axis in field.rules for side in axis if side.mode == "constant"}:
                     _check_constant(task.parameters[value] if isinstance(value, str) else value, field.dtype)
             meets = any(one.mode == "wrap" for field in rules for axis in field for one in axis)
-            return replace(
-                task, boundary="wrap" if meets else "constant", cval=0.0, declared_boundary=task.boundary
-            )
+            return replace(task, boundary="wrap" if meets else "constant", cval=0.0)
         assert not isinstance(side.value, str)
         fields = tuple(replace(field, rules=()) for field in task.fields)
         task = replace(task, boundary=side.mode, cval=side.value, fields=fields)

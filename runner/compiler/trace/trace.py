@@ -8,7 +8,6 @@ number, cannot be recorded: `NotTraceable` says why, on which line, and what to 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,6 @@ def trace(
     names: Sequence[str] = ("output",),
     declared: Sequence[Operand] | None = None,
     shape: Shape = (),
-    repeated: Sequence[Repeated | None] = (),
 ) -> Program:
     """Return the program that `function` computes for each own cell. Raises NotTraceable.
 
@@ -62,9 +60,7 @@ def trace(
     axes of each result, for a function that fills `out`. shape: of the whole array, for `here`.
     """
     programs = [
-        _trace_once(
-            function, inputs, widths, parameters, services, (names, declared), lengths, shape, repeated
-        )
+        _trace_once(function, inputs, widths, parameters, services, (names, declared), lengths, shape)
         for lengths in _lengths(widths)
     ]
     if len({program.text() + program.tape.text() for program in programs}) > 1:
@@ -95,19 +91,13 @@ def _trace_once(
     results: tuple[Sequence[str], Sequence[Operand] | None],
     lengths: Shape,
     shape: Shape,
-    repeated: Sequence[Repeated | None] = (),
 ) -> Program:
     """Return the program of one call. results: names, and `declared`. lengths: of the blocks' own cells."""
     names, declared = results
     recorder = BlockCall(function, lengths, widths)
     axes = len(lengths)
     padded = tuple(n + low + high for n, (low, high) in zip(lengths, widths, strict=True))
-    blocks = [
-        _block(recorder, number, one, padded)
-        if of_one is None
-        else _narrow_block(recorder, number, one, padded, of_one)
-        for number, (one, of_one) in enumerate(zip_longest(inputs, repeated))
-    ]
+    blocks = [_block(recorder, number, one, padded) for number, one in enumerate(inputs)]
     outs = [_unwritten(recorder, one, lengths) for one in declared or ()]
     tape = recorder.tape
     xp = Namespace(recorder)
@@ -133,6 +123,8 @@ def _trace_once(
 
 
 def _block(recorder: BlockCall, number: int, one: Operand, padded: Shape) -> Traced:
+    if one.repeated is not None:
+        return _narrow_block(recorder, number, one, padded)
     axes = len(padded)
     if one.components > MOST_COMPONENTS:
         raise NotTraceable(f"has {one.components} elements per cell of its input {one.name}")
@@ -144,11 +136,10 @@ def _block(recorder: BlockCall, number: int, one: Operand, padded: Shape) -> Tra
     return Traced(recorder, nodes, padded + one.trailing, grid, one.dtype)
 
 
-def _narrow_block(
-    recorder: BlockCall, number: int, one: Operand, padded: Shape, repeated: Repeated
-) -> Traced:
+def _narrow_block(recorder: BlockCall, number: int, one: Operand, padded: Shape) -> Traced:
     """Return a block of an input that broadcasts: of one cell along some axes, without the first ones."""
-    ndim, alone = repeated
+    assert one.repeated is not None
+    ndim, alone = one.repeated
     check_computable(one.dtype)
     if one.trailing:
         raise NotTraceable(f"has an input {one.name} that broadcasts along axes of components")
