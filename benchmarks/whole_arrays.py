@@ -5,7 +5,9 @@
 
 Microseconds per step, medians of rounds in which both forms take turns, of the slowest rank, without files.
 Edges that a function writes by index are a boundary in block form. single: each step is one pass. several: as
-the runner chooses. one pass: over --pass-side squared cells of float32, read and written.
+the runner chooses. one pass: over --pass-side squared cells of float32, read and written. copy: the bytes
+that a step reads and writes, per second, over the rate of a copy on the same device; more than 1 if several
+steps read and write the fields once.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +128,40 @@ def shallow_water_blocks(h, u, v, *, depth: float = 0.3, pull: float = 0.3):
     return h[1:-1, 1:-1] - depth * flow, new_u[:-1], new_v[:, :-1]
 
 
-PAIRS = {
-    "heat": (heat, heat_blocks, np.float32),
-    "wave": (wave, wave_blocks, np.float32),
-    "gray_scott": (gray_scott, gray_scott_blocks, np.float32),
-    "life": (life, life_blocks, np.uint8),
-    "shallow_water": (shallow_water, shallow_water_blocks, np.float32),
+@meshrun.distribute(feeds="psi")
+def schroedinger(psi, potential, *, dt: float = 0.05):
+    """A particle in a potential, where opposite edges meet."""
+    return psi + 1j * dt * (0.5 * around(psi) - potential * psi)
+
+
+@meshrun.map_blocks(halo=1, boundary="wrap", feeds="psi")
+def schroedinger_blocks(psi, potential, *, dt: float = 0.05):
+    own = psi[1:-1, 1:-1]
+    near = psi[:-2, 1:-1] + psi[2:, 1:-1] + psi[1:-1, :-2] + psi[1:-1, 2:] - 4 * own
+    return own + 1j * dt * (0.5 * near - potential[1:-1, 1:-1] * own)
+
+
+@meshrun.distribute
+def ginzburg_landau(psi, *, dt: float = 0.05):
+    """Oscillators that are coupled to their neighbours, where opposite edges meet."""
+    return psi + dt * (psi + (1 + 0.5j) * around(psi) - (1 - 1.2j) * np.abs(psi) ** 2 * psi)
+
+
+@meshrun.map_blocks(halo=1, boundary="wrap")
+def ginzburg_landau_blocks(psi, *, dt: float = 0.05):
+    own = psi[1:-1, 1:-1]
+    near = psi[:-2, 1:-1] + psi[2:, 1:-1] + psi[1:-1, :-2] + psi[1:-1, 2:] - 4 * own
+    return own + dt * (own + (1 + 0.5j) * near - (1 - 1.2j) * np.abs(own) ** 2 * own)
+
+
+PAIRS = {  # the two forms, and the dtypes of their inputs
+    "heat": (heat, heat_blocks, ["float32"]),
+    "wave": (wave, wave_blocks, ["float32"] * 2),
+    "gray_scott": (gray_scott, gray_scott_blocks, ["float32"] * 2),
+    "life": (life, life_blocks, ["uint8"]),
+    "shallow_water": (shallow_water, shallow_water_blocks, ["float32"] * 3),
+    "schroedinger": (schroedinger, schroedinger_blocks, ["complex64", "float32"]),
+    "ginzburg_landau": (ginzburg_landau, ginzburg_landau_blocks, ["complex64"]),
 }
 
 
@@ -142,29 +172,35 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--only", choices=PAIRS, help="one function")
+    parser.add_argument("--only", choices=PAIRS, nargs="+", default=[*PAIRS], help="these functions")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with open_world(options.device) as world:
-        rows = measure(world, options)
+        copied = min(world.control.allgather(world.backend.copy_rate()))
+        rows = measure(world, options, copied)
         if options.json and world.rank == 0:
             measured = {name: getattr(options, name) for name in ("side", "pass_side", "steps", "rounds")}
             where = {"ranks": world.size, "devices": world.places(), "versions": world.versions()}
+            measured["copy_bytes_per_second"] = copied
             record = {"benchmark": "whole_arrays", **measured, **where, "rows": rows}
             write_json(options.json, "benchmark", 1, record)
 
 
-def measure(world: World, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Print and return a row for each function and way to take steps."""
+def measure(world: World, options: argparse.Namespace, copied: float) -> list[dict[str, Any]]:
+    """Print and return a row for each function and way to take steps.
+
+    copied: bytes per second that each rank's device reads and writes in a copy.
+    """
     rows = []
-    names = [options.only] if options.only else list(PAIRS)
-    cases = [(name, kind, options.side) for name in names for kind in ("single", "several")]
+    cases = [(name, kind, options.side) for name in options.only for kind in ("single", "several")]
     cases += [("heat", "one pass", options.pass_side)] if options.pass_side else []
     if world.rank == 0:
-        print(f"{'function':<14} {'steps':<9} {'whole us':>10} {'blocks us':>10} {'quotient':>9}  per kernel")
+        print(f"copy: {copied / 1e9:.0f} GB/s per rank")
+        names = f"{'whole us':>10} {'blocks us':>10} {'quotient':>9} {'copy':>6}"
+        print(f"{'function':<16} {'steps':<9} {names}  per kernel")
     for name, kind, side in cases:
-        *jobs, dtype = PAIRS[name]
-        tasks = [task_of(world, job, side, np.dtype(dtype)) for job in jobs]
+        *jobs, dtypes = PAIRS[name]
+        tasks = [task_of(world, job, side, dtypes) for job in jobs]
         takers = [one_pass(world, task) if kind == "one pass" else stepping(world, task, options.steps, kind)
                   for task in tasks]  # fmt: skip
         times: list[list[float]] = [[], []]
@@ -172,21 +208,22 @@ def measure(world: World, options: argparse.Namespace) -> list[dict[str, Any]]:
             for number, (take, _) in enumerate(takers):
                 times[number].append(max(world.control.allgather(take())))
         whole, blocks = (1e6 * statistics.median(each[1:]) for each in times)  # the first round warms up
-        row = {"function": name, "steps": kind, "whole_us": whole, "blocks_us": blocks,
+        moved = sum(np.dtype(dtype).itemsize for dtype in dtypes)
+        moved += sum(dtype.itemsize for _, dtype in tasks[0].known)
+        share = moved * side**2 / world.size / (whole / 1e6) / copied
+        row = {"function": name, "steps": kind, "whole_us": whole, "blocks_us": blocks, "of_copy": share,
                "quotient": whole / blocks, "per_kernel": [count for _, count in takers]}  # fmt: skip
         rows.append(row)
         if world.rank == 0:
+            figures = f"{whole:10.1f} {blocks:10.1f} {whole / blocks:9.3f} {share:6.2f}"
             counts = " and ".join(str(count) for _, count in takers)
-            print(
-                f"{name:<14} {kind:<9} {whole:10.1f} {blocks:10.1f} {whole / blocks:9.3f}  {counts}",
-                flush=True,
-            )
+            print(f"{name:<16} {kind:<9} {figures}  {counts}", flush=True)
     return rows
 
 
-def task_of(world: World, job: Job, side: int, dtype: np.dtype[Any]) -> Task:
+def task_of(world: World, job: Job, side: int, dtypes: Sequence[str]) -> Task:
     """Return the task of a job for square arrays, with its kernel."""
-    types, parameters = [((side, side), dtype)] * len(job.arrays), job.complete({})
+    types, parameters = [((side, side), np.dtype(dtype)) for dtype in dtypes], job.complete({})
     job = with_inferred_halo(job, types, parameters)
     task, _ = fused(world, plan_task(job, parameters, types, world.size), "require", "strict", 100)
     return task

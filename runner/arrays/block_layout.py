@@ -12,7 +12,16 @@ import numpy as np
 
 from meshrun.runner.device.api import poison
 from meshrun.runner.plan.grid import Partition
-from meshrun.runner.plan.halo import AxisCopy, Slices, Widths, axis_copies
+from meshrun.runner.plan.halo import (
+    AxisCopy,
+    Constants,
+    Modes,
+    Slices,
+    Widths,
+    along,
+    axis_copies,
+    outside_slabs,
+)
 from meshrun.runner.region import Array, Region, Shape
 
 
@@ -29,11 +38,10 @@ class BlockLayout:
     cut: whether the region is only part of each axis; the halo of a whole axis is filled from the block
     itself. filled: the layout of the part of the block whose halo is filled; its widths are `read`, by
     default all. part: slices of that part. shape: of the padded block. core: slices of its own cells.
-    outside: of those with the constant. padded: whether an empty block has a halo too, whose cells are not
-    filled. within: the copies of own cells that fill
-    the halo of each axis that is not cut. aligned: bytes; in memory from `empty` the own cells of each row
-    begin at a multiple of them. 0: at any. rows_before: rows of memory from `empty` that lie before the
-    block.
+    outside: of those with a constant, each with it. padded: whether an empty block has a halo too, whose
+    cells are not filled. within: the copies of own cells that fill the halo of each axis that is not cut.
+    aligned: bytes; in memory from `empty` the own cells of each row begin at a multiple of them. 0: at any.
+    rows_before: rows of memory from `empty` that lie before the block.
     """
 
     def __init__(
@@ -42,15 +50,16 @@ class BlockLayout:
         whole: Shape,
         cut: Sequence[bool],
         widths: Widths,
-        boundary: str,
-        cval: float = 0.0,
+        boundary: str | Modes,
+        cval: float | Constants = 0.0,
         read: Widths | None = None,
         *,
         padded: bool = False,
     ) -> None:
         if region.size == 0 and not padded:
             widths = tuple((0, 0) for _ in widths)
-        self.region, self.widths, self.cval = region, widths, cval
+        self.region, self.widths, self.whole = region, widths, whole
+        self.boundary, self.cval = boundary, cval
         self.aligned, self.rows_before = 0, 0
         self._memory: Array | None = None
         own = region.shape
@@ -60,9 +69,9 @@ class BlockLayout:
             (axis, copy)
             for axis, is_cut in enumerate(cut)
             if not is_cut
-            for copy in axis_copies(one_block, axis, 0, widths[axis], boundary)[1:]
+            for copy in axis_copies(one_block, axis, 0, widths[axis], along(boundary, axis))[1:]
         ]
-        self.outside = list(self._outside_slabs(whole)) if boundary == "constant" else []
+        self.outside = outside_slabs(region, whole, widths, boundary, cval)
         self.filled = self
         if read is not None and read != widths:
             self.filled = BlockLayout(region, whole, cut, read, boundary, cval)
@@ -125,9 +134,15 @@ class BlockLayout:
                 poison(block[slab])
 
     def fill_outside(self, block: Array) -> None:
-        """Fill the cells beyond the array with the constant, for that boundary."""
-        for slab in self.outside:
-            block[slab] = self.cval
+        """Fill the cells beyond the array that have a constant."""
+        for slab, value in self.outside:
+            block[slab] = value
+
+    def set_constants(self, cval: Constants) -> None:
+        """Set the constants of each axis before and after the array, of the block and of its filled part."""
+        for layout in {self, self.filled}:
+            layout.cval = cval
+            layout.outside = outside_slabs(layout.region, layout.whole, layout.widths, layout.boundary, cval)
 
     def fill_whole_axes(self, block: Array) -> None:
         """Copy the halo of the uncut axes, in the block or a part of it that includes those axes whole."""
@@ -150,14 +165,6 @@ class BlockLayout:
         ranges = [slice(0, low), slice(length - high, length)]
         whole = [slice(None)] * len(self.shape)
         return [(*whole[:axis], s, *whole[axis + 1 :]) for s in ranges if s.stop > s.start]
-
-    def _outside_slabs(self, shape: Shape) -> Iterable[Slices]:
-        whole = [slice(None)] * len(self.shape)
-        for axis, (low, high) in enumerate(self.widths):
-            before = max(low - self.region.start[axis], 0)
-            after = max(self.region.stop[axis] + high - shape[axis], 0)
-            for outside in (slice(0, before), slice(self.shape[axis] - after, None)):
-                yield (*whole[:axis], outside, *whole[axis + 1 :])
 
 
 @dataclass(eq=False)

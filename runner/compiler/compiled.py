@@ -6,7 +6,7 @@ import ctypes
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from typing import Any, ClassVar, Protocol
@@ -15,7 +15,7 @@ import numpy as np
 
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
-from meshrun.runner.compiler.cuda import single_pass
+from meshrun.runner.compiler.cuda import shared_planes, single_pass
 from meshrun.runner.compiler.cuda.beyond import MOST_BYTES, Beyond, Sides, cells_beyond
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
@@ -23,8 +23,15 @@ from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, Sending,
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.ends import ends_of, interior
+from meshrun.runner.compiler.passes.handed_on import handed_on, without_outputs
 from meshrun.runner.compiler.passes.real_parts import has_complex, in_real_parts, views_of_parts
-from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
+from meshrun.runner.compiler.trace.graph import (
+    Extents,
+    Program,
+    merge_components,
+    with_units,
+    without_units,
+)
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.point_code import (
     DevicePoints,
@@ -117,7 +124,8 @@ class DeviceKernel:
     row: int = 0
     takes_rows = True
     capturable = True
-    _passes: dict[tuple[Shape, bool, bool, bool], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
+    aligned: bool = field(init=False)
+    _passes: dict[tuple[Any, ...], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
         default_factory=dict
     )
     _steps: dict[tuple[int, bool, bool], tuple[StepKernel, Callable[..., None], int]] = field(
@@ -127,8 +135,10 @@ class DeviceKernel:
     def __post_init__(self) -> None:
         # A constant boundary has one value for all elements of a cell, also for imaginary parts.
         self._takes_steps = not (has_complex(self.program) and self.boundary == "constant" and self.cval)
+        self.aligned = all(one.components == 1 for one in self.program.inputs)
         self.program = in_real_parts(self.program)
-        self._merged, _ = merge_components(self.program)
+        # Cells at the ends of rows are found as pairs, where a row is no row of single elements.
+        self._merged = with_units(self.program if self.finds_ends else merge_components(self.program)[0])
         self._common = interior(self._merged)
         self._tile = single_pass.choose_tile(self._common)
         self._ends = self.boundary if self.finds_ends else ""
@@ -152,8 +162,31 @@ class DeviceKernel:
         if self.program.axes > 2:
             return False
         beside = {node.input for node in self.program.loads if node.offset[-1]} & set(self.feeds)
-        plain = all(one.components == 1 and not one.trailing for one in self.program.inputs)
-        return plain and beside <= set(self.finds_ends)
+        return step_kernel.takes_pairs(self.program) and beside <= set(self.finds_ends)
+
+    @functools.cached_property
+    def handed_on(self) -> dict[int, int]:
+        """The inputs whose next values another input has now; see `TaskKernel`."""
+        return handed_on(self.program, self.feeds)
+
+    def overwrites(self, shapes: Iterable[Shape]) -> bool:
+        """Whether passes over results of these shapes may write over what is read at the own cell.
+
+        In others, two threads make the same cells, as tiles at the end of an axis begin earlier.
+        """
+        kernel = self.without_handed_on() if self.handed_on else self
+        for shape, alike in product(shapes, (False, True)):
+            cells = kernel._parts(shape)
+            tile, _, planes = kernel._tile_of(cells, alike)
+            block = tile if planes is None else planes.block
+            if any(n % part for n, part in zip(kernel._between_ends(cells), block, strict=True)):
+                return False
+        return self.aligned
+
+    def without_handed_on(self) -> DeviceKernel:
+        """Return the kernel of the results that no input has now; see `TaskKernel`."""
+        program, feeds = without_outputs(self.program, self.feeds, self.handed_on)
+        return replace(self, program=program, feeds=feeds, _passes={}, _steps={})
 
     @functools.cached_property
     def _beyond(self) -> Beyond | None:
@@ -204,32 +237,48 @@ class DeviceKernel:
         apart = not all(single_pass.have_equal_pitches(*one, merged.axes) for one in given)
         wide = single_pass.is_wide([*blocks, *outs])
         sides = sides if any(map(any, sides)) else ()
-        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0)
+        units = all(single_pass.lie_in_units(*one) for pair in given for one in zip(*pair, strict=True))
+        alike = single_pass.have_equal_alignment(merged, blocks, outs, self.widths)
+        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0, units, alike)
         places = [at % n for at, n in zip(first, self.program.lengths, strict=False)]
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
         if call.grid == (0,):
             return functools.partial(_call_all, ())
-        return functools.partial(launch, call.grid, call.block, call.arguments)
+        return functools.partial(launch, call.grid, call.block, call.arguments, shared_mem=kernel.shared)
 
     def prepare(self, shape: Shape) -> None:
         """Compile the kernel of one pass for results of this shape. Raises NotCompiled."""
         operands = (*self.program.inputs, *self.program.outputs)
         small = math.prod(shape) * sum(one.dtype.itemsize for one in operands) <= MOST_BYTES
         stepped = self.row > 0 and self.most_steps == 1 and self.stores_beyond and small
-        self._pass(shape, beyond=stepped and self._beyond is not None)
+        # Blocks of steps are aligned.
+        self._pass(self._parts(shape), beyond=stepped and self._beyond is not None, alike=self.row > 0)
 
-    def _pass(
-        self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False
-    ) -> tuple[single_pass.PassKernel, Callable[..., None]]:
-        """Return the kernel for results of a shape, whose tile is no longer than their own cells.
+    def _parts(self, shape: Shape) -> Shape:
+        """Return the shape of a result with the two parts of its complex numbers."""
+        return (*shape[: self.program.axes], *self.program.outputs[0].trailing)
 
-        apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array.
-        """
+    def _lengths(self, shape: Shape) -> Shape:
+        """Return the cells of results of a shape, per axis; components lie along the last one."""
         last = self._merged.axes - 1
-        row = math.prod(shape[last:]) // self._merged.outputs[0].components
-        lengths = (*shape[:last], row)
+        return (*shape[:last], math.prod(shape[last:]) // self._merged.outputs[0].components)
+
+    def _between_ends(self, shape: Shape) -> Shape:
+        """Return the cells between the array's ends, per axis."""
+        return single_pass.between_ends(self._merged, self._lengths(shape))
+
+    def _tile_of(self, shape: Shape, alike: bool) -> tuple[Shape, Shape, shared_planes.SharedPlanes | None]:
+        """Return the tile of a pass over results of a shape, the lengths from which it is chosen, and how
+        blocks march through shared planes; None: threads march alone, or do not march."""
+        lengths, planes = self._lengths(shape), None
+        if self._ends and lengths[-1] != self.row:
+            raise ValueError(f"rows of {lengths[-1]} cells, for a kernel of {self.row}")
         if single_pass.marches(self._common):
-            tile = single_pass.choose_tile(self._common, single_pass.between_ends(self._merged, lengths))
+            between = self._between_ends(shape)
+            tile = single_pass.choose_tile(self._common, between)
+            chosen = shared_planes.choose(self._common, between)
+            if alike and not isinstance(chosen, str):
+                planes, tile = chosen, chosen.tile
         else:  # all longer ones have the same tile
             tile = self._tile
             if self.row:  # steps
@@ -238,19 +287,36 @@ class DeviceKernel:
             tile = lengths = tuple(
                 min(one, cells + ends) for one, cells, ends in zip(lengths, tile, near, strict=True)
             )
-        if self._ends and row != self.row:
-            raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
-        key = tile, apart, wide, beyond
+        return tile, lengths, planes
+
+    def _pass(
+        self,
+        shape: Shape,
+        apart: bool = False,
+        wide: bool = False,
+        beyond: bool = False,
+        units: bool = True,
+        alike: bool = False,
+    ) -> tuple[single_pass.PassKernel, Callable[..., None]]:
+        """Return the kernel for results of a shape, whose tile is no longer than their own cells.
+
+        apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array.
+        units: whether cells begin at multiples of their units in memory. alike: whether all arrays have an
+        equal alignment.
+        """
+        tile, lengths, planes = self._tile_of(shape, alike)
+        key = tile, planes, apart, wide, beyond, units
         if key not in self._passes:
             kernel = single_pass.emit(
-                self._merged,
+                self._merged if units else without_units(self._merged),
                 lengths=lengths,
                 apart=apart,
                 wide=wide,
                 ends=self._ends,
                 beyond=self._beyond if beyond else None,
+                march=planes,
             )
-            launch = self._compiled(kernel.source, kernel.name)
+            launch = self._compiled(kernel.source, kernel.name, kernel.shared)
             self._passes[key] = kernel, launch
         return self._passes[key]
 
@@ -309,13 +375,9 @@ class DeviceKernel:
         chosen = self._chosen.tuning if self._chosen else step_kernel.suggested(self.program)
         return replace(chosen, vectors=vectors)
 
-    @property
-    def aligned(self) -> bool:
-        """Whether rows may be padded: not those of cells with components, which must lie together."""
-        return all(one.components == 1 for one in self.program.inputs)
-
     def _takes_vectors(self, arrays: Sequence[Array]) -> bool:
-        return self.aligned and step_kernel.takes_vectors(arrays, self._tuning(vectors=True))
+        tuning, axes = self._tuning(vectors=True), self.program.axes
+        return step_kernel.takes_pairs(self.program) and step_kernel.takes_vectors(arrays, tuning, axes)
 
     @property
     def sends(self) -> bool:
@@ -327,7 +389,7 @@ class DeviceKernel:
 
         sends: and exchanges halos. Raises NotCompiled.
         """
-        self._step_kernel(steps, self._takes_vectors(arrays), sends)
+        self._step_kernel(steps, self._takes_vectors(views_of_parts(arrays)), sends)
 
     def advance(self, blocks: StepState, steps: int, more: int = 0, rows: Rows | None = None) -> None:
         """Take steps; see `TaskKernel`. Along an axis that is not cut no halo is read.
@@ -417,6 +479,15 @@ class HostKernel:
     sends: ClassVar[bool] = False
     stores_beyond: ClassVar[bool] = False
     finds_ends: ClassVar[Sequence[int]] = ()
+    handed_on: ClassVar[Mapping[int, int]] = {}
+
+    def overwrites(self, shapes: Iterable[Shape]) -> bool:
+        """Whether passes may write over what is read at the own cell; see `TaskKernel`."""
+        return False
+
+    def without_handed_on(self) -> HostKernel:
+        """Return the kernel: it takes several steps at once, which need all results."""
+        return self
 
     @property
     def most_steps(self) -> int:

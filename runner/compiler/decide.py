@@ -156,7 +156,8 @@ class ImageKernels:
             axes = grid_axes(task)
         except NotTraceable:
             axes = 0  # never one kernel
-        placed = task.job.whole or "here" in task.job.services  # the kernel knows the shape
+        # The kernel knows the shape.
+        placed = task.job.whole or task.declared_boundary or "here" in task.job.services
         shape = task.shape if placed else task.shape[axes:] if axes else ()
         key = task.dtype, axes, len(task.shape), shape, task.widths
         if key not in self._made:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.operations import inexact_operations
+from meshrun.runner.compiler.passes.beyond import with_rules
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.samples import samples
 from meshrun.runner.compiler.trace.array import MOST_COMPONENTS, real_dtype
@@ -23,6 +24,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import STEP
+from meshrun.runner.plan.beyond import check_tables as check_boundary_tables
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.region import HostArray
 
@@ -40,7 +42,10 @@ def traced(task: Task) -> Program:
     with hide_output(failures=False):
         program = trace_of(task)
         _check(task, program)
-    return program
+    if not task.declared_boundary:
+        return program
+    axes, rules = program.axes, [field.rules for field in task.fields]
+    return with_rules(program, rules, task.shape[:axes], task.widths[:axes], task.parameters)
 
 
 def trace_of(task: Task) -> Program:
@@ -82,6 +87,7 @@ def check_tables(task: Task, steps: int) -> None:
     For a function that cannot be traced, as far as it can be.
     """
     job, tape = task.job, task.job.tape
+    check_boundary_tables([field.rules for field in task.fields], task.parameters, steps)
     if tape is None and STEP in job.services:
         try:
             with hide_output(failures=False):

@@ -38,7 +38,7 @@ def record(forecasts: Sequence[Forecast], task: Task, machine: Machine, options:
             name: type_record(known) for name, known in zip(task.job.output_names, task.stored, strict=True)
         },
         "grid": list(last.grid),
-        "boundary": task.boundary,
+        "boundary": task.declared_boundary or task.boundary,
         "streamed": part.streamed,
         "chunks": part.chunks,
         "chunk_rows": part.chunk_rows,

@@ -34,6 +34,7 @@ from meshrun.runner.plan.chunking import (
 )
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.grid import parse_grid
+from meshrun.runner.plan.halo import AxisModes, along
 from meshrun.runner.plan.task import Task
 from meshrun.runner.plan.window import cells_read
 from meshrun.runner.region import Region, Shape
@@ -246,9 +247,10 @@ def _with_read(moved: Bytes, read: int, machine: Machine) -> Bytes:
 def _bytes_read(task: Task, chunks: Chunks) -> tuple[int, int]:
     """Return the bytes that are read for the chunk with the most, and for all, with their halos."""
     most = every = 0
-    for field in task.fields:
+    for number, field in enumerate(task.fields):
+        boundary, _ = task.beyond(number)
         lengths = [
-            _cells_read(task, chunks, axis, width, length)
+            _cells_read(task, chunks, axis, width, length, along(boundary, axis))
             for axis, (width, length) in enumerate(zip(field.widths, field.shape, strict=True))
         ]
         most += math.prod(one for one, _ in lengths) * field.dtype.itemsize
@@ -257,7 +259,7 @@ def _bytes_read(task: Task, chunks: Chunks) -> tuple[int, int]:
 
 
 def _cells_read(
-    task: Task, chunks: Chunks, axis: int, width: tuple[int, int], length: int
+    task: Task, chunks: Chunks, axis: int, width: tuple[int, int], length: int, boundary: AxisModes
 ) -> tuple[int, int]:
     """Return how many cells of an axis of an input are read for the chunk with the most, and for all that
     follow one another along it. Only chunks at the edges of the array differ from the others."""
@@ -275,7 +277,7 @@ def _cells_read(
         total += len(inner) * (rows + low + high)
         found += [rows + low + high] if inner else []
         for first in (*firsts[: inner.start], *firsts[inner.stop :]) if inner else firsts:
-            cells = cells_read(first, min(first + rows, stop), width, length, task.boundary)
+            cells = cells_read(first, min(first + rows, stop), width, length, boundary)
             found.append(cells)
             total += cells
     return max(found, default=0), total

@@ -295,7 +295,10 @@ def agreed_results(world: World, task: Task, found: tuple[ResultType, ...] | Non
 
 def halo_plans(task: Task, rank: int) -> list[HaloPlan]:
     """Return the layout of a rank's block of each input."""
-    return [HaloPlan(field.partition, rank, field.widths, task.boundary, task.cval) for field in task.fields]
+    return [
+        HaloPlan(field.partition, rank, field.widths, *task.beyond(number))
+        for number, field in enumerate(task.fields)
+    ]
 
 
 def call_rows(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -18,8 +19,9 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.series import Parameters, Series
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.options.choices import BOUNDARIES
+from meshrun.runner.plan.beyond import Rules, check_boundary, constants_of, modes_of, rules_of, uniform
 from meshrun.runner.plan.grid import Partition, parse_grid
-from meshrun.runner.plan.halo import Widths, check_widths, normalize
+from meshrun.runner.plan.halo import Constants, Modes, Widths, check_widths, normalize, wraps
 from meshrun.runner.region import Array, Region, Shape, Subgrid
 from meshrun.runner.report.units import counted
 from meshrun.runner.spelling import option
@@ -36,7 +38,8 @@ class Field:
     """One input array of a task.
 
     widths: its halo per axis; axes that other inputs do not have get none. subgrid: of its own cells, if
-    `shape` is that of an array with a cell at each position of space.
+    `shape` is that of an array with a cell at each position of space. rules: of the cells beyond each end of
+    each axis, if the task's boundary is not one for all.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Field:
     partition: Partition
     widths: Widths
     subgrid: Subgrid | None = None
+    rules: Rules = ()
 
     @property
     def stored(self) -> Shape:
@@ -113,6 +117,19 @@ class TaskKernel(Protocol):
         constant boundary has, which no pass changes."""
 
     @property
+    def handed_on(self) -> Mapping[int, int]:
+        """The inputs whose next values another input has now: {before: now}.
+
+        `before` is read by the result that becomes `now` alone, at the own cell: a pass may write over it.
+        """
+
+    def overwrites(self, shapes: Iterable[Shape]) -> bool:
+        """Whether passes over results of these shapes may write over what is read at the own cell."""
+
+    def without_handed_on(self) -> TaskKernel:
+        """Return the kernel of single passes that leaves out what becomes the inputs of `handed_on`."""
+
+    @property
     def capturable(self) -> bool:
         """Whether a CUDA graph may have what `bind` returns."""
 
@@ -145,6 +162,9 @@ class Task:
     `shape`, `dtype`, `partition` and `widths` are those of the first input that has axes, in whose indices
     regions and the block context are given. An input or a result without axes is a value, which every rank
     has.
+    declared_boundary: as text, if it is not one for all inputs, axes and sides; else "". A kernel has the
+    rules of all sides in itself: of its blocks, `boundary` is "wrap" if ends of some axis meet, else
+    "constant".
     """
 
     job: Job
@@ -157,6 +177,7 @@ class Task:
     kernel: TaskKernel | None = None
     reads: tuple[tuple[Widths, ...], ...] | None = None
     compiled: bool = False
+    declared_boundary: str = ""
 
     @cached_property
     def first(self) -> int:
@@ -234,8 +255,47 @@ class Task:
     @property
     def boundary_read(self) -> str:
         """The boundary of the cells beyond the array that a kernel reads; "none" if it uses none: a function
-        of whole arrays has values of its own at the ends, or wraps around them."""
-        return self.boundary if self.boundary == "wrap" or not self.job.whole else "none"
+        of whole arrays has values of its own at the ends, or wraps around them, and so has the kernel of one
+        with a boundary for each side."""
+        placed = self.job.whole or bool(self.declared_boundary)
+        return self.boundary if self.boundary == "wrap" or not placed else "none"
+
+    @property
+    def by_side(self) -> bool:
+        """Whether cells beyond the array follow the fields' rules: a kernel reads none of them."""
+        return bool(self.declared_boundary) and self.kernel is None
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether cells beyond the array equal some that lie one cell further from the end."""
+        if not self.by_side:
+            return self.boundary == "mirror"
+        return any(side.mode == "mirror" for field in self.fields for axis in field.rules for side in axis)
+
+    @property
+    def has_timed_boundary(self) -> bool:
+        """Whether cells beyond the array have values of the step, from a table in time."""
+        return any(
+            isinstance(side.value, str) for field in self.fields for axis in field.rules for side in axis
+        )
+
+    def beyond(self, number: int, step: int = 0) -> tuple[str | Modes, float | Constants]:
+        """Return the boundary of the blocks of input `number` and its constant, of all sides or of each."""
+        rules = self.fields[number].rules
+        if not self.by_side:
+            return self.boundary, self.cval
+        return modes_of(rules), constants_of(rules, self.parameters, step)
+
+    def wraps_in_part(self, axis: int) -> bool:
+        """Return whether the ends of an axis meet for some inputs, and for others do not."""
+        fields = [field for field in self.fields if axis < len(field.shape)]
+        return len({wraps(modes_of(field.rules), axis) for field in fields}) > 1
+
+    def wraps_along(self, axis: int) -> bool:
+        """Return whether blocks go on beyond the array along an axis, where its ends meet for all inputs."""
+        if not self.by_side:
+            return self.boundary == "wrap"
+        return all(wraps(modes_of(field.rules), axis) for field in self.fields if axis < len(field.shape))
 
     @property
     def has_halo(self) -> bool:
@@ -552,16 +612,15 @@ def plan_task(
     parameters = job.arguments(parameters) if has_tables else parameters
     if job.check is not None:
         job.check(shape, dtype, **parameters)
-    chosen = boundary or job.boundary
-    if chosen not in BOUNDARIES:
-        raise UserError("unknown boundary", got=chosen, expected=", ".join(BOUNDARIES))
+    chosen = job.boundary if boundary is None else boundary
+    check_boundary(job, chosen)
     if job.whole and (boundary is not None or cval is not None):
         raise UserError(
             f"{option('boundary')} and {option('cval')} do not apply to functions of whole arrays",
             got=f"job {job.name}",
             expected="the function itself, which says what cells at the array's ends are",
         )
-    if cval is not None and chosen != "constant":
+    if cval is not None and "constant" not in re.split("[,:;=]", chosen):
         raise UserError(
             f"{option('cval')} does not apply: it is the constant of {option('boundary', 'constant')}",
             got=f"{option('cval', cval)} and the boundary {chosen}",
@@ -574,11 +633,12 @@ def plan_task(
     constant = job.cval if cval is None else cval
     fields = []
     for name, (one, of_one), subgrid in zip(job.arrays, inputs, subgrids, strict=True):
-        if chosen == "constant":
-            _check_constant(constant, of_one)
         wide = widths + ((0, 0),) * (len(one) - common) if one else ()
-        fields.append(Field(name, one, of_one, Partition(one, _grid_of(parts, len(one))), wide, subgrid))
-    task = Task(job, parameters, tuple(fields), chosen, constant)
+        rules = () if chosen in BOUNDARIES else rules_of(job, chosen, constant, name, wide, parameters)
+        fields.append(
+            Field(name, one, of_one, Partition(one, _grid_of(parts, len(one))), wide, subgrid, rules)
+        )
+    task = _with_boundary(Task(job, parameters, tuple(fields), chosen, constant))
     _check_same_grid(task)
     declared = task.declared(shape)
     if declared is None:
@@ -588,6 +648,27 @@ def plan_task(
             _check_factors(task, number, result)
     task = replace(task, results=declared).in_units()
     _check_units(task)
+    return task
+
+
+def _with_boundary(task: Task) -> Task:
+    """Return the task with its boundary in the simplest form. Raises UserError if a constant does not fit."""
+    if task.boundary not in BOUNDARIES:
+        rules = [field.rules for field in task.fields]
+        side = uniform(rules, [field.widths for field in task.fields])
+        if side is None:
+            for field in task.fields:
+                for value in {side.value for axis in field.rules for side in axis if side.mode == "constant"}:
+                    _check_constant(task.parameters[value] if isinstance(value, str) else value, field.dtype)
+            meets = any(one.mode == "wrap" for field in rules for axis in field for one in axis)
+            return replace(
+                task, boundary="wrap" if meets else "constant", cval=0.0, declared_boundary=task.boundary
+            )
+        assert not isinstance(side.value, str)
+        fields = tuple(replace(field, rules=()) for field in task.fields)
+        task = replace(task, boundary=side.mode, cval=side.value, fields=fields)
+    for field in task.fields if task.boundary == "constant" else ():
+        _check_constant(task.cval, field.dtype)
     return task
 
 
@@ -690,24 +771,26 @@ def _uncut(always: int) -> str:
     return f"{option('grid', 'x'.join('0' * always))}, which cuts no other axis"
 
 
-def _check_constant(cval: float, dtype: np.dtype[Any]) -> None:
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        if not (float(cval).is_integer() and limits.min <= cval <= limits.max):
-            raise UserError(
-                f"{option('cval')} does not fit the input's dtype",
-                got=cval,
-                expected=f"a whole number from {limits.min} to {limits.max} ({dtype})",
-            )
-    elif math.isfinite(cval):
-        with np.errstate(over="ignore"):
-            stored = dtype.type(cval)
-        if not np.isfinite(stored):
-            raise UserError(
-                f"{option('cval')} does not fit the input's dtype",
-                got=cval,
-                expected=f"a magnitude of {np.finfo(dtype).max} or less ({dtype}), or inf",
-            )
+def _check_constant(cval: Any, dtype: np.dtype[Any]) -> None:
+    """Raise UserError if the constant beyond an array, or one of a table in time, does not fit a dtype."""
+    for value in np.asarray(cval).ravel().tolist():
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            if not (float(value).is_integer() and limits.min <= value <= limits.max):
+                raise UserError(
+                    f"{option('cval')} does not fit the input's dtype",
+                    got=value,
+                    expected=f"a whole number from {limits.min} to {limits.max} ({dtype})",
+                )
+        elif math.isfinite(value):
+            with np.errstate(over="ignore"):
+                stored = dtype.type(value)
+            if not np.isfinite(stored):
+                raise UserError(
+                    f"{option('cval')} does not fit the input's dtype",
+                    got=value,
+                    expected=f"a magnitude of {np.finfo(dtype).max} or less ({dtype}), or inf",
+                )
 
 
 def check_feeds(task: Task) -> None:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Halo, Job, Trials
 from meshrun.runner.job.signature import Kind, fitted, option_names, read_signature, renamed_options, run_name
-from meshrun.runner.options.choices import FUSE, Boundary, Fuse
+from meshrun.runner.options.boundary import spelled
+from meshrun.runner.options.choices import FUSE, BoundaryRules, Fuse
 from meshrun.runner.options.plan_options import plan_keywords, plan_options
 from meshrun.runner.options.run_options import RANKS, run_options, run_rows
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.table import OptionRow, described, read_keywords, rows
-from meshrun.runner.plan.halo import check_boundary
+from meshrun.runner.plan.beyond import check_boundary
 from meshrun.runner.run.signatures import (
     Function_contra,
     IterateCall,
@@ -296,7 +297,7 @@ def map_blocks(function: Callable[Concatenate[Any, P], object], /) -> DeclaredJo
 def map_blocks(
     *,
     halo: Halo | None = None,
-    boundary: Boundary = "reflect",
+    boundary: BoundaryRules = "reflect",
     cval: float = 0.0,
     out: Callable[..., Any] | None = None,
     reference: Callable[..., Any] | None = None,
@@ -314,7 +315,7 @@ def map_blocks(
     function: Callable[..., Any] | None = None,
     *,
     halo: Halo | None = None,
-    boundary: Boundary = "reflect",
+    boundary: BoundaryRules = "reflect",
     cval: float = 0.0,
     out: Callable[..., Any] | None = None,
     reference: Callable[..., Any] | None = None,
@@ -347,8 +348,12 @@ def map_blocks(
         or (low, high) pair per leading axis, or a function of the job's parameters that returns either.
         Default: the cells by which the function's result is smaller than its block, if the function can be
         traced; else 0.
-    boundary: cells beyond the array: reflect, mirror, nearest, constant or wrap, as in scipy.ndimage.
-    cval: the constant of boundary="constant".
+    boundary: cells beyond the array: reflect, mirror, nearest, constant or wrap, as in scipy.ndimage; or a
+        tuple with an entry per axis, each a mode, a constant or a pair of these, before and after the array;
+        or a dictionary of either per input, such as {"p": ("wrap", (0.0, "nearest"))}. A constant is a number
+        or the name of a parameter; of a `meshrun.Series`, the row of the step counts. Both ends of an axis
+        wrap, or none. Inputs that the dictionary does not name have "reflect".
+    cval: the constant of "constant".
     out: (shape, dtype, **parameters) -> (shape, dtype) of the result for a block of the first input with
         that shape, without halo. With several outputs it returns one pair for each. Along axes along which
         the array is cut, a result is as long as the block, or longer or shorter by a factor that is the same
@@ -374,7 +379,7 @@ def map_blocks(
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob[Any]:
-        check_boundary(boundary)
+        rules = spelled(boundary)
         if fuse not in FUSE:
             raise UserError("unknown value of fuse=", got=fuse, expected=", ".join(FUSE))
         beside = {
@@ -386,10 +391,11 @@ def map_blocks(
         declared = _declare(function, "map", name, **beside)
         widths = declared.halo if callable(halo) else halo
         results = _output_names(declared.name, outputs)
+        check_boundary(declared, rules)
         return replace(
             declared,
             halo=widths,
-            boundary=boundary,
+            boundary=rules,
             cval=cval,
             ulps=ulps,
             trials=trials,

@@ -69,7 +69,9 @@ def computation_of(
     """Return how a task was computed."""
     halo = [list(width) for width in task.widths]
     grid, dependent = list(task.partition.grid), task.job.split_dependent
-    return Computation(grid, halo, task.boundary, overlap, fusion, dependent, stages)
+    return Computation(
+        grid, halo, task.declared_boundary or task.boundary, overlap, fusion, dependent, stages
+    )
 
 
 def commit(run: RunContext, sinks: Sequence[Sink]) -> None:

@@ -202,7 +202,7 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
         run.sources = [*run.sources, *(source_of(one) for one in run.job.constants)]
         if run.job.sizes is not None:
             run.sources = spread_sources(made, run.sources)
-        if made.job.tape is not None or STEP in made.job.services:
+        if made.job.tape is not None or STEP in made.job.services or made.has_timed_boundary:
             check_tables(made, steps or 1)
         tasks.append(known)
         # Compare the block with the memory, unless an option decides.

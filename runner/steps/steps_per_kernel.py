@@ -70,7 +70,9 @@ def choose_steps(
     if 1 < fused < steps:
         steps, lowered = fused, f"one kernel takes {fused} steps"
     limit = _steps_within_halo(task)
-    if 0 < limit < steps:
+    if task.by_side and steps > 1:
+        steps, lowered = 1, "the boundary differs by input, axis or side, and the function is not one kernel"
+    elif 0 < limit < steps:
         lowered = f"the halo of {steps} steps is wider than the smallest block" if asked else ""
         steps = limit
     return StepCounts(fused, steps if limit or fused > 1 else 1, lowered)
@@ -84,7 +86,7 @@ def _steps_within_halo(task: Task) -> int:
     limits = []
     for length, parts, width in zip(task.shape, task.partition.grid, task.widths, strict=True):
         if parts > 1 and width != (0, 0):
-            smallest = length // parts - (task.boundary == "mirror")
+            smallest = length // parts - task.mirrors
             limits.append(max(smallest // max(width), 1))
     return min(limits, default=0)
 

@@ -5,7 +5,10 @@
 //   K       time steps, C columns of a lane, RY and RX cells read on each side along each axis
 //   LOW_Y, HIGH_Y, LOW_X, HIGH_X  cells from each end for which conditions on the place differ from those between
 //   FAR_X     columns before the end of the array that those near it read; 0 if no further than others
-//   BOUNDARY  one of the kinds below; PLANES(X) calls X(number, type, constant) for each plane of the state
+//   BOUNDARY  one of the kinds below; PLANES(X) calls X(number, type, constant) for each plane of the state,
+//             STRIDEnumber is the elements from one of its cells to the next, PARTnumber which component it is
+//   PAIRS(X)  calls X(number, number, type) for two planes whose elements are read and written together; SINGLES(X)
+//             calls X(number, type, constant) for each of the others
 #pragma once
 
 #ifdef __CUDACC_RTC__
@@ -161,6 +164,27 @@ template <typename T> INLINE void write(T* into, const T* from, int v) {
     Vector<T> one;
     UNROLL for (int i = 0; i < VECTOR; ++i) one.item[i] = from[v * VECTOR + i];
     reinterpret_cast<Vector<T>*>(into)[v] = one;
+}
+
+// The same of cells that are pairs of components side by side, as complex numbers: pieces of vectors of cells, of 16
+// bytes at most, in which the components take turns.
+template <typename T> constexpr int PIECE = 2 * VECTOR * sizeof(T) <= 16 ? 2 * VECTOR : 16 / sizeof(T);
+template <typename T> constexpr int PIECES = 2 * C / PIECE<T>;
+template <typename T> struct alignas(PIECE<T> * sizeof(T)) Piece { T item[PIECE<T>]; };
+template <typename T> INLINE void part(T* a, T* b, const Piece<T>& piece, int p) {
+    UNROLL for (int i = 0; i < PIECE<T>; ++i) ((i % 2 ? b : a)[(p * PIECE<T> + i) / 2]) = piece.item[i];
+}
+template <typename T> INLINE Piece<T> join(const T* a, const T* b, int p) {
+    Piece<T> piece;
+    UNROLL for (int i = 0; i < PIECE<T>; ++i) piece.item[i] = (i % 2 ? b : a)[(p * PIECE<T> + i) / 2];
+    return piece;
+}
+// Read component PART of a lane's pairs. Reads of both parts become one.
+template <int PART, typename T> INLINE void read_part(T* into, const T* first) {
+    T parts[2][C];
+    UNROLL for (int p = 0; p < PIECES<T>; ++p)
+        part(parts[0], parts[1], reinterpret_cast<const Piece<T>*>(first - PART)[p], p);
+    UNROLL for (int c = 0; c < C; ++c) into[c] = parts[PART][c];
 }
 
 // Copies from memory to shared memory that go on beside the thread's work, in groups of one row.

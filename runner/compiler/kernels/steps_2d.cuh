@@ -102,15 +102,16 @@ INLINE int end_inside(const Axis& rows, int end) {
     return until;
 }
 
-// The lane's columns of an input that no output feeds, dy rows away. Inside, at.column is a place in memory.
-template <bool EDGE, typename T>
+// The lane's columns of an input that no output feeds, dy rows away. Inside, at.column is a place in memory. PART: the
+// component, of pairs.
+template <bool EDGE, int PART, typename T>
 INLINE Lane<T> fixed(const T* cell, int64 pitch, int stride, const Place& at, int dy, T constant) {
     const Axis &rows = at.all.y, &columns = at.all.x;
     const int row = at.row + dy;
     Lane<T> found;
     if constexpr (EDGE) {
         const T* line = cell + rows.memory(row) * pitch;
-        if (reads_vectors(at) && !(BOUNDARY == CONSTANT && rows.beyond(row))) {
+        if (stride == 1 && reads_vectors(at) && !(BOUNDARY == CONSTANT && rows.beyond(row))) {
             read(found.v, line + at.column);
             return found;
         }
@@ -122,7 +123,8 @@ INLINE Lane<T> fixed(const T* cell, int64 pitch, int stride, const Place& at, in
         }
     } else {
         const T* line = cell + memory_inside(rows, row) * pitch + int64(at.column) * stride;
-        if constexpr (VECTOR > 1) read(found.v, line);
+        if (VECTOR > 1 && stride == 1) read(found.v, line);
+        else if (VECTOR > 1 && stride == 2) read_part<PART>(found.v, line);
         else UNROLL for (int c = 0; c < C; ++c) found.v[c] = line[c * stride];
     }
     return found;
@@ -134,7 +136,7 @@ INLINE void load(T (&into)[C], const T* cell, int64 pitch, int stride, const Pla
     const Axis &rows = at.all.y, &columns = at.all.x;
     const bool outside = BOUNDARY == CONSTANT && rows.beyond(at.row);
     const T* row = cell + rows.memory(at.row) * pitch;
-    if (reads_vectors(at) && !outside) {
+    if (stride == 1 && reads_vectors(at) && !outside) {
         read(into, row + at.column);
         return;
     }
@@ -168,11 +170,24 @@ template <typename T> INLINE void take(T (&into)[C], const char* stage) {
     }
 }
 
+template <typename T> INLINE void request_pair(char* stage, const T* first) {
+    const int lane = threadIdx.x % LANES;
+    constexpr int bytes = PIECE<T> * sizeof(T);
+    UNROLL for (int p = 0; p < PIECES<T>; ++p)
+        copy_async<bytes>(stage + (p * LANES + lane) * bytes, first + p * PIECE<T>);
+}
+template <typename T> INLINE void take_pair(T (&a)[C], T (&b)[C], const char* stage) {
+    const int lane = threadIdx.x % LANES;
+    UNROLL for (int p = 0; p < PIECES<T>; ++p)
+        part(a, b, reinterpret_cast<const Piece<T>*>(stage)[p * LANES + lane], p);
+}
+
 template <typename T>
 INLINE void store(const T (&row)[C], T* cell, int64 pitch, int stride, const Place& at, int x0) {
     T* line = cell + at.row * pitch;
     const int inner = at.column - x0;
-    if (VECTOR > 1 && inner >= MARGIN && inner + C <= TILE - MARGIN && at.column + C <= at.all.x.own) {
+    const bool within = inner >= MARGIN && inner + C <= TILE - MARGIN && at.column + C <= at.all.x.own;
+    if (VECTOR > 1 && stride == 1 && within) {
         UNROLL for (int v = 0; v < C / VECTOR; ++v) write(line + at.column, row, v);
         return;
     }
@@ -199,6 +214,12 @@ INLINE void store_inside(T (&row)[C], T* first, int stride, char* memory, unsign
             if constexpr (VECTOR > 1) write(first, row, v);
             else first[v * LANES * stride] = row[v];
         }
+}
+
+template <typename T>
+INLINE void store_pair_inside(const T (&a)[C], const T (&b)[C], T* first, unsigned place, const unsigned (&rows)[C / VECTOR]) {
+    UNROLL for (int p = 0; p < PIECES<T>; ++p)
+        if (place < rows[p * PIECE<T> / (2 * VECTOR)]) reinterpret_cast<Piece<T>*>(first)[p] = join(a, b, p);
 }
 
 // The columns beyond the array that a tile has and reads, RX on each side. target: counted from the lane's first
@@ -360,13 +381,21 @@ INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last,
         } else {
             const Arguments& all = at.all;
             const unsigned place = at.row - first;
-#define X(n, T, constant)                                                                                      \
-    if constexpr (EDGE) {                                                                                      \
-        if (place < unsigned(last - first)) store(out.w##n, all.out##n, all.out_pitch##n, STRIDE##n, at, x0);  \
-    } else                                                                                                     \
-        store_inside(out.w##n, all.out##n + (ONE_PITCH ? cursor.to : cursor.to##n), STRIDE##n, memory + SCRATCH, place, cursor.rows);
-            PLANES(X)
+            if constexpr (EDGE) {
+#define X(n, T, constant) \
+    if (place < unsigned(last - first)) store(out.w##n, all.out##n, all.out_pitch##n, STRIDE##n, at, x0);
+                PLANES(X)
 #undef X
+            } else {
+#define X(n, T, constant) \
+    store_inside(out.w##n, all.out##n + (ONE_PITCH ? cursor.to : cursor.to##n), STRIDE##n, memory + SCRATCH, place, cursor.rows);
+                SINGLES(X)
+#undef X
+#define X(a, b, T) \
+    store_pair_inside(out.w##a, out.w##b, all.out##a + (ONE_PITCH ? cursor.to : cursor.to##a), place, cursor.rows);
+                PAIRS(X)
+#undef X
+            }
             if constexpr (EDGE && LATE > 0) levels_late<LEVEL>(rows, here, at, x0, first, last);
         }
     }
@@ -376,7 +405,11 @@ INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last,
 INLINE void request(const Arguments& all, const Cursor& cursor, char* memory, int slot) {
 #define X(n, T, constant) \
     request(memory + STAGE##n + slot * (TILE * sizeof(T)), all.in##n + (ONE_PITCH ? cursor.from : cursor.from##n), STRIDE##n);
-    PLANES(X)
+    SINGLES(X)
+#undef X
+#define X(a, b, T) \
+    request_pair(memory + STAGE##a + slot * (2 * TILE * sizeof(T)), all.in##a + (ONE_PITCH ? cursor.from : cursor.from##a));
+    PAIRS(X)
 #undef X
     commit_copies();
 }
@@ -398,8 +431,13 @@ INLINE void advance_inside(Rows& rows, int phase, const Place& at, int x0, int f
     request(at.all, cursor, memory, slot == 0 ? AHEAD - 1 : slot - 1);
     await_copies<AHEAD - 1>();
     if constexpr (VECTOR == 1) __syncwarp();
+#define X(n, T, constant) take(rows.w##n[0][phase], memory + STAGE##n + slot * (TILE * sizeof(T)));
+    SINGLES(X)
+#undef X
+#define X(a, b, T) take_pair(rows.w##a[0][phase], rows.w##b[0][phase], memory + STAGE##a + slot * (2 * TILE * sizeof(T)));
+    PAIRS(X)
+#undef X
 #define X(n, T, constant)                                                          \
-    take(rows.w##n[0][phase], memory + STAGE##n + slot * (TILE * sizeof(T)));      \
     rows.large |= too_large(rows.w##n[0][phase]);                                  \
     if constexpr (WHERE == SIDES && FILLED) fill_sides(rows.w##n[0][phase], at.all.x, x0, T(constant));
     PLANES(X)
@@ -487,13 +525,13 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
         rotate(rows);
         Cursor cursor;
         const int source = all.y.memory(at.row), target = at.row - K * RY - AHEAD + 1;
-        cursor.from = source * all.in_pitch0 + column;
-        cursor.to = target * all.in_pitch0 + column;
+        cursor.from = source * all.in_pitch0 + column * STRIDE0;
+        cursor.to = target * all.in_pitch0 + column * STRIDE0;
         cursor.slot = 0;
         cursor.left = all.y.own + all.y.after - source;
 #define X(n, T, constant)                                                                           \
     {                                                                                               \
-        const int64 place = VECTOR > 1 ? column : int64(x0 + lane) * STRIDE##n;                     \
+        const int64 place = int64(VECTOR > 1 ? column : x0 + lane) * STRIDE##n;                     \
         cursor.from##n = source * all.in_pitch##n + place;                                          \
         cursor.to##n = target * all.out_pitch##n + place;                                           \
     }

@@ -114,16 +114,22 @@ INLINE int place_or_never(const Axis& axis, int place) {
     return BOUNDARY == CONSTANT && axis.beyond(place) ? NEVER : axis.memory(place);
 }
 
-// The lane's columns of row `y`, counted from the lane's first one, of a plane in memory, or what is beyond.
-template <bool X_EDGE, typename T>
+// The lane's columns of row `y`, counted from the lane's first one, of a plane in memory, or what is beyond. PART: the
+// component, of pairs.
+template <bool X_EDGE, int PART, typename T>
 INLINE void read_line(T* into, const T* plane, int pitch, int stride, const Place& at, int y, T constant) {
     const int line = at.lines[REACH_Y + at.warp() * H + y];
     if (BOUNDARY == CONSTANT && line == NEVER) {
         UNROLL for (int c = 0; c < C; ++c) into[c] = constant;
     } else if (!X_EDGE) {
         const T* from = element(plane + at.column * stride, line, pitch);
-        if constexpr (VECTOR > 1) UNROLL for (int c = 0; c < C; c += VECTOR) read_global<VECTOR>(into + c, from + c);
-        else UNROLL for (int c = 0; c < C; ++c) read_global<1>(into + c, from + c * stride);
+        if (VECTOR > 1 && stride == 1) {
+            UNROLL for (int c = 0; c < C; c += VECTOR) read_global<VECTOR>(into + c, from + c);
+        } else if (VECTOR > 1 && stride == 2) {
+            T pairs[2 * C];  // one read for both parts
+            UNROLL for (int c = 0; c < 2 * C; c += PIECE<T>) read_global<PIECE<T>>(pairs + c, from - PART + c);
+            UNROLL for (int c = 0; c < C; ++c) into[c] = pairs[2 * c + PART];
+        } else UNROLL for (int c = 0; c < C; ++c) read_global<1>(into + c, from + c * stride);
     } else UNROLL for (int c = 0; c < C; ++c) {
         const int column = at.columns[at.lane() * C + c];
         if (BOUNDARY == CONSTANT && column == NEVER) into[c] = constant;
@@ -135,12 +141,12 @@ template <bool EDGE, typename T> INLINE const T* plane_of(const T* cell, int64 p
     if (EDGE && BOUNDARY == CONSTANT && at.all.z.beyond(plane)) return nullptr;
     return cell + (EDGE ? at.all.z.memory(plane) : plane) * planes;
 }
-template <bool EDGE, typename T>
+template <bool EDGE, int PART, typename T>
 INLINE Lane<T> fixed(const T* plane, int pitch, int stride, const Place& at, int y, T constant) {
     Lane<T> found;
     if (EDGE && BOUNDARY == CONSTANT && plane == nullptr) UNROLL for (int c = 0; c < C; ++c) found.v[c] = constant;
-    else if (EDGE && at.x_edge) read_line<true>(found.v, plane, pitch, stride, at, y, constant);
-    else read_line<false>(found.v, plane, pitch, stride, at, y, constant);
+    else if (EDGE && at.x_edge) read_line<true, PART>(found.v, plane, pitch, stride, at, y, constant);
+    else read_line<false, PART>(found.v, plane, pitch, stride, at, y, constant);
     return found;
 }
 
@@ -272,7 +278,7 @@ template <typename T>
 INLINE void store(const T (&patch)[CELLS], T* cell, int64 planes, int pitch, int stride, const Place& at) {
     T* first = element(cell + at.plane * planes + at.column * stride, at.row, pitch);
     const int inside = at.column - at.x0, own = at.all.x.own;
-    if (VECTOR > 1 && MARGIN % C == 0 && at.column + C <= own) {
+    if (VECTOR > 1 && stride == 1 && MARGIN % C == 0 && at.column + C <= own) {
         UNROLL for (int j = 0; j < H; ++j)
             if (at.writes >> j & 1)
                 UNROLL for (int c = 0; c < C; c += VECTOR)
@@ -284,23 +290,38 @@ INLINE void store(const T (&patch)[CELLS], T* cell, int64 planes, int pitch, int
     }
 }
 
+template <typename T>
+INLINE void store_pair(const T (&a)[CELLS], const T (&b)[CELLS], T* cell, int64 planes, int pitch, const Place& at) {
+    if (MARGIN % C != 0 || at.column + C > at.all.x.own) {
+        store(a, cell, planes, pitch, 2, at);
+        store(b, cell + 1, planes, pitch, 2, at);
+        return;
+    }
+    T* first = element(cell + at.plane * planes + at.column * 2, at.row, pitch);
+    UNROLL for (int j = 0; j < H; ++j)
+        if (at.writes >> j & 1) UNROLL for (int p = 0; p < PIECES<T>; ++p) {
+            const Piece<T> piece = join(&a[j * C], &b[j * C], p);
+            write_global<PIECE<T>>(element(first, j, pitch) + p * PIECE<T>, piece.item);
+        }
+}
+
 // The generated text.
 template <Where WHERE, int LEVEL>
 INLINE void compute(const Planes& planes, int here, const Place& at, Patch& out);
 
 // Ask for a plane of level 0.
-template <bool EDGE, typename T>
+template <bool EDGE, int PART, typename T>
 INLINE void request(T (&patch)[CELLS], const T* cell, int64 planes, int pitch, int stride, const Place& at, int plane,
                     T constant) {
     const T* from = plane_of<EDGE>(cell, planes, at, plane);
     if (EDGE && BOUNDARY == CONSTANT && from == nullptr) UNROLL for (int c = 0; c < CELLS; ++c) patch[c] = constant;
     else if (EDGE && at.x_edge) UNROLL for (int j = 0; j < H; ++j)
-        read_line<true>(&patch[j * C], from, pitch, stride, at, j, constant);
-    else UNROLL for (int j = 0; j < H; ++j) read_line<false>(&patch[j * C], from, pitch, stride, at, j, constant);
+        read_line<true, PART>(&patch[j * C], from, pitch, stride, at, j, constant);
+    else UNROLL for (int j = 0; j < H; ++j) read_line<false, PART>(&patch[j * C], from, pitch, stride, at, j, constant);
 }
 template <bool EDGE> INLINE void request(Planes& planes, int slot, const Place& at, int plane, int last) {
 #define X(n, T, constant)                                                                                          \
-    request<EDGE>(planes.w##n[0][slot], at.all.in##n, at.all.in_planes##n, int(at.all.in_pitch##n), STRIDE##n, at, \
+    request<EDGE, PART##n>(planes.w##n[0][slot], at.all.in##n, at.all.in_planes##n, int(at.all.in_pitch##n), STRIDE##n, at, \
                   least(plane, last - 1 + K * RZ), T(constant));
     PLANES(X)
 #undef X
@@ -329,7 +350,10 @@ template <Where WHERE, int LEVEL> INLINE void levels(Planes& planes, int phase, 
         } else if (at.plane >= first && at.plane < last) {
 #define X(n, T, constant) \
     store(out.w##n, at.all.out##n, at.all.out_planes##n, int(at.all.out_pitch##n), STRIDE##n, at);
-            PLANES(X)
+            SINGLES(X)
+#undef X
+#define X(a, b, T) store_pair(out.w##a, out.w##b, at.all.out##a, at.all.out_planes##a, int(at.all.out_pitch##a), at);
+            PAIRS(X)
 #undef X
         }
     }

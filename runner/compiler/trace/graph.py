@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -49,6 +49,8 @@ class Node:
 PLACE = np.dtype(np.int64)
 BOOL = np.dtype(bool)
 SLOT = 8  # bytes of a scalar's slot
+UNIT_BYTES = 16  # that one access to memory moves, at most
+SMALLEST_PART = 4  # bytes of a component that is accessed together with others
 PLACES = ("place", "inside")  # leaves that depend on the cell's place
 FREE = ("load", "constant", "place", "scalar", "cast")  # nodes that are no operation
 
@@ -202,13 +204,15 @@ class Operand:
     """An input or output of a program.
 
     trailing: lengths of the axes after the grid axes. combine: of an output that is not written, but of which
-    only the best cell is kept, "maximum" or "minimum"; of 4 or 8 bytes.
+    all cells are combined, "maximum", "minimum" or "add"; of 4 or 8 bytes. unit: components that one access
+    to memory moves, if all cells begin at multiples of so many (`with_units`).
     """
 
     name: str
     dtype: np.dtype[Any]
     trailing: Shape = ()
     combine: str = ""
+    unit: int = 1
 
     @property
     def components(self) -> int:
@@ -299,6 +303,28 @@ def _text(node: Node, number: dict[Node, int]) -> str:
     if not node.operands:
         return f"{node.op} {node.dtype} {node.value}"
     return f"{node.op} {node.dtype} " + " ".join(f"%{number[one]}" for one in node.operands)
+
+
+def with_units(program: Program) -> Program:
+    """Return the program for arrays whose cells begin at multiples of their units in memory.
+
+    A unit is 8 or 16 bytes of components of 4 bytes or more, and divides a cell: the two parts of a complex
+    number, which lie beside each other.
+    """
+
+    def of(one: Operand) -> Operand:
+        size, cell = one.dtype.itemsize, one.dtype.itemsize * one.components
+        unit = min(cell & -cell, UNIT_BYTES) // size if size >= SMALLEST_PART else 1
+        return replace(one, unit=max(unit, 1))
+
+    return replace(program, inputs=tuple(map(of, program.inputs)), outputs=tuple(map(of, program.outputs)))
+
+
+def without_units(program: Program) -> Program:
+    """Return the program for arrays at any addresses."""
+    operands = ([replace(one, unit=1) for one in each] for each in (program.inputs, program.outputs))
+    inputs, outputs = map(tuple, operands)
+    return replace(program, inputs=inputs, outputs=outputs)
 
 
 def merge_components(program: Program) -> tuple[Program, int]:

@@ -171,7 +171,7 @@ def _first_row(world: World, task: Task, sources: Sequence[Source]) -> tuple[Reg
     row = Region((0,) * len(task.shape), (1, *task.partition[0].stop[1:]))
     blocks = []
     for number, (field, source) in enumerate(zip(task.fields, sources, strict=True)):
-        window = Window(task.field_region(number, row), field.shape, field.widths, task.boundary, task.cval)
+        window = Window(task.field_region(number, row), field.shape, field.widths, *task.beyond(number))
         staged = np.empty(window.staged, field.dtype)
         for region, place in window.reads():
             source.read(region, staged[place])

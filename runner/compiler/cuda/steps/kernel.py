@@ -18,6 +18,7 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     PROCESSORS,
     REGISTERS,
     SHARED_BYTES,
+    VECTOR_BYTES,
     Axis,
     Ends,
     Layout,
@@ -33,6 +34,7 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     layout_of,
     margin_of,
     numbers,
+    part_of,
     pitches,
     resident_warps,
     vector_items,
@@ -148,17 +150,29 @@ def _registers(layout: Layout, steps: int, tuning: Tuning) -> int:
     )
 
 
-def takes_vectors(arrays: Iterable[Array], tuning: Tuning) -> bool:
+def takes_pairs(program: Program) -> bool:
+    """Return whether vectors hold all cells: those of one component, or of two, as complex numbers."""
+    return all(one.components == 1 or one.trailing == (2,) for one in program.inputs)
+
+
+def takes_vectors(arrays: Iterable[Array], tuning: Tuning, axes: int) -> bool:
     """Return whether the rows of all arrays begin at addresses of whole vectors, equally far apart if their
-    elements are equally large."""
+    cells are equally large.
+
+    axes: of the grid. An array of pairs has one more; its vectors are at most of `VECTOR_BYTES`.
+    """
     arrays = list(arrays)
     items = vector_items(max(one.dtype.itemsize for one in arrays), tuning.columns)
-    strides = {one.dtype.itemsize: one.strides for one in arrays}
+    strides = {(one.dtype.itemsize, one.ndim): one.strides for one in arrays}
+
+    def begins_at_vectors(one: Array) -> bool:
+        size = min(items * math.prod(one.shape[axes:]) * one.dtype.itemsize, VECTOR_BYTES)
+        return all(step % size == 0 for step in (address_of(one), *one.strides[: axes - 1]))
+
     return all(
-        address_of(one) % (items * one.dtype.itemsize) == 0
-        and all(step % (items * one.dtype.itemsize) == 0 for step in one.strides[:-1])
-        and one.strides[-1] == one.dtype.itemsize
-        and one.strides == strides[one.dtype.itemsize]
+        begins_at_vectors(one)
+        and _cells_lie_together(one, axes)
+        and one.strides == strides[one.dtype.itemsize, one.ndim]
         for one in arrays
     )
 
@@ -186,8 +200,8 @@ def build(
     if 2 * margin >= tile:
         raise NotFusable(f"{steps} steps need {margin} columns on each side of a tile of {tile}")
     vector = vector_items(layout.widest, chosen.columns) if chosen.vectors else 1
-    if vector > 1 and any(layout.operand(one).components > 1 for one in (*layout.state, *layout.fixed)):
-        raise NotFusable("has components, which vectors do not hold apart")
+    if vector > 1 and not takes_pairs(program):
+        raise NotFusable("has more than two components, which vectors do not hold apart")
     elsewhere = boundary in ("wrap", "none")
     if not elsewhere and any(
         one.reach > width for one, width in zip(layout.ends, layout.radius, strict=True)
@@ -216,6 +230,7 @@ def build(
         "HIGH_X": ends[-1].after,
         "FAR_X": far,
         **{f"STRIDE{n}": layout.operand(plane).components for n, plane in enumerate(layout.state)},
+        **{f"PART{n}": part_of(layout.operand(one), one[1]) for n, one in enumerate(layout.state)},
     }
     if program.axes == 3:
         valid_rows = step_kernel_3d.valid_rows(layout, steps, chosen)
@@ -246,8 +261,8 @@ def build(
 
 def _constants(layout: Layout, tuning: Tuning, vector: int) -> tuple[dict[str, int], int]:
     """Return constants of kernels/steps_2d.cuh, and the bytes of a block's shared memory."""
-    sizes = {layout.operand(plane).dtype.itemsize for plane in layout.state}
-    one_pitch = vector > 1 and len(sizes) == 1
+    operands = [layout.operand(plane) for plane in layout.state]
+    one_pitch = vector > 1 and len({(one.dtype.itemsize, one.components) for one in operands}) == 1
     constants = {"BEYOND": layout.beyond, "ONE_PITCH": int(one_pitch)}
     near = layout.ends[0] if layout.program.axes > 1 else Ends()
     constants |= {"LATE": near.late, "KEPT": near.kept}
@@ -279,7 +294,7 @@ def arguments(
     """
     layout = layout_of(kernel.program, kernel.feeds)
     tuning = kernel.tuning
-    if tuning.vectors and not takes_vectors([*inputs, *outs], tuning):
+    if tuning.vectors and not takes_vectors([*inputs, *outs], tuning, len(axes)):
         raise ValueError("blocks whose rows do not begin where a vector may")
     if not all(_cells_lie_together(one, len(axes)) for one in [*inputs, *outs]):
         raise ValueError("blocks whose cells of a row lie apart in memory")

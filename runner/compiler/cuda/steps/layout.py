@@ -472,6 +472,11 @@ def pitches(array: Array, axes: int) -> tuple[int, ...]:
     return tuple(int(step // array.dtype.itemsize) for step in array.strides[: axes - 1])
 
 
+def part_of(operand: Operand, component: int) -> int:
+    """Return which of a pair a component is; 0 of other cells."""
+    return component if operand.components == 2 else 0
+
+
 def cast(cval: float, dtype: np.dtype[Any]) -> Any:
     """Convert the constant as an assignment to an array does."""
     array = np.empty((), dtype)

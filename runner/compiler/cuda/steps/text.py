@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from meshrun.runner.compiler.cuda.steps.layout import Layout, cast
+from meshrun.runner.compiler.cuda.steps.layout import Layout, cast, part_of
 from meshrun.runner.compiler.operations import KERNELS, at_place, ctype, expression, literal, slot
 from meshrun.runner.compiler.passes.branches import Branch, cost, find_branches, write
 from meshrun.runner.compiler.passes.ends import specialised
@@ -43,10 +43,15 @@ def source(
     )
     axes = "zxy" if three else "xy"
     pitches = ["planes", "pitch"] if three else ["pitch"]
-    planes, fields = [], []  # fields: C++ type and name of each argument of 64 bits
+    fields = []  # C++ type and name of each argument of 64 bits
+    planes, singles, pairs = [], list[str](), list[str]()
     for number, plane in enumerate(layout.state):
         kind, operand = ctype(layout.operand(plane).dtype), layout.operand(plane)
         planes.append(f"X({number}, {kind}, {literal(cast(cval, operand.dtype), operand.dtype)})")
+        if constants["VECTOR"] == 1 or operand.components == 1:
+            singles.append(planes[-1])
+        elif plane[1] == 0:
+            pairs.append(f"X({number}, {number + 1}, {kind})")
         for side, pointer in (("in", f"const {kind}*"), ("out", f"{kind}*")):
             fields += [(pointer, f"{side}{number}"), *(("int64", f"{side}_{one}{number}") for one in pitches)]
     for number, plane in enumerate(layout.fixed):
@@ -67,6 +72,8 @@ def source(
             f"#define LARGEST {largest.hex()}",
             f"#define BOUNDARY {boundary.upper()}",
             f"#define PLANES(X) {' '.join(planes)}",
+            f"#define SINGLES(X) {' '.join(singles)}",
+            f"#define PAIRS(X) {' '.join(pairs)}",
             file_text("operations.cuh"),
             *([file_text("flags.cuh", HEADERS)] if sends else []),
             file_text("steps.cuh"),
@@ -375,13 +382,14 @@ class Writer:
             given = f"at.all.fixed{number}, at.all.fixed_planes{number}, at, at.plane + {first}"
             self._declare_once(f"const {kind}* {pointer}", f"plane_of<EDGE>({given})")
             given = f"int(at.all.fixed_pitch{number}), {operand.components}, at, {middle[0]}, {constant}"
-            text = f"fixed<EDGE>({pointer}, {given})"
+            text = f"fixed<EDGE, {part_of(operand, node.component)}>({pointer}, {given})"
         else:
             number = self.layout.fixed.index(plane)
             line = self._line(f"f{number}", others)
             pointers = ", ".join(f"at.all.{one}{number}" for one in ("fixed", "fixed_pitch"))
             away = ", ".join(map(str, others or [0]))
-            text = f"fixed<EDGE>({pointers}, {operand.components}, at, {away}, {constant})"
+            given = f"{operand.components}, at, {away}, {constant}"
+            text = f"fixed<EDGE, {part_of(operand, node.component)}>({pointers}, {given})"
         self._declare_once(f"const Lane<{kind}> {line}", text)
         return f"{line}.v[{column}]"
 
