@@ -29,7 +29,6 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     StepLaunch,
     StripLayout,
     Tuning,
-    address,
     best_height,
     far_of,
     layout_of,
@@ -44,7 +43,7 @@ from meshrun.runner.compiler.cuda.steps.text import source
 from meshrun.runner.compiler.passes.branches import branches_of, leaves_out_masked
 from meshrun.runner.compiler.passes.exact_products import largest_field
 from meshrun.runner.compiler.trace.graph import Program
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.region import Array, Shape, address_of
 
 GROWTH = 1.35  # all registers over those counted, as measured
 BRANCH_REGISTERS = 18  # that both sides of branches need besides
@@ -169,7 +168,7 @@ def takes_vectors(arrays: Iterable[Array], tuning: Tuning, axes: int) -> bool:
 
     def begins_at_vectors(one: Array) -> bool:
         size = min(items * math.prod(one.shape[axes:]) * one.dtype.itemsize, VECTOR_BYTES)
-        return all(step % size == 0 for step in (address(one), *one.strides[: axes - 1]))
+        return all(step % size == 0 for step in (address_of(one), *one.strides[: axes - 1]))
 
     return all(
         begins_at_vectors(one)
@@ -332,15 +331,16 @@ def arguments(
     for place, component in layout.state:
         out = outs[layout.feeds.index(place)]
         for array in (inputs[place], out):
-            values += [address(array, component), *pitches(array, len(axes))]
+            values += [address_of(array) + component * array.dtype.itemsize, *pitches(array, len(axes))]
     for place, component in layout.fixed:
-        values += [address(inputs[place], component), *pitches(inputs[place], len(axes))]
+        array = inputs[place]
+        values += [address_of(array) + component * array.dtype.itemsize, *pitches(array, len(axes))]
     assert kernel.sends == (sending is not None)
     if sending is not None:
         values += sending.values(layout, cut)
     if kernel.scalars:
         assert scalars is not None
-        values.append(address(scalars))
+        values.append(address_of(scalars))
     return StepLaunch(grid, (kernel.threads, 1, 1), kernel.shared, tuple(values))
 
 

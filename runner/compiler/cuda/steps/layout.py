@@ -492,11 +492,6 @@ def numbers(axis: Axis) -> tuple[int, ...]:
     return axis.own, axis.start, axis.length, axis.before, axis.after
 
 
-def address(array: Array, component: int = 0) -> int:
-    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
-    return int(interface["data"][0]) + component * int(array.dtype.itemsize)
-
-
 def pitches(array: Array, axes: int) -> tuple[int, ...]:
     """Return the elements between planes and between rows."""
     if axes == 1:
