@@ -190,7 +190,7 @@ def test_the_kernel_that_is_prepared_is_the_one_that_is_launched(
     """For results of complex numbers, by their shape."""
     compiled: list[str] = []
 
-    def compile_source(kernel: DeviceKernel, source: str, name: str) -> Callable[..., None]:
+    def compile_source(kernel: DeviceKernel, source: str, *others: Any) -> Callable[..., None]:
         compiled.append(source.partition("__global__")[2])
         return lambda *launch: None
 
