@@ -15,7 +15,7 @@ import numpy as np
 
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
-from meshrun.runner.compiler.cuda import single_pass
+from meshrun.runner.compiler.cuda import shared_planes, single_pass
 from meshrun.runner.compiler.cuda.beyond import MOST_BYTES, Beyond, Sides, cells_beyond
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
@@ -179,14 +179,16 @@ class DeviceKernel:
     def overwrites(self, shapes: Iterable[Shape]) -> bool:
         """Whether passes over results of these shapes may write over what is read at the own cell.
 
-        In others, two threads make the same cells where tiles meet the end of an axis.
+        In others, two threads make the same cells, as tiles at the end of an axis begin earlier.
         """
         kernel = self.without_handed_on() if self.handed_on else self
-        return self.aligned and all(
-            n % most == 0
-            for shape in shapes
-            for n, most in zip(kernel._between_ends(shape), kernel._tile_of(shape)[0], strict=True)
-        )
+        for shape, alike in product(shapes, (False, True)):
+            cells = kernel._parts(shape)
+            tile, _, planes = kernel._tile_of(cells, alike)
+            block = tile if planes is None else planes.block
+            if any(n % part for n, part in zip(kernel._between_ends(cells), block, strict=True)):
+                return False
+        return self.aligned
 
     def without_handed_on(self) -> DeviceKernel:
         """Return the kernel of the results that no input has now; see `TaskKernel`."""
@@ -243,19 +245,25 @@ class DeviceKernel:
         wide = single_pass.is_wide([*blocks, *outs])
         sides = sides if any(map(any, sides)) else ()
         units = all(single_pass.lie_in_units(*one) for pair in given for one in zip(*pair, strict=True))
-        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0, units)
+        alike = single_pass.have_equal_alignment(merged, blocks, outs, self.widths)
+        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0, units, alike)
         places = [at % n for at, n in zip(first, self.program.lengths, strict=False)]
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
         if call.grid == (0,):
             return functools.partial(_call_all, ())
-        return functools.partial(launch, call.grid, call.block, call.arguments)
+        return functools.partial(launch, call.grid, call.block, call.arguments, shared_mem=kernel.shared)
 
     def prepare(self, shape: Shape) -> None:
         """Compile the kernel of one pass for results of this shape. Raises NotCompiled."""
         operands = (*self.program.inputs, *self.program.outputs)
         small = math.prod(shape) * sum(one.dtype.itemsize for one in operands) <= MOST_BYTES
         stepped = self.row > 0 and self.most_steps == 1 and self.stores_beyond and small
-        self._pass(shape, beyond=stepped and self._beyond is not None)
+        # Blocks of steps are aligned.
+        self._pass(self._parts(shape), beyond=stepped and self._beyond is not None, alike=self.row > 0)
+
+    def _parts(self, shape: Shape) -> Shape:
+        """Return the shape of a result with the two parts of its complex numbers."""
+        return (*shape[: self.program.axes], *self.program.outputs[0].trailing)
 
     def _lengths(self, shape: Shape) -> Shape:
         """Return the cells of results of a shape, per axis; components lie along the last one."""
@@ -266,13 +274,18 @@ class DeviceKernel:
         """Return the cells between the array's ends, per axis."""
         return single_pass.between_ends(self._merged, self._lengths(shape))
 
-    def _tile_of(self, shape: Shape) -> tuple[Shape, Shape]:
-        """Return the tile of a pass over results of a shape, and the lengths from which it is chosen."""
-        lengths = self._lengths(shape)
+    def _tile_of(self, shape: Shape, alike: bool) -> tuple[Shape, Shape, shared_planes.SharedPlanes | None]:
+        """Return the tile of a pass over results of a shape, the lengths from which it is chosen, and how
+        blocks march through shared planes; None: threads march alone, or do not march."""
+        lengths, planes = self._lengths(shape), None
         if self._ends and lengths[-1] != self.row:
             raise ValueError(f"rows of {lengths[-1]} cells, for a kernel of {self.row}")
         if single_pass.marches(self._common):
-            tile = single_pass.choose_tile(self._common, self._between_ends(shape))
+            between = self._between_ends(shape)
+            tile = single_pass.choose_tile(self._common, between)
+            chosen = shared_planes.choose(self._common, between)
+            if alike and not isinstance(chosen, str):
+                planes, tile = chosen, chosen.tile
         else:  # all longer ones have the same tile
             tile = self._tile
             if self.row:  # steps
@@ -281,18 +294,25 @@ class DeviceKernel:
             tile = lengths = tuple(
                 min(one, cells + ends) for one, cells, ends in zip(lengths, tile, near, strict=True)
             )
-        return tile, lengths
+        return tile, lengths, planes
 
     def _pass(
-        self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False, units: bool = True
+        self,
+        shape: Shape,
+        apart: bool = False,
+        wide: bool = False,
+        beyond: bool = False,
+        units: bool = True,
+        alike: bool = False,
     ) -> tuple[single_pass.PassKernel, Callable[..., None]]:
         """Return the kernel for results of a shape, whose tile is no longer than their own cells.
 
         apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array.
-        units: whether cells begin at multiples of their units in memory.
+        units: whether cells begin at multiples of their units in memory. alike: whether all arrays have an
+        equal alignment.
         """
-        tile, lengths = self._tile_of(shape)
-        key = tile, apart, wide, beyond, units
+        tile, lengths, planes = self._tile_of(shape, alike)
+        key = tile, planes, apart, wide, beyond, units
         if key not in self._passes:
             kernel = single_pass.emit(
                 self._merged if units else without_units(self._merged),
@@ -301,8 +321,9 @@ class DeviceKernel:
                 wide=wide,
                 ends=self._ends,
                 beyond=self._beyond if beyond else None,
+                march=planes,
             )
-            launch = self._compiled(kernel.source, kernel.name)
+            launch = self._compiled(kernel.source, kernel.name, kernel.shared)
             self._passes[key] = kernel, launch
         return self._passes[key]
 

@@ -11,8 +11,9 @@ Checksum = Literal["off", "sample", "full"]
 Boundary = Literal["reflect", "mirror", "nearest", "constant", "wrap"]
 BoundarySide = str | float  # a Boundary, a constant, or the name of a parameter that is one
 BoundaryAxis = BoundarySide | tuple[BoundarySide, BoundarySide]  # both ends, or before and after the array
-BoundaryAxes = BoundarySide | tuple[BoundaryAxis, ...]  # all axes, or each
-BoundaryRules = BoundaryAxes | Mapping[str, BoundaryAxes]  # all inputs, or each
+BoundaryAxes = tuple[BoundaryAxis, ...]
+# Of all inputs, axes and sides, of each axis, or of each input.
+BoundaryRules = Boundary | float | BoundaryAxes | Mapping[str, BoundarySide | BoundaryAxes]
 Fuse = Literal["auto", "require", "off"]  # whether a function becomes one kernel
 FuseMath = Literal["strict", "fast"]
 Order = Literal["C", "F"]

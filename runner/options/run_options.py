@@ -74,7 +74,7 @@ class Options:
     boundary: str | None = row(
         BoundaryValue(),
         "Values beyond the array's edges, of all or by input, axis and side: p=wrap,0.0:nearest.",
-        metavar="[reflect|mirror|nearest|constant|wrap|RULES]",
+        metavar="[reflect|mirror|nearest|constant|wrap]",
     )
     cval: float | None = row(NumberValue(), "The constant of {boundary:constant}.")
     overlap: bool | None = row(FlagValue(), "Compute while data is in transfer.")

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.boundary import spelled
-from meshrun.runner.options.choices import BoundaryRules
+from meshrun.runner.options.choices import BOUNDARIES, BoundaryRules
 from meshrun.runner.options.form import is_length
 
 DIGITS_MOST = 40  # digits of a size that are read
@@ -64,6 +64,8 @@ class BoundaryValue:
     form: str = 'a mode, or {"p": ("wrap", (0.0, "nearest"))}'
 
     def read(self, value: Any) -> str:
+        if isinstance(value, str) and value.isidentifier() and value not in BOUNDARIES:
+            raise UserError(f"{value!r} is not one of {', '.join(map(repr, BOUNDARIES))}")
         return spelled(value)
 
 

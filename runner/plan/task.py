@@ -409,11 +409,18 @@ class Task:
         return shape[: self.leading] + (field.shape if number else shape)[self.leading :], field.dtype
 
     def with_results(self, types: Sequence[ArrayType]) -> Task:
-        """Return the task with its results known.
+        """Return the task with its results known; for equal types the same one, with all that it has derived.
 
         types: per result, the lengths of its axes after the `leading` ones, and its dtype."""
-        leading = self.shape[: self.leading]
-        return replace(self, results=tuple((leading + tail, dtype) for tail, dtype in types))
+        known = self._with_results
+        if (key := tuple(types)) not in known:
+            leading = self.shape[: self.leading]
+            known[key] = replace(self, results=tuple((leading + tail, dtype) for tail, dtype in types))
+        return known[key]
+
+    @cached_property
+    def _with_results(self) -> dict[tuple[ArrayType, ...], Task]:
+        return {}
 
     def with_grid(self, grid: Shape) -> Task:
         """Return the task with another partition. grid: one number per axis of the first input."""
@@ -617,7 +624,7 @@ def plan_task(
     parameters = job.arguments(parameters) if has_tables else parameters
     if job.check is not None:
         job.check(shape, dtype, **parameters)
-    chosen = boundary or job.boundary
+    chosen = job.boundary if boundary is None else boundary
     check_boundary(job, chosen)
     if job.whole and (boundary is not None or cval is not None):
         raise UserError(
@@ -823,11 +830,12 @@ def check_feeds(task: Task) -> None:
             continue
         field = fields[name]
         if (shape, dtype) != (field.stored, field.dtype):
-            hint = (
-                f"return result.astype({field.dtype})"
-                if shape == field.stored
-                else f"one pass, no {option('steps')}"
-            )
+            if shape != field.stored:
+                hint = f"one pass, no {option('steps')}"
+            elif dtype.kind == "c" != field.dtype.kind:  # a cast would drop the imaginary parts
+                hint = f"an input {name} of {dtype}"
+            else:
+                hint = f"return result.astype({field.dtype})"
             raise UserError(
                 f"job {job.name} cannot take steps: its {_what(job.output_names, output)} cannot become its "
                 f"input {name}",

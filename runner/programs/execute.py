@@ -226,15 +226,19 @@ class ProgramRun:
         kernel = self._kernel(number, combined, "reduced")
         key = "reduced", number, *(id(self.arrays[place]) for place in combined.reads)
         if key not in self._bound:
-            first = tuple(a + b for a, b in zip(stage.reduction.first, own.start, strict=True))
+            # The box from the first to the last own cell that is reduced.
+            steps = stage.reduction.step
+            starts = zip(stage.reduction.first, own.start, steps, strict=True)
+            first = tuple(begin + at * step for begin, at, step in starts)
+            lengths = tuple((n - 1) * step + 1 for n, step in zip(own.shape, steps, strict=True))
             around = tuple(
                 slice(a - b, a - b + n + low + high)
                 for a, b, n, (low, high) in zip(
-                    first, self.region.start, own.shape, combined.widths, strict=True
+                    first, self.region.start, lengths, combined.widths, strict=True
                 )
             )
             blocks = [block[around] for block in self._blocks(combined)]
-            views = self._key_views((number,), own.shape)
+            views = self._key_views((number,), lengths)
             self._bound[key] = kernel.bind(blocks, views, first, self.values.row)
         self._bound[key]()
 

@@ -204,6 +204,7 @@ class _Order:
         self._program = program
         self._arrays = dict.fromkeys(range(len(program.inputs)), 0)
         self._values: dict[int, int] = {}
+        self._nodes: dict[Node, int] = {}
         self.dtypes: dict[int, np.dtype[Any]] = {}
         for (*_, dtype), slot in program.tape.slots.items():
             self._values[slot], self.dtypes[slot] = 0, dtype
@@ -235,13 +236,15 @@ class _Order:
 
     def of(self, nodes: Iterable[Node]) -> int:
         """Return after how many kernel stages all that nodes read is there."""
-        found = 0
-        for node in in_order(nodes):
+        wanted, known = list(nodes), self._nodes
+        for node in in_order(wanted, known):
             if node.op == "load":
-                found = max(found, self.array(node.input))
+                known[node] = self.array(node.input)
             elif node.op == "scalar":
-                found = max(found, self.value(node.value))
-        return found
+                known[node] = self.value(node.value)
+            else:
+                known[node] = max((known[operand] for operand in node.operands), default=0)
+        return max((known[node] for node in wanted), default=0)
 
 
 def _stages(program: WholeProgram, order: _Order) -> Iterator[Stage]:

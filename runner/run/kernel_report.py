@@ -8,7 +8,7 @@ from typing import Any
 
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import source as host_source
-from meshrun.runner.compiler.cuda import single_pass
+from meshrun.runner.compiler.cuda import shared_planes, single_pass
 from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel, layout_of
 from meshrun.runner.compiler.decide import not_one_kernel
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
@@ -23,7 +23,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.programs.best import ReducingKernel, reducing_kernels, with_late_reductions
 from meshrun.runner.programs.stages import KernelStage, Stage, StagedProgram, ValueStage, plan_program
-from meshrun.runner.report.units import counted
+from meshrun.runner.report.units import bytes_text, counted
 from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
 
@@ -70,13 +70,20 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
         return KernelReport(host_source.source([real]), facts)
     options = compiler_options(arithmetic)
     if steps is None:
-        kernel = single_pass.emit(with_units(merge_components(real)[0]))
+        merged = with_units(merge_components(real)[0])
+        together = shared_planes.choose(interior(merged))
+        kernel = single_pass.emit(merged, march=None if isinstance(together, str) else together)
         tile = " x ".join(map(str, kernel.tile))
+        loads = "" if kernel.planes else f", {kernel.description.load_instructions:.3g} loads for each"
         facts += [
-            ("a thread", f"{tile} cells, {kernel.description.load_instructions:.3g} loads for each"),
+            ("a thread", f"{tile} cells{loads}"),
             ("a block", f"{kernel.threads[0]} x {kernel.threads[1]} threads"),
         ]
-        return KernelReport(kernel.source, facts + _registers(kernel.source, kernel.name, options))
+        if kernel.planes:
+            facts.append(("shared memory", f"{bytes_text(kernel.shared)} of a block: planes of its cells"))
+        return KernelReport(
+            kernel.source, facts + _registers(kernel.source, kernel.name, options, kernel.shared)
+        )
     check_feeds(replace(task, results=output_types(task, program)))
     widths = task.widths[: program.axes]
     fused = DeviceKernel(program, widths, arithmetic, task.feed_numbers, task.boundary_read, task.cval)
@@ -218,8 +225,8 @@ def _reach(reach: Extents) -> str:
     return "from " + " x ".join(f"-{low}..+{high}" for low, high in reach)
 
 
-def _registers(source: str, name: str, options: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return the registers of a thread, on a machine with a GPU."""
+def _registers(source: str, name: str, options: tuple[str, ...], shared: int = 0) -> list[tuple[str, str]]:
+    """Return the registers of a thread, on a machine with a GPU. shared: bytes of a block's memory."""
     try:
         from meshrun.runner.device import cuda
         from meshrun.runner.device.nvrtc import registers_of
@@ -228,7 +235,7 @@ def _registers(source: str, name: str, options: tuple[str, ...]) -> list[tuple[s
     if not cuda.count():
         return [("registers", "not known without a GPU")]
     try:
-        compiled: Any = cuda.kernel_of_text(source, name, options)
+        compiled: Any = cuda.kernel_of_text(source, name, options, shared)
     except NotCompiled as failure:
         return [("registers", f"not known: {failure.reason}")]
     return [("registers", f"{registers_of(compiled)} of a thread")]

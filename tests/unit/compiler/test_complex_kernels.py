@@ -16,6 +16,7 @@ from nvrtc_log import log_of, log_of_text
 from step_parts import Part, compare
 from whole_kernels import compile_loops, compile_texts, halo_of
 
+from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.beyond import cells_beyond
 from meshrun.runner.compiler.cuda.single_pass import emit, finds_ends, launch_arguments
 from meshrun.runner.compiler.cuda.steps.kernel import FEW_BYTES, build
@@ -48,6 +49,12 @@ def ginzburg_landau(psi: Any, potential: Any) -> Any:
     own = psi[(INNER,) * psi.ndim]
     square = own.real**2 + own.imag**2
     return own + 0.02 * (own + (1 + 0.5j) * (around(psi) - 4 * own) - (1 - 1.2j) * square * own)
+
+
+def whole_real(psi: Any, potential: Any) -> Any:
+    """Treat both parts alike."""
+    own = (INNER,) * psi.ndim
+    return psi[own] + 0.1 * (around(psi) - 4 * psi[own])
 
 
 def parts(psi: Any, potential: Any) -> Any:
@@ -166,6 +173,30 @@ def test_a_pass_finds_the_ends_of_rows_and_stores_rows_beyond_others(tmp_path: P
         fused.same(memory, expected)
 
 
+@pytest.mark.parametrize("boundary", ["wrap", "constant", "none"])
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+@pytest.mark.parametrize("function", [schroedinger, whole_real])
+def test_the_kernel_that_is_prepared_is_the_one_that_is_launched(
+    function: Callable[..., Any], dtype: str, boundary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For results of complex numbers, by their shape."""
+    compiled: list[str] = []
+
+    def compile_source(kernel: DeviceKernel, source: str, name: str) -> Callable[..., None]:
+        compiled.append(source.partition("__global__")[2])
+        return lambda *launch: None
+
+    monkeypatch.setattr(DeviceKernel, "_compiled", compile_source)
+    monkeypatch.setattr(DeviceKernel, "most_steps", 1)
+    inputs = [Operand("psi", np.dtype(dtype)), Operand("potential", np.zeros(0, dtype).real.dtype)]
+    program = trace(function, inputs, ((1, 1), (1, 1)), {}, frozenset(), ["out"])
+    kernel = DeviceKernel(program, ((1, 1), (1, 1)), feeds=(0,), boundary=boundary, row=70)
+    kernel.prepare((11, 70))
+    blocks, out = [np.zeros((13, 72), one.dtype) for one in inputs], np.zeros((11, 70), dtype)
+    kernel.bind(blocks, [out], (0, 0), sides=[(True, True)] if boundary == "wrap" else ())
+    assert len(compiled) == 1
+
+
 def test_arrays_that_begin_between_units_are_refused() -> None:
     kernel = emit(with_units(PROGRAMS[1]))
     blocks, outs = fused.cases(kernel.program, (9, 17), 0)
@@ -281,17 +312,23 @@ def test_steps_have_the_bits_of_single_ones(name: str, boundary: str, vectors: b
         compare(libraries, kernel, arrays, wanted, halo, boundary == "wrap", given, aligned=vectors)
 
 
+# Bytes of the fastest kernels, as measured on H200s.
+MOST_SPILLED = {"ginzburg_landau": FEW_BYTES, "schroedinger c16": 160}
+
+
 @pytest.mark.parametrize(
     "architecture", ["90", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("80", "100"))]
 )
 @pytest.mark.parametrize("name", ["schroedinger", "ginzburg_landau", "schroedinger c16", "cube"])
 def test_kernels_of_several_steps_keep_all_in_registers(name: str, architecture: str) -> None:
     program = STEPPED[name].program()
+    if program.axes == 3 and architecture == "80":
+        pytest.skip("kernels over three axes need compute capability 9.0")
     choice = choices(program, (0,))[0]
     kernel = build(program, (0,), "wrap", 0, choice.steps, replace(choice.tuning, vectors=True))
     log = log_of_text(kernel.source, kernel.name, ("--fmad=false",), architecture)
-    spilled = [int(one) for one in re.findall(r"(\d+) bytes spill stores", log)]
-    assert max(spilled) <= FEW_BYTES
+    (spilled,) = map(int, re.findall(r"(\d+) bytes spill stores", log))
+    assert spilled <= MOST_SPILLED.get(name, 0)
 
 
 # Random programs
