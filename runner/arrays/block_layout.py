@@ -88,6 +88,13 @@ class BlockLayout:
         return tuple(low + n + high for (low, high), n in lengths)
 
     @cached_property
+    def _within_cells(self) -> list[tuple[int, AxisCopy]]:
+        """The copies `within`, counted from the first own cell along their axis."""
+        return [
+            (axis, replace(copy, target=copy.target - self.widths[axis][0])) for axis, copy in self.within
+        ]
+
+    @cached_property
     def part(self) -> Slices:
         return self.filled.inside(self)
 
@@ -151,9 +158,8 @@ class BlockLayout:
 
     def fill_whole_axes(self, block: Array) -> None:
         """Copy the halo of the uncut axes, in the block or a part of it that includes those axes whole."""
-        for axis, copy in self.within:
-            low = self.widths[axis][0]
-            self.copy_along(block, axis, replace(copy, target=copy.target - low), low)
+        for axis, copy in self._within_cells:
+            self.copy_along(block, axis, copy, self.widths[axis][0])
 
     def copy_along(self, block: Array, axis: int, copy: AxisCopy, shift: int) -> None:
         """Copy cells along one axis. shift: from the copy's indices to the block's."""

@@ -95,6 +95,11 @@ class TaskKernel(Protocol):
         """The most steps of one call of `advance`; 1 if it takes none."""
 
     @property
+    def first_steps(self) -> int:
+        """How many steps are taken one by one before `advance` takes several: it computes cells at the ends
+        as copies of others, which they are from then on."""
+
+    @property
     def aligned(self) -> bool:
         """Whether steps are faster on blocks whose rows begin at multiples of a line or sector of a cache."""
 
@@ -432,11 +437,18 @@ class Task:
         return shape[: self.leading] + (field.shape if number else shape)[self.leading :], field.dtype
 
     def with_results(self, types: Sequence[ArrayType]) -> Task:
-        """Return the task with its results known.
+        """Return the task with its results known; for equal types the same one, with all that it has derived.
 
         types: per result, the lengths of its axes after the `leading` ones, and its dtype."""
-        leading = self.shape[: self.leading]
-        return replace(self, results=tuple((leading + tail, dtype) for tail, dtype in types))
+        known = self._with_results
+        if (key := tuple(types)) not in known:
+            leading = self.shape[: self.leading]
+            known[key] = replace(self, results=tuple((leading + tail, dtype) for tail, dtype in types))
+        return known[key]
+
+    @cached_property
+    def _with_results(self) -> dict[tuple[ArrayType, ...], Task]:
+        return {}
 
     def with_grid(self, grid: Shape) -> Task:
         """Return the task with another partition. grid: one number per axis of the first input."""
@@ -876,11 +888,12 @@ def check_feeds(task: Task) -> None:
             continue
         field = fields[name]
         if (shape, dtype) != (field.stored, field.dtype):
-            hint = (
-                f"return result.astype({field.dtype})"
-                if shape == field.stored
-                else f"one pass, no {option('steps')}"
-            )
+            if shape != field.stored:
+                hint = f"one pass, no {option('steps')}"
+            elif dtype.kind == "c" != field.dtype.kind:  # a cast would drop the imaginary parts
+                hint = f"an input {name} of {dtype}"
+            else:
+                hint = f"return result.astype({field.dtype})"
             raise UserError(
                 f"job {job.name} cannot take steps: its {_what(job.output_names, output)} cannot become its "
                 f"input {name}",

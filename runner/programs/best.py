@@ -16,7 +16,7 @@ import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Node, in_order
 from meshrun.runner.compiler.whole.between.cuts import rebuilt
-from meshrun.runner.compiler.whole.graph import WholeGraph
+from meshrun.runner.compiler.whole.graph import Reduction, WholeGraph
 from meshrun.runner.compiler.whole.program import WholeOutput
 from meshrun.runner.programs.stages import (
     KernelStage,
@@ -26,6 +26,7 @@ from meshrun.runner.programs.stages import (
     StagedProgram,
     ValueStage,
 )
+from meshrun.runner.region import Shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +47,15 @@ def combined_cells(stage: ReductionStage) -> StageCells | None:
     reduction, cells = stage.reduction, stage.cells
     (output,) = cells.program.outputs
     real = output.dtype.kind in "biuf" and reduction.dtype.kind in "biuf"
-    whole = stage.value is not None and set(reduction.step) == {1} and 0 not in reduction.length
+    whole = stage.value is not None and 0 not in reduction.length
     if reduction.ufunc not in ("maximum", "minimum", "add") or not real or not whole:
         return None
-    kept = _kept(cells.program.graph, output, output.nodes[0], reduction.ufunc)
+    # The kernel computes all cells of a box, also those between the ones that are reduced.
+    space = tuple(
+        first + length for first, length in zip(reduction.first, bounding_lengths(reduction), strict=True)
+    )
+    node = _inside(cells.program.graph, output.nodes[0], reduction, space, reduction.first)
+    kept = _kept(cells.program.graph, output, node, reduction.ufunc)
     return replace(cells, program=replace(cells.program, outputs=(kept,)))
 
 
@@ -125,7 +131,7 @@ def reducing_kernels(program: StagedProgram, feeds: Sequence[int | None]) -> dic
         )
         if not isinstance(kernel, KernelStage) or not plain:
             continue
-        reductions = _within_step(program, number, kernel)
+        reductions = _within_step(program, number, kernel, feeds)
         kept = {one: _kept_of(program, kernel, one, node) for one, node in reductions.items()}
         coming = ahead if number == ahead_by else {}
         kept |= {one: _kept_of(program, kernel, one, node) for one, node in coming.items()}
@@ -145,16 +151,22 @@ def _kept_of(program: StagedProgram, kernel: KernelStage, number: int, node: Nod
     stage, graph = program.stages[number], kernel.cells.program.graph
     assert isinstance(stage, ReductionStage)
     (output,) = stage.cells.program.outputs
-    return _kept(graph, output, _inside(graph, node, stage, program), stage.reduction.ufunc)
+    inside = _inside(graph, node, stage.reduction, program.space, (0,) * len(program.space))
+    return _kept(graph, output, inside, stage.reduction.ufunc)
 
 
-def _within_step(program: StagedProgram, number: int, kernel: KernelStage) -> dict[int, Node]:
+def _within_step(
+    program: StagedProgram, number: int, kernel: KernelStage, feeds: Sequence[int | None]
+) -> dict[int, Node]:
     """Return the reductions between a kernel and the next one that it can do, with their cells."""
-    written = {
-        place.number: kernel.cells.program.outputs[at].nodes[0]
-        for at, place in enumerate(kernel.writes)
-        if not place.of_output
-    }
+    written = {}
+    for at, place in enumerate(kernel.writes):
+        node = kernel.cells.program.outputs[at].nodes[0]
+        if not place.of_output:
+            written[place.number] = node
+        elif feeds[place.number] is not None:
+            fed = feeds[place.number]
+            written |= {n: node for n, one in enumerate(program.arrays) if one.becomes == fed}
     known = set(program.dtypes) - _made_from(program, number)
     found = {}
     for after in range(number + 1, len(program.stages)):
@@ -163,9 +175,9 @@ def _within_step(program: StagedProgram, number: int, kernel: KernelStage) -> di
             break
         if not isinstance(stage, ReductionStage) or combined_cells(stage) is None:
             continue
-        node = _of_results(stage, kernel, written, set(), anywhere=True)
-        if node is not None and set(stage.cells.values) <= known:
-            found[after] = node
+        cells = _of_results(stage, kernel, written, set(), anywhere=True)
+        if cells is not None and set(stage.cells.values) <= known:
+            found[after] = cells
     return found
 
 
@@ -248,23 +260,31 @@ def _of_results(
     return done[nodes[0]]
 
 
-def _inside(graph: WholeGraph, node: Node, stage: ReductionStage, program: StagedProgram) -> Node:
-    """Return a node that is what changes no result where a reduction takes no cell."""
-    reduction = stage.reduction
-    smallest = reduction.ufunc == "maximum"
+def bounding_lengths(reduction: Reduction) -> Shape:
+    """Return the lengths of the box from the first to the last cell of a reduction, per axis."""
+    pairs = zip(reduction.length, reduction.step, strict=True)
+    return tuple((length - 1) * step + 1 for length, step in pairs)
+
+
+def _inside(graph: WholeGraph, node: Node, reduction: Reduction, last: Shape, first: Shape) -> Node:
+    """Return a node that is what changes no result where a reduction takes no cell.
+
+    first, last: the positions that are computed, per axis: the first one, and the last + 1.
+    """
     fill: float = 0
-    if reduction.ufunc == "add":
-        pass
-    elif node.dtype.kind == "f":
-        fill = -np.inf if smallest else np.inf
-    elif node.dtype.kind == "b":
-        fill = not smallest
-    else:
-        limits = np.iinfo(node.dtype)
-        fill = limits.min if smallest else limits.max
+    if reduction.ufunc != "add":
+        smallest = reduction.ufunc == "maximum"
+        if node.dtype.kind == "f":
+            fill = -np.inf if smallest else np.inf
+        elif node.dtype.kind == "b":
+            fill = not smallest
+        else:
+            limits = np.iinfo(node.dtype)
+            fill = limits.min if smallest else limits.max
     other = graph.constant(fill, node.dtype)
-    for axis, (first, length) in enumerate(zip(reduction.first, reduction.length, strict=True)):
-        if (first, length) != (0, program.space[axis]):
-            condition = graph.inside(axis, first, first + length)
+    for axis, length in enumerate(bounding_lengths(reduction)):
+        begin, step = reduction.first[axis], reduction.step[axis]
+        if (begin, begin + length, step) != (first[axis], last[axis], 1):
+            condition = graph.inside(axis, begin, begin + length, step)
             node = graph.operation("where", node.dtype, [condition, node, other], node.line)
     return node

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
-from meshrun.runner.compiler.result_type import with_known_results
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
+from meshrun.runner.compiler.result_type import hide_output, with_known_results
 from meshrun.runner.compiler.traced import check_tables
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
@@ -37,6 +39,10 @@ from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import World, single_rank_world
 
 ONE_PASS = Options()
+MOST_KEPT = 64  # functions that are known to be traceable
+_TRACEABLE: dict[Hashable, Job] = {}
+_LOCK = threading.Lock()
+_HERE = threading.local()  # the world of this process alone, one for each thread
 
 
 def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
@@ -46,13 +52,42 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     """
     _check_arrays(job, arrays)
     if job.whole:  # in this process the arrays are whole
-        return call_whole(job, arrays, job.complete(parameters))
+        wholes = [one if hasattr(one, "dtype") else np.asarray(one) for one in arrays]
+        completed = job.complete(parameters)
+        _check_traceable(job, wholes, completed)
+        return call_whole(job, wholes, completed)
     if any(hasattr(array, "__cuda_array_interface__") for array in arrays):
         from meshrun.runner.device.cuda import borrowed
 
         with borrowed(arrays[0]) as backend:
             return _apply(single_rank_world(backend), job, arrays, parameters)
-    return _apply(single_rank_world(CpuBackend()), job, [host_array(array) for array in arrays], parameters)
+    return _apply(_host_world(), job, [host_array(array) for array in arrays], parameters)
+
+
+def _check_traceable(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> None:
+    """Raise UserError for a function of whole arrays that a run refuses, once for arrays of these types.
+
+    What a function computes for other numbers differs in no way that is refused.
+    """
+    types = [(tuple(one.shape), np.dtype(one.dtype).newbyteorder("=")) for one in arrays]
+    given = [value if isinstance(value, (str, bool)) else type(value) for value in parameters.values()]
+    key = (id(job), tuple(types), tuple(given))
+    if key in _TRACEABLE:
+        return
+    with hide_output():
+        with_inferred_halo(job, types, parameters)
+    with _LOCK:
+        _TRACEABLE[key] = job  # so that no other one has its id
+        while len(_TRACEABLE) > MOST_KEPT:
+            del _TRACEABLE[next(iter(_TRACEABLE))]
+
+
+def _host_world() -> World:
+    """Return a world of this process alone, for host arrays; kept for the thread's next call."""
+    kept: World | None = getattr(_HERE, "world", None)
+    if kept is None or kept.here.pid != os.getpid():
+        kept = _HERE.world = single_rank_world(CpuBackend())
+    return kept
 
 
 def host_array(array: Any) -> HostArray:
@@ -201,7 +236,7 @@ def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, 
         run = RunContext(world, job, parameters, Options(), OutputTransaction(), sources=[source])
         return call(run, memory=usable_memory(run))
     task = _task(world, job, arrays, parameters)
-    pipeline = Pipeline(world, task, world.phases)
+    pipeline = Pipeline(world, task, world.new_phases())
     task = pipeline.prepare(_distributed(world, task, pipeline.plans, arrays))
     wholes = [world.backend.empty(*known) for known in task.known]
     for region, results in pipeline.results():

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, overload
 
@@ -165,8 +166,13 @@ class DeclaredJob(TypedJob[Function_contra]):
         """Apply the job to whole arrays in this process. Returns the result; a tuple if there are several."""
         from meshrun.runner.run.array_call import apply
 
-        with python_caller(renamed_options(self.parameters)):
+        with python_caller(self._renamed):
             return apply(self, arrays, parameters)
+
+    @cached_property
+    def _renamed(self) -> Mapping[str, str]:
+        """The options of a run with other names for this job."""
+        return renamed_options(self.parameters)
 
     run: RunMethod = as_method(_run, "run", RunCall, RUN_TEXT + described([*run_rows(), RANKS]))
     plan: PlanMethod = as_method(_plan, "plan", PlanCall, PLAN_TEXT + described(plan_keywords()))
@@ -538,8 +544,8 @@ def _declare(
 def _output_names(job: str, outputs: int | Sequence[str]) -> tuple[str, ...]:
     if isinstance(outputs, int) and not isinstance(outputs, bool) and outputs >= 1:
         return ("output",) if outputs == 1 else tuple(f"output{n}" for n in range(1, outputs + 1))
-    names = () if isinstance(outputs, (str, int)) else tuple(outputs)
-    if not names or len(set(names)) < len(names) or not all(isinstance(n, str) and n for n in names):
+    names = () if isinstance(outputs, str) else _each_of(outputs)
+    if not names or not all(isinstance(n, str) and n for n in names) or len(set(names)) < len(names):
         raise UserError(
             f"job {job}: outputs is neither a number of results nor their names",
             got=repr(outputs),
@@ -548,10 +554,15 @@ def _output_names(job: str, outputs: int | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
+def _each_of(names: Any) -> tuple[Any, ...]:
+    """Return one name or several, or what was given instead, as a tuple."""
+    return tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else (names,)
+
+
 def _series_names(job: str, outputs: Sequence[str], series: Sequence[str]) -> tuple[str, ...]:
-    names = (series,) if isinstance(series, str) else tuple(series)
+    names = _each_of(series)
     every = (*outputs, *names)
-    if len(set(every)) < len(every) or not all(isinstance(n, str) and n for n in names):
+    if not all(isinstance(n, str) and n for n in names) or len(set(every)) < len(every):
         raise UserError(
             f"job {job}: series are not names of further results",
             got=repr(series),
@@ -566,9 +577,9 @@ def _fed_arrays(
     """Return, per output, the input that it becomes in the next step."""
     if feeds is None:
         return tuple(job.arrays[n] if n < len(job.arrays) else None for n in range(len(outputs)))
-    given = (feeds,) if isinstance(feeds, str) else tuple(feeds)
+    given = _each_of(feeds)
     fed = [name for name in given if name is not None]
-    if len(given) != len(outputs) or not set(fed) <= set(job.arrays) or len(set(fed)) < len(fed):
+    if len(given) != len(outputs) or any(name not in job.arrays or fed.count(name) > 1 for name in fed):
         raise UserError(
             f"job {job.name}: feeds must name one input, or None, for each output",
             got=", ".join(map(str, given)),

@@ -8,8 +8,8 @@ from typing import Any
 
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import source as host_source
-from meshrun.runner.compiler.cuda import single_pass
-from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel
+from meshrun.runner.compiler.cuda import shared_planes, single_pass
+from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel, layout_of
 from meshrun.runner.compiler.decide import not_one_kernel
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
@@ -22,8 +22,15 @@ from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.programs.best import ReducingKernel, reducing_kernels, with_late_reductions
-from meshrun.runner.programs.stages import KernelStage, Stage, StagedProgram, ValueStage, plan_program
-from meshrun.runner.report.units import counted
+from meshrun.runner.programs.stages import (
+    KernelStage,
+    Stage,
+    StagedProgram,
+    ValueStage,
+    plan_program,
+    with_results_as_arrays,
+)
+from meshrun.runner.report.units import bytes_text, counted
 from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
 
@@ -46,7 +53,7 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
     arithmetic: one of FUSE_MATH. steps: of a kernel that takes time steps; None: one pass. cpu: for a CPU.
     """
     if task.job.program is not None:
-        staged = plan_program(task.job.program)
+        staged = with_results_as_arrays(plan_program(task.job.program), task.feed_numbers)
         if cpu:
             return _stages_report(staged, {}, cpu=True)
         staged = with_late_reductions(staged)
@@ -70,13 +77,20 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
         return KernelReport(host_source.source([real]), facts)
     options = compiler_options(arithmetic)
     if steps is None:
-        kernel = single_pass.emit(with_units(merge_components(real)[0]))
+        merged = with_units(merge_components(real)[0])
+        together = shared_planes.choose(interior(merged))
+        kernel = single_pass.emit(merged, march=None if isinstance(together, str) else together)
         tile = " x ".join(map(str, kernel.tile))
+        loads = "" if kernel.planes else f", {kernel.description.load_instructions:.3g} loads for each"
         facts += [
-            ("a thread", f"{tile} cells, {kernel.description.load_instructions:.3g} loads for each"),
+            ("a thread", f"{tile} cells{loads}"),
             ("a block", f"{kernel.threads[0]} x {kernel.threads[1]} threads"),
         ]
-        return KernelReport(kernel.source, facts + _registers(kernel.source, kernel.name, options))
+        if kernel.planes:
+            facts.append(("shared memory", f"{bytes_text(kernel.shared)} of a block: planes of its cells"))
+        return KernelReport(
+            kernel.source, facts + _registers(kernel.source, kernel.name, options, kernel.shared)
+        )
     check_feeds(replace(task, results=output_types(task, program)))
     widths = task.widths[: program.axes]
     fused = DeviceKernel(program, widths, arithmetic, task.feed_numbers, task.boundary_read, task.cval)
@@ -154,8 +168,14 @@ def _stage(staged: StagedProgram, stage: Stage) -> str:
 
 def _edges(kernel: StepKernel) -> list[tuple[str, str]]:
     """Return how far cells near the array's ends read, if that is further than those between."""
-    inside, facts = interior(kernel.program), []
-    for axis, ends in enumerate(kernel.ends[-kernel.program.axes :]):
+    layout, facts = layout_of(kernel.program, kernel.feeds), []
+    inside = layout.interior
+    for axis, (repeated, filled) in enumerate(zip(layout.repeats, layout.filled, strict=True)):
+        if repeated:
+            facts.append((f"axis {axis}", f"the last {counted(repeated, 'cell')} repeat the first ones"))
+        if any(filled):
+            facts.append((f"axis {axis}", f"edges of {filled[0]} + {filled[1]} cells copy those beside them"))
+    for axis, ends in enumerate(layout.ends):
         reads = [inside.footprint(number)[axis] for number in kernel.feeds]
         between = max(max(one) for one in reads)
         if ends.reach <= between:
@@ -212,8 +232,8 @@ def _reach(reach: Extents) -> str:
     return "from " + " x ".join(f"-{low}..+{high}" for low, high in reach)
 
 
-def _registers(source: str, name: str, options: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return the registers of a thread, on a machine with a GPU."""
+def _registers(source: str, name: str, options: tuple[str, ...], shared: int = 0) -> list[tuple[str, str]]:
+    """Return the registers of a thread, on a machine with a GPU. shared: bytes of a block's memory."""
     try:
         from meshrun.runner.device import cuda
         from meshrun.runner.device.nvrtc import registers_of
@@ -222,7 +242,7 @@ def _registers(source: str, name: str, options: tuple[str, ...]) -> list[tuple[s
     if not cuda.count():
         return [("registers", "not known without a GPU")]
     try:
-        compiled: Any = cuda.kernel_of_text(source, name, options)
+        compiled: Any = cuda.kernel_of_text(source, name, options, shared)
     except NotCompiled as failure:
         return [("registers", f"not known: {failure.reason}")]
     return [("registers", f"{registers_of(compiled)} of a thread")]

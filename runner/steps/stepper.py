@@ -301,7 +301,7 @@ class Stepper(StepBlocks[DistributedArray]):
         self._until = self.done + steps
         cycle = self._longest_cycle(steps)
         begin = backend.mark() if backend.asynchronous else None
-        left = steps
+        left = steps - self._first_steps(steps, last=last)
         recorder = self.world.recorder
         name = 0 if recorder is None else recorder.name("step")
         while left:
@@ -323,6 +323,18 @@ class Stepper(StepBlocks[DistributedArray]):
             self._spans.append((begin, backend.mark()))
             if len(self._spans) >= PENDING:
                 self.settle()
+
+    def _first_steps(self, left: int, *, last: bool) -> int:
+        """Take the first steps of a run one by one where a kernel of several asks for it; return how many."""
+        kernel, first = self.task.kernel, 0
+        if kernel is None or self.fused_steps == 1:
+            return 0
+        while first < left and self.taken < kernel.first_steps:
+            first += 1
+            self._step(0, last and first == left)
+            self.done += 1
+            self.progress(self.done)
+        return first
 
     def _longest_cycle(self, steps: int) -> int:
         """Return the most steps of a cycle of so many steps; compile the kernels of all cycles.
@@ -589,7 +601,8 @@ class Stepper(StepBlocks[DistributedArray]):
         message = halo_bytes(self.task, self.task.partition[0], self.steps_per_exchange)
         large = isinstance(self._peers, str) and self.fused_steps == 1 and message >= OVERLAPPED_BYTES
         gpus = self.world.backend.asynchronous and self._exchanging
-        chosen = gpus and (large or len(self.world.hosts) > 1) if asked is None else asked
+        worth = (large and not self.handed_on) or len(self.world.hosts) > 1
+        chosen = gpus and worth if asked is None else asked
         kernel = self.task.kernel
         in_one = self.fused_steps > 1 and kernel is not None and not kernel.takes_rows
         self.overlap = chosen and self._may_overlap and not in_one

@@ -33,6 +33,7 @@ class NumpyKernel:
     """
 
     takes_rows = True
+    first_steps = 0
     capturable = True
     sends = False
     advance: Any = DeviceKernel.advance

@@ -113,13 +113,19 @@ class TextKernel(DeviceKernel):
         self.compiled = compiled
 
     def _pass(
-        self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False, units: bool = True
+        self,
+        shape: Shape,
+        apart: bool = False,
+        wide: bool = False,
+        beyond: bool = False,
+        units: bool = True,
+        alike: bool = False,
     ) -> tuple[PassKernel, Launch]:
         lengths = (*shape[: self.program.axes - 1], math.prod(shape[self.program.axes - 1 :]))
         return next(
             (kernel, launch)
             for kernel, launch in self.compiled
-            if all(a <= b for a, b in zip(kernel.tile, lengths, strict=True))
+            if all(a <= b for a, b in zip(kernel.least, lengths, strict=True))
         )
 
 

@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.cuda import shared_planes
 from meshrun.runner.compiler.cuda.beyond import Beyond, RowStore, Sides, sides_word, statements
+from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes
 from meshrun.runner.compiler.cuda.steps.layout import LANES
 from meshrun.runner.compiler.operations import (
     HEADER,
@@ -60,7 +62,9 @@ BRANCH_THREADS, BRANCH_REGISTERS = (
     64,
 )  # of a processor at least, if a thread's loads take no more of these
 TURNS = 64  # of a thread that marches through planes
+LEAST_PLANES = 8  # of a march whose results are written over an input
 WASTED = 0.95  # threads of smaller blocks over those of larger ones that are worth it
+ADDED_ROWS = 4  # of a thread that adds its cells, at least
 FEW = 2  # small elements of a row that are loaded one by one: words need their addresses and shifts
 MOST_THREADS = 2**18  # of a large GPU at a time
 # Threads of a pass over a small field, at least, as long as its tiles have columns to give away: of kernels
@@ -101,13 +105,28 @@ class PassKernel:
     source: str = field(repr=False)
     program: Program = field(repr=False)
     tile: Shape
-    march: bool
+    march: bool | SharedPlanes
     sweep: bool
     threads: tuple[int, int]
     apart: bool
     wide: bool
     corners: tuple[Offset, ...]
     description: Description
+
+    @property
+    def planes(self) -> SharedPlanes | None:
+        """How blocks of threads march together; None if each thread is alone."""
+        return self.march if isinstance(self.march, SharedPlanes) else None
+
+    @property
+    def shared(self) -> int:
+        """Bytes of a block's shared memory."""
+        return self.planes.shared if self.planes else 0
+
+    @property
+    def least(self) -> Shape:
+        """Own cells that a launch needs at least, per axis."""
+        return self.planes.block if self.planes else self.tile
 
 
 @dataclass(frozen=True)
@@ -136,6 +155,7 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
     planes share what they read, a thread marches through 64 of them, with 2 rows of 8 bytes, but 2 cells at
     least. All are halved, rows first, while the loads of a thread need more than 96 registers, or while it
     computes more than 1500 values, which take half a second to compile, or 1000 if the program has branches.
+    Before that, ROWS is at least 4 if cells are added.
 
     lengths: own cells per grid axis; the tile is no longer, and PLANES is so small that there are threads for
     a whole GPU, but not less than 8.
@@ -148,6 +168,10 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
     rows = _rows(program, largest, march)
     if rows == 4 and _apart(program) > 2 and all(one.dtype.itemsize == 4 for one in operands):
         rows, columns = 8, 2
+
+    # What a thread adds is worth what it takes to add the threads' sums.
+    if any(one.combine == "add" for one in program.outputs) and program.axes > 1:
+        rows = max(rows, ADDED_ROWS)
 
     branches = bool(branches_of(program))
     if branches and program.axes > 2 and not march and not sweep:
@@ -317,14 +341,16 @@ def _words(elements: set[int], itemsize: int) -> int:
 
 
 @cache
-def _skeleton(*, beyond: bool, combined: bool) -> tuple[str, str]:
+def _skeleton(*, beyond: bool, combined: bool, planes: bool) -> tuple[str, str]:
     """Return the text of all headers, and the kernel's text with placeholders.
 
-    beyond: with what stores cells beyond the ends of axes. combined: with what combines all cells.
+    beyond: with what stores cells beyond the ends of axes. combined: with what combines all cells. planes:
+    with what holds planes in shared memory.
     """
     paths = [HEADER, KERNELS / "packed.cuh", KERNELS / "single_pass.cuh"]
     paths += [KERNELS / "beyond.cuh"] if beyond else []
     paths += [KERNELS / name for name in ("best.cuh", "exact.cuh", "sums.cuh")] if combined else []
+    paths += [KERNELS / "shared_planes.cuh"] if planes else []
     texts = [path.read_text(encoding="utf-8") for path in paths]
     headers = "\n".join(text.replace("#pragma once\n", "") for text in texts)
     return headers, (KERNELS / "single_pass.cu").read_text(encoding="utf-8")
@@ -336,7 +362,7 @@ def emit(
     tile: Shape | None = None,
     threads: tuple[int, int] | None = None,
     lengths: Shape | None = None,
-    march: bool | None = None,
+    march: bool | SharedPlanes | None = None,
     sweep: bool | None = None,
     apart: bool = False,
     wide: bool = False,
@@ -358,6 +384,9 @@ def emit(
     ends of the other axes that the kernel also stores.
     """
     common = interior(program)
+    planes = march if isinstance(march, SharedPlanes) else None
+    if planes is not None:
+        tile, threads = planes.tile, planes.threads
     if lengths is not None:
         lengths = between_ends(program, lengths)
     if march is None:
@@ -381,7 +410,10 @@ def emit(
     few = body.branches and program.axes < 3 and registers(common, tile) <= BRANCH_REGISTERS
     size = threads[0] * threads[1]
     bounds = f"{size}, {max(BRANCH_THREADS // size, 1)}" if few else str(size)
-    headers, text = _skeleton(beyond=beyond is not None, combined=any(one.combine for one in program.outputs))
+    if planes is not None:
+        bounds = f"{size}, {planes.blocks}"
+    combined = any(one.combine for one in program.outputs)
+    headers, text = _skeleton(beyond=beyond is not None, combined=combined, planes=planes is not None)
     for mark, instead in (
         ("// @headers@", headers),
         ("/* @threads@ */", bounds),
@@ -394,7 +426,9 @@ def emit(
         ("// @body@", "\n    ".join(body.lines)),
     ):
         text = text.replace(mark, instead)
-    return PassKernel(text, program, tile, march, sweep, threads, apart, wide, body.corners, body.description)
+    return PassKernel(
+        text, program, tile, body.march, sweep, threads, apart, wide, body.corners, body.description
+    )
 
 
 def finds_ends(program: Program, boundary: str, row: int) -> list[int]:
@@ -437,11 +471,54 @@ def have_equal_pitches(operands: Sequence[Operand], arrays: Sequence[Array], axe
     return all(one == pitches[leader] for one, leader in zip(pitches, leaders(operands, False), strict=True))
 
 
+def have_equal_alignment(
+    program: Program, blocks: Sequence[Array], outs: Sequence[Array], widths: Extents
+) -> bool:
+    """Return whether the own cells of all arrays begin as many elements after a multiple of 16 bytes.
+
+    blocks: with a halo of `widths`.
+    """
+    each = LARGEST_ROW // min(array.itemsize for array in (*blocks, *outs))
+    places = set[int]()
+    for arrays, halo in ((blocks, widths), (outs, ((0, 0),) * program.axes)):
+        for array in arrays:
+            before = sum(low * stride for (low, _), stride in zip(halo, array.strides, strict=False))
+            places.add((address_of(array) + before) // array.itemsize % each)
+            if any(stride % LARGEST_ROW for stride in array.strides[: program.axes - 1]):
+                return False
+    return len(places) == 1
+
+
 def lie_in_units(operand: Operand, array: Array) -> bool:
     """Return whether each cell of an array begins at a multiple of the operand's unit."""
     size = operand.unit * operand.dtype.itemsize
     steps = array.strides[: array.ndim - len(operand.trailing)] if operand.unit > 1 else ()
     return operand.unit == 1 or all(one % size == 0 for one in (address_of(array), *steps))
+
+
+def is_in_place(blocks: Sequence[Array], outs: Sequence[Array], widths: Extents) -> bool:
+    """Return whether results are written over own cells of an input. blocks: with a halo of `widths`."""
+    own = {
+        address_of(block) + sum(low * stride for (low, _), stride in zip(widths, block.strides, strict=False))
+        for block in blocks
+    }
+    return any(address_of(out) in own for out in outs)
+
+
+def whole_tile(tile: Shape, lengths: Shape, march: bool, aligned: bool) -> Shape:
+    """Return a tile, hardly larger than another, of which a whole number covers each axis.
+
+    No cell is then computed twice, which would read what was written over it. lengths: cells to cover.
+    march: along the first axis, which is one march if it has no parts of 8 planes or more. aligned: whether
+    the first cell is at a multiple of 16 bytes; otherwise tiles have one column (`shift`).
+    """
+    parts = [
+        next(cells for cells in range(min(one, max(length, 1)), 0, -1) if length % cells == 0)
+        for one, length in zip(tile, lengths, strict=True)
+    ]
+    if march and parts[0] < LEAST_PLANES:
+        parts[0] = max(lengths[0], 1)
+    return (*parts[:-1], parts[-1] if aligned else 1)
 
 
 def is_wide(arrays: Sequence[Array]) -> bool:
@@ -545,7 +622,7 @@ class _Body:
         self,
         whole: Program,
         tile: Shape,
-        march: bool,
+        march: bool | SharedPlanes,
         sweep: bool,
         apart: bool,
         wide: bool,
@@ -554,7 +631,7 @@ class _Body:
     ) -> None:
         self._whole, program = whole, interior(whole)
         self.program, self.tile, self.lines = program, tile, list[str]()
-        self._beyond, self._march_axis = beyond, march
+        self._beyond, self.march = beyond, march
         self._ends, self._found = ends, finds_ends(whole, ends, MOST_ROWS)
         # Turns of a row, and cells of a turn.
         self._turns, self._columns = (tile[-1], 1) if sweep else (1, tile[-1])
@@ -626,6 +703,10 @@ class _Body:
 
     def _find_place(self) -> None:
         """Write the first cell that a thread computes: x<axis>."""
+        if isinstance(self.march, SharedPlanes):
+            self.lines += shared_planes.place_lines(self.march, self._column, self._has_ends)
+            self._find_ends_of_row()
+            return
         add, last = self.lines.append, self.program.axes - 1
         add(f"uint32 place = blockIdx.x{' - blocks_at_ends' if self._has_ends else ''};")
         for axis in reversed(range(self.program.axes)):
@@ -656,6 +737,11 @@ class _Body:
         moved = [f"x{axis} != tile{axis}" for axis, cells in enumerate(self.tile) if cells > 1]
         if self._adds and moved:
             add(f"const bool moved = {' || '.join(moved)};")
+        self._find_ends_of_row()
+
+    def _find_ends_of_row(self) -> None:
+        """Write which own cells those beyond the ends of the row equal, and the first cell in outputs."""
+        add, last = self.lines.append, self.program.axes - 1
         reads = [node.offset[-1] for node in self.program.loads if node.input in self._found]
         before, after = range(min(reads, default=0), 0), range(max(reads, default=0))
         for cell in (*before, *(self._columns * self._turns + one for one in after)):
@@ -894,10 +980,10 @@ class _Body:
         others = loaded.difference(*(range(one, one + unit) for one in whole))
         return sorted([*((one, unit) for one in whole), *((one, 1) for one in others)])
 
-    def _march(self, values: Values, reads: list[_Read], stores: Sequence[_Store]) -> None:
-        """Write a loop over the first axis. What the next turn reads, this one has read or is reading."""
+    def _read_before(self, values: Values, reads: Sequence[_Read]) -> dict[str, str]:
+        """Return what of a turn is in which other variable one turn before."""
         numbers = {read.row: read for read in reads}
-        kept: dict[str, str] = {}  # what is in which other variable one turn before
+        kept: dict[str, str] = {}
         for (number, at), line in values.rows.items():
             after = number, (at[0] + 1, *at[1:])
             if after in values.rows:
@@ -907,6 +993,85 @@ class _Body:
                     kept |= {unit_name(line, *one): unit_name(there, *one) for one in common}
                 elif values.windows[number, at] == values.windows[after]:
                     kept[f"row{line}"] = f"row{there}"
+        return kept
+
+    def _march_together(
+        self, shape: SharedPlanes, values: Values, reads: Sequence[_Read], stores: Sequence[_Store]
+    ) -> None:
+        """Write a loop over the first axis, in which a block reads planes through shared memory.
+
+        Inputs of which a thread reads no neighbours in a plane are loaded a turn ahead.
+        """
+        program, lines, (_, columns) = self.program, self.lines, shape.cells
+        kept, number_of = self._read_before(values, reads), values.rows
+        fresh = {
+            row: [one for one in elements if element_name(number_of[row], one) not in kept]
+            for row, elements in values.loaded.items()
+        }
+        rings = shared_planes.rings(shape, program.inputs, fresh, self._place)
+        shared = {ring.number for ring in rings}
+        self.march = replace(shape, shared=sum(ring.bytes for ring in rings))
+        pitches = {ring.number: f"i{self._leaders['i'][ring.number]}_pitch0" for ring in rings}
+
+        # The planes of the first turn are on their way before anything else is read.
+        for ring in rings:
+            leader, corner = self._leaders["i"][ring.number], self.corners[ring.number]
+            plane = (
+                f"i{ring.number} + (int64(x0 + {ring.low - corner[0]}) * i{leader}_pitch0 + "
+                f"(int64(begin1) + {-corner[1]}) * i{leader}_pitch1 + begin2)"
+            )
+            own = self._own_column("at") if ring.number in self._found else "at"
+            across = f"i{leader}_pitch0", f"i{leader}_pitch1"
+            lines += shared_planes.open_lines(ring, plane, across, own)
+        lines += shared_planes.first_fills(rings, pitches)
+
+        # What the first turn finds in registers, and what it loads by itself.
+        for read in reads:
+            lines += [f"auto {name} = {text};" for name, text in read.loads.items() if name in kept]
+        alone = {row: elements for row, elements in fresh.items() if row[0] not in shared and elements}
+        vectors, begin, names = dict[str, str](), dict[str, str](), list[str]()
+        for row, elements in alone.items():
+            line = number_of[row]
+            if len(elements) == columns > 1 and min(elements) == 0:
+                text = f"planes::load<{columns}>({self._row('i', *row)}, aligned)"
+                vectors[f"next{line}"] = text
+                names += [f"auto {element_name(line, one)} = next{line}.value[{one}];" for one in elements]
+                itemsize = program.inputs[row[0]].dtype.itemsize
+                begin[f"reinterpret_cast<uint64>({self._row('i', *row)}) % {columns * itemsize}"] = ""
+                leader = self._leaders["i"][row[0]]
+                begin[f"uint64(i{leader}_pitch0) % {columns}"] = ""
+                continue
+            for one in elements:
+                name = element_name(line, one)
+                vectors[f"next_{name}"] = f"__ldg({self._address(row, one)})"
+                names += [f"auto {name} = next_{name};"]
+        lines += [f"const bool aligned = ({' | '.join(begin)}) == 0;"] if begin else []
+        lines += [f"auto {name} = {text};" for name, text in vectors.items()]
+
+        # A turn: the next planes and what follows is on its way while it computes.
+        lines.append(f"#pragma unroll {shape.unroll}")
+        lines.append(f"for (int turn = 1; turn <= {shape.planes}; ++turn) {{")
+        lines += names
+        inputs = {node.input for node in self._whole.loads}
+        lines += [f"if (turn < {shape.planes}) {one}" for one in self._next_plane("i", inputs)]
+        lines += [f"{name} = {text};" for name, text in vectors.items()]
+        lines += shared_planes.next_fills(rings, pitches)
+        for ring in rings:
+            lines += shared_planes.read_lines(ring, number_of)
+        lines += [*values.lines, *(one.results for one in stores), *self._written(stores)]
+        for read in sorted(reads, key=lambda read: read.row[1]):
+            lines += [f"{name} = {kept[name]};" for name in read.loads if name in kept]
+        lines += self._next_plane("o", self._written_outputs)
+        for ring in rings:
+            lines += shared_planes.advance_lines(ring)
+        lines.append("}")
+
+    def _march(self, values: Values, reads: list[_Read], stores: Sequence[_Store]) -> None:
+        """Write a loop over the first axis. What the next turn reads, this one has read or is reading."""
+        if isinstance(self.march, SharedPlanes):
+            self._march_together(self.march, values, reads, stores)
+            return
+        kept = self._read_before(values, reads)
         loads = {name: text for read in reads for name, text in read.loads.items()}
         windows = [name for read in reads for name in read.windows]
         add = self.lines.append
@@ -937,7 +1102,7 @@ class _Body:
         ]
         stores = [one for one in stores if one.output not in self._combined]
         if self._beyond is None:
-            return [*kept, *_stored(stores)]
+            return [*kept, *self._stored(stores)]
         axes, leads = range(self.program.axes - 1), self._leaders["o"]
         rows = []
         for one in stores:
@@ -946,9 +1111,20 @@ class _Body:
             rows.append(RowStore(one.output, one.row, (function, f"results{one.name}"), one.target, pitches))
         places = [f"int32(x{axis})" for axis in axes]
         cells = [*self.tile[:-1]]
-        if self._march_axis:
+        if self.march:
             places[0], cells[0] = "int32(x0 + turn - 1)", 1
-        return [*kept, *_stored(stores), *statements(self._beyond, rows, places, cells)]
+        return [*kept, *self._stored(stores), *statements(self._beyond, rows, places, cells)]
+
+    def _stored(self, stores: Sequence[_Store]) -> list[str]:
+        """Return the statements that store the arrays of results among the own cells."""
+        # What marches together is a large volume, whose results leave the cache before they are read.
+        vector = "planes::stream_vectors" if isinstance(self.march, SharedPlanes) else "store_vectors"
+        aligned = [one.vector for one in stores if one.vector]
+        vectors = [f"{vector}({one.target}, results{one.name});" for one in stores]
+        others = [f"{one.function}({one.target}, results{one.name});" for one in stores]
+        if not aligned:
+            return others
+        return [f"if (({' | '.join(aligned)}) == 0) {{", *vectors, "} else {", *others, "}"]
 
     def _kept(self, number: int, output: Operand, stores: Sequence[_Store]) -> list[str]:
         """Return the statements that combine a thread's results with those that it had before."""
@@ -973,7 +1149,7 @@ class _Body:
         """Return C++ of whether a cell of a tile that was moved is one of another tile."""
         conditions = []
         for axis, (cell, cells) in enumerate(zip(place, self.tile, strict=True)):
-            at = f"turn - 1 + {cell}" if axis == 0 and self._march_axis else str(cell)
+            at = f"turn - 1 + {cell}" if axis == 0 and self.march else str(cell)
             if cells > 1:
                 conditions.append(f"uint32(x{axis} - tile{axis}) + uint32({at}) >= {cells}")
         return " || ".join(conditions)
@@ -1009,7 +1185,7 @@ class _Body:
         self.lines += [f"++{FIRST['i']}{one};" for one in sorted(inputs)]  # where branches read
         self.lines += ["}", *results]
 
-    def _compute(self, values: Values, march: bool) -> list[_Store]:
+    def _compute(self, values: Values, march: bool | SharedPlanes) -> list[_Store]:
         """Write, row by row, the operations that are not written yet; return what is then to be stored.
 
         Stores between the rows would let the compiler load the rows one after the other.
@@ -1080,16 +1256,6 @@ def _end_name(cell: int) -> str:
     return f"end{cell}".replace("-", "m")
 
 
-def _stored(stores: Sequence[_Store]) -> list[str]:
-    """Return the statements that store the arrays of results among the own cells."""
-    aligned = [one.vector for one in stores if one.vector]
-    vectors = [f"store_vectors({one.target}, results{one.name});" for one in stores]
-    others = [f"{one.function}({one.target}, results{one.name});" for one in stores]
-    if not aligned:
-        return others
-    return [f"if (({' | '.join(aligned)}) == 0) {{", *vectors, "} else {", *others, "}"]
-
-
 # Calling it
 
 
@@ -1125,8 +1291,8 @@ def launch_arguments(
     for rows in (*sources, *targets):
         rows.address += sum(a * b for (a, _), b in zip(near, rows.strides, strict=True))
     between = math.prod(lengths)
-    if between and any(length < cells for length, cells in zip(lengths, kernel.tile, strict=True)):
-        raise ValueError(f"{lengths} own cells for a tile of {kernel.tile}")
+    if between and any(length < cells for length, cells in zip(lengths, kernel.least, strict=True)):
+        raise ValueError(f"{lengths} own cells for a tile of {kernel.least}")
     if not kernel.wide and is_wide([*blocks, *outs]):
         raise ValueError(
             "operands of so many elements, or of negative pitches, for a kernel of 32-bit places"
@@ -1139,7 +1305,7 @@ def launch_arguments(
     )
     tiles = [-(-n // step) for n, step in zip(lengths, kernel.tile, strict=True)]
     tiles[last] = -(-(lengths[last] + shift) // columns)
-    block = _block(kernel.threads, tiles) if between else kernel.threads
+    block = kernel.threads if kernel.planes or not between else _block(kernel.threads, tiles)
     tiles[last] = -(-tiles[last] // block[0])
     if last:
         tiles[last - 1] = -(-tiles[last - 1] // block[1])
@@ -1165,7 +1331,7 @@ def launch_arguments(
     values += _slots(program, scalars)
     kinds = [kind for _, _, kind in _parameters(program, kernel.apart, kernel.wide, len(sides) > 0)]
     arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))
-    return PassLaunch((grid,), block, arguments)
+    return PassLaunch((grid,), (math.prod(block), 1) if kernel.planes else block, arguments)
 
 
 def _sources(kernel: PassKernel, blocks: Sequence[Array], widths: Extents) -> list[_Rows]:
@@ -1191,7 +1357,15 @@ def _near_ends(kernel: PassKernel, own: Shape, first: Sequence[int]) -> Extents:
 
     All of them, if fewer than a tile are left between.
     """
-    program = kernel.program
+    near = near_ends(kernel.program, own, first)
+    left = [length - sum(cells) for length, cells in zip(own, near, strict=True)]
+    if has_ends(kernel.program) and any(a < b for a, b in zip(left, kernel.least, strict=True)):
+        return (own[0], 0), *near[1:]
+    return near
+
+
+def near_ends(program: Program, own: Shape, first: Sequence[int]) -> Extents:
+    """Return how many of the own cells are near the ends of the array, before and after the others."""
     if not has_ends(program):
         return ((0, 0),) * program.axes
     near = []
@@ -1200,9 +1374,6 @@ def _near_ends(kernel: PassKernel, own: Shape, first: Sequence[int]) -> Extents:
     ):
         low = min(max(before - at, 0), length)
         near.append((low, min(max(at + length - (whole - after), 0), length - low)))
-    left = [length - sum(cells) for length, cells in zip(own, near, strict=True)]
-    if any(length < cells for length, cells in zip(left, kernel.tile, strict=True)):
-        return (own[0], 0), *near[1:]
     return tuple(near)
 
 

@@ -144,7 +144,9 @@ def _value(value: Any, opened: Open) -> Hashable:
 
 def _bits(value: Any) -> Any:
     """Return a scalar so that zeros of two signs differ, and NaN equals itself."""
-    return np.asarray(value).tobytes() if isinstance(value, (float, complex, np.inexact)) else value
+    if type(value) is float:
+        return value.hex()
+    return np.asarray(value).tobytes() if isinstance(value, (complex, np.inexact)) else value
 
 
 def _is_own(function: types.FunctionType) -> bool:

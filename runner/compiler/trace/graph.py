@@ -7,7 +7,7 @@ a common subexpression is computed once, and programs of equal text are equal.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -83,6 +83,10 @@ class Graph:
             ("constant", dtype.str, scalar.tobytes()), lambda: Node("constant", dtype, value=scalar)
         )
 
+    def truth(self, value: bool) -> Node:
+        """Return a constant of bool."""
+        return self._node(("truth", value), lambda: self.constant(value, BOOL))
+
     def place(self, axis: int, shift: int = 0) -> Node:
         return self._node(("place", axis, shift), lambda: Node("place", PLACE, value=(axis, shift)))
 
@@ -120,7 +124,7 @@ class Graph:
                 return chosen
             if condition.op == "constant":
                 return chosen if condition.value else other
-        if all(node.op == "constant" for node in operands):
+        if operands[0].op == "constant" and all(node.op == "constant" for node in operands):
             values = [np.full(1, node.value, node.dtype) for node in operands]
             return self.constant(compute(op, dtype, values), dtype)
         key = (op, dtype.str, *operands)
@@ -159,18 +163,22 @@ class Graph:
         return self._nodes[key]
 
 
-def in_order(nodes: Iterable[Node]) -> list[Node]:
-    """Return nodes and all nodes that they depend on, each once, operands before their users."""
+def in_order(nodes: Iterable[Node], done: Collection[Node] = ()) -> list[Node]:
+    """Return nodes and all nodes that they depend on, each once, operands before their users.
+
+    done: nodes to leave out, with all that only they depend on.
+    """
     found: dict[Node, Node] = {}
     open_nodes = list(nodes)[::-1]
     while open_nodes:
         node = open_nodes[-1]
-        missing = [one for one in node.operands if one not in found]
-        if missing and node not in found:
+        if node in found or node in done:
+            open_nodes.pop()
+        elif missing := [one for one in node.operands if one not in found and one not in done]:
             open_nodes += missing[::-1]
         else:
-            found.setdefault(node, open_nodes.pop())
-    return list(found.values())
+            found[node] = open_nodes.pop()
+    return list(found)
 
 
 def slot_of(scalars: Any, number: int, dtype: np.dtype[Any]) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from meshrun.runner.compiler.trace.array import MOST_COMPONENTS, check_computable
 from meshrun.runner.compiler.trace.block import BlockCall, BlockPlace, Namespace, Traced, near_of
 from meshrun.runner.compiler.trace.graph import Operand, Program, in_order
-from meshrun.runner.compiler.trace.rebound import with_numbers
+from meshrun.runner.compiler.trace.rebound import FunctionCopies
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.trace.timed import given_of
 from meshrun.runner.job.signature import STEP
@@ -105,8 +105,10 @@ def _trace_once(
     given = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": xp, STEP: tape.step, "here": here}
     known = given_of(tape, parameters) | {name: given[name] for name in services}
     with refused_with_line(function, tape):
-        called = with_numbers(tape, function) if services & {STEP, "here"} else function
+        copies = FunctionCopies(tape)
+        called = copies.of(function) if services & {STEP, "here"} else function
         returned = called(*blocks, **known)
+        copies.check_unchanged()
         found = _results(recorder, returned, outs, names)
     shift = tuple(-low for low, _ in widths)
     outputs = []

@@ -35,6 +35,7 @@ class PointKernel:
     code: HostPoints | DevicePoints | None = None
     takes_rows: ClassVar[bool] = False
     sends: ClassVar[bool] = False
+    first_steps: ClassVar[int] = 0
     finds_ends: ClassVar[Sequence[int]] = ()
     stores_beyond: ClassVar[bool] = False
     handed_on: ClassVar[Mapping[int, int]] = {}  # points read inputs after the other cells are written

@@ -16,6 +16,7 @@ from nvrtc_log import log_of, log_of_text
 from step_parts import Part, compare
 from whole_kernels import compile_loops, compile_texts, halo_of
 
+from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.beyond import cells_beyond
 from meshrun.runner.compiler.cuda.single_pass import emit, finds_ends, launch_arguments
 from meshrun.runner.compiler.cuda.steps.kernel import FEW_BYTES, build
@@ -50,6 +51,19 @@ def ginzburg_landau(psi: Any, potential: Any) -> Any:
     return own + 0.02 * (own + (1 + 0.5j) * (around(psi) - 4 * own) - (1 - 1.2j) * square * own)
 
 
+def whole_real(psi: Any, potential: Any) -> Any:
+    """Treat both parts alike."""
+    own = (INNER,) * psi.ndim
+    return psi[own] + 0.1 * (around(psi) - 4 * psi[own])
+
+
+def parts_beside(psi: Any, potential: Any) -> Any:
+    """Read one part of neighbours along a row."""
+    left, right = ((INNER,) * (psi.ndim - 1) + (part,) for part in (slice(None, -2), slice(2, None)))
+    up, down = ((part, *(INNER,) * (psi.ndim - 1)) for part in (slice(None, -2), slice(2, None)))
+    return psi[up] - psi[down] + 1j * psi[left].imag + psi[right].real + potential[left]
+
+
 def parts(psi: Any, potential: Any) -> Any:
     """Read one part of some cells, both of others."""
     own = (INNER,) * psi.ndim
@@ -80,6 +94,7 @@ CASES = [
     (ginzburg_landau, "c8", 2), (ginzburg_landau, "c16", 3), (parts, "c8", 2), (parts, "c16", 3),
 ]  # fmt: skip
 PROGRAMS = [program_of(*one) for one in CASES]
+BESIDE = program_of(parts_beside, "c8", 2)
 PROGRAMS += [
     of_vectors(2, "f4"),
     of_vectors(3, "f4"),
@@ -140,14 +155,14 @@ def test_a_pass_finds_the_ends_of_rows_and_stores_rows_beyond_others(tmp_path: P
     """No cell beyond the ends of rows is in memory; those beyond other ends are there for the next pass."""
     cases = [
         (program, boundary, own[-program.axes :])
-        for program in (PROGRAMS[1], PROGRAMS[2], PROGRAMS[3], PROGRAMS[5])
+        for program in (PROGRAMS[1], PROGRAMS[2], PROGRAMS[3], PROGRAMS[5], BESIDE)
         for boundary in PADS
         for own in ((3, 5, 3), (4, 9, 35))
     ]
     kernels = []
     for program, boundary, own in cases:
         united = with_units(program)
-        assert finds_ends(united, boundary, own[-1]) == [0]
+        assert finds_ends(united, boundary, own[-1]) == [0, 1][: 1 + (program is BESIDE)]
         beyond = cells_beyond(united, [0], boundary)
         kernels.append(emit(united, lengths=own, ends=boundary, beyond=beyond))
     launches = fused.launchers(tmp_path, kernels)
@@ -164,6 +179,30 @@ def test_a_pass_finds_the_ends_of_rows_and_stores_rows_beyond_others(tmp_path: P
         expected = np.full_like(memory, 77)
         expected[(*last, slice(1, -1))] = np.pad(wanted, (*widths[:-1], (0, 0), (0, 0)), mode)
         fused.same(memory, expected)
+
+
+@pytest.mark.parametrize("boundary", ["wrap", "constant", "none"])
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+@pytest.mark.parametrize("function", [schroedinger, whole_real])
+def test_the_kernel_that_is_prepared_is_the_one_that_is_launched(
+    function: Callable[..., Any], dtype: str, boundary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For results of complex numbers, by their shape."""
+    compiled: list[str] = []
+
+    def compile_source(kernel: DeviceKernel, source: str, name: str) -> Callable[..., None]:
+        compiled.append(source.partition("__global__")[2])
+        return lambda *launch: None
+
+    monkeypatch.setattr(DeviceKernel, "_compiled", compile_source)
+    monkeypatch.setattr(DeviceKernel, "most_steps", 1)
+    inputs = [Operand("psi", np.dtype(dtype)), Operand("potential", np.zeros(0, dtype).real.dtype)]
+    program = trace(function, inputs, ((1, 1), (1, 1)), {}, frozenset(), ["out"])
+    kernel = DeviceKernel(program, ((1, 1), (1, 1)), feeds=(0,), boundary=boundary, row=70)
+    kernel.prepare((11, 70))
+    blocks, out = [np.zeros((13, 72), one.dtype) for one in inputs], np.zeros((11, 70), dtype)
+    kernel.bind(blocks, [out], (0, 0), sides=[(True, True)] if boundary == "wrap" else ())
+    assert len(compiled) == 1
 
 
 def test_arrays_that_begin_between_units_are_refused() -> None:
@@ -262,16 +301,16 @@ def after_steps(program: Program, arrays: Sequence[Any], boundary: str, steps: i
 )
 def test_steps_have_the_bits_of_single_ones(name: str, boundary: str, vectors: bool, libraries: Path) -> None:
     program = STEPPED[name].program()
-    feeds, steps = tuple(range(len(program.outputs))), 3
+    feeds, steps = tuple(range(len(program.outputs))), 2 if name == "schroedinger c16" else 3
     if program.axes == 3:
-        tuning, shapes = Tuning(2, 2, 6, 2, rows=7, vectors=vectors), [(3, 7, 9), (13, 17, 68)]
+        tuning, shapes = Tuning(2, 2, 6, 2, rows=7, vectors=vectors), [(3, 7, 9), (9, 15, 132)]
     else:
         tuning = Tuning(4 if name in ("mixed", "schroedinger c16") else 2, 1, 2, 3, rows=9, vectors=vectors)
         shapes = [(7, 9), (23, 132)]
     kernel = build(program, feeds, boundary, 0, steps, tuning)
     assert ("X(0, 1, " in kernel.source) == vectors
-    parts = [Part(3, 9), Part(5, 20), Part(30, 120)]
-    for lengths, part in [*((one, None) for one in shapes), ((12, 27, 160), parts)]:
+    parts = [Part(3, 9), Part(5, 16), Part(30, 330)]
+    for lengths, part in [*((one, None) for one in shapes), ((12, 21, 360), parts)]:
         shape = lengths[-program.axes :]
         arrays = [fused.noise((*shape, *one.trailing), one.dtype, n) for n, one in enumerate(program.inputs)]
         arrays = [np.where(np.isfinite(one), one, 1).astype(one.dtype) for one in arrays]
@@ -281,17 +320,23 @@ def test_steps_have_the_bits_of_single_ones(name: str, boundary: str, vectors: b
         compare(libraries, kernel, arrays, wanted, halo, boundary == "wrap", given, aligned=vectors)
 
 
+# Bytes of the fastest kernels, as measured on H200s.
+MOST_SPILLED = {"ginzburg_landau": FEW_BYTES, "schroedinger c16": 160}
+
+
 @pytest.mark.parametrize(
     "architecture", ["90", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("80", "100"))]
 )
 @pytest.mark.parametrize("name", ["schroedinger", "ginzburg_landau", "schroedinger c16", "cube"])
 def test_kernels_of_several_steps_keep_all_in_registers(name: str, architecture: str) -> None:
     program = STEPPED[name].program()
+    if program.axes == 3 and architecture == "80":
+        pytest.skip("kernels over three axes need compute capability 9.0")
     choice = choices(program, (0,))[0]
     kernel = build(program, (0,), "wrap", 0, choice.steps, replace(choice.tuning, vectors=True))
     log = log_of_text(kernel.source, kernel.name, ("--fmad=false",), architecture)
-    spilled = [int(one) for one in re.findall(r"(\d+) bytes spill stores", log)]
-    assert max(spilled) <= FEW_BYTES
+    (spilled,) = map(int, re.findall(r"(\d+) bytes spill stores", log))
+    assert spilled <= MOST_SPILLED.get(name, 0)
 
 
 # Random programs

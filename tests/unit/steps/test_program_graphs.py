@@ -27,7 +27,7 @@ from meshrun.runner.world.world import World, open_world
 from tests.facts.host_halo import HostTables
 from tests.facts.host_halo import compiled as compiled_halos
 from tests.facts.queued_device import GraphBackend
-from tests.facts.reducing_steps import centred, conjugate, energy, every_size, mean
+from tests.facts.reducing_steps import apart, centred, conjugate, energy, every_size, mean
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="needs g++")
 
@@ -111,7 +111,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], halos: Path) -> N
                 text: Any = type("Text", (), {"source": source, "name": name})
                 (made[source],) = launchers(Path(folder), [text])
 
-        def launch(*arguments: Any) -> None:
+        def launch(*arguments: Any, shared_mem: int = 0) -> None:
             body = source.partition("__global__")[2]
             launched.append(name + (" reducing" if "keep_best<" in body or "keep_sum<" in body else ""))
             with one_at_a_time:  # a kernel's threads are counted in global variables
@@ -179,7 +179,7 @@ def stepped(folder: Path, function: Any, arrays: dict[str, Any], steps: int, ran
 def state(function: Any, dtype: str, shape: tuple[int, ...] = (33, 25)) -> dict[str, Any]:
     u = np.random.default_rng(0).normal(size=shape).astype(dtype)
     if function is conjugate:
-        return {"x": u * 0, "r": u, "p": u.copy(), "rs": np.vdot(u, u)}
+        return {"x": u * 0, "r": u, "p": u * 0, "rs": np.vdot(u, u), "beta": u[0, 0] * 0}
     return {"u": u, "t": np.zeros((), dtype)}
 
 
@@ -190,7 +190,7 @@ def state(function: Any, dtype: str, shape: tuple[int, ...] = (33, 25)) -> dict[
         (energy, "float64"),
         (centred, "float32"),
         (every_size, "float64"),
-        (conjugate, "float32"),
+        *((conjugate, "float32"), (apart, "float64")),
     ],
 )
 def test_sums_have_the_same_bits_everywhere(
@@ -205,6 +205,25 @@ def test_sums_have_the_same_bits_everywhere(
         assert record["steps"]["graph"] == (kind == "gpu")
 
 
+@pytest.mark.parametrize(("ranks", "kind"), [(1, "cpu"), (3, "cpu"), (1, "gpu"), (2, "gpu")])
+def test_a_result_that_later_stages_read_beside_has_numpys_bits(
+    tmp_path: Path, gpu: None, ranks: int, kind: str
+) -> None:
+    def chained(u, t):
+        for _ in range(9):  # costs more than to write it
+            u = (u * u + np.roll(u, 1, 1)) / (u * u + 2) + np.roll(u, 1, 0) / 4
+        most = np.max(u)
+        t += np.max(np.roll(u, 2, 0) - np.roll(u, -1, 1)) / most
+        return u, t
+
+    arrays = state(chained, "float32")
+    _, found = stepped(tmp_path, chained, arrays, 5, ranks, kind)
+    wanted = list(arrays.values())
+    for _ in range(5):
+        wanted = list(chained(wanted[0].copy(), wanted[1].copy()))
+    assert [one.tobytes() for one in found] == [np.asarray(one).tobytes() for one in wanted]
+
+
 def test_sums_are_near_numpys(tmp_path: Path, gpu: None) -> None:
     arrays = state(energy, "float64")
     _, found = stepped(tmp_path, energy, arrays, 5, 2, "gpu")
@@ -214,7 +233,9 @@ def test_sums_are_near_numpys(tmp_path: Path, gpu: None) -> None:
     np.testing.assert_allclose(found[1], wanted[1], rtol=1e-12)
 
 
-@pytest.mark.parametrize(("function", "passes"), [(mean, 1), (energy, 1), (centred, 1), (conjugate, 3)])
+@pytest.mark.parametrize(
+    ("function", "passes"), [(mean, 1), (energy, 1), (centred, 1), (conjugate, 2), (apart, 1)]
+)
 def test_a_pass_adds_what_it_computes(tmp_path: Path, gpu: None, function: Any, passes: int) -> None:
     stepped(tmp_path, function, state(function, "float32"), 3, 1, "gpu")
     found = [one for one in launched if one != "values"]

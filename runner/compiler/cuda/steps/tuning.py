@@ -45,6 +45,7 @@ ALIGNED = 128  # bytes from row to row of a sample are a multiple
 # blocks of 4 warps that a processor holds at least.
 INSTRUCTIONS = 36e12
 REACHED = {(4, 4): 0.82, (4, 3): 0.84, (4, 2): 0.84, (2, 4): 0.64, (2, 3): 0.37, (2, 2): 0.37}
+PAIRED = 0.95  # of that for four columns, with two of pairs
 SPILLED = 0.8  # of that, with branches and three blocks: 168 registers do not hold what branches need
 SINGLE = 0.93  # part of the memory's rate that a kernel of one step reaches
 UNEVEN = 1.35  # instructions of a program with branches over those of its common cells: some cells need all
@@ -118,8 +119,10 @@ def seconds_per_cell(
     of_others = sum(one.offset[-1] != 0 for one in inside.loads) / tuning.columns
     operations = _operations(inside, exact)
     # Two columns of pairs are as many elements of a lane as four others.
-    elements = tuning.columns * max(one.components for one in program.inputs)
-    rate = INSTRUCTIONS * REACHED[min(elements, max(COLUMNS)), tuning.blocks] * valid
+    columns_of_one = min(tuning.columns * max(one.components for one in program.inputs), max(COLUMNS))
+    rate = INSTRUCTIONS * REACHED[columns_of_one, tuning.blocks] * valid
+    if columns_of_one > tuning.columns:
+        rate *= PAIRED
     if tuning.blocks > 2 and leaves_out_masked(inside):
         rate *= SPILLED
     if shape is not None and program.axes == 2 and all(shape):
