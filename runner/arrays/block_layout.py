@@ -62,8 +62,6 @@ class BlockLayout:
         self.boundary, self.cval = boundary, cval
         self.aligned, self.rows_before = 0, 0
         self._memory: Array | None = None
-        own = region.shape
-        self.core: Slices = tuple(slice(low, low + n) for (low, _), n in zip(widths, own, strict=True))
         one_block = Partition(whole, (1,) * len(whole))
         self.within: list[tuple[int, AxisCopy]] = [
             (axis, copy)
@@ -71,10 +69,18 @@ class BlockLayout:
             if not is_cut
             for copy in axis_copies(one_block, axis, 0, widths[axis], along(boundary, axis))[1:]
         ]
-        self.outside = outside_slabs(region, whole, widths, boundary, cval)
         self.filled = self
         if read is not None and read != widths:
             self.filled = BlockLayout(region, whole, cut, read, boundary, cval)
+
+    @cached_property
+    def core(self) -> Slices:
+        pairs = zip(self.widths, self.region.shape, strict=True)
+        return tuple(slice(low, low + n) for (low, _), n in pairs)
+
+    @cached_property
+    def outside(self) -> list[tuple[Slices, float]]:
+        return outside_slabs(self.region, self.whole, self.widths, self.boundary, self.cval)
 
     @cached_property
     def shape(self) -> Shape:
@@ -149,7 +155,7 @@ class BlockLayout:
         """Set the constants of each axis before and after the array, of the block and of its filled part."""
         for layout in {self, self.filled}:
             layout.cval = cval
-            layout.outside = outside_slabs(layout.region, layout.whole, layout.widths, layout.boundary, cval)
+            layout.__dict__.pop("outside", None)
 
     def fill_whole_axes(self, block: Array) -> None:
         """Copy the halo of the uncut axes, in the block or a part of it that includes those axes whole."""

@@ -20,7 +20,7 @@ from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.region import Array, HostArray, Region
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.spelling import option
-from meshrun.runner.storage.formats.registry import Source, SpreadSource, decode, open_source
+from meshrun.runner.storage.formats.registry import BroadcastSource, Source, SpreadSource, decode, open_source
 from meshrun.runner.system.host_memory import host_memory
 from meshrun.runner.world.world import World
 
@@ -131,12 +131,22 @@ def check_decoded(sources: Sequence[Source], limit: int | None, memory: int | No
 
 def spread_sources(task: Task, sources: Sequence[Source]) -> list[Source]:
     """Return the sources as arrays with a cell at each position of space; those that are so stay."""
-    return [
-        source
-        if field.subgrid is None or isinstance(source, SpreadSource)
-        else SpreadSource(source, field.subgrid, field.shape)
-        for field, source in zip(task.fields, sources, strict=True)
-    ]
+    found: list[Source] = []
+    for field, source in zip(task.fields, sources, strict=True):
+        if isinstance(source, SpreadSource):
+            found.append(source)
+        elif field.given is not None:
+            found.append(BroadcastSource(source, field.shape))
+        elif field.subgrid is not None:
+            found.append(SpreadSource(source, field.subgrid, field.shape))
+        else:
+            found.append(source)
+    return found
+
+
+def planned_type(source: Source) -> ArrayType:
+    """Return shape and dtype of an input as a task is planned for it: before it broadcasts."""
+    return (source.source if isinstance(source, BroadcastSource) else source).shape, source.dtype
 
 
 def stored_type(source: Source) -> ArrayType:

@@ -17,9 +17,17 @@ from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import shared_planes, single_pass
 from meshrun.runner.compiler.cuda.beyond import MOST_BYTES, Beyond, Sides, cells_beyond
+from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
-from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, Sending, StepKernel, Tuning
+from meshrun.runner.compiler.cuda.steps.layout import (
+    Axis,
+    NotFusable,
+    Sending,
+    StepKernel,
+    Tuning,
+    layout_of,
+)
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.ends import ends_of, interior
@@ -41,7 +49,7 @@ from meshrun.runner.compiler.whole.point_code import (
     host_points,
 )
 from meshrun.runner.device.api import Backend
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.compiler import NotCompiled, find_compiler
 
@@ -124,7 +132,6 @@ class DeviceKernel:
     row: int = 0
     takes_rows = True
     capturable = True
-    aligned: bool = field(init=False)
     _passes: dict[tuple[Any, ...], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
         default_factory=dict
     )
@@ -168,20 +175,6 @@ class DeviceKernel:
     def handed_on(self) -> dict[int, int]:
         """The inputs whose next values another input has now; see `TaskKernel`."""
         return handed_on(self.program, self.feeds)
-
-    def overwrites(self, shapes: Iterable[Shape]) -> bool:
-        """Whether passes over results of these shapes may write over what is read at the own cell.
-
-        In others, two threads make the same cells, as tiles at the end of an axis begin earlier.
-        """
-        kernel = self.without_handed_on() if self.handed_on else self
-        for shape, alike in product(shapes, (False, True)):
-            cells = kernel._parts(shape)
-            tile, _, planes = kernel._tile_of(cells, alike)
-            block = tile if planes is None else planes.block
-            if any(n % part for n, part in zip(kernel._between_ends(cells), block, strict=True)):
-                return False
-        return self.aligned
 
     def without_handed_on(self) -> DeviceKernel:
         """Return the kernel of the results that no input has now; see `TaskKernel`."""
@@ -239,12 +232,25 @@ class DeviceKernel:
         sides = sides if any(map(any, sides)) else ()
         units = all(single_pass.lie_in_units(*one) for pair in given for one in zip(*pair, strict=True))
         alike = single_pass.have_equal_alignment(merged, blocks, outs, self.widths)
-        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0, units, alike)
         places = [at % n for at, n in zip(first, self.program.lengths, strict=False)]
+        once = None
+        if single_pass.is_in_place(blocks, outs, self.widths):
+            own = self._lengths(outs[0].shape)
+            near = single_pass.near_ends(merged, own, places)
+            strides = outs[0].strides[: merged.axes]
+            begin = address_of(outs[0]) + sum(a * b for (a, _), b in zip(near, strides, strict=True))
+            left = tuple(max(n - sum(cells), 0) for n, cells in zip(own, near, strict=True))
+            once = left, begin % single_pass.LARGEST_ROW == 0
+        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0, units, alike, once)
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
         if call.grid == (0,):
             return functools.partial(_call_all, ())
         return functools.partial(launch, call.grid, call.block, call.arguments, shared_mem=kernel.shared)
+
+    def _lengths(self, shape: Shape) -> Shape:
+        """Return the own cells per axis of results of a shape."""
+        last = self._merged.axes - 1
+        return *shape[:last], math.prod(shape[last:]) // self._merged.outputs[0].components
 
     def prepare(self, shape: Shape) -> None:
         """Compile the kernel of one pass for results of this shape. Raises NotCompiled."""
@@ -258,37 +264,6 @@ class DeviceKernel:
         """Return the shape of a result with the two parts of its complex numbers."""
         return (*shape[: self.program.axes], *self.program.outputs[0].trailing)
 
-    def _lengths(self, shape: Shape) -> Shape:
-        """Return the cells of results of a shape, per axis; components lie along the last one."""
-        last = self._merged.axes - 1
-        return (*shape[:last], math.prod(shape[last:]) // self._merged.outputs[0].components)
-
-    def _between_ends(self, shape: Shape) -> Shape:
-        """Return the cells between the array's ends, per axis."""
-        return single_pass.between_ends(self._merged, self._lengths(shape))
-
-    def _tile_of(self, shape: Shape, alike: bool) -> tuple[Shape, Shape, shared_planes.SharedPlanes | None]:
-        """Return the tile of a pass over results of a shape, the lengths from which it is chosen, and how
-        blocks march through shared planes; None: threads march alone, or do not march."""
-        lengths, planes = self._lengths(shape), None
-        if self._ends and lengths[-1] != self.row:
-            raise ValueError(f"rows of {lengths[-1]} cells, for a kernel of {self.row}")
-        if single_pass.marches(self._common):
-            between = self._between_ends(shape)
-            tile = single_pass.choose_tile(self._common, between)
-            chosen = shared_planes.choose(self._common, between)
-            if alike and not isinstance(chosen, str):
-                planes, tile = chosen, chosen.tile
-        else:  # all longer ones have the same tile
-            tile = self._tile
-            if self.row:  # steps
-                tile = single_pass.with_fewer_columns(self._common, tile, math.prod(lengths))
-            near = map(sum, ends_of(self._merged))
-            tile = lengths = tuple(
-                min(one, cells + ends) for one, cells, ends in zip(lengths, tile, near, strict=True)
-            )
-        return tile, lengths, planes
-
     def _pass(
         self,
         shape: Shape,
@@ -297,24 +272,51 @@ class DeviceKernel:
         beyond: bool = False,
         units: bool = True,
         alike: bool = False,
+        once: tuple[Shape, bool] | None = None,
     ) -> tuple[single_pass.PassKernel, Callable[..., None]]:
         """Return the kernel for results of a shape, whose tile is no longer than their own cells.
 
         apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array.
         units: whether cells begin at multiples of their units in memory. alike: whether all arrays have an
-        equal alignment.
+        equal alignment. once: the cells between the array's ends, and whether the first one is at a multiple
+        of 16 bytes, if no cell may be computed twice: results are written over an input.
         """
-        tile, lengths, planes = self._tile_of(shape, alike)
-        key = tile, planes, apart, wide, beyond, units
+        lengths = self._lengths(shape)
+        row, planes, tile = lengths[-1], None, self._tile
+        if single_pass.marches(self._common):
+            between = single_pass.between_ends(self._merged, lengths)
+            tile = single_pass.choose_tile(self._common, between)
+            chosen = shared_planes.choose(self._common, between)
+            if alike and not isinstance(chosen, str):
+                planes, tile = chosen, chosen.tile
+        else:  # all longer ones have the same tile
+            if self.row:  # steps
+                tile = single_pass.with_fewer_columns(self._common, tile, math.prod(lengths))
+            near = map(sum, ends_of(self._merged))
+            tile = lengths = tuple(
+                min(one, cells + ends) for one, cells, ends in zip(lengths, tile, near, strict=True)
+            )
+        if self._ends and row != self.row:
+            raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
+        march: bool | SharedPlanes | None = planes
+        if once is not None:
+            march = single_pass.marches(self._common)
+            whole = single_pass.whole_tile(planes.block if planes else tile, once[0], march, once[1])
+            if planes and whole[1:] == planes.block[1:]:
+                march = planes = replace(planes, planes=whole[0])
+            else:
+                tile, planes = single_pass.whole_tile(tile, once[0], march, once[1]), None
+        key = tile, march, apart, wide, beyond, units, once is None
         if key not in self._passes:
             kernel = single_pass.emit(
                 self._merged if units else without_units(self._merged),
+                tile=None if once is None or planes else tile,
                 lengths=lengths,
                 apart=apart,
                 wide=wide,
                 ends=self._ends,
                 beyond=self._beyond if beyond else None,
-                march=planes,
+                march=march,
             )
             launch = self._compiled(kernel.source, kernel.name, kernel.shared)
             self._passes[key] = kernel, launch
@@ -362,6 +364,11 @@ class DeviceKernel:
     def most_steps(self) -> int:
         """Number of steps that one kernel takes fastest; 1 if no kernel takes several."""
         return self._chosen.steps if self._chosen else 1
+
+    @functools.cached_property
+    def first_steps(self) -> int:
+        """Steps that are taken one by one before several by a kernel; see `TaskKernel`."""
+        return layout_of(self.program, self.feeds).first_steps if self.most_steps > 1 else 0
 
     @property
     def _chosen(self) -> Choice | None:
@@ -479,11 +486,8 @@ class HostKernel:
     sends: ClassVar[bool] = False
     stores_beyond: ClassVar[bool] = False
     finds_ends: ClassVar[Sequence[int]] = ()
+    first_steps: ClassVar[int] = 0
     handed_on: ClassVar[Mapping[int, int]] = {}
-
-    def overwrites(self, shapes: Iterable[Shape]) -> bool:
-        """Whether passes may write over what is read at the own cell; see `TaskKernel`."""
-        return False
 
     def without_handed_on(self) -> HostKernel:
         """Return the kernel: it takes several steps at once, which need all results."""

@@ -80,7 +80,11 @@ def samples(
 def _padded(task: Task, number: int, own: HostArray) -> HostArray:
     """Return an input with its halo."""
     boundary, constants = task.beyond(number)
-    widths = task.fields[number].widths
+    field = task.fields[number]
+    widths, alone = field.widths, field.repeated
+    if alone:
+        one = own[tuple(slice(1) if axis in alone else slice(None) for axis in range(own.ndim))]
+        own = np.broadcast_to(one, own.shape)
     if isinstance(boundary, str):
         constant: Any = {"constant_values": constants} if boundary == "constant" else {}
         mode: Any = PADDING[boundary]

@@ -60,7 +60,12 @@ def trace_of(task: Task) -> Program:
     ):
         raise NotTraceable("returns a result of another size than its input")
     inputs = tuple(
-        Operand(field.name, np.dtype(field.dtype.newbyteorder("=")), field.shape[axes:])
+        Operand(
+            field.name,
+            np.dtype(field.dtype.newbyteorder("=")),
+            field.shape[axes:],
+            repeated=None if field.given is None else (len(field.given), field.repeated),
+        )
         for field in task.fields
     )
     declared = None
@@ -166,7 +171,11 @@ def _check(task: Task, program: Program) -> None:
     cells = tuple(CHECKED + axis + sum(width) for axis, width in enumerate(widths))
     if "here" in task.job.services:  # no cells beyond the array
         cells = tuple(min(n, m + sum(w)) for n, m, w in zip(cells, task.shape, widths, strict=False))
-    blocks = [_sample(rng, cells + one.trailing, one.dtype) for one in program.inputs]
+    blocks = []
+    for one, field in zip(program.inputs, task.fields, strict=True):
+        shape = cells + one.trailing
+        own_cells = tuple(1 if axis in field.repeated else n for axis, n in enumerate(shape))
+        blocks.append(np.array(np.broadcast_to(_sample(rng, own_cells, one.dtype), shape)))
     own = tuple(n - sum(width) for n, width in zip(cells, widths, strict=True))
     outs = [np.zeros(own + one.trailing, one.dtype) for one in program.outputs]
     first = (0,) * program.axes
@@ -178,7 +187,8 @@ def _check(task: Task, program: Program) -> None:
     wanted = {name: services[name] for name in task.job.services}
     with np.errstate(all="ignore"):
         try:
-            found = task.job.function(*blocks, **wanted, **task.parameters)
+            given = (field.as_given(block) for field, block in zip(task.fields, blocks, strict=True))
+            found = task.job.function(*given, **wanted, **task.parameters)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as reason:  # a user's function may raise anything

@@ -129,11 +129,11 @@ def _side(job: Job, word: str, cval: float, parameters: Mapping[str, Any]) -> Si
         return Side("constant", _number(word))
     value = parameters[word]
     if isinstance(value, np.ndarray):
-        if value.ndim != 1:
+        if value.ndim != 1 or not value.size:
             raise UserError(
                 f"{option('boundary')}: each row of the table {word} must be one number",
                 got=f"shape {'x'.join(map(str, value.shape))}",
-                expected="one column",
+                expected="one column, and a row for each step",
             )
         return Side("constant", word)
     if value is None:
@@ -141,6 +141,31 @@ def _side(job: Job, word: str, cval: float, parameters: Mapping[str, Any]) -> Si
             f"{option('boundary')}: the parameter {word} has no value", hint=option(word, metavar="NUMBER")
         )
     return Side("constant", value)
+
+
+def rules_text(rules: Rules) -> str:
+    """Return the rules of one input as `options.boundary` writes them."""
+
+    def word(side: Side) -> str:
+        return str(side.value) if side.mode == "constant" else side.mode
+
+    pairs = ((word(before), word(after)) for before, after in rules)
+    return ",".join(before if before == after else f"{before}:{after}" for before, after in pairs)
+
+
+def repeated_along(axes: Sequence[int], rules: Rules) -> Rules:
+    """Return the rules of an input whose cells along some axes are all the same.
+
+    So are the cells beyond their ends, as every mode but "constant" says.
+    """
+
+    def repeated(side: Side) -> Side:
+        return Side("nearest") if side.mode == "constant" else side
+
+    return tuple(
+        (repeated(before), repeated(after)) if axis in axes else (before, after)
+        for axis, (before, after) in enumerate(rules)
+    )
 
 
 def modes_of(rules: Rules) -> Modes:

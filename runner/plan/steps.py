@@ -144,7 +144,7 @@ def step_pieces(task: Task, own: Region, remaining: int, cut: Sequence[bool], *,
     axes = zip(own.start, own.stop, task.shape, cut, task.widths, strict=True)
     for axis, (start, stop, length, is_cut, (low, high)) in enumerate(axes):
         first, last = (start - remaining * low, stop + remaining * high) if is_cut else (start, stop)
-        if not task.wraps_along(axis):
+        if (first < 0 or last > length) and not task.wraps_along(axis):
             first, last = max(first, 0), min(last, length)
         ends = range(-(-(first + 1) // length) * length, last, length) if apart and length else ()
         cuts = [first, *ends, last]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -19,7 +19,16 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.series import Parameters, Series
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.options.choices import BOUNDARIES
-from meshrun.runner.plan.beyond import Rules, check_boundary, constants_of, modes_of, rules_of, uniform
+from meshrun.runner.plan.beyond import (
+    Rules,
+    check_boundary,
+    constants_of,
+    modes_of,
+    repeated_along,
+    rules_of,
+    rules_text,
+    uniform,
+)
 from meshrun.runner.plan.grid import Partition, parse_grid
 from meshrun.runner.plan.halo import Constants, Modes, Widths, check_widths, normalize, wraps
 from meshrun.runner.region import Array, Region, Shape, Subgrid
@@ -39,7 +48,8 @@ class Field:
 
     widths: its halo per axis; axes that other inputs do not have get none. subgrid: of its own cells, if
     `shape` is that of an array with a cell at each position of space. rules: of the cells beyond each end of
-    each axis, if the task's boundary is not one for all.
+    each axis, if the task's boundary is not one for all. given: the shape that the function gets, of an input
+    that broadcasts to `shape` as in NumPy; None: `shape` itself.
     """
 
     name: str
@@ -49,10 +59,28 @@ class Field:
     widths: Widths
     subgrid: Subgrid | None = None
     rules: Rules = ()
+    given: Shape | None = None
+
+    @property
+    def repeated(self) -> tuple[int, ...]:
+        """The axes along which all cells are the one that the function gets."""
+        if self.given is None:
+            return ()
+        lengths = (1,) * (len(self.shape) - len(self.given)) + self.given
+        return tuple(axis for axis, n in enumerate(lengths) if n == 1)
+
+    def as_given(self, block: Array) -> Array:
+        """Return a block of `shape` as the function gets it: one cell along axes that are repeated."""
+        if self.given is None:
+            return block
+        part = tuple(slice(1) if axis in self.repeated else slice(None) for axis in range(len(self.shape)))
+        return block[part].reshape(block[part].shape[len(self.shape) - len(self.given) :])
 
     @property
     def stored(self) -> Shape:
         """The shape of the array's own cells, as a file has it."""
+        if self.given is not None:
+            return self.given
         return self.shape if self.subgrid is None else self.subgrid.shape
 
     def padded(self, cells: Shape) -> Shape:
@@ -65,6 +93,11 @@ class TaskKernel(Protocol):
     @property
     def most_steps(self) -> int:
         """The most steps of one call of `advance`; 1 if it takes none."""
+
+    @property
+    def first_steps(self) -> int:
+        """How many steps are taken one by one before `advance` takes several: it computes cells at the ends
+        as copies of others, which they are from then on."""
 
     @property
     def aligned(self) -> bool:
@@ -123,9 +156,6 @@ class TaskKernel(Protocol):
         `before` is read by the result that becomes `now` alone, at the own cell: a pass may write over it.
         """
 
-    def overwrites(self, shapes: Iterable[Shape]) -> bool:
-        """Whether passes over results of these shapes may write over what is read at the own cell."""
-
     def without_handed_on(self) -> TaskKernel:
         """Return the kernel of single passes that leaves out what becomes the inputs of `handed_on`."""
 
@@ -162,9 +192,8 @@ class Task:
     `shape`, `dtype`, `partition` and `widths` are those of the first input that has axes, in whose indices
     regions and the block context are given. An input or a result without axes is a value, which every rank
     has.
-    declared_boundary: as text, if it is not one for all inputs, axes and sides; else "". A kernel has the
-    rules of all sides in itself: of its blocks, `boundary` is "wrap" if ends of some axis meet, else
-    "constant".
+    boundary: of all inputs, axes and sides; if fields have rules, of a kernel's blocks: "wrap" if ends of
+    some axis meet, else "constant". The kernel has the rules in itself.
     """
 
     job: Job
@@ -177,7 +206,6 @@ class Task:
     kernel: TaskKernel | None = None
     reads: tuple[tuple[Widths, ...], ...] | None = None
     compiled: bool = False
-    declared_boundary: str = ""
 
     @cached_property
     def first(self) -> int:
@@ -259,6 +287,11 @@ class Task:
         with a boundary for each side."""
         placed = self.job.whole or bool(self.declared_boundary)
         return self.boundary if self.boundary == "wrap" or not placed else "none"
+
+    @cached_property
+    def declared_boundary(self) -> str:
+        """The boundary as text, if it is not one for all inputs, axes and sides; else ""."""
+        return ";".join(f"{one.name}={rules_text(one.rules)}" for one in self.fields if one.rules)
 
     @property
     def by_side(self) -> bool:
@@ -456,7 +489,8 @@ class Task:
         out = None if outs is None else outs[0] if len(outs) == 1 else tuple(outs)
         services = {"out": out, "xp": here.xp, "here": here, STEP: here.step}
         wanted = {name: services[name] for name in self.job.services}
-        returned = self.job.function(*blocks, **wanted, **self.parameters)
+        given = (field.as_given(block) for field, block in zip(self.fields, blocks, strict=True))
+        returned = self.job.function(*given, **wanted, **self.parameters)
         if returned is None and outs is not None:
             returned = tuple(outs)
         return tuple(map(in_own_byte_order, self._separate(returned)))
@@ -605,7 +639,7 @@ def plan_task(
     inputs = job.with_constants(inputs) if job.constants else inputs
     for name, (shape, dtype) in zip(job.arrays, inputs, strict=True):
         which = f"the input {name}" if len(inputs) > 1 else "the input"
-        if not shape and job.program is None:
+        if not shape and job.program is None and (job.whole or not any(one for one, _ in inputs)):
             raise UserError(f"{which} is a scalar", got="no axes", expected="an array")
         check_numbers(name, len(inputs), dtype)
     subgrids: list[Subgrid | None] = [None] * len(inputs)
@@ -614,6 +648,11 @@ def plan_task(
         subgrids = [None if not one.shape or one.fills(space) else one for one in job.sizes.inputs]
         pairs = zip(job.sizes.inputs, inputs, strict=True)
         inputs = [(one.in_space(space) if shape else (), of_one) for one, (shape, of_one) in pairs]
+    given: list[Shape | None] = [None] * len(inputs)
+    target = _broadcast_to(job, parameters, [one for one, _ in inputs], grid)
+    if target is not None:
+        given = [None if one == target else one for one, _ in inputs]
+        inputs = [(target, of_one) for _, of_one in inputs]
     shape, dtype = next(one for one in inputs if one[0])
     has_tables = any(isinstance(value, Series) for value in parameters.values())
     parameters = job.arguments(parameters) if has_tables else parameters
@@ -639,12 +678,13 @@ def plan_task(
     parts = (ranks, *(1,) * (len(shape) - 1)) if grid is None else parse_grid(grid, shape, ranks)
     constant = job.cval if cval is None else cval
     fields = []
-    for name, (one, of_one), subgrid in zip(job.arrays, inputs, subgrids, strict=True):
+    for name, (one, of_one), subgrid, own in zip(job.arrays, inputs, subgrids, given, strict=True):
         wide = widths + ((0, 0),) * (len(one) - common) if one else ()
-        rules = () if chosen in BOUNDARIES else rules_of(job, chosen, constant, name, wide, parameters)
-        fields.append(
-            Field(name, one, of_one, Partition(one, _grid_of(parts, len(one))), wide, subgrid, rules)
-        )
+        by_side = chosen not in BOUNDARIES or target is not None
+        rules = rules_of(job, chosen, constant, name, wide, parameters) if by_side else ()
+        partition = Partition(one, _grid_of(parts, len(one)))
+        field = Field(name, one, of_one, partition, wide, subgrid, rules, own)
+        fields.append(replace(field, rules=repeated_along(field.repeated, rules)))
     task = _with_boundary(Task(job, parameters, tuple(fields), chosen, constant))
     _check_same_grid(task)
     declared = task.declared(shape)
@@ -658,9 +698,33 @@ def plan_task(
     return task
 
 
+def _broadcast_to(
+    job: Job, parameters: dict[str, Any], shapes: Sequence[Shape], grid: str | None
+) -> Shape | None:
+    """Return the shape to which the inputs broadcast as in NumPy; None if they share the axes that are cut.
+
+    None also for shapes that do not broadcast.
+    """
+    if job.whole or job.kind != "map" or len(set(shapes)) == 1:
+        return None
+    common = min(map(len, shapes))
+    try:
+        target = np.broadcast_shapes(*shapes)
+        widths = normalize(job.halo_for(parameters), len(target))
+    except (ValueError, UserError):
+        return None
+    cut = (
+        len(target)
+        if grid is not None
+        else max(axis + 1 for axis, width in enumerate(widths) if axis == 0 or width != (0, 0))
+    )
+    shared = common >= cut and all(one[:cut] == shapes[0][:cut] for one in shapes)
+    return None if shared else target
+
+
 def _with_boundary(task: Task) -> Task:
     """Return the task with its boundary in the simplest form. Raises UserError if a constant does not fit."""
-    if task.boundary not in BOUNDARIES:
+    if any(field.rules for field in task.fields):
         rules = [field.rules for field in task.fields]
         side = uniform(rules, [field.widths for field in task.fields])
         if side is None:
@@ -668,9 +732,7 @@ def _with_boundary(task: Task) -> Task:
                 for value in {side.value for axis in field.rules for side in axis if side.mode == "constant"}:
                     _check_constant(task.parameters[value] if isinstance(value, str) else value, field.dtype)
             meets = any(one.mode == "wrap" for field in rules for axis in field for one in axis)
-            return replace(
-                task, boundary="wrap" if meets else "constant", cval=0.0, declared_boundary=task.boundary
-            )
+            return replace(task, boundary="wrap" if meets else "constant", cval=0.0)
         assert not isinstance(side.value, str)
         fields = tuple(replace(field, rules=()) for field in task.fields)
         task = replace(task, boundary=side.mode, cval=side.value, fields=fields)
@@ -694,6 +756,7 @@ def _check_same_grid(task: Task) -> None:
                 f"job {task.job.name}: its inputs have different shapes",
                 got=", ".join(f"{one.name} {'x'.join(map(str, one.shape))}" for one in task.fields),
                 expected=f"the same lengths along {axes}, along which arrays are cut",
+                hint="a shape that broadcasts as in NumPy, with lengths of 1",
             )
 
 

@@ -131,7 +131,7 @@ def reducing_kernels(program: StagedProgram, feeds: Sequence[int | None]) -> dic
         )
         if not isinstance(kernel, KernelStage) or not plain:
             continue
-        reductions = _within_step(program, number, kernel)
+        reductions = _within_step(program, number, kernel, feeds)
         kept = {one: _kept_of(program, kernel, one, node) for one, node in reductions.items()}
         coming = ahead if number == ahead_by else {}
         kept |= {one: _kept_of(program, kernel, one, node) for one, node in coming.items()}
@@ -155,13 +155,18 @@ def _kept_of(program: StagedProgram, kernel: KernelStage, number: int, node: Nod
     return _kept(graph, output, inside, stage.reduction.ufunc)
 
 
-def _within_step(program: StagedProgram, number: int, kernel: KernelStage) -> dict[int, Node]:
+def _within_step(
+    program: StagedProgram, number: int, kernel: KernelStage, feeds: Sequence[int | None]
+) -> dict[int, Node]:
     """Return the reductions between a kernel and the next one that it can do, with their cells."""
-    written = {
-        place.number: kernel.cells.program.outputs[at].nodes[0]
-        for at, place in enumerate(kernel.writes)
-        if not place.of_output
-    }
+    written = {}
+    for at, place in enumerate(kernel.writes):
+        node = kernel.cells.program.outputs[at].nodes[0]
+        if not place.of_output:
+            written[place.number] = node
+        elif feeds[place.number] is not None:
+            fed = feeds[place.number]
+            written |= {n: node for n, one in enumerate(program.arrays) if one.becomes == fed}
     known = set(program.dtypes) - _made_from(program, number)
     found = {}
     for after in range(number + 1, len(program.stages)):
@@ -170,9 +175,9 @@ def _within_step(program: StagedProgram, number: int, kernel: KernelStage) -> di
             break
         if not isinstance(stage, ReductionStage) or combined_cells(stage) is None:
             continue
-        node = _of_results(stage, kernel, written, set(), anywhere=True)
-        if node is not None and set(stage.cells.values) <= known:
-            found[after] = node
+        cells = _of_results(stage, kernel, written, set(), anywhere=True)
+        if cells is not None and set(stage.cells.values) <= known:
+            found[after] = cells
     return found
 
 

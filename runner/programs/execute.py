@@ -26,6 +26,7 @@ from meshrun.runner.compiler.whole.graph import ValueCheck
 from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import check_widths
+from meshrun.runner.plan.steps import LINE
 from meshrun.runner.programs import exact_sum
 from meshrun.runner.programs.best import ReducingKernel, combined_cells
 from meshrun.runner.programs.kernel import CellKernel, bind_values
@@ -89,6 +90,8 @@ class ProgramRun:
         dimensions = len(program.space)
         self.partition = Partition(program.space, self.grid[:dimensions])
         self.region = self.partition[world.rank]
+        # On a GPU, no stage waits for the host: values are computed by a kernel, once they are read.
+        self._on_gpu = self.compiled and world.backend.device.kind == "cuda"
         self.plans = [self._plan(number) for number in range(len(program.arrays))]
         self.values = ValueSlots(world, program.dtypes)
         self._failed = world.backend.empty((len(program.checks),), np.dtype(bool))
@@ -101,8 +104,6 @@ class ProgramRun:
         self._kernels: dict[tuple[int, str], CellKernel] = {}
         self._bound: dict[tuple[Any, ...], Callable[[], None]] = {}
         self._reduced: dict[tuple[int, Shape], Array] = {}
-        # On a GPU, no stage waits for the host: values are computed by a kernel, once they are read.
-        self._on_gpu = self.compiled and world.backend.device.kind == "cuda"
         # The cells of the reductions that a kernel can do, and what they are combined to: keys and sums.
         reductions = enumerate(program.stages if self._on_gpu else ())
         cells = {number: combined_cells(one) for number, one in reductions if isinstance(one, ReductionStage)}
@@ -118,6 +119,8 @@ class ProgramRun:
         for number in range(program.function_inputs, len(program.arrays)):
             plan = self.plans[number]
             assert plan is not None
+            if program.arrays[number].becomes is not None:
+                continue
             made = empty_array(world, plan, program.arrays[number].dtype, self.allocator)
             poison(made.block)
             self.arrays[number] = made
@@ -129,7 +132,7 @@ class ProgramRun:
         rest = (1,) * (len(one.shape) - len(self.program.space))
         wide = ((0, 0),) * len(rest)
         check_widths(one.widths + wide, one.shape)
-        return HaloPlan(
+        plan = HaloPlan(
             Partition(one.shape, self.partition.grid + rest),
             self.world.rank,
             one.widths + wide,
@@ -137,6 +140,9 @@ class ProgramRun:
             read=one.read + wide,
             padded=True,
         )
+        if self._on_gpu and not rest:  # vectors of a row's cells
+            plan.aligned = LINE
+        return plan
 
     def prepare(self) -> list[tuple[int, str, int]]:
         """Compile the stages' kernels. Return which stages have none on some rank, why, and the line.

@@ -96,7 +96,7 @@ class ProgramArray:
     """An array of a program.
 
     widths: of its halo in memory, per axis of space; read: of the part that some stage reads. wraps: whether
-    it is read around its ends.
+    it is read around its ends. becomes: the input whose cells it is in the next step, if any.
     """
 
     name: str
@@ -105,6 +105,7 @@ class ProgramArray:
     widths: Extents
     read: Extents
     wraps: bool
+    becomes: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,6 +196,44 @@ def plan_program(program: WholeProgram) -> StagedProgram:
         tuple(replace(cut, number=places.get(cut.number, -1)) for cut in program.graph.cuts),
         count,
     )
+
+
+def with_results_as_arrays(program: StagedProgram, feeds: Sequence[int | None]) -> StagedProgram:
+    """Return a program of steps that writes an array between stages once, where it is a result, too.
+
+    feeds: of each output, the number of the input that it becomes in the next step.
+    """
+    arrays, stages = list(program.arrays), list[Stage]()
+    for stage in program.stages:
+        if not isinstance(stage, KernelStage):
+            stages.append(stage)
+            continue
+        outputs, left = stage.cells.program.outputs, []
+        results = {
+            outputs[at].nodes: feeds[place.number] for at, place in enumerate(stage.writes) if place.of_output
+        }
+        for at, place in enumerate(stage.writes):
+            fed = None if place.of_output else results.get(outputs[at].nodes)
+            if fed is None or not _are_alike(arrays[place.number], arrays[fed]):
+                left.append(at)
+                continue
+            # Both blocks of the input have the halo of the array.
+            one, other = arrays[place.number], arrays[fed]
+            arrays[place.number] = replace(one, becomes=fed)
+            arrays[fed] = replace(
+                other,
+                widths=_wider(one.widths, other.widths),
+                read=_wider(one.read, other.read),
+                wraps=one.wraps or other.wraps,
+            )
+        computed = replace(stage.cells.program, outputs=tuple(outputs[at] for at in left))
+        cells = replace(stage.cells, program=computed)
+        stages.append(KernelStage(cells, tuple(stage.writes[at] for at in left)))
+    return replace(program, arrays=tuple(arrays), stages=tuple(stages))
+
+
+def _are_alike(one: ProgramArray, other: ProgramArray) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
 class _Order:

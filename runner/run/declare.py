@@ -346,7 +346,8 @@ def map_blocks(
     described below; `parameters` stands for those parameters of the job that a function has.
 
     Inputs must have the same lengths along the axes that are cut: the first, those with a halo and those that
-    `grid` cuts. They may differ in dtype and in their other axes.
+    `grid` cuts. They may differ in dtype and in their other axes. Other inputs may broadcast as in
+    NumPy; they get the halo along axes of more than one cell.
 
     Parameters
     ----------

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.arrays.load import stored_type
+from meshrun.runner.compiler.captured import held_whole
 from meshrun.runner.compiler.decide import Fusion
 from meshrun.runner.errors import RunError
 from meshrun.runner.plan.chunking import Files
@@ -28,7 +29,7 @@ class Computation:
     """How an array was cut and computed; the defaults are those of a job that is not made by map_blocks.
 
     grid: blocks along each axis. halo: cells before and after a block, along each axis. stages: lines of the
-    function, see `stage_lines`.
+    function, see `stage_lines`. held_whole: bytes of large arrays from outside of the function, by name.
     """
 
     grid: list[int] | None = None
@@ -38,6 +39,7 @@ class Computation:
     fusion: Fusion | None = None
     split_dependent: bool = False
     stages: list[int] | None = None
+    held_whole: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,14 @@ def computation_of(
     halo = [list(width) for width in task.widths]
     grid, dependent = list(task.partition.grid), task.job.split_dependent
     return Computation(
-        grid, halo, task.declared_boundary or task.boundary, overlap, fusion, dependent, stages
+        grid,
+        halo,
+        task.declared_boundary or task.boundary,
+        overlap,
+        fusion,
+        dependent,
+        stages,
+        held_whole(task.job.function, task.job.constants),
     )
 
 
@@ -162,6 +171,7 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
         "fused": None if computed.fusion is None else asdict(computed.fusion),
         "split_dependent": computed.split_dependent,
         "stages": computed.stages,
+        "held_whole": computed.held_whole,
         "grid": computed.grid,
         "halo": computed.halo,
         "boundary": computed.boundary,

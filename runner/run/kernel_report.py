@@ -9,7 +9,7 @@ from typing import Any
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import shared_planes, single_pass
-from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel
+from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel, layout_of
 from meshrun.runner.compiler.decide import not_one_kernel
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
@@ -22,7 +22,14 @@ from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.programs.best import ReducingKernel, reducing_kernels, with_late_reductions
-from meshrun.runner.programs.stages import KernelStage, Stage, StagedProgram, ValueStage, plan_program
+from meshrun.runner.programs.stages import (
+    KernelStage,
+    Stage,
+    StagedProgram,
+    ValueStage,
+    plan_program,
+    with_results_as_arrays,
+)
 from meshrun.runner.report.units import bytes_text, counted
 from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
@@ -46,7 +53,7 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
     arithmetic: one of FUSE_MATH. steps: of a kernel that takes time steps; None: one pass. cpu: for a CPU.
     """
     if task.job.program is not None:
-        staged = plan_program(task.job.program)
+        staged = with_results_as_arrays(plan_program(task.job.program), task.feed_numbers)
         if cpu:
             return _stages_report(staged, {}, cpu=True)
         staged = with_late_reductions(staged)
@@ -161,8 +168,14 @@ def _stage(staged: StagedProgram, stage: Stage) -> str:
 
 def _edges(kernel: StepKernel) -> list[tuple[str, str]]:
     """Return how far cells near the array's ends read, if that is further than those between."""
-    inside, facts = interior(kernel.program), []
-    for axis, ends in enumerate(kernel.ends[-kernel.program.axes :]):
+    layout, facts = layout_of(kernel.program, kernel.feeds), []
+    inside = layout.interior
+    for axis, (repeated, filled) in enumerate(zip(layout.repeats, layout.filled, strict=True)):
+        if repeated:
+            facts.append((f"axis {axis}", f"the last {counted(repeated, 'cell')} repeat the first ones"))
+        if any(filled):
+            facts.append((f"axis {axis}", f"edges of {filled[0]} + {filled[1]} cells copy those beside them"))
+    for axis, ends in enumerate(layout.ends):
         reads = [inside.footprint(number)[axis] for number in kernel.feeds]
         between = max(max(one) for one in reads)
         if ends.reach <= between:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.arrays.inputs import Inputs, input_key, note
-from meshrun.runner.arrays.load import open_decoded, spread_sources
+from meshrun.runner.arrays.load import open_decoded, planned_type, spread_sources
 from meshrun.runner.arrays.store import open_sinks
 from meshrun.runner.compiler.captured import Captured, captured
 from meshrun.runner.compiler.decide import Fusion, fused_alone, not_one_kernel
@@ -200,8 +200,7 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
             known = plan_alone(world, run.job, run.parameters, types, options, grid)
         made, run.job = known.alone, known.task.job
         run.sources = [*run.sources, *(source_of(one) for one in run.job.constants)]
-        if run.job.sizes is not None:
-            run.sources = spread_sources(made, run.sources)
+        run.sources = spread_sources(made, run.sources)
         if made.job.tape is not None or STEP in made.job.services or made.has_timed_boundary:
             check_tables(made, steps or 1)
         tasks.append(known)
@@ -274,7 +273,7 @@ def agreed_kernel(
 
 def planned(run: RunContext, blocks: int, grid: str | None) -> Task:
     """Return the task cut into so many blocks; raises UserError if inputs and options do not fit."""
-    types = [(source.shape, source.dtype) for source in run.sources]
+    types = [planned_type(source) for source in run.sources]
     boundary, cval = run.options.boundary, run.options.cval
     return plan_task(run.job, run.parameters, types, blocks, grid=grid, boundary=boundary, cval=cval)
 

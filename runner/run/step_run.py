@@ -247,7 +247,8 @@ def run_in_passes(
     checkpoints.remove()
     _warn_of_single_steps(world, taken.single_reason)
     own, copy, _, _ = _slowest(world)
-    fused_steps = 1 if taken.single_reason else min(choose_steps(whole).per_kernel, taken.steps_per_pass)
+    several = choose_steps(whole, in_chunks=True).per_kernel
+    fused_steps = 1 if taken.single_reason else min(several, taken.steps_per_pass)
     record = {
         "steps": taken.steps,
         "first": streamed.first,

@@ -85,7 +85,7 @@ class StepBlocks(Generic[Block]):
         self.fed = sorted(place for place in self.feeds if place is not None)
         self._apart = task.kernel is None and "here" in task.job.services
         self.reads_beyond = task.boundary_read != "none" or task.by_side
-        self.fused_steps = choose_steps(task).per_kernel
+        self.fused_steps = choose_steps(task, in_chunks=True).per_kernel
         self._edges = [
             edge_copies(
                 replace(one, widths=widths), self.cut, layout.region, layout.filled.widths, layout.boundary

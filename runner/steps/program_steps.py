@@ -15,7 +15,7 @@ from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.errors import RunError
 from meshrun.runner.programs.best import reducing_kernels, with_late_reductions
 from meshrun.runner.programs.execute import ProgramRun
-from meshrun.runner.programs.stages import plan_program
+from meshrun.runner.programs.stages import plan_program, with_results_as_arrays
 from meshrun.runner.region import Array
 from meshrun.runner.steps import halo_path
 from meshrun.runner.steps.step_scalars import StepScalars
@@ -34,7 +34,10 @@ class ProgramStepper(Stepper):
     def __post_init__(self) -> None:
         task, world = self.task, self.world
         self._peers, self._device_halos = "", None
-        self.program = plan_program(task.job.program)
+        self.program = with_results_as_arrays(plan_program(task.job.program), task.feed_numbers)
+        self._shared = {
+            n: one.becomes for n, one in enumerate(self.program.arrays) if one.becomes is not None
+        }
         reducing = {}
         if task.compiled and world.backend.device.kind == "cuda":
             self.program = with_late_reductions(self.program)
@@ -161,12 +164,15 @@ class ProgramStepper(Stepper):
         stages = self.stages
         for place, array in enumerate(self.arrays):
             stages.arrays[place] = array
+        for number, place in self._shared.items():
+            self.spare[place].written()
+            stages.arrays[number] = self.spare[place]
         stages.set_inputs(self.arrays)
         if self._scalar_rows is not None:
             self._scalar_rows.provide(self.done, 1, self._until)
             stages.set_step(self._scalar_rows.rows(0, 1)[0])
         stages.take([self.written(number) for number in range(len(self.feeds))])
-        for place in self.fed:
+        for place in set(self.fed) - set(self._shared.values()):
             self.spare[place].written()
         self.swap()
 

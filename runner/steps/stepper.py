@@ -176,14 +176,6 @@ class Stepper(StepBlocks[DistributedArray]):
         single = counts.per_kernel == counts.per_exchange == 1
         if task.kernel is None or not single or self.one_by_one or self.one_copy or not in_place:
             return {}
-        # What ranks compute at once: their cells; or, while messages travel, the rows between those sent.
-        shapes = [region.shape for region in task.partition if region.size]
-        if task.partition.grid[0] > 1 and (
-            self.overlap or (self.overlap is None and len(self.world.hosts) > 1)
-        ):
-            low, high = task.widths[0]
-            rows = [(count, one) for one in shapes for count in (low, high, one[0] - low - high)]
-            shapes += [(count, *one[1:]) for count, one in rows if count > 0]
         alike = {
             before: now
             for before, now in task.kernel.handed_on.items()
@@ -191,8 +183,7 @@ class Stepper(StepBlocks[DistributedArray]):
             and task.fields[before].partition == task.fields[now].partition
             and task.fields[before].subgrid == task.fields[now].subgrid
         }
-        every = alike and len(alike) == len(task.kernel.handed_on) and task.kernel.overwrites(shapes)
-        return alike if every else {}
+        return alike if len(alike) == len(task.kernel.handed_on) else {}
 
     def _longest_graph(self) -> int:
         """Return the steps of the longest graphs, the same on every rank."""
@@ -310,7 +301,7 @@ class Stepper(StepBlocks[DistributedArray]):
         self._until = self.done + steps
         cycle = self._longest_cycle(steps)
         begin = backend.mark() if backend.asynchronous else None
-        left = steps
+        left = steps - self._first_steps(steps, last=last)
         recorder = self.world.recorder
         name = 0 if recorder is None else recorder.name("step")
         while left:
@@ -332,6 +323,18 @@ class Stepper(StepBlocks[DistributedArray]):
             self._spans.append((begin, backend.mark()))
             if len(self._spans) >= PENDING:
                 self.settle()
+
+    def _first_steps(self, left: int, *, last: bool) -> int:
+        """Take the first steps of a run one by one where a kernel of several asks for it; return how many."""
+        kernel, first = self.task.kernel, 0
+        if kernel is None or self.fused_steps == 1:
+            return 0
+        while first < left and self.taken < kernel.first_steps:
+            first += 1
+            self._step(0, last and first == left)
+            self.done += 1
+            self.progress(self.done)
+        return first
 
     def _longest_cycle(self, steps: int) -> int:
         """Return the most steps of a cycle of so many steps; compile the kernels of all cycles.

@@ -44,12 +44,14 @@ def choose_steps(
     one_by_one: bool = False,
     one_copy: bool = False,
     on_device: bool = False,
+    in_chunks: bool = False,
 ) -> StepCounts:
     """Return how the steps of a task are grouped.
 
     asked: steps between two exchanges; 0: as many as one kernel takes, or for kernels of one step on a device
     as many as take the least time. one_by_one: something is done before each step. one_copy: the fields are
-    in memory once (`steps.blocks`). on_device: blocks are on a GPU.
+    in memory once (`steps.blocks`). on_device: blocks are on a GPU. in_chunks: the fields are streamed: each
+    chunk has cells that neighbours compute too, also beyond the array's ends.
     """
     kernel, grid = task.kernel, task.partition.grid
 
@@ -58,6 +60,8 @@ def choose_steps(
     if kernel is not None and not one_by_one and None not in task.job.feeds and not _mirrors_from_afar(task):
         bands = kernel.takes_rows and len(grid) > 1 and grid[0] > 1
         fused = kernel.most_steps if bands or not one_copy else 1
+        if in_chunks and kernel.first_steps:
+            fused = 1
 
     # Those between two exchanges: as asked, or the fastest.
     steps, lowered = asked or fused, ""

@@ -33,6 +33,7 @@ class NumpyKernel:
     """
 
     takes_rows = True
+    first_steps = 0
     capturable = True
     sends = False
     advance: Any = DeviceKernel.advance
@@ -74,10 +75,6 @@ class NumpyKernel:
 
     stores_beyond = DeviceKernel.__dict__["stores_beyond"]
     handed_on = DeviceKernel.__dict__["handed_on"]
-
-    def overwrites(self, shapes: Any) -> bool:
-        """Whether passes may write over what is read at the own cell."""
-        return True
 
     def without_handed_on(self) -> NumpyKernel:
         """Return the kernel of the other results; `bound` counts for it alone."""

@@ -82,3 +82,28 @@ def test_steps_have_the_bits_of_whole_padded_arrays(
             u, v = function(padded(u, rules[0], step), padded(v, rules[1], step), inflow=None)
         for path, one in zip(after, (u, v), strict=True):
             assert np.load(path).tobytes() == one.tobytes()
+
+
+def broadcasting(u, column, line, number):
+    own = u[1:-1, 1:-1]
+    return own * 0.5 + 0.125 * (column[2:] - column[:-2]) * own + line[2:] * number - 0.25 * u[1:-1, :-2]
+
+
+@pytest.mark.parametrize("fuse", ["require", "off"])
+@pytest.mark.parametrize("boundary", ["constant", "wrap", "mirror"])
+def test_inputs_that_broadcast_have_numpys_bits(world: World, folder: Path, boundary: Any, fuse: Any) -> None:
+    rng = np.random.default_rng(1)
+    arrays = [rng.random(shape).astype("f4") for shape in ((203, 301), (203, 1), (301,), ())]
+    names = [folder / f"in{number}.npy" for number in range(4)]
+    world.on_root(lambda: [np.save(path, one) for path, one in zip(names, arrays, strict=True)])
+    job = meshrun.map_blocks(halo=1, boundary=boundary, cval=2.0)(broadcasting)
+    options = Options(device="cuda", fuse=fuse, steps=StepOptions(STEPS))
+    run(job, names, [folder / "out.npy"], {}, options, world=world)
+    if world.rank == 0:
+        more: Any = {"constant_values": 2.0} if boundary == "constant" else {}
+        mode: Any = PAD.get(boundary, boundary)
+        u, column, line, number = arrays
+        column, line = np.pad(column, ((1, 1), (0, 0)), mode, **more), np.pad(line, 1, mode, **more)
+        for _ in range(STEPS):
+            u = broadcasting(np.pad(u, 1, mode, **more), column, line, number)
+        assert np.load(folder / "out.npy").tobytes() == u.tobytes()

@@ -23,9 +23,12 @@ CHUNK = 16  # bytes of an asynchronous copy
 SMALLEST = 4  # bytes of an element, at least: smaller ones are read in words
 # The values below are the fastest of some on an H200, for waves of order 8, Cahn-Hilliard and stars.
 ROW = 8  # bytes of a thread's row
-THREADS, AHEAD, PLANES = (32, 8), 2, 16  # of a march
-LEAST_CELLS = 1 << 24  # of a field: smaller ones are in the cache, and need more threads
-LEAST_READ = 6  # elements that a cell reads from shared memory, at least
+THREADS, AHEAD = (32, 8), 2  # of a march
+PLANES, NEAR_PLANES = 32, 16  # of a march, and of one whose planes are still in the cache for the next one
+CACHED = 72 << 20  # bytes of the planes of a march, for that
+LEAST_PLANES = 8  # of a field
+LEAST_CELLS = 1 << 25  # of a field: smaller ones are in the cache, and need more threads
+LEAST_READ = 5  # elements that a cell reads from shared memory, at least
 # The most registers of a thread that hold elements from one turn to the next, for so many blocks of a
 # processor.
 HELD = {3: 44, 2: 80}
@@ -99,9 +102,12 @@ def choose(program: Program, lengths: Shape | None = None) -> SharedPlanes | str
         return "a thread would hold too many elements, or a block"
     if lengths is None:
         return shape
-    if any(length < least for length, least in zip(lengths, shape.block, strict=True)):
-        return f"the field is smaller than the {' x '.join(map(str, shape.block))} cells of a block"
-    return replace(shape, planes=-(-lengths[0] // -(-lengths[0] // PLANES)))
+    least = LEAST_PLANES, *shape.block[1:]
+    if any(a < b for a, b in zip(lengths, least, strict=True)):
+        return f"the field is smaller than {' x '.join(map(str, least))} cells"
+    plane = math.prod(lengths[1:]) * sum(one.dtype.itemsize for one in operands)
+    planes = NEAR_PLANES if NEAR_PLANES * plane <= CACHED else PLANES
+    return replace(shape, planes=-(-lengths[0] // -(-lengths[0] // planes)))
 
 
 def reads_of_turn(program: Program, cells: tuple[int, int]) -> tuple[dict[Row, list[int]], int]:

@@ -62,7 +62,9 @@ BRANCH_THREADS, BRANCH_REGISTERS = (
     64,
 )  # of a processor at least, if a thread's loads take no more of these
 TURNS = 64  # of a thread that marches through planes
+LEAST_PLANES = 8  # of a march whose results are written over an input
 WASTED = 0.95  # threads of smaller blocks over those of larger ones that are worth it
+ADDED_ROWS = 4  # of a thread that adds its cells, at least
 FEW = 2  # small elements of a row that are loaded one by one: words need their addresses and shifts
 MOST_THREADS = 2**18  # of a large GPU at a time
 # Threads of a pass over a small field, at least, as long as its tiles have columns to give away: of kernels
@@ -153,6 +155,7 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
     planes share what they read, a thread marches through 64 of them, with 2 rows of 8 bytes, but 2 cells at
     least. All are halved, rows first, while the loads of a thread need more than 96 registers, or while it
     computes more than 1500 values, which take half a second to compile, or 1000 if the program has branches.
+    Before that, ROWS is at least 4 if cells are added.
 
     lengths: own cells per grid axis; the tile is no longer, and PLANES is so small that there are threads for
     a whole GPU, but not less than 8.
@@ -165,6 +168,10 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
     rows = _rows(program, largest, march)
     if rows == 4 and _apart(program) > 2 and all(one.dtype.itemsize == 4 for one in operands):
         rows, columns = 8, 2
+
+    # What a thread adds is worth what it takes to add the threads' sums.
+    if any(one.combine == "add" for one in program.outputs) and program.axes > 1:
+        rows = max(rows, ADDED_ROWS)
 
     branches = bool(branches_of(program))
     if branches and program.axes > 2 and not march and not sweep:
@@ -487,6 +494,31 @@ def lie_in_units(operand: Operand, array: Array) -> bool:
     size = operand.unit * operand.dtype.itemsize
     steps = array.strides[: array.ndim - len(operand.trailing)] if operand.unit > 1 else ()
     return operand.unit == 1 or all(one % size == 0 for one in (address_of(array), *steps))
+
+
+def is_in_place(blocks: Sequence[Array], outs: Sequence[Array], widths: Extents) -> bool:
+    """Return whether results are written over own cells of an input. blocks: with a halo of `widths`."""
+    own = {
+        address_of(block) + sum(low * stride for (low, _), stride in zip(widths, block.strides, strict=False))
+        for block in blocks
+    }
+    return any(address_of(out) in own for out in outs)
+
+
+def whole_tile(tile: Shape, lengths: Shape, march: bool, aligned: bool) -> Shape:
+    """Return a tile, hardly larger than another, of which a whole number covers each axis.
+
+    No cell is then computed twice, which would read what was written over it. lengths: cells to cover.
+    march: along the first axis, which is one march if it has no parts of 8 planes or more. aligned: whether
+    the first cell is at a multiple of 16 bytes; otherwise tiles have one column (`shift`).
+    """
+    parts = [
+        next(cells for cells in range(min(one, max(length, 1)), 0, -1) if length % cells == 0)
+        for one, length in zip(tile, lengths, strict=True)
+    ]
+    if march and parts[0] < LEAST_PLANES:
+        parts[0] = max(lengths[0], 1)
+    return (*parts[:-1], parts[-1] if aligned else 1)
 
 
 def is_wide(arrays: Sequence[Array]) -> bool:
@@ -1325,7 +1357,15 @@ def _near_ends(kernel: PassKernel, own: Shape, first: Sequence[int]) -> Extents:
 
     All of them, if fewer than a tile are left between.
     """
-    program = kernel.program
+    near = near_ends(kernel.program, own, first)
+    left = [length - sum(cells) for length, cells in zip(own, near, strict=True)]
+    if has_ends(kernel.program) and any(a < b for a, b in zip(left, kernel.least, strict=True)):
+        return (own[0], 0), *near[1:]
+    return near
+
+
+def near_ends(program: Program, own: Shape, first: Sequence[int]) -> Extents:
+    """Return how many of the own cells are near the ends of the array, before and after the others."""
     if not has_ends(program):
         return ((0, 0),) * program.axes
     near = []
@@ -1334,9 +1374,6 @@ def _near_ends(kernel: PassKernel, own: Shape, first: Sequence[int]) -> Extents:
     ):
         low = min(max(before - at, 0), length)
         near.append((low, min(max(at + length - (whole - after), 0), length - low)))
-    left = [length - sum(cells) for length, cells in zip(own, near, strict=True)]
-    if any(length < cells for length, cells in zip(left, kernel.least, strict=True)):
-        return (own[0], 0), *near[1:]
     return tuple(near)
 
 

@@ -39,17 +39,19 @@ INLINE constexpr int modulo(int a, int n) { return (a % n + n) % n; }
 enum Where { INSIDE, SIDES, EDGES };
 
 // One axis of this rank's part of the array. own: its cells. start: index of the first one in the array of
-// `length` cells. before, after: cells that are valid in memory beside the own ones.
+// `length` cells. before, after: cells that are valid in memory beside the own ones. repeats: how many of the last
+// cells of the array equal its first ones, if the boundary wraps around: its period is shorter by them. low, high: how
+// many cells at each end equal the one beside them, if the boundary is the nearest cell: they are beyond the others.
 struct Axis {
-    int own, start, length, before, after;
+    int own, start, length, before, after, repeats, low, high;
 
     INLINE_MEMBER bool whole() const { return own == length; }
     // The cell of the array, counted like `place`, that a place within a few cells of the array copies.
     INLINE_MEMBER int source(int place) const {
         const int at = place + start;
         int cell = at;
-        if (!FILLED || (at >= 0 && at < length)) return place;
-        if (BOUNDARY == NEAREST || length == 1) cell = at < 0 ? 0 : length - 1;
+        if (!FILLED || (at >= low && at < length - high)) return place;
+        if (BOUNDARY == NEAREST || length == 1) cell = at < low ? low : length - 1 - high;
         else if (BOUNDARY == REFLECT) cell = at < 0 ? -1 - at : 2 * length - 1 - at;
         else if (BOUNDARY == MIRROR) {
             cell = at < 0 ? -at : 2 * length - 2 - at;
@@ -59,14 +61,16 @@ struct Axis {
         return cell - start;
     }
     INLINE_MEMBER bool beyond(int place) const {
-        return BOUNDARY != WRAP && (place + start < 0 || place + start >= length);
+        return BOUNDARY != WRAP && (place + start < low || place + start >= length - high);
     }
     // The place in memory of the cell that any place copies; any valid place for those that are of no use.
     INLINE_MEMBER int memory(int place) const {
         if (BOUNDARY == WRAP && whole()) {
-            const int rest = place % length;
-            return rest < 0 ? rest + length : rest;
+            if (repeats > 0 && place >= 0 && place < length) return place;
+            const int rest = place % (length - repeats);
+            return rest < 0 ? rest + length - repeats : rest;
         }
+        if (repeats > 0) place += place + start < 0 ? -repeats : place + start >= length ? repeats : 0;
         return clamped(source(place));
     }
     // The position in the array of the cell at a place, or of the one on the other side that it copies.
@@ -77,6 +81,7 @@ struct Axis {
     INLINE_MEMBER int clamped(int place) const { return most(-before, least(place, own + after - 1)); }
     // Whether the places from `first` to before `last` are cells of the array and valid in memory.
     INLINE_MEMBER bool inside(int first, int last) const {
+        if (repeats > 0 && (first + start < 0 || last + start > length)) return false;
         return first >= -before && last <= own + after && !beyond(first) && !beyond(last - 1);
     }
 };

@@ -21,6 +21,8 @@
 
 namespace steps {
 
+// Whether columns beyond the array are read on its other side at addresses of no vectors, as its last ones repeat some.
+constexpr bool UNEVEN = BOUNDARY == WRAP && REPEATS_X % C != 0;
 constexpr bool SIDES_DIFFER = SIDES_KNOWN && (FILLED || LOW_X + HIGH_X > 0);
 constexpr bool PLACED_SIDES = SIDES_KNOWN && LOW_X + HIGH_X > 0;
 constexpr int SLOTS = 2 * RY + 1;
@@ -59,8 +61,12 @@ INLINE int first_column(const Arguments& all, int tile) { return first_column(al
 
 // Whether columns, or rows, beyond the array are read on its other side by the loop inside: no row that is read is
 // further beyond than the array is long.
-INLINE bool turns(const Axis& columns, int x0) { return BOUNDARY == WRAP && in_whole_lanes(columns, x0); }
-INLINE bool rows_turn(const Axis& rows) { return BOUNDARY == WRAP && rows.whole() && rows.length >= FURTHEST; }
+INLINE bool turns(const Axis& columns, int x0) {
+    return BOUNDARY == WRAP && in_whole_lanes(columns, x0) && (!UNEVEN || columns.length >= TILE + 2 * REPEATS_X);
+}
+INLINE bool rows_turn(const Axis& rows) {
+    return BOUNDARY == WRAP && rows.whole() && rows.length - REPEATS_Y >= FURTHEST;
+}
 
 // The place in memory of a row that the loop inside reads. If the boundary wraps around, the rows in memory follow
 // each other in a circle: of a whole array they are the right ones, otherwise rows beyond are of no use.
@@ -151,14 +157,21 @@ INLINE void load(T (&into)[C], const T* cell, int64 pitch, int stride, const Pla
 
 // Inside the array, rows of level 0 come through shared memory: `request` begins to copy a row, and `take` reads
 // one that has arrived. With vectors, a lane takes what it requested; without, it requests every 32nd column.
+// PART: elements of a vector whose address is a multiple of them, also of columns on the array's other side.
+INLINE constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
+constexpr int PART = UNEVEN ? common_divisor(VECTOR, REPEATS_X) : VECTOR;
+template <int N, typename T> INLINE void request_items(char* into, const T* from) {
+    struct alignas(N * sizeof(T)) Items { T item[N]; };
+    if constexpr (sizeof(Items) >= 4) copy_async<sizeof(Items)>(into, from);
+    else *reinterpret_cast<Items*>(into) = *reinterpret_cast<const Items*>(from);
+}
 template <typename T> INLINE void request(char* stage, const T* first, int stride) {
     const int lane = threadIdx.x % LANES;
     constexpr int bytes = VECTOR * sizeof(T);
     UNROLL for (int v = 0; v < C / VECTOR; ++v) {
         char* into = stage + (v * LANES + lane) * bytes;
         const T* from = first + (VECTOR > 1 ? v * VECTOR : v * LANES * stride);
-        if constexpr (bytes >= 4) copy_async<bytes>(into, from);
-        else *reinterpret_cast<Vector<T>*>(into) = *reinterpret_cast<const Vector<T>*>(from);
+        UNROLL for (int i = 0; i < VECTOR; i += PART) request_items<PART>(into + i * sizeof(T), from + i);
     }
 }
 template <typename T> INLINE void take(T (&into)[C], const char* stage) {
@@ -173,8 +186,12 @@ template <typename T> INLINE void take(T (&into)[C], const char* stage) {
 template <typename T> INLINE void request_pair(char* stage, const T* first) {
     const int lane = threadIdx.x % LANES;
     constexpr int bytes = PIECE<T> * sizeof(T);
-    UNROLL for (int p = 0; p < PIECES<T>; ++p)
-        copy_async<bytes>(stage + (p * LANES + lane) * bytes, first + p * PIECE<T>);
+    UNROLL for (int p = 0; p < PIECES<T>; ++p) {
+        char* into = stage + (p * LANES + lane) * bytes;
+        constexpr int part = UNEVEN ? common_divisor(PIECE<T>, 2 * REPEATS_X) : PIECE<T>;
+        UNROLL for (int i = 0; i < PIECE<T>; i += part)
+            request_items<part>(into + i * sizeof(T), first + p * PIECE<T> + i);
+    }
 }
 template <typename T> INLINE void take_pair(T (&a)[C], T (&b)[C], const char* stage) {
     const int lane = threadIdx.x % LANES;
@@ -304,14 +321,28 @@ INLINE void push(T (&ring)[SLOTS][C], T (&kept)[N][C], const T (&row)[C], int sl
 // Where the loop inside the array requests and writes, in elements from a plane's first own cell: the lane's
 // columns in row AHEAD - 1 below the newest one of level 0, and in the row of level K. One count serves all
 // planes that have the same pitch. slot: of the newest row, among those on their way. rows: how many are written
-// of each of the lane's vectors; none of those in the margins. left: rows in memory from the one to request on.
+// of each of the lane's vectors; none of those in the margins. left: how many rows of memory follow each other from the
+// one to request on; the next is then `back` rows before the one that would follow.
 struct Cursor {
 #define X(n, T, constant) int64 from##n, to##n;
     PLANES(X)
 #undef X
     int64 from, to;
-    int slot, left;
+    int slot, left, back;
     unsigned rows[C / VECTOR];
+
+    // Count from row `source` in memory on. Whole, an array that wraps around is read from its begin again after its
+    // last row, and after those of its first rows that these repeat. Of one that is split between ranks, the rows beyond
+    // an end come after those that they repeat, which are left out.
+    INLINE_MEMBER void count(const Axis& axis, int source) {
+        left = axis.own + axis.after - source;
+        back = rows_in_memory(axis) - (axis.whole() ? REPEATS_Y : 0);
+        if (REPEATS_Y == 0 || axis.whole()) return;
+        const int end = source < -axis.start ? -axis.start : axis.length - axis.start;
+        if (source >= end || end >= axis.own + axis.after) return;
+        left = end - source;
+        back = -REPEATS_Y;
+    }
 
     INLINE_MEMBER void down(const Arguments& given) {
         from += given.in_pitch0;
@@ -323,11 +354,13 @@ struct Cursor {
 #undef X
         if constexpr (BOUNDARY == WRAP) {
             if (--left == 0) {
-                left = rows_in_memory(given.y);
-                from -= left * given.in_pitch0;
-#define X(n, T, constant) from##n -= left * given.in_pitch##n;
+                from -= back * given.in_pitch0;
+#define X(n, T, constant) from##n -= back * given.in_pitch##n;
                 PLANES(X)
 #undef X
+                const bool low = given.y.start < given.y.before;  // memory has rows beyond that end
+                if (REPEATS_Y == 0 || back > 0) left = back;
+                else count(given.y, (low ? 0 : given.y.length) - given.y.start + REPEATS_Y);
             }
         }
         slot = slot + 1 == AHEAD ? 0 : slot + 1;
@@ -403,12 +436,14 @@ INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last,
 
 // Request a row of level 0.
 INLINE void request(const Arguments& all, const Cursor& cursor, char* memory, int slot) {
-#define X(n, T, constant) \
-    request(memory + STAGE##n + slot * (TILE * sizeof(T)), all.in##n + (ONE_PITCH ? cursor.from : cursor.from##n), STRIDE##n);
+#define X(n, T, constant)                                                                                          \
+    request(memory + STAGE##n + slot * (TILE * sizeof(T)), all.in##n + (ONE_PITCH ? cursor.from : cursor.from##n), \
+            STRIDE##n);
     SINGLES(X)
 #undef X
-#define X(a, b, T) \
-    request_pair(memory + STAGE##a + slot * (2 * TILE * sizeof(T)), all.in##a + (ONE_PITCH ? cursor.from : cursor.from##a));
+#define X(a, b, T)                                                             \
+    request_pair(memory + STAGE##a + slot * (2 * TILE * sizeof(T)),            \
+                 all.in##a + (ONE_PITCH ? cursor.from : cursor.from##a));
     PAIRS(X)
 #undef X
     commit_copies();
@@ -497,7 +532,8 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
     const bool in_memory = all.x.inside(x0, x0 + TILE) && x0 + TILE - MARGIN <= all.x.own;
     const bool inside_x = in_memory && !near_end(all.x, x0), sides = !inside_x && has_sides(all.x, x0);
     const bool around = turns(all.x, x0) && !near_end(all.x, x0), between = inside_x || sides || around;
-    const int column = sides || around ? all.x.memory(at.column) / C * C : at.column;
+    int column = at.column;
+    if (sides || around) column = UNEVEN ? all.x.memory(column) : all.x.memory(column) / C * C;
     int from = end, until = end;
     if (between) {
         from = begin_inside(all.y, begin, needed);
@@ -528,7 +564,7 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
         cursor.from = source * all.in_pitch0 + column * STRIDE0;
         cursor.to = target * all.in_pitch0 + column * STRIDE0;
         cursor.slot = 0;
-        cursor.left = all.y.own + all.y.after - source;
+        cursor.count(all.y, source);
 #define X(n, T, constant)                                                                           \
     {                                                                                               \
         const int64 place = int64(VECTOR > 1 ? column : x0 + lane) * STRIDE##n;                     \

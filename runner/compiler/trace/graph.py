@@ -213,7 +213,8 @@ class Operand:
 
     trailing: lengths of the axes after the grid axes. combine: of an output that is not written, but of which
     all cells are combined, "maximum", "minimum" or "add"; of 4 or 8 bytes. unit: components that one access
-    to memory moves, if all cells begin at multiples of so many (`with_units`).
+    to memory moves, if all cells begin at multiples of so many (`with_units`). repeated: of an input that
+    broadcasts, its number of axes, and the grid axes along which it has one cell.
     """
 
     name: str
@@ -221,6 +222,7 @@ class Operand:
     trailing: Shape = ()
     combine: str = ""
     unit: int = 1
+    repeated: tuple[int, tuple[int, ...]] | None = None
 
     @property
     def components(self) -> int:

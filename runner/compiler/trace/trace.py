@@ -21,6 +21,10 @@ from meshrun.runner.compiler.trace.timed import given_of
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.region import Shape
 
+Repeated = tuple[
+    int, tuple[int, ...]
+]  # axes of an input that broadcasts; grid axes along which it has one cell
+
 
 def _lengths(widths: Sequence[tuple[int, int]]) -> tuple[Shape, Shape]:
     """Return the own cells along each grid axis for two traces.
@@ -121,6 +125,8 @@ def _trace_once(
 
 
 def _block(recorder: BlockCall, number: int, one: Operand, padded: Shape) -> Traced:
+    if one.repeated is not None:
+        return _narrow_block(recorder, number, one, padded)
     axes = len(padded)
     if one.components > MOST_COMPONENTS:
         raise NotTraceable(f"has {one.components} elements per cell of its input {one.name}")
@@ -130,6 +136,22 @@ def _block(recorder: BlockCall, number: int, one: Operand, padded: Shape) -> Tra
         nodes.ravel()[place] = recorder.graph.load(number, one.dtype, (0,) * axes, place)
     grid = (*range(axes), *(None,) * len(one.trailing))
     return Traced(recorder, nodes, padded + one.trailing, grid, one.dtype)
+
+
+def _narrow_block(recorder: BlockCall, number: int, one: Operand, padded: Shape) -> Traced:
+    """Return a block of an input that broadcasts: of one cell along some axes, without the first ones."""
+    assert one.repeated is not None
+    ndim, alone = one.repeated
+    check_computable(one.dtype)
+    if one.trailing:
+        raise NotTraceable(f"has an input {one.name} that broadcasts along axes of components")
+    # Own cells are read along these axes: results are shifted back by the halo before them.
+    offset = tuple(low if axis in alone else 0 for axis, (low, _) in enumerate(recorder.widths))
+    nodes = np.full((1,) * ndim, recorder.graph.load(number, one.dtype, offset), object)
+    axes = range(len(padded) - ndim, len(padded))
+    shape = tuple(1 if axis in alone else padded[axis] for axis in axes)
+    grid = tuple(None if axis in alone else axis for axis in axes)
+    return Traced(recorder, nodes, shape, grid, one.dtype)
 
 
 def _unwritten(recorder: BlockCall, one: Operand, lengths: Shape) -> Traced:

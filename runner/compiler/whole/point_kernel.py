@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from meshrun.runner.compiler.whole.point_code import (
     is_computable,
 )
 from meshrun.runner.compiler.whole.point_pass import PointWrites, array_module
-from meshrun.runner.region import Array, Shape, address_of
+from meshrun.runner.region import Array, address_of
 
 
 @dataclass
@@ -35,14 +35,11 @@ class PointKernel:
     code: HostPoints | DevicePoints | None = None
     takes_rows: ClassVar[bool] = False
     sends: ClassVar[bool] = False
+    first_steps: ClassVar[int] = 0
     finds_ends: ClassVar[Sequence[int]] = ()
     stores_beyond: ClassVar[bool] = False
     handed_on: ClassVar[Mapping[int, int]] = {}  # points read inputs after the other cells are written
     _tables: dict[Any, list[Table]] = field(default_factory=dict)
-
-    def overwrites(self, shapes: Iterable[Shape]) -> bool:
-        """Whether passes may write over what is read at the own cell."""
-        return False
 
     def without_handed_on(self) -> PointKernel:
         """Return the kernel itself."""

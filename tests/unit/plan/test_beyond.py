@@ -112,3 +112,5 @@ def test_a_constant_that_the_dtype_cannot_hold_is_refused(boundary: Any) -> None
 def test_a_table_of_several_columns_is_no_constant() -> None:
     with pytest.raises(UserError, match="each row of the table table must be one number"):
         planned((("table", "nearest"), "wrap"), table=np.ones((4, 2)))
+    with pytest.raises(UserError, match="a row for each step"):
+        planned((("table", "nearest"), "wrap"), table=np.ones(0))

@@ -159,7 +159,7 @@ def test_a_kernel_has_the_rules_of_all_sides(tmp_path: Path, ranks: int, grid: s
     rules = {**WRITTEN, "kept": (("nearest", 3), ("wrap", "wrap"))}
     case = ((1, 1), (1, 1)), rules, ranks, grid, (12, 13), 8
     record = check(tmp_path, case, "require")
-    assert record["boundary"] == "p=wrap:wrap,0:nearest;q=table:mirror,level:reflect;kept=nearest:3,wrap:wrap"
+    assert record["boundary"] == "p=wrap,0:nearest;q=table:mirror,77:reflect;kept=nearest:3,wrap"
     assert record["steps"]["steps_per_kernel"] > 1
 
 

@@ -29,7 +29,6 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     StepLaunch,
     StripLayout,
     Tuning,
-    address,
     best_height,
     far_of,
     layout_of,
@@ -44,7 +43,7 @@ from meshrun.runner.compiler.cuda.steps.text import source
 from meshrun.runner.compiler.passes.branches import branches_of, leaves_out_masked
 from meshrun.runner.compiler.passes.exact_products import largest_field
 from meshrun.runner.compiler.trace.graph import Program
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.region import Array, Shape, address_of
 
 GROWTH = 1.35  # all registers over those counted, as measured
 BRANCH_REGISTERS = 18  # that both sides of branches need besides
@@ -54,6 +53,7 @@ FEW_BYTES = 96  # of a thread's registers in memory: they cost less than a block
 SPILLED = 1.05  # registers estimated over those of the fastest kernels, which keep some in memory
 MOST_STEPS = 8  # instructions limit kernels of more steps
 NEVER = -(2**31)  # a row before all others, as in kernels/steps.cuh
+SIDE_TILES = 3  # the first tile and the last two, as in kernels/steps_2d.cuh
 WAVES = 3  # of warps, at least: neighbours then read about the same rows, some of them from the cache
 BRANCH_WAVES = 9  # where some rows take longer than others: the processors are busy to the end
 
@@ -168,7 +168,7 @@ def takes_vectors(arrays: Iterable[Array], tuning: Tuning, axes: int) -> bool:
 
     def begins_at_vectors(one: Array) -> bool:
         size = min(items * math.prod(one.shape[axes:]) * one.dtype.itemsize, VECTOR_BYTES)
-        return all(step % size == 0 for step in (address(one), *one.strides[: axes - 1]))
+        return all(step % size == 0 for step in (address_of(one), *one.strides[: axes - 1]))
 
     return all(
         begins_at_vectors(one)
@@ -195,6 +195,10 @@ def build(
     halos, over two axes only.
     """
     layout, chosen = layout_of(program, feeds), tuning or suggested(program)
+    if any(map(any, layout.filled)):
+        boundary = "nearest"  # no cell beyond the array is read
+    if any(layout.repeats) and boundary != "wrap":
+        raise NotFusable("has ends that meet, beside a boundary that does not wrap around")
     radius = layout.radius if program.axes > 1 else (0, *layout.radius)
     margin = margin_of(layout, steps, chosen)
     tile = LANES * chosen.columns
@@ -224,12 +228,14 @@ def build(
         "AHEAD": chosen.ahead,
         "VECTOR": vector,
         "BLOCKS": chosen.blocks,
-        "SCALARS": program.scalars,
+        "SCALARS": layout.program.scalars,
         "LOW_Y": ends[-2].before,
         "HIGH_Y": ends[-2].after,
         "LOW_X": ends[-1].before,
         "HIGH_X": ends[-1].after,
         "FAR_X": far,
+        "REPEATS_Y": layout.repeats[-2] if program.axes > 1 else 0,
+        "REPEATS_X": layout.repeats[-1],
         **{f"STRIDE{n}": layout.operand(plane).components for n, plane in enumerate(layout.state)},
         **{f"PART{n}": part_of(layout.operand(one), one[1]) for n, one in enumerate(layout.state)},
     }
@@ -250,13 +256,13 @@ def build(
     fast_ends = vector > 1 and known
     constants["SIDES_KNOWN"] = int(fast_ends)
     outside = cval if boundary == "constant" else 0.0
-    largest = largest_field(program, layout.feeds, steps, outside) if program.axes < 3 else 0.0
+    largest = largest_field(layout.program, layout.feeds, steps, outside) if program.axes < 3 else 0.0
     return StepKernel(
         program, layout.feeds, steps, chosen,
         source(layout, boundary, cval, name, constants, largest, sends=sends), name,
         LANES * chosen.warps, radius, margin, tile - 2 * margin, valid_rows,
         shared, registers, boundary == "wrap", fast_ends, bool(branches_of(layout.interior)), sends,
-        boundary == "none", program.scalars, ends, far,
+        boundary == "none", layout.program.scalars, ends, far,
     )  # fmt: skip
 
 
@@ -312,7 +318,10 @@ def arguments(
         high = inside[::-1].index(True) if True in inside else 0
         at_once = PROCESSORS * resident_warps(tuning, taken, kernel.shared)
         slow = _slow_rows(layout, kernel.steps, tuning, y, wraps=kernel.wraps)
-        strips = StripLayout(tiles, low + high, y.own, 2 * kernel.steps * kernel.radius[0], at_once, slow)
+        extra, along_x = 2 * kernel.steps * kernel.radius[0], kernel.ends[-1]
+        # Where rows take longer, too, strips at the ends are not as high as others.
+        sides = min(tiles - low - high, SIDE_TILES) if kernel.wraps and along_x.before + along_x.after else 0
+        strips = StripLayout(tiles, low + high, y.own, extra, at_once, slow, sides)
         height = tuning.rows or best_height(strips, BRANCH_WAVES if kernel.branches else WAVES)
         shorter, lead = strips.edge_height(height), strips.lead(height)
         cut = strips.cut(height)
@@ -322,15 +331,16 @@ def arguments(
     for place, component in layout.state:
         out = outs[layout.feeds.index(place)]
         for array in (inputs[place], out):
-            values += [address(array, component), *pitches(array, len(axes))]
+            values += [address_of(array) + component * array.dtype.itemsize, *pitches(array, len(axes))]
     for place, component in layout.fixed:
-        values += [address(inputs[place], component), *pitches(inputs[place], len(axes))]
+        array = inputs[place]
+        values += [address_of(array) + component * array.dtype.itemsize, *pitches(array, len(axes))]
     assert kernel.sends == (sending is not None)
     if sending is not None:
         values += sending.values(layout, cut)
     if kernel.scalars:
         assert scalars is not None
-        values.append(address(scalars))
+        values.append(address_of(scalars))
     return StepLaunch(grid, (kernel.threads, 1, 1), kernel.shared, tuple(values))
 
 
