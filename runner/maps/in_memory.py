@@ -57,7 +57,8 @@ def no_progress(*counts: int) -> None:
 class Pipeline:
     """Run `task` on this rank: call `prepare`, then `results`, once each; both are collective.
 
-    overlap: compute the interior while the halo is exchanged, if the partition and the block allow it.
+    overlap: compute the interior while the halo is exchanged, if the partition and the block allow it. plans:
+    layout of this rank's block of each input; (): they are made from the task.
     """
 
     world: World
@@ -65,9 +66,10 @@ class Pipeline:
     phases: Phases
     overlap: bool = False
     progress: OnProgress = no_progress
+    plans: Sequence[HaloPlan] = ()
 
     def __post_init__(self) -> None:
-        self.plans = halo_plans(self.task, self.world.rank)
+        self.plans = self.plans or halo_plans(self.task, self.world.rank)
         self.region = self.plans[0].region
         low, high = self.plans[0].widths[0]
         rows = self.region.shape[0]

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.compiler.decide import Fusion, fused_alone
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.job.declaration import Job
+from meshrun.runner.maps.in_memory import halo_plans
 from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.plan.chunking import block_memory
@@ -47,6 +49,11 @@ class PlannedTask:
     def stages(self) -> list[int]:
         """The lines that compute or read a stage beyond the array's edges; see `stage_lines`."""
         return stage_lines(self.task)
+
+    @cached_property
+    def whole_plans(self) -> list[HaloPlan]:
+        """The layout of each input's block if one rank has all of it."""
+        return halo_plans(self.alone, 0)
 
     def check_split(self, world: World, task: Task) -> None:
         """Raise UserError if the result of a task depends on how its array is cut. On one rank.

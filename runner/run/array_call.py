@@ -21,7 +21,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.whole_call import call_whole
 from meshrun.runner.maps.in_memory import Pipeline
-from meshrun.runner.maps.planned_task import plan_alone
+from meshrun.runner.maps.planned_task import PlannedTask, plan_alone
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.values import whole_number
@@ -171,7 +171,7 @@ def _advance_to_row(stepper: Stepper, steps: int) -> list[Any]:
 def _stepper(
     world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int
 ) -> Stepper:
-    task = with_known_results(_task(world, job, arrays, parameters, steps), world.backend)
+    task = with_known_results(_planned(world, job, arrays, parameters, steps).alone, world.backend)
     check_tables(task, steps)
     check_feeds(task)
     one_by_one = task.job.series_pass is not None and task.job.series_pass.reads_halo(after=False)
@@ -187,7 +187,9 @@ def _result(stepper: Stepper, number: int) -> Any:
     return own_cells(stepper.result(number), stepper.task.subgrid(number)).copy()
 
 
-def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int = 1) -> Task:
+def _planned(
+    world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int = 1
+) -> PlannedTask:
     """Return the planned task, with a kernel where the job's function becomes one."""
     types = [(tuple(array.shape), np.dtype(array.dtype)) for array in arrays]
     options = ONE_PASS if steps == 1 else replace(ONE_PASS, steps=StepOptions(steps))
@@ -195,7 +197,7 @@ def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, A
     if not known.checked and known.fusion is not None:
         agreed_kernel(world, known.task, known.alone, [known.fusion], None, steps)
     known.check_split(world, known.alone)
-    return known.alone
+    return known
 
 
 def _distributed(
@@ -235,9 +237,10 @@ def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, 
         source = MemorySource(arrays[0])
         run = RunContext(world, job, parameters, Options(), OutputTransaction(), sources=[source])
         return call(run, memory=usable_memory(run))
-    task = _task(world, job, arrays, parameters)
-    pipeline = Pipeline(world, task, world.new_phases())
-    task = pipeline.prepare(_distributed(world, task, pipeline.plans, arrays))
+    planned = _planned(world, job, arrays, parameters)
+    task, plans = planned.alone, planned.whole_plans
+    pipeline = Pipeline(world, task, world.new_phases(), plans=plans)
+    task = pipeline.prepare(_distributed(world, task, plans, arrays))
     wholes = [world.backend.empty(*known) for known in task.known]
     for region, results in pipeline.results():
         for number, (whole, result) in enumerate(zip(wholes, results, strict=True)):
