@@ -120,6 +120,7 @@ class TextKernel(DeviceKernel):
         beyond: bool = False,
         units: bool = True,
         alike: bool = False,
+        once: Any = None,
     ) -> tuple[PassKernel, Launch]:
         lengths = (*shape[: self.program.axes - 1], math.prod(shape[self.program.axes - 1 :]))
         return next(
