@@ -30,7 +30,7 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import Timed, nodes_of
 from meshrun.runner.compiler.whole.functions.masks import Picked, picked, write_masked
 from meshrun.runner.compiler.whole.functions.outside import Line, root_of
-from meshrun.runner.compiler.whole.graph import EVERY_SECOND, Reduction, ValueCheck, WholeGraph
+from meshrun.runner.compiler.whole.graph import EVERY_SECOND, Reduction, ValueCheck, WholeGraph, assumed
 from meshrun.runner.compiler.whole.points import (
     MOST_POINTS,
     Listed,
@@ -412,6 +412,7 @@ class Whole(TracedArray):
         """Return values of this array's for the position that is `shift` ahead."""
         graph, space = self._recorder.graph, self._recorder.space
         extents = [one for one in self._storage.extents.values() if one.axis >= 0]
+        graph.has_levels |= any(shift) and any(one.step > 1 for one in extents)
         # An array between stages has the positions of space, and no more.
         if all(one.first >= 0 and one.stop <= space[one.axis] for one in extents):
             return graph.moved(nodes, shift)
@@ -530,9 +531,14 @@ class Whole(TracedArray):
         after = self.merged(before, whole.reshape(before.shape))
         values = graph.written(after.ravel()) if conditions else after.ravel()
         for cell, old, new in zip(target._cells.ravel(), before.ravel(), values, strict=True):
-            chosen = new
+            # Where a cell is written, what the same cells were before is needed by no result.
+            known = dict.fromkeys(conditions, True)
+            chosen = assumed(new, known)
             for condition in conditions:
-                chosen = graph.operation("where", old.dtype, (condition, chosen, old), line)
+                known[condition] = False
+                kept = assumed(old, known)
+                del known[condition]
+                chosen = graph.operation("where", old.dtype, (condition, chosen, kept), line)
             storage.nodes[cell] = chosen
         if not storage.changed:
             storage.changed, storage.line = True, line

@@ -110,10 +110,11 @@ class WholeGraph(Graph):
 
     points: the positions of each list. picked: constants or nodes for each point of a list, of `pick`.
     lengths: of each array, the positions along each axis of space; 0 along an axis that it does not have.
-    space: positions along each axis. wraps: of each array, the axes along which some load counts around the
-    end of space. between: of the arrays between stages, by number, what computes them: the node of their
-    cells, where they may be written, or a reduction along some axes. values: of each scalar, what defines it.
-    cuts: why arrays are written, or are not.
+    space: positions along each axis. has_levels: whether cells of coarse grids are read at distances. wraps:
+    of each array, the axes along which some load counts around the end of space. between: of the arrays
+    between stages, by number, what computes them: the node of their cells, where they may be written, or a
+    reduction along some axes. values: of each scalar, what defines it. cuts: why arrays are written, or are
+    not.
     """
 
     def __init__(self, lengths: Sequence[Shape], space: Shape) -> None:
@@ -123,6 +124,7 @@ class WholeGraph(Graph):
         self.between: dict[int, Node | Reduction] = {}
         self.values: list[Definition | StepSlot] = []
         self.cuts: tuple[Cut, ...] = ()
+        self.has_levels = False
         self._numbers: dict[Any, int] = {}  # of arrays and values, by what defines them
         self.points: list[HostArray] = []
         self.picked: list[HostArray | tuple[Node, ...]] = []
@@ -452,3 +454,10 @@ def _reads(nodes: Iterable[Node]) -> bool:
     """Return whether values depend on cells of arrays, and on no points."""
     ops = {node.op for node in in_order(nodes)}
     return "load" in ops and not ops & {"point", "pick"}
+
+
+def assumed(node: Node, known: Mapping[Node, bool]) -> Node:
+    """Return what a choice is where some conditions are known. Other nodes stay as they are."""
+    while node.op == "where" and node.operands[0] in known:
+        node = node.operands[1 if known[node.operands[0]] else 2]
+    return node

@@ -7,7 +7,7 @@ where the operations that would be repeated take longer than its bytes. Edges do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -85,25 +85,52 @@ def _cuts(program: WholeProgram, needed: Needed, kind: str) -> dict[int, Cut]:
     roots = [node for output in program.outputs for node in output.nodes]
     roots += [node for reduction in needed.reductions for node in reduction.nodes]
 
+    # What an array holds may be used at the own cell too, where it is no load.
+    defines = {node: number for number, node in needed.written.items()}
+    found: dict[int, Cut] = {}
+
+    def of_array(node: Node) -> bool:
+        """Return whether a node is read from an array, or may be: that of one that is decided later."""
+        number = defines.get(node)
+        return number is not None and (number not in found or found[number].written)
+
     def note(nodes: Iterable[Node], distances: Iterable[Offset]) -> int:
-        path = _main_path(space, nodes)
+        path = _main_path(space, nodes, of_array)
         for node in path:
             if node.op == "load" and node.input in uses:
                 uses[node.input] |= {_near(space, node.offset, further) for further in distances}
+            elif of_array(node):
+                uses[defines[node]] |= {_near(space, zero, further) for further in distances}
         return sum(node.op not in FREE for node in path)
 
-    note(roots, [(0,) * len(space)])
-    found = {}
+    # Arrays that are read at one distance are part of what reads them.
+    loads: dict[int, set[Offset]] = {}
+    for node in in_order([*roots, *needed.written.values()]):
+        if node.op == "load":
+            loads.setdefault(node.input, set()).add(node.offset)
+    parts = {number for number in needed.written if len(loads.get(number, ())) == 1}
+
+    # The operations of a cell of each array, with those of its parts.
+    work: dict[int, int] = {}
+    for number in sorted(needed.written):
+        path = _main_path(space, [needed.written[number]])
+        within = {one.input for one in path if one.op == "load" and one.input in parts}
+        work[number] = sum(one.op not in FREE for one in path) + sum(work.get(one, 0) for one in within)
+
+    zero = (0,) * len(space)
+    note(roots, [zero])
     for number in sorted(needed.written, reverse=True):
         node, distances = needed.written[number], uses[number]
-        own = _main_path(space, [node])
-        operations = sum(one.op not in FREE for one in own)
+        del defines[node]
+        operations = work[number]
         size = max(node.dtype.itemsize, 1)
         rate = OPERATIONS_PER_BYTE["cpu" if kind == "cpu" else "cuda"][8 if size > 4 else 4]
         repeated = max(len(distances) - 1, 0) * operations
         cut = Cut(number, node.line, len(distances), repeated, int(2 * size * rate))
         found[number] = cut
-        note([node], [(0,) * len(space)] if cut.written else distances)
+        note([node], [zero] if cut.written else distances)
+        if cut.written:
+            defines[node] = number
     return dict(sorted(found.items()))
 
 
@@ -115,8 +142,13 @@ def _near(space: Sequence[int], offset: Offset, further: Offset) -> Offset:
     return tuple(around)
 
 
-def _main_path(space: Sequence[int], nodes: Iterable[Node]) -> list[Node]:
-    """Return the nodes that most cells need: of conditions on the position, the branch of more cells."""
+def _main_path(
+    space: Sequence[int], nodes: Iterable[Node], stop: Callable[[Node], bool] | None = None
+) -> list[Node]:
+    """Return the nodes that most cells need: of conditions on the position, the branch of more cells.
+
+    stop: returns whether what a node is computed of is left out. None: it never is.
+    """
     found: dict[Node, None] = {}
     open_nodes = list(nodes)
     while open_nodes:
@@ -124,6 +156,8 @@ def _main_path(space: Sequence[int], nodes: Iterable[Node]) -> list[Node]:
         if node in found:
             continue
         found[node] = None
+        if stop is not None and stop(node):
+            continue
         if node.op == "where" and node.operands[0].op == "inside":
             axis, low, high, step = node.operands[0].value
             if step == 1 and axis >= 0:
@@ -139,6 +173,7 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
     graph, done = program.graph, dict[Node, Node]()
     definitions: dict[int, Node] = {}
     nearest = _Nearest(graph, kept)
+    zero = (0,) * len(program.space)
 
     def of(nodes: Iterable[Node]) -> tuple[Node, ...]:
         wanted = list(nodes)
@@ -159,6 +194,9 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
     # Arrays and the values that they need, in the function's order.
     for number in sorted(needed.written):
         (definitions[number],) = of([needed.written[number]])
+        if number in kept:  # other stages read what one has written, also of the own cell
+            node = needed.written[number]
+            done[node] = graph.load_at(number, node.dtype, zero)
     uniform = _Uniform(graph)
 
     def cells(nodes: Iterable[Node]) -> tuple[Node, ...]:
