@@ -15,7 +15,8 @@ from meshrun.runner.compiler.trace.graph import Node, in_order
 from meshrun.runner.compiler.whole.between.cuts import rebuilt
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.program import WholeOutput
-from meshrun.runner.programs.stages import KernelStage, ReductionStage, StageCells, StagedProgram
+from meshrun.runner.programs.cells import StageCells
+from meshrun.runner.programs.stages import KernelStage, ReductionStage, StagedProgram
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ No stage waits for the host to know a value: values are arrays of shape () on th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -18,26 +19,29 @@ from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange, received_byt
 from meshrun.runner.arrays.reduce import first_extreme, reduce_axes, reduce_own
 from meshrun.runner.compiler.cuda.values import BestKey
 from meshrun.runner.compiler.trace.graph import Node, compute, in_order, slot_of
+from meshrun.runner.compiler.whole.between.levels import Lattice, whole_space
 from meshrun.runner.compiler.whole.graph import ValueCheck
 from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import check_widths
 from meshrun.runner.programs.best import Ahead, best_cells
+from meshrun.runner.programs.cells import LevelCells, StageCells
 from meshrun.runner.programs.kernel import BestOf, CellKernel, bind_values
+from meshrun.runner.programs.level_kernel import LevelKernel, Target, level_partition
 from meshrun.runner.programs.stages import (
     KernelStage,
     ReductionStage,
-    StageCells,
     StagedProgram,
     ValueStage,
 )
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.world.world import World
 
 MEASURED = 256  # exchanges between GPUs that are timed; the others are assumed to take as long
 SLOT = np.dtype(np.uint64)
 # Bytes of cells that are computed and reduced at once: in a cache; on a device, all.
+LEAST_COMPILED = 1 << 16  # cells of a level, on CPUs, for which kernels are compiled
 SLAB = {"cpu": 1 << 20, "cuda": 1 << 60}
 
 
@@ -81,6 +85,10 @@ class ProgramRun:
         dimensions = len(program.space)
         self.partition = Partition(program.space, self.grid[:dimensions])
         self.region = self.partition[world.rank]
+        lattices = {one.lattice for one in program.arrays if one.lattice is not None}
+        self._levels: dict[Lattice | None, Partition] = {None: self.partition}
+        self._levels |= {one: level_partition(self.partition, one) for one in lattices}
+        self._levels[whole_space(dimensions)] = self.partition
         self.plans = [self._plan(number) for number in range(len(program.arrays))]
         self.values = ValueSlots(world, program.dtypes)
         self._failed = world.backend.empty((len(program.checks),), np.dtype(bool))
@@ -88,6 +96,7 @@ class ProgramRun:
         self._fails = world.backend.empty((1,), np.dtype(bool))
         self.exchange_spans: list[tuple[Mark, Mark]] = []
         self._kernels: dict[tuple[int, str], CellKernel] = {}
+        self._between: dict[int, LevelKernel] = {}
         self._bound: dict[tuple[Any, ...], Callable[[], None]] = {}
         self._reduced: dict[tuple[int, Shape], Array] = {}
         # On a GPU, no stage waits for the host: values are computed by a kernel, once they are read.
@@ -113,9 +122,14 @@ class ProgramRun:
             return None
         rest = (1,) * (len(one.shape) - len(self.program.space))
         wide = ((0, 0),) * len(rest)
-        check_widths(one.widths + wide, one.shape)
+        partition = Partition(one.shape, self.partition.grid + rest)
+        if one.lattice is not None:
+            partition = self._levels[one.lattice]
+        # Between levels, the halo in memory may be wider than an array; less of it is read.
+        has_levels = any(array.lattice is not None for array in self.program.arrays)
+        check_widths((one.read if has_levels else one.widths) + wide, one.shape)
         return HaloPlan(
-            Partition(one.shape, self.partition.grid + rest),
+            partition,
             self.world.rank,
             one.widths + wide,
             "wrap" if one.wraps else "constant",
@@ -134,6 +148,11 @@ class ProgramRun:
         for number, stage in enumerate(self.program.stages):
             if isinstance(stage, ValueStage):
                 continue
+            if isinstance(stage.cells, LevelCells):
+                levels = self._level_kernel(number, stage.cells)
+                if levels.reason:
+                    own[number, ""] = levels.reason, levels.line
+                continue
             best = self._best.get(number)
             kernels = {"": stage.cells}
             if best is not None:
@@ -144,7 +163,7 @@ class ProgramRun:
                 kernels = {"ahead": self.ahead.cells}
             for kind, cells in kernels.items():
                 kernel = self._kernel(number, cells, kind)
-                if kernel.kernel is None and self.region.size:
+                if kernel.kernel is None and self._region(cells).size:
                     own[number, kind] = kernel.reason, kernel.line
         failed: dict[tuple[int, str], tuple[str, int]] = {}
         for of_rank in self.world.control.allgather(own):
@@ -156,6 +175,10 @@ class ProgramRun:
             if kind == "reduced":
                 del self._best[number]
         return [(number, *why) for (number, _), why in sorted(failed.items())]
+
+    def _region(self, cells: StageCells | LevelCells) -> Region:
+        """Return this rank's cells of a stage, per position or per cell of its lattice."""
+        return self._levels[cells.lattice][self.world.rank]
 
     def forget(self) -> None:
         """Forget what was reduced ahead: the inputs are not what the last step wrote."""
@@ -202,8 +225,8 @@ class ProgramRun:
 
     def _keep_best(self, number: int, stage: ReductionStage, best: StageCells) -> None:
         """Reduce cells by the kernel that computes them, to a key."""
-        own = self._view_partition(stage)[self.world.rank]
-        if self.region.size == 0 or own.size == 0:
+        own, region = self._view_partition(stage)[self.world.rank], self._region(best)
+        if region.size == 0 or own.size == 0:
             return
         kernel = self._kernel(number, best, "reduced")
         key = "best", number, *(id(self.arrays[place]) for place in best.reads)
@@ -211,7 +234,7 @@ class ProgramRun:
             first = tuple(a + b for a, b in zip(stage.reduction.first, own.start, strict=True))
             around = tuple(
                 slice(a - b, a - b + n + low + high)
-                for a, b, n, (low, high) in zip(first, self.region.start, own.shape, best.widths, strict=True)
+                for a, b, n, (low, high) in zip(first, region.start, own.shape, best.widths, strict=True)
             )
             blocks = [block[around] for block in self._blocks(best)]
             kept = BestOf(self._keys, (number,), own.shape)
@@ -258,7 +281,7 @@ class ProgramRun:
                 return check
         return None
 
-    def _exchange(self, cells: StageCells) -> None:
+    def _exchange(self, cells: StageCells | LevelCells) -> None:
         """Fill the halos that a stage reads, where they are stale."""
         stale = []
         for number, footprint in zip(cells.reads, cells.footprints, strict=True):
@@ -283,9 +306,23 @@ class ProgramRun:
         key = number, kind
         if key not in self._kernels:
             with self.phases("prepare"):
-                shape = self.region.shape
-                self._kernels[key] = CellKernel(cells, self.world.backend, shape, compiled=self.compiled)
+                shape = self._region(cells).shape
+                compiled = self.compiled and self._is_worth_compiling(cells.lattice)
+                self._kernels[key] = CellKernel(cells, self.world.backend, shape, compiled=compiled)
         return self._kernels[key]
+
+    def _level_kernel(self, number: int, cells: LevelCells) -> LevelKernel:
+        if number not in self._between:
+            with self.phases("prepare"):
+                compiled = self.compiled and self._is_worth_compiling(cells.lattice)
+                self._between[number] = LevelKernel(cells, self.world.backend, self.region, compiled=compiled)
+        return self._between[number]
+
+    def _is_worth_compiling(self, lattice: Lattice | None) -> bool:
+        """Return whether a compiler takes less time than NumPy's functions save: not for small levels."""
+        if lattice is None or self.world.backend.device.kind == "cuda":
+            return True
+        return math.prod(lattice.lengths(self.program.space)) >= LEAST_COMPILED
 
     def _blocks(self, cells: StageCells) -> list[Array]:
         """Return the blocks that a stage reads, with a halo as wide as the stage's."""
@@ -306,7 +343,7 @@ class ProgramRun:
             targets.append(outs[place.number] if array is None else array.interior)
             if array is not None:
                 array.written()
-        if self.region.size:
+        if self._region(stage.cells).size:
             # To bind a kernel to its arrays takes the host longer than a small block takes the device.
             read = (self.arrays[place] for place in stage.cells.reads)
             key = number, *map(id, read), *map(id, targets)
@@ -318,7 +355,14 @@ class ProgramRun:
 
     def _bind(self, number: int, stage: KernelStage, targets: Sequence[Array]) -> Callable[[], None]:
         """Return what computes the own cells of a stage's results."""
-        start, blocks = self.region.start, self._blocks(stage.cells)
+        region = self._region(stage.cells)
+        if isinstance(stage.cells, LevelCells):
+            arrays = {
+                place: array for place in stage.cells.reads if (array := self.arrays[place]) is not None
+            }
+            written = [Target(target, region.start) for target in targets]
+            return self._level_kernel(number, stage.cells).bind(arrays, written, self.values.row)
+        start, blocks = region.start, self._blocks(stage.cells)
         if self.ahead is not None and number == self.ahead.kernel:
             best = BestOf(self._keys, self.ahead.reductions, self.region.shape)
             kernel = self._kernel(number, self.ahead.cells, "ahead")
@@ -367,11 +411,12 @@ class ProgramRun:
 
     def _view_partition(self, stage: ReductionStage) -> Partition:
         """Return how the cells that are reduced are split: a cell is on the rank of its position."""
-        reduction, starts = stage.reduction, []
+        reduction, starts, lattice = stage.reduction, [], stage.cells.lattice
+        partition = self._levels[lattice]
         for axis, (first, step, length) in enumerate(
             zip(reduction.first, reduction.step, reduction.length, strict=True)
         ):
-            cuts = [self.partition.bounds(axis, part)[0] for part in range(self.partition.grid[axis])]
+            cuts = [partition.bounds(axis, part)[0] for part in range(partition.grid[axis])]
             starts.append((0, *(min(max(-(-(cut - first) // step), 0), length) for cut in cuts[1:])))
         return Partition(reduction.length, self.partition.grid, starts=tuple(starts))
 
@@ -412,14 +457,15 @@ class ProgramRun:
         """Return the cells `begin` to before `end` of those that are reduced."""
         reduction, cells = stage.reduction, stage.cells
         shape = tuple(b - a for a, b in zip(begin, end, strict=True))
-        if 0 in shape or self.region.size == 0:
+        region = self._region(cells)
+        if 0 in shape or region.size == 0:
             return self.world.backend.empty(tuple(shape), cells.program.outputs[0].dtype)
         first = tuple(a + j * s for a, j, s in zip(reduction.first, begin, reduction.step, strict=True))
         last = tuple(
             a + (j - 1) * s + 1 for a, j, s in zip(reduction.first, end, reduction.step, strict=True)
         )
         every = tuple(slice(None, None, step) for step in reduction.step)
-        corner = tuple(a - b for a, b in zip(first, self.region.start, strict=True))
+        corner = tuple(a - b for a, b in zip(first, region.start, strict=True))
         lengths = tuple(b - a for a, b in zip(first, last, strict=True))
         blocks = self._blocks(cells)
         load = self._loaded(stage)

@@ -16,7 +16,7 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
 from meshrun.runner.device.api import Backend
 from meshrun.runner.plan.task import TaskKernel
-from meshrun.runner.programs.stages import StageCells
+from meshrun.runner.programs.cells import StageCells
 from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.compiler import NotCompiled
 

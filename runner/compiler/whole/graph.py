@@ -143,7 +143,7 @@ class WholeGraph(Graph):
     def array_between(self, node: Node) -> int:
         """Return the number of the array that holds a node's values, if it is written."""
         if node not in self._numbers:
-            self._numbers[node] = self._new_array(self.space)
+            self._numbers[node] = self.new_array(self.space)
             self.between[self._numbers[node]] = node
         return self._numbers[node]
 
@@ -151,7 +151,7 @@ class WholeGraph(Graph):
         """Return the load of a reduction's result along some axes."""
         if reduction not in self._numbers:
             lengths = tuple(0 if axis in reduction.axes else n for axis, n in enumerate(self.space))
-            self._numbers[reduction] = self._new_array(lengths)
+            self._numbers[reduction] = self.new_array(lengths)
             self.between[self._numbers[reduction]] = reduction
         return self.load(self._numbers[reduction], reduction.dtype, (0,) * len(self.space))
 
@@ -180,7 +180,8 @@ class WholeGraph(Graph):
         points, number, shift = node.value
         return self._pick(points, number, shift, node.dtype)
 
-    def _new_array(self, lengths: Shape) -> int:
+    def new_array(self, lengths: Shape) -> int:
+        """Return the number of a further array. lengths: its positions along each axis, 0: it has no such axis."""
         self.lengths.append(lengths)
         self.wraps.append(set())
         return len(self.lengths) - 1
