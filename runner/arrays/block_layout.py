@@ -65,7 +65,7 @@ class BlockLayout:
         self.outside = list(self._outside_slabs(whole)) if boundary == "constant" else []
         self.filled = self
         if read is not None and read != widths:
-            self.filled = BlockLayout(region, whole, cut, read, boundary, cval)
+            self.filled = BlockLayout(region, whole, cut, read, boundary, cval, padded=padded)
 
     @cached_property
     def shape(self) -> Shape:

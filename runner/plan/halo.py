@@ -117,9 +117,12 @@ class AxisCopy:
 def axis_copies(
     partition: Partition, axis: int, coordinate: int, width: tuple[int, int], boundary: str
 ) -> list[AxisCopy]:
-    """Return the copies that fill block `coordinate` along `axis`; the first one is its own cells."""
+    """Return the copies that fill block `coordinate` along `axis`; the first one is its own cells.
+
+    None for an empty block, unless its halo is filled.
+    """
     start, stop = partition.bounds(axis, coordinate)
-    if start == stop:
+    if start == stop and not partition.empty_halos:
         return []
     low, high = width
     found = [AxisCopy(low, stop - start, start, 1, coordinate)]
@@ -174,7 +177,8 @@ def transfers(partition: Partition, receiver: int, widths: Widths, boundary: str
         axis_copies(partition, axis, place[axis], widths[axis], boundary) for axis in range(len(place))
     ]
     for box in product(*per_axis):
-        if any(copy is not copies[0] for copy, copies in zip(box, per_axis, strict=True)):
+        is_halo = any(copy is not copies[0] for copy, copies in zip(box, per_axis, strict=True))
+        if is_halo and all(copy.count for copy in box):
             yield _transfer(partition, receiver, box)
 
 

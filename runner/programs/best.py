@@ -68,7 +68,9 @@ def reduced_ahead(program: StagedProgram, feeds: Sequence[int | None]) -> Ahead 
     }
     last = max((number for number, _ in writers.values()), default=-1)
     kernel = program.stages[last] if last >= 0 else None
-    if not isinstance(kernel, KernelStage) or len(program.space) != len(kernel.cells.program.space):
+    if not isinstance(kernel, KernelStage) or not isinstance(kernel.cells, StageCells):
+        return None
+    if len(program.space) != len(kernel.cells.program.space):
         return None
     state = {
         feed: writers[output][1]

@@ -127,6 +127,11 @@ class LevelCells:
         )
 
 
+def kernels_of(cells: StageCells | LevelCells) -> list[StageCells]:
+    """Return what the kernels of a stage compute, one for each."""
+    return [cells] if isinstance(cells, StageCells) else [one.cells for one in (*cells.parts, *cells.ends)]
+
+
 def stage_cells(program: WholeProgram, results: Sequence[WholeOutput]) -> StageCells:
     """Return results as a program of the arrays that they read, all of which have all positions."""
     nodes = in_order(node for result in results for node in result.nodes)

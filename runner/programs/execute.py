@@ -146,7 +146,7 @@ class ProgramRun:
             return []
         own: dict[tuple[int, str], tuple[str, int]] = {}
         for number, stage in enumerate(self.program.stages):
-            if isinstance(stage, ValueStage):
+            if isinstance(stage, ValueStage) or not self._is_worth_compiling(stage.cells.lattice):
                 continue
             if isinstance(stage.cells, LevelCells):
                 levels = self._level_kernel(number, stage.cells)

@@ -24,7 +24,7 @@ def level_partition(partition: Partition, lattice: Lattice) -> Partition:
     for axis, (length, parts) in enumerate(zip(lengths, partition.grid, strict=True)):
         cuts = [partition.bounds(axis, part)[0] for part in range(1, parts)]
         starts.append((0, *(min(lattice.cell(axis, cut), length) for cut in cuts)))
-    return Partition(lengths, partition.grid, starts=tuple(starts))
+    return Partition(lengths, partition.grid, starts=tuple(starts), empty_halos=True)
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,7 @@ class Tracing(TracedCall):
         self.checks: list[ValueCheck] = []
         self._lines = 0
         self.tape.lift = self.lift
+        self.levels: set[Shape] = set()  # steps along all axes of space, of coarse grids
         self.has_inner = False  # whether inputs have axes that are none of space
 
     def lift(self, array: np.ndarray[Any, Any]) -> Whole:
@@ -154,7 +155,7 @@ class Tracing(TracedCall):
 
     def axes_of(self, shape: Shape) -> tuple[Axis, ...]:
         """Return the axes of a new array: along space where it is as long, from the first axis on."""
-        steps = steps_of(shape, self.space)
+        steps = steps_of(shape, self.space, self.levels)
         along = [Along(axis, 0, step, n) for axis, (step, n) in enumerate(zip(steps, shape, strict=False))]
         return (*along, *(Inner(length) for length in shape[len(along) :]))
 
@@ -284,6 +285,9 @@ def made(
     if len(flat) > MOST_COMPONENTS:
         raise NotTraceable(f"computes with {len(flat)} elements for each cell")
     storage = Storage(flat, {axis.axis: axis for axis in axes if isinstance(axis, Along)}, origin)
+    steps = tuple(one.step for _, one in sorted(storage.extents.items()) if one.axis >= 0)
+    if len(steps) == len(recorder.space) and min(steps, default=1) > 1:
+        recorder.levels.add(steps)
     cells = np.arange(len(flat)).reshape(nodes.shape)
     return Whole(recorder, storage, tuple(axes), dict(fixed), cells, dtype)
 
@@ -410,13 +414,17 @@ class Whole(TracedArray):
 
     def moved(self, nodes: Iterable[Node], shift: Shape) -> list[Node]:
         """Return values of this array's for the position that is `shift` ahead."""
-        graph, space = self._recorder.graph, self._recorder.space
-        extents = [one for one in self._storage.extents.values() if one.axis >= 0]
-        graph.has_levels |= any(shift) and any(one.step > 1 for one in extents)
+        graph = self._recorder.graph
+        graph.has_levels |= any(shift) and any(one.step > 1 for one in self._storage.extents.values())
         # An array between stages has the positions of space, and no more.
-        if all(one.first >= 0 and one.stop <= space[one.axis] for one in extents):
-            return graph.moved(nodes, shift)
-        return graph.substituted(nodes, shift)
+        return graph.moved(nodes, shift) if self._is_within_space else graph.substituted(nodes, shift)
+
+    @property
+    def _is_within_space(self) -> bool:
+        """Whether all cells of its memory are at positions of space."""
+        space = self._recorder.space
+        extents = [one for one in self._storage.extents.values() if one.axis >= 0]
+        return all(one.first >= 0 and one.stop <= space[one.axis] for one in extents)
 
     def _of_cells(self) -> bool:
         """Return whether its values differ from cell to cell, or are one cell's."""
@@ -522,6 +530,8 @@ class Whole(TracedArray):
         layout, (_, nodes) = recorder.aligned([target, given])
         if tuple(layout.axes) != target._axes:
             raise NotTraceable("writes cells of a field into an array that has no axis of it")
+        if given._is_within_space and not self._is_within_space:
+            nodes = graph.kept(nodes)  # what moves with a longer array is read from one of space
         nodes = target.cast(nodes, self.dtype)
         # One element along axes of space; the others as the target's.
         whole = np.broadcast_to(nodes, tuple(a.length if isinstance(a, Inner) else 1 for a in target._axes))

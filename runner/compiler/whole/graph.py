@@ -181,7 +181,7 @@ class WholeGraph(Graph):
         return self._pick(points, number, shift, node.dtype)
 
     def new_array(self, lengths: Shape) -> int:
-        """Return the number of a further array. lengths: its positions along each axis, 0: it has no such axis."""
+        """Return the number of a further array. lengths: as of `lengths`."""
         self.lengths.append(lengths)
         self.wraps.append(set())
         return len(self.lengths) - 1
@@ -308,14 +308,27 @@ class WholeGraph(Graph):
         """
         if not any(shift):
             return list(nodes)
-        every = range(len(self.space))
         found = []
         for node in nodes:
-            if node.op not in LEAVES and all(self.varies([node], axis) for axis in every) and _reads([node]):
+            if self._is_stored(node):
                 found.append(self.load(self.array_between(node), node.dtype, shift))
             else:
                 found += self.substituted([node], shift)
         return found
+
+    def kept(self, nodes: HostArray) -> HostArray:
+        """Return the same values, those that may be written between two stages read from the array."""
+        found: HostArray = nodes.copy()
+        zero = (0,) * len(self.space)
+        for place, node in np.ndenumerate(nodes):
+            if self._is_stored(node):
+                found[place] = self.load(self.array_between(node), node.dtype, zero)
+        return found
+
+    def _is_stored(self, node: Node) -> bool:
+        """Return whether a value of each position is computed of cells."""
+        every = range(len(self.space))
+        return node.op not in LEAVES and all(self.varies([node], axis) for axis in every) and _reads([node])
 
     def substituted(self, nodes: Iterable[Node], shift: Offset) -> list[Node]:
         """Return the same values for the position that is `shift` ahead, computed there."""

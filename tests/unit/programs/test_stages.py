@@ -383,4 +383,4 @@ def test_a_sweep_with_edges_is_one_stage() -> None:
     program = check(sweeps, field(12, 11), field(12, 11, seed=1))
     assert len(program.kernels) == len(program.intermediates) + 1 <= 6
     for stage in program.kernels:
-        assert len(stage.cells.reads) == 2  # u and f
+        assert len(stage.cells.reads) <= 3  # u, f, and one more for the edges

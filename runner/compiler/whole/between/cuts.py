@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from meshrun.runner.compiler.trace.array import MOST_NODES
 from meshrun.runner.compiler.trace.graph import Node, Offset, in_order
@@ -20,6 +19,12 @@ from meshrun.runner.compiler.whole.program import WholeProgram
 # Operations for each byte that is written and read again, of a 4-byte and of an 8-byte dtype.
 OPERATIONS_PER_BYTE = {"cuda": {4: 7.0, 8: 3.5}, "cpu": {4: 2.0, 8: 1.0}}
 FREE = ("cast", "where", *LEAVES)
+MOST_FUSED = 96  # nodes of an array that is computed where it is read, of a function with levels
+MOST_MADE = 16 * MOST_NODES  # nodes that are made while arrays are computed where they are read
+
+
+class TooManyNodes(Exception):
+    """More nodes than `MOST_MADE` would be made."""
 
 
 def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
@@ -37,10 +42,13 @@ def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
     cuts = _cuts(program, needed, kind or "cpu")
     choices = [[]] if kind is None else [[number for number, cut in cuts.items() if cut.written], list(cuts)]
     for kept in choices:
-        found = _with_arrays(program, needed, set(kept))
+        try:
+            found = _with_arrays(program, needed, set(kept))
+        except TooManyNodes:
+            continue
         if kind is not None:
             found = _with_shared(found, kind)
-        if len(_nodes_of(found)) <= MOST_NODES:
+        if _most_nodes(found) <= MOST_NODES:
             program.graph.cuts += tuple(cuts.values())
             return found
         program.graph.cuts = ()
@@ -95,7 +103,7 @@ def _cuts(program: WholeProgram, needed: Needed, kind: str) -> dict[int, Cut]:
         return number is not None and (number not in found or found[number].written)
 
     def note(nodes: Iterable[Node], distances: Iterable[Offset]) -> int:
-        path = _main_path(space, nodes, of_array)
+        path = _main_path(program.graph, nodes, of_array)
         for node in path:
             if node.op == "load" and node.input in uses:
                 uses[node.input] |= {_near(space, node.offset, further) for further in distances}
@@ -103,21 +111,21 @@ def _cuts(program: WholeProgram, needed: Needed, kind: str) -> dict[int, Cut]:
                 uses[defines[node]] |= {_near(space, zero, further) for further in distances}
         return sum(node.op not in FREE for node in path)
 
-    # Arrays that are read at one distance are part of what reads them.
-    loads: dict[int, set[Offset]] = {}
-    for node in in_order([*roots, *needed.written.values()]):
-        if node.op == "load":
-            loads.setdefault(node.input, set()).add(node.offset)
-    parts = {number for number in needed.written if len(loads.get(number, ())) == 1}
-
-    # The operations of a cell of each array, with those of its parts.
+    # Arrays that are read at one distance are part of what reads them: so is their work.
+    zero, reads = (0,) * len(space), dict[int, list[tuple[int, Offset]]]()
     work: dict[int, int] = {}
+    for number, wanted in [(-1, roots), *((number, [node]) for number, node in needed.written.items())]:
+        path = _main_path(program.graph, wanted, lambda one: one in defines and defines[one] != number)  # noqa: B023
+        reads[number] = [(one.input, one.offset) for one in path if one.op == "load" and one.input in uses]
+        reads[number] += [(defines[one], zero) for one in path if defines.get(one, number) != number]
+        work[number] = sum(one.op not in FREE for one in path)
+    distances_of: dict[int, set[Offset]] = {}
+    for read in [one for several in reads.values() for one in several]:
+        distances_of.setdefault(read[0], set()).add(read[1])
     for number in sorted(needed.written):
-        path = _main_path(space, [needed.written[number]])
-        within = {one.input for one in path if one.op == "load" and one.input in parts}
-        work[number] = sum(one.op not in FREE for one in path) + sum(work.get(one, 0) for one in within)
+        parts = {one for one, _ in reads[number] if one < number and len(distances_of[one]) == 1}
+        work[number] += sum(work[one] for one in parts)
 
-    zero = (0,) * len(space)
     note(roots, [zero])
     for number in sorted(needed.written, reverse=True):
         node, distances = needed.written[number], uses[number]
@@ -143,7 +151,7 @@ def _near(space: Sequence[int], offset: Offset, further: Offset) -> Offset:
 
 
 def _main_path(
-    space: Sequence[int], nodes: Iterable[Node], stop: Callable[[Node], bool] | None = None
+    graph: WholeGraph, nodes: Iterable[Node], stop: Callable[[Node], bool] | None = None
 ) -> list[Node]:
     """Return the nodes that most cells need: of conditions on the position, the branch of more cells.
 
@@ -160,8 +168,11 @@ def _main_path(
             continue
         if node.op == "where" and node.operands[0].op == "inside":
             axis, low, high, step = node.operands[0].value
-            if step == 1 and axis >= 0:
-                most = 2 * (min(high, space[axis]) - max(low, 0)) >= space[axis]
+            # One position may be half of the cells of a coarse grid.
+            coarse = graph.has_levels and high - low == 1
+            if step == 1 and axis >= 0 and not coarse:
+                length = graph.space[axis]
+                most = 2 * (min(high, length) - max(low, 0)) >= length
                 open_nodes.append(node.operands[1 if most else 2])
                 continue
         open_nodes += node.operands
@@ -173,7 +184,7 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
     graph, done = program.graph, dict[Node, Node]()
     definitions: dict[int, Node] = {}
     nearest = _Nearest(graph, kept)
-    zero = (0,) * len(program.space)
+    zero, before = (0,) * len(program.space), len(graph)
 
     def of(nodes: Iterable[Node]) -> tuple[Node, ...]:
         wanted = list(nodes)
@@ -185,6 +196,8 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
                     done[node] = graph.load_at(node.input, node.dtype, node.offset, node.component)
                 else:
                     done[node] = nearest.moved(definitions[node.input], node.offset)
+                    if len(graph) - before > MOST_MADE:
+                        raise TooManyNodes
             elif node.op in LEAVES:
                 done[node] = node
             else:
@@ -194,6 +207,10 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
     # Arrays and the values that they need, in the function's order.
     for number in sorted(needed.written):
         (definitions[number],) = of([needed.written[number]])
+        # From level to level, expressions would grow: what has become long is written.
+        fused = len(in_order([definitions[number]]))
+        if graph.has_levels and fused > MOST_FUSED:
+            kept.add(number)
         if number in kept:  # other stages read what one has written, also of the own cell
             node = needed.written[number]
             done[node] = graph.load_at(number, node.dtype, zero)
@@ -239,7 +256,7 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
     # How many stages compute each node.
     computing: dict[Node, int] = {}
     for roots in stages:
-        for node in _main_path(program.space, roots):
+        for node in _main_path(graph, roots):
             computing[node] = computing.get(node, 0) + 1
     # From the results down, the first that is worth its bytes.
     chosen: dict[Node, Node] = {}
@@ -251,7 +268,7 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
         seen.add(node)
         again = computing.get(node, 1) - 1
         if again and node.op not in LEAVES and node not in program.written.values():
-            own = [one for one in _main_path(program.space, [node]) if one.op not in FREE]
+            own = [one for one in _main_path(graph, [node]) if one.op not in FREE]
             varies = all(graph.varies([node], axis) for axis in range(len(program.space)))
             size = max(node.dtype.itemsize, 1)
             worth = int(2 * size * OPERATIONS_PER_BYTE[kind][8 if size > 4 else 4])
@@ -375,11 +392,11 @@ class _Uniform:
         return scalar
 
 
-def _nodes_of(program: WholeProgram) -> list[Node]:
-    """Return all nodes of all stages."""
-    roots: list[Any] = [node for output in program.outputs for node in output.nodes]
-    roots += program.written.values()
+def _most_nodes(program: WholeProgram) -> int:
+    """Return the number of nodes of the largest stage."""
+    stages: list[Sequence[Node]] = [[node for output in program.outputs for node in output.nodes]]
+    stages += [[node] for node in program.written.values()]
     definitions: Mapping[int, Definition] = program.values
     for one in (*program.reduced.values(), *definitions.values()):
-        roots += one.nodes if isinstance(one, Reduction) else [one] if isinstance(one, Node) else []
-    return in_order(roots)
+        stages.append(one.nodes if isinstance(one, Reduction) else [one] if isinstance(one, Node) else [])
+    return max(len(in_order(nodes)) for nodes in stages)

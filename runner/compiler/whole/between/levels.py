@@ -13,6 +13,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from meshrun.runner.compiler.trace.graph import BOOL, PLACE, Node, in_order
 from meshrun.runner.compiler.whole.graph import Reduction, WholeGraph
 from meshrun.runner.compiler.whole.program import WholeProgram
@@ -141,7 +143,7 @@ def lattices(program: WholeProgram, reduced: Collection[int] = ()) -> dict[int, 
     demands: dict[int, Demand] = {}
     everywhere = tuple(_steps(0, 1, n) for n in space)
 
-    def note(nodes: Iterable[Node], demand: Demand) -> None:
+    def note(nodes: Sequence[Node], demand: Demand) -> None:
         for number, needed in _loads_of(graph, nodes, demand):
             if number in written:
                 known = demands.get(number)
@@ -205,39 +207,44 @@ def _joined(one: Demand, other: Demand) -> Demand:
     return tuple(a.joined(b) for a, b in zip(one, other, strict=True))
 
 
-def _loads_of(graph: WholeGraph, nodes: Iterable[Node], demand: Demand) -> Iterable[tuple[int, Demand]]:
-    """Yield the arrays that nodes read, each with the positions at which it is."""
-    order = in_order(nodes)
-    demands: dict[Node, Demand] = {}
+def _demands(nodes: Sequence[Node], demand: Demand) -> dict[Node, Demand]:
+    """Return the positions at which each node is needed, for nodes that are needed at some."""
+    found = dict.fromkeys(nodes, demand)
 
     def need(node: Node, wanted: Demand) -> None:
-        demands[node] = _joined(wanted, demands[node]) if node in demands else wanted
+        found[node] = _joined(wanted, found[node]) if node in found else wanted
 
-    for node in nodes:
-        need(node, demand)
-    for node in reversed(order):
-        if node not in demands:
+    for node in reversed(in_order(nodes)):
+        if node not in found:
             continue  # in no branch that is taken
-        wanted = demands[node]
-        condition = node.operands[0] if node.op == "where" else None
-        if condition is not None and condition.op == "inside":
-            axis = condition.value[0]
-            for chosen, along in (
-                (node.operands[1], wanted[axis].within(condition)),
-                (node.operands[2], wanted[axis].without(condition)),
-            ):
-                if along is not None:
-                    need(chosen, (*wanted[:axis], along, *wanted[axis + 1 :]))
-        else:
+        wanted = found[node]
+        if node.op != "where" or node.operands[0].op != "inside":
             for operand in node.operands:
                 need(operand, wanted)
-        if node.op == "load":
-            parts = [
-                _read_along(one, shift, n, wraps=axis in graph.wraps[node.input])
-                for axis, (one, shift, n) in enumerate(zip(wanted, node.offset, graph.space, strict=True))
-            ]
-            if all(part is not None for part in parts):
-                yield node.input, tuple(part for part in parts if part is not None)
+            continue
+        condition, chosen, other = node.operands
+        axis = condition.value[0]
+        need(condition, wanted)
+        for operand, along in (
+            (chosen, wanted[axis].within(condition)),
+            (other, wanted[axis].without(condition)),
+        ):
+            if along is not None:
+                need(operand, (*wanted[:axis], along, *wanted[axis + 1 :]))
+    return found
+
+
+def _loads_of(graph: WholeGraph, nodes: Sequence[Node], demand: Demand) -> Iterable[tuple[int, Demand]]:
+    """Yield the arrays that nodes read, each with the positions at which it is."""
+    for node, wanted in _demands(nodes, demand).items():
+        if node.op != "load":
+            continue
+        parts = [
+            _read_along(one, shift, n, wraps=axis in graph.wraps[node.input])
+            for axis, (one, shift, n) in enumerate(zip(wanted, node.offset, graph.space, strict=True))
+        ]
+        if all(part is not None for part in parts):
+            yield node.input, tuple(part for part in parts if part is not None)
 
 
 def _read_along(positions: Progression, shift: int, length: int, *, wraps: bool) -> Progression | None:
@@ -274,7 +281,7 @@ class Read:
 
 
 def phases_of(lattice: Lattice, nodes: Sequence[Node], where: Mapping[int, Lattice]) -> Shape:
-    """Return in how many lattices, along each axis, the cells of one are computed: arrays between are coarser.
+    """Return in how many lattices along each axis the cells of one are computed, as some arrays are coarser.
 
     Raises Misaligned if these are too many.
     """
@@ -313,17 +320,18 @@ class LatticeGraph:
     def of(self, nodes: Sequence[Node], lattice: Lattice) -> tuple[Node, ...]:
         """Return nodes per position as nodes per cell. Raises Misaligned."""
         graph, done = self.graph, dict[Node, Node]()
+        counts = lattice.lengths(self.source.space)
+        if 0 in counts:
+            return tuple(graph.constant(np.zeros((), node.dtype), node.dtype) for node in nodes)
+        demands = _demands(nodes, tuple(map(_steps, lattice.first, lattice.step, counts)))
         open_nodes = list(nodes)[::-1]
         while open_nodes:
             node = open_nodes[-1]
+            # What no cell chooses is not computed.
             needed: Sequence[Node] = node.operands
-            if node.op == "where":
-                # What no cell chooses is not computed.
-                condition = done.get(node.operands[0])
-                if condition is None:
-                    needed = node.operands[:1]
-                elif condition.op == "constant":
-                    needed = (node.operands[1 if condition.value else 2],)
+            chosen = _only_choice(node, demands)
+            if chosen is not None:
+                needed = (chosen,)
             missing = [one for one in needed if one not in done]
             if missing and node not in done:
                 open_nodes += missing[::-1]
@@ -333,8 +341,8 @@ class LatticeGraph:
                 continue
             if not node.operands:
                 done[node] = self._leaf(node, lattice)
-            elif len(needed) == 1 and node.op == "where":
-                done[node] = done[needed[0]]
+            elif chosen is not None:
+                done[node] = done[chosen]
             else:
                 operands = [done[one] for one in node.operands]
                 done[node] = graph.operation(node.op, node.dtype, operands, node.line)
@@ -386,6 +394,17 @@ class LatticeGraph:
         read = Read(node.input, tuple(ratio), (*phase[:-1], 0))
         number = self.reads.setdefault(read, len(self.reads))
         return self.graph.load(number, node.dtype, distance, component)
+
+
+def _only_choice(node: Node, demands: Mapping[Node, Demand]) -> Node | None:
+    """Return what a choice by position is wherever it is needed; None if it is not one of its two values."""
+    if node.op != "where" or node.operands[0].op != "inside":
+        return None
+    condition, chosen, other = node.operands
+    along = demands[node][condition.value[0]]
+    if along.within(condition) is None:
+        return other
+    return chosen if along.without(condition) is None else None
 
 
 def _steps(first: int, step: int, count: int) -> Progression:
