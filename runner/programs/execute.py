@@ -153,15 +153,7 @@ class ProgramRun:
                 if levels.reason:
                     own[number, ""] = levels.reason, levels.line
                 continue
-            best = self._best.get(number)
-            kernels = {"": stage.cells}
-            if best is not None:
-                kernels = {"reduced": best}
-            elif isinstance(stage, ReductionStage) and self._loaded(stage) is not None:
-                continue
-            if self.ahead is not None and number == self.ahead.kernel:
-                kernels = {"ahead": self.ahead.cells}
-            for kind, cells in kernels.items():
+            for kind, cells in self._kinds(number, stage).items():
                 kernel = self._kernel(number, cells, kind)
                 if kernel.kernel is None and self._region(cells).size:
                     own[number, kind] = kernel.reason, kernel.line
@@ -175,6 +167,17 @@ class ProgramRun:
             if kind == "reduced":
                 del self._best[number]
         return [(number, *why) for (number, _), why in sorted(failed.items())]
+
+    def _kinds(self, number: int, stage: KernelStage | ReductionStage) -> dict[str, StageCells]:
+        """Return what the kernel of a stage computes, by its kind; nothing for cells that are only read."""
+        assert isinstance(stage.cells, StageCells)
+        if self.ahead is not None and number == self.ahead.kernel:
+            return {"ahead": self.ahead.cells}
+        best = self._best.get(number)
+        if best is not None:
+            return {"reduced": best}
+        is_read = isinstance(stage, ReductionStage) and self._loaded(stage) is not None
+        return {} if is_read else {"": stage.cells}
 
     def _region(self, cells: StageCells | LevelCells) -> Region:
         """Return this rank's cells of a stage, per position or per cell of its lattice."""

@@ -13,6 +13,7 @@ from meshrun.runner.compiler.trace.graph import Graph
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.between.levels import Lattice, Progression
 from meshrun.runner.plan.grid import Partition
+from meshrun.runner.programs import execute
 from meshrun.runner.programs.cells import LevelCells
 from meshrun.runner.programs.level_kernel import level_partition
 from meshrun.runner.programs.stages import StagedProgram
@@ -152,6 +153,28 @@ def test_sizes_that_do_not_nest_are_refused_as_by_numpy() -> None:
     with pytest.raises((ValueError, NotTraceable)) as refused:
         planned(once, [field(100, 100), field(100, 100)], ("out",))
     assert "(49,50)" in str(refused.value).replace(" ", "") or "broadcast" in str(refused.value)
+
+
+def test_compiled_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels read and write rows whose neighbours are components of a cell, and the ends of rows."""
+    monkeypatch.setattr(execute, "LEAST_COMPILED", 0)
+
+    def transfers(u):
+        c = u[::2, ::2] * 2 + u[1::2, 1::2][: (u.shape[0] + 1) // 2]
+        for _ in range(2):
+            around = np.sqrt(np.abs(c[2:] * c[:-2] + c[1:-1] * 3 + 1))
+            c[1:-1] = c[1:-1] / 2 + around * c[2:] - around * c[:-2] + around * around
+        u[::2, ::2] += c
+        u[1::2] = u[::2] * 3 - u[1::2]
+        return u + np.roll(u, 1, axis=1)
+
+    u = field(12, 14)
+    (want,) = plain(transfers, [u])
+    program = planned(transfers, [u], ("out",))
+    assert levels_of(program)
+    for grid in ((1, 1), (1, 3), (5, 1)):
+        (found,) = run_program(program, [u], grid, compiled=True)
+        np.testing.assert_array_equal(found, want, err_msg=str(grid))
 
 
 def test_reductions_of_levels() -> None:
