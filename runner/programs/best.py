@@ -40,8 +40,14 @@ def best_cells(stage: ReductionStage) -> StageCells | None:
     whole = stage.value is not None and set(reduction.step) == {1} and 0 not in reduction.length
     if reduction.ufunc not in ("maximum", "minimum") or not real or not whole:
         return None
+    if _has_points(output.nodes):  # they are written after the kernel
+        return None
     kept = _kept(cells.program.graph, output, output.nodes[0], reduction.ufunc)
     return replace(cells, program=replace(cells.program, outputs=(kept,)))
+
+
+def _has_points(nodes: Sequence[Node]) -> bool:
+    return any(node.op == "point" for node in in_order(nodes))
 
 
 def _kept(graph: WholeGraph, output: WholeOutput, node: Node, combine: str) -> WholeOutput:
@@ -71,6 +77,8 @@ def reduced_ahead(program: StagedProgram, feeds: Sequence[int | None]) -> Ahead 
     if not isinstance(kernel, KernelStage) or not isinstance(kernel.cells, StageCells):
         return None
     if len(program.space) != len(kernel.cells.program.space):
+        return None
+    if any(_has_points(one.nodes) for one in kernel.cells.program.outputs):
         return None
     state = {
         feed: writers[output][1]

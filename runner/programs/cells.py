@@ -19,8 +19,8 @@ import numpy as np
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
 from meshrun.runner.compiler.whole.between.cuts import rebuilt
 from meshrun.runner.compiler.whole.between.levels import (
-    Lattice,
     LatticeGraph,
+    LevelGrid,
     Read,
     lattices,
     part_of,
@@ -44,7 +44,7 @@ class StageCells:
     program: WholeProgram
     reads: tuple[int, ...]
     values: tuple[int, ...]
-    lattice: Lattice | None = None
+    lattice: LevelGrid | None = None
 
     @cached_property
     def footprints(self) -> tuple[Extents, ...]:
@@ -81,7 +81,7 @@ class LevelPart:
     """
 
     cells: StageCells
-    lattice: Lattice
+    lattice: LevelGrid
     views: tuple[Read, ...]
     every: Shape
     phase: Shape
@@ -98,7 +98,7 @@ class LevelCells:
     """
 
     program: WholeProgram
-    lattice: Lattice
+    lattice: LevelGrid
     parts: tuple[LevelPart, ...]
     ends: tuple[LevelPart, ...]
     reads: tuple[int, ...]
@@ -139,6 +139,7 @@ def stage_cells(program: WholeProgram, results: Sequence[WholeOutput]) -> StageC
     places = {number: place for place, number in enumerate(reads)}
     source = program.graph
     graph = WholeGraph([source.lengths[number] for number in reads], program.space)
+    graph.points, graph.picked = source.points, source.picked
     for number, place in places.items():
         graph.wraps[place] = set(source.wraps[number])
     done: dict[Node, Node] = {}
@@ -151,11 +152,12 @@ def stage_cells(program: WholeProgram, results: Sequence[WholeOutput]) -> StageC
             done[node] = rebuilt(graph, node, [done[one] for one in node.operands])
     outputs = tuple(replace(one, nodes=tuple(done[node] for node in one.nodes)) for one in results)
     inputs = tuple(_input(program, number) for number in reads)
-    return StageCells(WholeProgram(program.space, inputs, outputs, graph, {}), reads, _values(nodes))
+    values = _values(in_order([*nodes, *graph.picked_nodes(nodes)]))
+    return StageCells(WholeProgram(program.space, inputs, outputs, graph, {}), reads, values)
 
 
 def level_cells(
-    program: WholeProgram, results: Sequence[WholeOutput], lattice: Lattice, where: Mapping[int, Lattice]
+    program: WholeProgram, results: Sequence[WholeOutput], lattice: LevelGrid, where: Mapping[int, LevelGrid]
 ) -> StageCells | LevelCells:
     """Return results at the positions of a lattice. Raises Misaligned.
 
@@ -195,8 +197,8 @@ def level_cells(
 def _part(
     program: WholeProgram,
     results: Sequence[WholeOutput],
-    lattice: Lattice,
-    where: Mapping[int, Lattice],
+    lattice: LevelGrid,
+    where: Mapping[int, LevelGrid],
     chosen: tuple[Shape, Shape],
     offsets: dict[int, list[Shape]],
     *,
@@ -235,12 +237,12 @@ def _part(
     return LevelPart(stage, cells, tuple(made.reads), every, phase, components)
 
 
-def with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, Lattice]]:
+def with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGrid]]:
     """Return the lattice of each array that has not all positions, and the program.
 
     Reductions of cells of such arrays are reductions of further arrays, of their cells.
     """
-    if not program.graph.has_levels:
+    if not program.has_levels or program.graph.points:
         return program, {}
     where = _coarse(lattices(program))
     if not where:
@@ -263,7 +265,7 @@ def with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, Lattice]
     return program, _coarse(lattices(program, reduced))
 
 
-def _coarse(found: Mapping[int, Lattice]) -> dict[int, Lattice]:
+def _coarse(found: Mapping[int, LevelGrid]) -> dict[int, LevelGrid]:
     return {number: one for number, one in found.items() if not one.is_space}
 
 

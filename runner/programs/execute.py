@@ -19,7 +19,7 @@ from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange, received_byt
 from meshrun.runner.arrays.reduce import first_extreme, reduce_axes, reduce_own
 from meshrun.runner.compiler.cuda.values import BestKey
 from meshrun.runner.compiler.trace.graph import Node, compute, in_order, slot_of
-from meshrun.runner.compiler.whole.between.levels import Lattice, whole_space
+from meshrun.runner.compiler.whole.between.levels import LevelGrid, whole_space
 from meshrun.runner.compiler.whole.graph import ValueCheck
 from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.plan.grid import Partition
@@ -86,7 +86,7 @@ class ProgramRun:
         self.partition = Partition(program.space, self.grid[:dimensions])
         self.region = self.partition[world.rank]
         lattices = {one.lattice for one in program.arrays if one.lattice is not None}
-        self._levels: dict[Lattice | None, Partition] = {None: self.partition}
+        self._levels: dict[LevelGrid | None, Partition] = {None: self.partition}
         self._levels |= {one: level_partition(self.partition, one) for one in lattices}
         self._levels[whole_space(dimensions)] = self.partition
         self.plans = [self._plan(number) for number in range(len(program.arrays))]
@@ -321,7 +321,7 @@ class ProgramRun:
                 self._between[number] = LevelKernel(cells, self.world.backend, self.region, compiled=compiled)
         return self._between[number]
 
-    def _is_worth_compiling(self, lattice: Lattice | None) -> bool:
+    def _is_worth_compiling(self, lattice: LevelGrid | None) -> bool:
         """Return whether a compiler takes less time than NumPy's functions save: not for small levels."""
         if lattice is None or self.world.backend.device.kind == "cuda":
             return True

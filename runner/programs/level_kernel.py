@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshrun.runner.arrays.distributed_array import DistributedArray
-from meshrun.runner.compiler.whole.between.levels import Lattice
+from meshrun.runner.compiler.whole.between.levels import LevelGrid
 from meshrun.runner.device.api import Backend
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.programs.cells import LevelCells, LevelPart
@@ -15,7 +15,7 @@ from meshrun.runner.programs.kernel import CellKernel
 from meshrun.runner.region import Array, Region, Shape
 
 
-def level_partition(partition: Partition, lattice: Lattice) -> Partition:
+def level_partition(partition: Partition, lattice: LevelGrid) -> Partition:
     """Return the partition of an array of a lattice: a cell is on the rank of its position.
 
     partition: of space. Blocks may be empty.

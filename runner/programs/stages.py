@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
-from meshrun.runner.compiler.whole.between.levels import Lattice, Misaligned, whole_space
+from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space
 from meshrun.runner.compiler.whole.graph import Cut, InputValue, Reduction, ValueCheck
 from meshrun.runner.compiler.whole.program import WholeOutput, WholeProgram
 from meshrun.runner.programs.cells import LevelCells, StageCells, level_cells, stage_cells, with_levels
@@ -75,7 +75,7 @@ class ProgramArray:
     widths: Extents
     read: Extents
     wraps: bool
-    lattice: Lattice | None = None
+    lattice: LevelGrid | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +133,7 @@ def plan_program(program: WholeProgram) -> StagedProgram:
         return _planned(program, {})
 
 
-def _planned(program: WholeProgram, where: Mapping[int, Lattice]) -> StagedProgram:
+def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedProgram:
     """Return the stages. where: of arrays that have not all positions, the lattice. Raises Misaligned."""
     order = _Order(program)
     dimensions, count = len(program.space), len(program.inputs)
@@ -214,8 +214,8 @@ class _Order:
 
     def of(self, nodes: Iterable[Node]) -> int:
         """Return after how many kernel stages all that nodes read is there."""
-        found = 0
-        for node in in_order(nodes):
+        found, order = 0, in_order(nodes)
+        for node in in_order([*order, *self._program.graph.picked_nodes(order)]):
             if node.op == "load":
                 found = max(found, self.array(node.input))
             elif node.op == "scalar":
@@ -223,7 +223,7 @@ class _Order:
         return found
 
 
-def _stages(program: WholeProgram, order: _Order, where: Mapping[int, Lattice]) -> Iterator[Stage]:
+def _stages(program: WholeProgram, order: _Order, where: Mapping[int, LevelGrid]) -> Iterator[Stage]:
     """Yield the stages. Each kernel stage computes all that can be computed after those before it.
 
     where: of arrays that have not all positions, the lattice; a stage is of one lattice.
@@ -257,8 +257,8 @@ def _stages(program: WholeProgram, order: _Order, where: Mapping[int, Lattice]) 
 def _cells(
     program: WholeProgram,
     results: Sequence[WholeOutput],
-    where: Mapping[int, Lattice],
-    lattice: Lattice | None = None,
+    where: Mapping[int, LevelGrid],
+    lattice: LevelGrid | None = None,
 ) -> StageCells | LevelCells:
     """Return what is computed at the positions of a lattice; None: at all."""
     nodes = in_order(node for result in results for node in result.nodes)
@@ -268,7 +268,7 @@ def _cells(
 
 
 def _between(
-    program: WholeProgram, order: _Order, turn: int, where: Mapping[int, Lattice]
+    program: WholeProgram, order: _Order, turn: int, where: Mapping[int, LevelGrid]
 ) -> Iterator[Stage]:
     """Yield the reductions and the arithmetic of values between two kernel stages, in an order that works."""
     arrays = [number for number in program.reduced if order.array(number) == turn]

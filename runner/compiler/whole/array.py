@@ -415,7 +415,6 @@ class Whole(TracedArray):
     def moved(self, nodes: Iterable[Node], shift: Shape) -> list[Node]:
         """Return values of this array's for the position that is `shift` ahead."""
         graph = self._recorder.graph
-        graph.has_levels |= any(shift) and any(one.step > 1 for one in self._storage.extents.values())
         # An array between stages has the positions of space, and no more.
         return graph.moved(nodes, shift) if self._is_within_space else graph.substituted(nodes, shift)
 

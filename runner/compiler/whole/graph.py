@@ -110,11 +110,10 @@ class WholeGraph(Graph):
 
     points: the positions of each list. picked: constants or nodes for each point of a list, of `pick`.
     lengths: of each array, the positions along each axis of space; 0 along an axis that it does not have.
-    space: positions along each axis. has_levels: whether cells of coarse grids are read at distances. wraps:
-    of each array, the axes along which some load counts around the end of space. between: of the arrays
-    between stages, by number, what computes them: the node of their cells, where they may be written, or a
-    reduction along some axes. values: of each scalar, what defines it. cuts: why arrays are written, or are
-    not.
+    space: positions along each axis. wraps: of each array, the axes along which some load counts around the
+    end of space. between: of the arrays between stages, by number, what computes them: the node of their
+    cells, where they may be written, or a reduction along some axes. values: of each scalar, what defines it.
+    cuts: why arrays are written, or are not.
     """
 
     def __init__(self, lengths: Sequence[Shape], space: Shape) -> None:
@@ -124,7 +123,6 @@ class WholeGraph(Graph):
         self.between: dict[int, Node | Reduction] = {}
         self.values: list[Definition | StepSlot] = []
         self.cuts: tuple[Cut, ...] = ()
-        self.has_levels = False
         self._numbers: dict[Any, int] = {}  # of arrays and values, by what defines them
         self.points: list[HostArray] = []
         self.picked: list[HostArray | tuple[Node, ...]] = []
@@ -209,6 +207,11 @@ class WholeGraph(Graph):
     def _pick(self, points: int, number: int, shift: Offset | None, dtype: np.dtype[Any]) -> Node:
         key = "pick", points, number, shift
         return self._node(key, lambda: Node("pick", dtype, value=(points, number, shift)))
+
+    def picked_nodes(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return the values that lists have, where these are computed, of `pick` among some nodes."""
+        lists = {node.value[1] for node in nodes if node.op == "pick"}
+        return [one for number in sorted(lists) for one in self.picked[number] if isinstance(one, Node)]
 
     def for_other_list(self, nodes: Iterable[Node], other: int, shift: Offset) -> list[Node]:
         """Return the values at a list's points for those of another list, which lie `shift` before them."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshrun.runner.compiler.trace.graph import Graph
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.whole.between.levels import Lattice, Progression
+from meshrun.runner.compiler.whole.between.levels import LevelGrid, Progression
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.programs import execute
 from meshrun.runner.programs.cells import LevelCells
@@ -302,7 +302,7 @@ def test_positions_within_and_without_a_condition(low: int, step: int, count: in
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 9), st.data())
 def test_cells_are_on_the_rank_of_their_positions(length: int, parts: int, step: int, data: Any) -> None:
     first = data.draw(st.integers(0, step - 1))
-    space, lattice = Partition((length,), (parts,)), Lattice((first,), (step,))
+    space, lattice = Partition((length,), (parts,)), LevelGrid((first,), (step,))
     cells = level_partition(space, lattice)
     at = 0
     for rank in range(parts):

@@ -35,9 +35,11 @@ def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
     """
     needed = Needed(program)
     staged = bool(needed.reduced or needed.values)
-    if staged and (program.graph.points or any(program.graph.vary(one.nodes) for one in program.series)):
-        raise NotTraceable("has points beside reductions", "one function for each")
-    if program.graph.points or (program.series and not staged):
+    if staged and any(program.graph.vary(one.nodes) for one in program.series):
+        raise NotTraceable(
+            "has series of values at points beside reductions", "one function for each, or values as series"
+        )
+    if not staged and (program.graph.points or program.series):
         kind = None
     cuts = _cuts(program, needed, kind or "cpu")
     choices = [[]] if kind is None else [[number for number, cut in cuts.items() if cut.written], list(cuts)]
@@ -103,7 +105,7 @@ def _cuts(program: WholeProgram, needed: Needed, kind: str) -> dict[int, Cut]:
         return number is not None and (number not in found or found[number].written)
 
     def note(nodes: Iterable[Node], distances: Iterable[Offset]) -> int:
-        path = _main_path(program.graph, nodes, of_array)
+        path = _main_path(program, nodes, of_array)
         for node in path:
             if node.op == "load" and node.input in uses:
                 uses[node.input] |= {_near(space, node.offset, further) for further in distances}
@@ -115,9 +117,10 @@ def _cuts(program: WholeProgram, needed: Needed, kind: str) -> dict[int, Cut]:
     zero, reads = (0,) * len(space), dict[int, list[tuple[int, Offset]]]()
     work: dict[int, int] = {}
     for number, wanted in [(-1, roots), *((number, [node]) for number, node in needed.written.items())]:
-        path = _main_path(program.graph, wanted, lambda one: one in defines and defines[one] != number)  # noqa: B023
+        others = {node: other for node, other in defines.items() if other != number}
+        path = _main_path(program, wanted, others.__contains__)
         reads[number] = [(one.input, one.offset) for one in path if one.op == "load" and one.input in uses]
-        reads[number] += [(defines[one], zero) for one in path if defines.get(one, number) != number]
+        reads[number] += [(others[one], zero) for one in path if one in others]
         work[number] = sum(one.op not in FREE for one in path)
     distances_of: dict[int, set[Offset]] = {}
     for read in [one for several in reads.values() for one in several]:
@@ -151,7 +154,7 @@ def _near(space: Sequence[int], offset: Offset, further: Offset) -> Offset:
 
 
 def _main_path(
-    graph: WholeGraph, nodes: Iterable[Node], stop: Callable[[Node], bool] | None = None
+    program: WholeProgram, nodes: Iterable[Node], stop: Callable[[Node], bool] | None = None
 ) -> list[Node]:
     """Return the nodes that most cells need: of conditions on the position, the branch of more cells.
 
@@ -169,9 +172,9 @@ def _main_path(
         if node.op == "where" and node.operands[0].op == "inside":
             axis, low, high, step = node.operands[0].value
             # One position may be half of the cells of a coarse grid.
-            coarse = graph.has_levels and high - low == 1
+            coarse = program.has_levels and high - low == 1
             if step == 1 and axis >= 0 and not coarse:
-                length = graph.space[axis]
+                length = program.space[axis]
                 most = 2 * (min(high, length) - max(low, 0)) >= length
                 open_nodes.append(node.operands[1 if most else 2])
                 continue
@@ -209,7 +212,7 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
         (definitions[number],) = of([needed.written[number]])
         # From level to level, expressions would grow: what has become long is written.
         fused = len(in_order([definitions[number]]))
-        if graph.has_levels and fused > MOST_FUSED:
+        if program.has_levels and fused > MOST_FUSED:
             kept.add(number)
         if number in kept:  # other stages read what one has written, also of the own cell
             node = needed.written[number]
@@ -256,7 +259,7 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
     # How many stages compute each node.
     computing: dict[Node, int] = {}
     for roots in stages:
-        for node in _main_path(graph, roots):
+        for node in _main_path(program, roots):
             computing[node] = computing.get(node, 0) + 1
     # From the results down, the first that is worth its bytes.
     chosen: dict[Node, Node] = {}
@@ -268,7 +271,7 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
         seen.add(node)
         again = computing.get(node, 1) - 1
         if again and node.op not in LEAVES and node not in program.written.values():
-            own = [one for one in _main_path(graph, [node]) if one.op not in FREE]
+            own = [one for one in _main_path(program, [node]) if one.op not in FREE]
             varies = all(graph.varies([node], axis) for axis in range(len(program.space)))
             size = max(node.dtype.itemsize, 1)
             worth = int(2 * size * OPERATIONS_PER_BYTE[kind][8 if size > 4 else 4])

@@ -25,7 +25,7 @@ MOST_PHASES = 64  # lattices in which a stage is computed, of one that reads coa
 
 
 @dataclass(frozen=True)
-class Lattice:
+class LevelGrid:
     """Positions of space: along each axis first, first + step, and so on, to the end of space."""
 
     first: Shape
@@ -48,9 +48,9 @@ class Lattice:
         return max(-(-(position - self.first[axis]) // self.step[axis]), 0)
 
 
-def whole_space(dimensions: int) -> Lattice:
+def whole_space(dimensions: int) -> LevelGrid:
     """Return the lattice of all positions."""
-    return Lattice((0,) * dimensions, (1,) * dimensions)
+    return LevelGrid((0,) * dimensions, (1,) * dimensions)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Progression:
 Demand = tuple[Progression, ...]  # the positions along each axis of space
 
 
-def lattices(program: WholeProgram, reduced: Collection[int] = ()) -> dict[int, Lattice]:
+def lattices(program: WholeProgram, reduced: Collection[int] = ()) -> dict[int, LevelGrid]:
     """Return the positions at which each of the arrays that stages write is read.
 
     reduced: numbers of arrays that reductions alone read, at the own cell.
@@ -155,7 +155,7 @@ def lattices(program: WholeProgram, reduced: Collection[int] = ()) -> dict[int, 
     for one in [*program.reduced.values(), *program.values.values()]:
         if isinstance(one, Reduction) and 0 not in one.length:
             note(one.nodes, _of_reduction(one))
-    found: dict[int, Lattice] = {}
+    found: dict[int, LevelGrid] = {}
     for number in reversed(_in_order_of_reads(written)):
         single = number in reduced
         found[number] = _lattice(demands.get(number, everywhere), space, graph.wraps[number], single=single)
@@ -170,7 +170,7 @@ def _of_reduction(reduction: Reduction) -> Demand:
     return tuple(map(_steps, reduction.first, reduction.step, reduction.length))
 
 
-def _lattice(demand: Demand, space: Shape, wraps: set[int], *, single: bool) -> Lattice:
+def _lattice(demand: Demand, space: Shape, wraps: set[int], *, single: bool) -> LevelGrid:
     """Return the lattice of all positions at which an array is read.
 
     One that is read around the ends of space goes on there as between them. single: whether it may be of one
@@ -181,7 +181,7 @@ def _lattice(demand: Demand, space: Shape, wraps: set[int], *, single: bool) -> 
         step = one.step or (n if single else 1)
         step = 1 if axis in wraps and n % step else step
         pairs.append((one.low % step, step))
-    return Lattice(tuple(first for first, _ in pairs), tuple(step for _, step in pairs))
+    return LevelGrid(tuple(first for first, _ in pairs), tuple(step for _, step in pairs))
 
 
 def _in_order_of_reads(written: Mapping[int, Node]) -> list[int]:
@@ -280,7 +280,7 @@ class Read:
     index: Shape
 
 
-def phases_of(lattice: Lattice, nodes: Sequence[Node], where: Mapping[int, Lattice]) -> Shape:
+def phases_of(lattice: LevelGrid, nodes: Sequence[Node], where: Mapping[int, LevelGrid]) -> Shape:
     """Return in how many lattices along each axis the cells of one are computed, as some arrays are coarser.
 
     Raises Misaligned if these are too many.
@@ -295,11 +295,11 @@ def phases_of(lattice: Lattice, nodes: Sequence[Node], where: Mapping[int, Latti
     return found
 
 
-def part_of(lattice: Lattice, phases: Shape, phase: Shape) -> Lattice:
+def part_of(lattice: LevelGrid, phases: Shape, phase: Shape) -> LevelGrid:
     """Return the lattice of every `phases`-th cell of a lattice along each axis, from cell `phase` on."""
     axes = zip(lattice.first, lattice.step, phase, strict=True)
     first = tuple(a + step * at for a, step, at in axes)
-    return Lattice(first, tuple(step * n for step, n in zip(lattice.step, phases, strict=True)))
+    return LevelGrid(first, tuple(step * n for step, n in zip(lattice.step, phases, strict=True)))
 
 
 @dataclass(eq=False)
@@ -312,12 +312,12 @@ class LatticeGraph:
     """
 
     source: WholeProgram
-    where: Mapping[int, Lattice]
+    where: Mapping[int, LevelGrid]
     graph: WholeGraph
     reads: dict[Read, int] = field(default_factory=dict)
     offsets: dict[int, list[Shape]] = field(default_factory=dict)
 
-    def of(self, nodes: Sequence[Node], lattice: Lattice) -> tuple[Node, ...]:
+    def of(self, nodes: Sequence[Node], lattice: LevelGrid) -> tuple[Node, ...]:
         """Return nodes per position as nodes per cell. Raises Misaligned."""
         graph, done = self.graph, dict[Node, Node]()
         counts = lattice.lengths(self.source.space)
@@ -348,7 +348,7 @@ class LatticeGraph:
                 done[node] = graph.operation(node.op, node.dtype, operands, node.line)
         return tuple(done[node] for node in nodes)
 
-    def _leaf(self, node: Node, lattice: Lattice) -> Node:
+    def _leaf(self, node: Node, lattice: LevelGrid) -> Node:
         graph = self.graph
         if node.op == "place":
             axis, shift = node.value
@@ -363,7 +363,7 @@ class LatticeGraph:
             return self._load(node, lattice)
         return graph.leaf(node)
 
-    def _inside(self, node: Node, lattice: Lattice) -> Node:
+    def _inside(self, node: Node, lattice: LevelGrid) -> Node:
         """Return the condition of cells; a constant if it is the same for all of them."""
         axis = node.value[0]
         first, every = lattice.first[axis], lattice.step[axis]
@@ -375,7 +375,7 @@ class LatticeGraph:
         begin, end = ((at - first) // every for at in (true.low, true.high))
         return self.graph.inside(axis, begin, end + 1, max(true.step // every, 1))
 
-    def _load(self, node: Node, lattice: Lattice) -> Node:
+    def _load(self, node: Node, lattice: LevelGrid) -> Node:
         space = self.source.space
         cells = self.where.get(node.input) or whole_space(len(space))
         ratio, index = [], []

@@ -50,7 +50,7 @@ def numbered(program: WholeProgram, function: Callable[..., Any]) -> WholeProgra
     of_tables = [tuple(n if axis in axes else 0 for axis, n in enumerate(space)) for _, axes in taken]
     graph = WholeGraph([*old.lengths[:own], *of_tables, *old.lengths[own:]], space)
     graph.wraps = [*old.wraps[:own], *(set[int]() for _ in tables), *old.wraps[own:]]
-    graph.points, graph.has_levels = old.points, old.has_levels
+    graph.points = old.points
     done: dict[Node, Node] = {}
 
     def leaf(node: Node) -> Node:
