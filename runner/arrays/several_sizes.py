@@ -23,7 +23,12 @@ def spread_sources(task: Task, sources: Sequence[Source]) -> list[Source]:
 
 def stored_type(source: Source) -> ArrayType:
     """Return shape and dtype of an input as its file has it."""
-    return (source.source if isinstance(source, SpreadSource) else source).shape, source.dtype
+    return own_source(source).shape, source.dtype
+
+
+def own_source(source: Source) -> Source:
+    """Return the source of an array's own cells."""
+    return source.source if isinstance(source, SpreadSource) else source
 
 
 def open_sinks(task: Task, targets: Sequence[Path], run_id: str) -> list[Sink]:

@@ -145,7 +145,9 @@ def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedPro
         lattice = where.get(number)
         if number < count:
             one = program.inputs[number]
-            name, shape, dtype = one.name, one.shape, one.dtype
+            name, dtype = one.name, one.dtype
+            # In memory, an input has all positions.
+            shape = (*program.space, *one.shape[dimensions:]) if one.shape else ()
         else:
             name, shape = f"array {place - count + 1}", program.space
             if lattice is not None:

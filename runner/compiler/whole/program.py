@@ -114,6 +114,11 @@ class WholeProgram:
         return bool(self.between or self.values)
 
     @cached_property
+    def has_strides(self) -> bool:
+        """Whether some cells are computed at every second position, or further apart, as coarse grids are."""
+        return any(node.op == "inside" and node.value[3] > 1 for node in self.nodes)
+
+    @cached_property
     def has_levels(self) -> bool:
         """Whether the cells of some array between stages are read at multiples of a distance alone.
 

@@ -19,7 +19,7 @@ from meshrun.runner.compiler.whole.program import WholeProgram
 # Operations for each byte that is written and read again, of a 4-byte and of an 8-byte dtype.
 OPERATIONS_PER_BYTE = {"cuda": {4: 7.0, 8: 3.5}, "cpu": {4: 2.0, 8: 1.0}}
 FREE = ("cast", "where", *LEAVES)
-MOST_FUSED = 96  # nodes of an array that is computed where it is read, of a function with levels
+MOST_FUSED = 96  # nodes of an array that is computed where it is read, of a function with coarse grids
 MOST_MADE = 16 * MOST_NODES  # nodes that are made while arrays are computed where they are read
 
 
@@ -172,7 +172,7 @@ def _main_path(
         if node.op == "where" and node.operands[0].op == "inside":
             axis, low, high, step = node.operands[0].value
             # One position may be half of the cells of a coarse grid.
-            coarse = program.has_levels and high - low == 1
+            coarse = program.has_strides and high - low == 1
             if step == 1 and axis >= 0 and not coarse:
                 length = program.space[axis]
                 most = 2 * (min(high, length) - max(low, 0)) >= length
@@ -212,7 +212,7 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
         (definitions[number],) = of([needed.written[number]])
         # From level to level, expressions would grow: what has become long is written.
         fused = len(in_order([definitions[number]]))
-        if program.has_levels and fused > MOST_FUSED:
+        if program.has_strides and fused > MOST_FUSED:
             kept.add(number)
         if number in kept:  # other stages read what one has written, also of the own cell
             node = needed.written[number]
