@@ -8,7 +8,14 @@ from typing import cast
 
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.region import Array, Region, Shape, Subgrid
-from meshrun.runner.storage.formats.registry import Sink, Source, SpreadSink, SpreadSource, open_sink
+from meshrun.runner.storage.formats.registry import (
+    Sink,
+    Source,
+    SpreadSink,
+    SpreadSource,
+    open_sink,
+    own_source,
+)
 
 
 def spread_sources(task: Task, sources: Sequence[Source]) -> list[Source]:
@@ -24,11 +31,6 @@ def spread_sources(task: Task, sources: Sequence[Source]) -> list[Source]:
 def stored_type(source: Source) -> ArrayType:
     """Return shape and dtype of an input as its file has it."""
     return own_source(source).shape, source.dtype
-
-
-def own_source(source: Source) -> Source:
-    """Return the source of an array's own cells."""
-    return source.source if isinstance(source, SpreadSource) else source
 
 
 def open_sinks(task: Task, targets: Sequence[Path], run_id: str) -> list[Sink]:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshrun.runner.arrays.several_sizes import own_source
 from meshrun.runner.compiler.whole.graph import Reduction
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.whole_call import call_whole
@@ -19,7 +18,7 @@ from meshrun.runner.region import HostArray, Region
 from meshrun.runner.run.verify.compare import differs
 from meshrun.runner.run.verify.results import Mismatch, drop_cached, mismatch_error
 from meshrun.runner.spelling import option
-from meshrun.runner.storage.formats.registry import Sink, Source, read_back, reopen
+from meshrun.runner.storage.formats.registry import Sink, Source, own_source, read_back, reopen
 from meshrun.runner.system.host_memory import free_host_memory
 from meshrun.runner.world.world import World
 
