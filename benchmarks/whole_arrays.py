@@ -5,15 +5,19 @@
 
 Microseconds per step, medians of rounds in which both forms take turns, of the slowest rank, without files.
 Edges that a function writes by index are a boundary in block form. single: each step is one pass. several: as
-the runner chooses. one pass: over --pass-side squared cells of float32, read and written.
+the runner chooses. one pass: over --pass-side squared cells of float32, read and written. Cubes have
+--cube-side cells along each axis, other fields --side. copy: the bytes that a step reads and writes, per
+second, over the rate of a copy on the same device; more than 1 if several steps read and write the fields
+once.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +49,91 @@ def heat(u, *, rate: float = 0.2):
 def heat_blocks(u, *, rate: float = 0.2):
     centre = u[1:-1, 1:-1]
     return centre + rate * (u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2] - 4 * centre)
+
+
+def inner(u):
+    """The cells between the edges of a plate; edges keep their values."""
+    new = u.copy()
+    new[1:-1, 1:-1] += 0.2 * (u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2] - 4 * u[1:-1, 1:-1])
+    return new
+
+
+@meshrun.distribute
+def held(u):
+    """A plate with edges of four temperatures."""
+    new = inner(u)
+    new[0], new[-1] = 1, 0
+    new[:, 0], new[:, -1] = 0.5, 0.25
+    return new
+
+
+@meshrun.distribute
+def closed(u):
+    """A plate through whose edges nothing flows."""
+    new = inner(u)
+    new[0], new[-1] = new[1], new[-2]
+    new[:, 0], new[:, -1] = new[:, 1], new[:, -2]
+    return new
+
+
+@meshrun.distribute
+def by_hand(u):
+    """A plate whose opposite edges meet, as cells that are copied from the other end."""
+    new = inner(u)
+    new[0], new[-1] = new[-2], new[1]
+    new[:, 0], new[:, -1] = new[:, -2], new[:, 1]
+    return new
+
+
+def plate_blocks(boundary):
+    """Return the same in block form, with a boundary."""
+
+    @meshrun.map_blocks(halo=1, boundary=boundary)
+    def plate(u):
+        centre = u[1:-1, 1:-1]
+        return centre + 0.2 * (u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2] - 4 * centre)
+
+    return plate
+
+
+def cube_inner(u):
+    new = u.copy()
+    sides = u[:-2, 1:-1, 1:-1] + u[2:, 1:-1, 1:-1] + u[1:-1, :-2, 1:-1] + u[1:-1, 2:, 1:-1]
+    sides = sides + u[1:-1, 1:-1, :-2] + u[1:-1, 1:-1, 2:]
+    new[1:-1, 1:-1, 1:-1] += 0.1 * (sides - 6 * u[1:-1, 1:-1, 1:-1])
+    return new
+
+
+@meshrun.distribute
+def cube_closed(u):
+    """A cube through whose faces nothing flows."""
+    new = cube_inner(u)
+    new[0], new[-1] = new[1], new[-2]
+    new[:, 0], new[:, -1] = new[:, 1], new[:, -2]
+    new[:, :, 0], new[:, :, -1] = new[:, :, 1], new[:, :, -2]
+    return new
+
+
+@meshrun.distribute
+def cube_by_hand(u):
+    """A cube whose opposite faces meet, as cells that are copied from the other end."""
+    new = cube_inner(u)
+    new[0], new[-1] = new[-2], new[1]
+    new[:, 0], new[:, -1] = new[:, -2], new[:, 1]
+    new[:, :, 0], new[:, :, -1] = new[:, :, -2], new[:, :, 1]
+    return new
+
+
+def cube_blocks(boundary):
+    """Return the same in block form, with a boundary."""
+
+    @meshrun.map_blocks(halo=1, boundary=boundary)
+    def cube(u):
+        centre = u[1:-1, 1:-1, 1:-1]
+        sides = u[:-2, 1:-1, 1:-1] + u[2:, 1:-1, 1:-1] + u[1:-1, :-2, 1:-1] + u[1:-1, 2:, 1:-1]
+        return centre + 0.1 * (sides + u[1:-1, 1:-1, :-2] + u[1:-1, 1:-1, 2:] - 6 * centre)
+
+    return cube
 
 
 def around(u):
@@ -126,45 +215,89 @@ def shallow_water_blocks(h, u, v, *, depth: float = 0.3, pull: float = 0.3):
     return h[1:-1, 1:-1] - depth * flow, new_u[:-1], new_v[:, :-1]
 
 
-PAIRS = {
-    "heat": (heat, heat_blocks, np.float32),
-    "wave": (wave, wave_blocks, np.float32),
-    "gray_scott": (gray_scott, gray_scott_blocks, np.float32),
-    "life": (life, life_blocks, np.uint8),
-    "shallow_water": (shallow_water, shallow_water_blocks, np.float32),
+@meshrun.distribute(feeds="psi")
+def schroedinger(psi, potential, *, dt: float = 0.05):
+    """A particle in a potential, where opposite edges meet."""
+    return psi + 1j * dt * (0.5 * around(psi) - potential * psi)
+
+
+@meshrun.map_blocks(halo=1, boundary="wrap", feeds="psi")
+def schroedinger_blocks(psi, potential, *, dt: float = 0.05):
+    own = psi[1:-1, 1:-1]
+    near = psi[:-2, 1:-1] + psi[2:, 1:-1] + psi[1:-1, :-2] + psi[1:-1, 2:] - 4 * own
+    return own + 1j * dt * (0.5 * near - potential[1:-1, 1:-1] * own)
+
+
+@meshrun.distribute
+def ginzburg_landau(psi, *, dt: float = 0.05):
+    """Oscillators that are coupled to their neighbours, where opposite edges meet."""
+    return psi + dt * (psi + (1 + 0.5j) * around(psi) - (1 - 1.2j) * np.abs(psi) ** 2 * psi)
+
+
+@meshrun.map_blocks(halo=1, boundary="wrap")
+def ginzburg_landau_blocks(psi, *, dt: float = 0.05):
+    own = psi[1:-1, 1:-1]
+    near = psi[:-2, 1:-1] + psi[2:, 1:-1] + psi[1:-1, :-2] + psi[1:-1, 2:] - 4 * own
+    return own + dt * (own + (1 + 0.5j) * near - (1 - 1.2j) * np.abs(own) ** 2 * own)
+
+
+PAIRS = {  # the two forms, and the dtypes of their inputs
+    "heat": (heat, heat_blocks, ["float32"]),
+    "wave": (wave, wave_blocks, ["float32"] * 2),
+    "gray_scott": (gray_scott, gray_scott_blocks, ["float32"] * 2),
+    "life": (life, life_blocks, ["uint8"]),
+    "shallow_water": (shallow_water, shallow_water_blocks, ["float32"] * 3),
+    "schroedinger": (schroedinger, schroedinger_blocks, ["complex64", "float32"]),
+    "ginzburg_landau": (ginzburg_landau, ginzburg_landau_blocks, ["complex64"]),
+    "held": (held, plate_blocks("constant"), ["float32"]),
+    "closed": (closed, plate_blocks("nearest"), ["float32"]),
+    "by_hand": (by_hand, plate_blocks("wrap"), ["float32"]),
+    "cube_closed": (cube_closed, cube_blocks("nearest"), ["float32"]),
+    "cube_by_hand": (cube_by_hand, cube_blocks("wrap"), ["float32"]),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--side", type=int, default=8192)
+    parser.add_argument("--cube-side", type=int, default=512)
     parser.add_argument("--pass-side", type=int, default=16384, help="cells of an axis for one pass; 0: none")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--only", choices=PAIRS, help="one function")
+    parser.add_argument("--only", choices=PAIRS, nargs="+", default=[*PAIRS], help="these functions")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with open_world(options.device) as world:
-        rows = measure(world, options)
+        copied = min(world.control.allgather(world.backend.copy_rate()))
+        rows = measure(world, options, copied)
         if options.json and world.rank == 0:
-            measured = {name: getattr(options, name) for name in ("side", "pass_side", "steps", "rounds")}
+            measured = {
+                name: getattr(options, name) for name in ("side", "cube_side", "pass_side", "steps", "rounds")
+            }
             where = {"ranks": world.size, "devices": world.places(), "versions": world.versions()}
+            measured["copy_bytes_per_second"] = copied
             record = {"benchmark": "whole_arrays", **measured, **where, "rows": rows}
             write_json(options.json, "benchmark", 1, record)
 
 
-def measure(world: World, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Print and return a row for each function and way to take steps."""
+def measure(world: World, options: argparse.Namespace, copied: float) -> list[dict[str, Any]]:
+    """Print and return a row for each function and way to take steps.
+
+    copied: bytes per second that each rank's device reads and writes in a copy.
+    """
     rows = []
-    names = [options.only] if options.only else list(PAIRS)
-    cases = [(name, kind, options.side) for name in names for kind in ("single", "several")]
-    cases += [("heat", "one pass", options.pass_side)] if options.pass_side else []
+    plane, cube = (options.side,) * 2, (options.cube_side,) * 3
+    shapes = {name: cube if name.startswith("cube") else plane for name in options.only}
+    cases = [(name, kind, shapes[name]) for name in options.only for kind in ("single", "several")]
+    cases += [("heat", "one pass", (options.pass_side,) * 2)] if options.pass_side else []
     if world.rank == 0:
-        print(f"{'function':<14} {'steps':<9} {'whole us':>10} {'blocks us':>10} {'quotient':>9}  per kernel")
-    for name, kind, side in cases:
-        *jobs, dtype = PAIRS[name]
-        tasks = [task_of(world, job, side, np.dtype(dtype)) for job in jobs]
+        print(f"copy: {copied / 1e9:.0f} GB/s per rank")
+        names = f"{'whole us':>10} {'blocks us':>10} {'quotient':>9} {'copy':>6}"
+        print(f"{'function':<16} {'steps':<9} {names}  per kernel")
+    for name, kind, shape in cases:
+        *jobs, dtypes = PAIRS[name]
+        tasks = [task_of(world, job, shape, dtypes) for job in jobs]
         takers = [one_pass(world, task) if kind == "one pass" else stepping(world, task, options.steps, kind)
                   for task in tasks]  # fmt: skip
         times: list[list[float]] = [[], []]
@@ -172,21 +305,22 @@ def measure(world: World, options: argparse.Namespace) -> list[dict[str, Any]]:
             for number, (take, _) in enumerate(takers):
                 times[number].append(max(world.control.allgather(take())))
         whole, blocks = (1e6 * statistics.median(each[1:]) for each in times)  # the first round warms up
-        row = {"function": name, "steps": kind, "whole_us": whole, "blocks_us": blocks,
+        moved = sum(np.dtype(dtype).itemsize for dtype in dtypes)
+        moved += sum(dtype.itemsize for _, dtype in tasks[0].known)
+        share = moved * math.prod(shape) / world.size / (whole / 1e6) / copied
+        row = {"function": name, "steps": kind, "whole_us": whole, "blocks_us": blocks, "of_copy": share,
                "quotient": whole / blocks, "per_kernel": [count for _, count in takers]}  # fmt: skip
         rows.append(row)
         if world.rank == 0:
+            figures = f"{whole:10.1f} {blocks:10.1f} {whole / blocks:9.3f} {share:6.2f}"
             counts = " and ".join(str(count) for _, count in takers)
-            print(
-                f"{name:<14} {kind:<9} {whole:10.1f} {blocks:10.1f} {whole / blocks:9.3f}  {counts}",
-                flush=True,
-            )
+            print(f"{name:<16} {kind:<9} {figures}  {counts}", flush=True)
     return rows
 
 
-def task_of(world: World, job: Job, side: int, dtype: np.dtype[Any]) -> Task:
-    """Return the task of a job for square arrays, with its kernel."""
-    types, parameters = [((side, side), dtype)] * len(job.arrays), job.complete({})
+def task_of(world: World, job: Job, shape: tuple[int, ...], dtypes: Sequence[str]) -> Task:
+    """Return the task of a job for arrays of a shape, with its kernel."""
+    types, parameters = [(shape, np.dtype(dtype)) for dtype in dtypes], job.complete({})
     job = with_inferred_halo(job, types, parameters)
     task, _ = fused(world, plan_task(job, parameters, types, world.size), "require", "strict", 100)
     return task

@@ -40,6 +40,11 @@ class Region:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    def check(self, array: HostArray, dtype: np.dtype[Any]) -> None:
+        """Raise ValueError, for a caller's mistake, unless an array has this shape and a dtype."""
+        if (array.dtype, array.shape) != (dtype, self.shape):
+            raise ValueError(f"{array.dtype} {array.shape} is not {dtype} {self.shape}, region {self}")
+
     def rows(self, first: int, last: int) -> Region:
         """Return rows first .. last - 1 of this region along axis 0, counted from its start."""
         begin = self.start[0]
@@ -108,6 +113,11 @@ class Sizes:
     space: Shape
     inputs: tuple[Subgrid, ...]
     outputs: tuple[Subgrid, ...]
+
+
+def own_cells(array: Array, subgrid: Subgrid | None) -> Array:
+    """Return the cells of a subgrid in an array with a cell at each position; a view. None: all."""
+    return array if subgrid is None else array[subgrid.places(Region((0,) * array.ndim, array.shape))]
 
 
 def overlap(one: Region, other: Region) -> Region:

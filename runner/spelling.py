@@ -69,7 +69,7 @@ def command_option(name: str, value: object = None, *, metavar: str | None = Non
     if value is None or isinstance(value, bool):
         return flag if metavar is None else f"{flag} {metavar}"
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    return f'{flag} "{text}"' if " " in text else f"{flag} {text}"
+    return f'{flag} "{text}"' if {" ", ";"} & {*text} else f"{flag} {text}"
 
 
 def joined(*options: str) -> str:

@@ -10,6 +10,8 @@ listed by name, and more than RERUNS of them fail the run. `--no-reruns` allows 
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -43,6 +45,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             assert reason.strip(), f"{item.nodeid}: a rerun needs a reason"
             if not config.getoption("no_reruns"):
                 item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.fixture(autouse=True)
+def _forget_tasks() -> Iterator[None]:
+    """What a test has changed, such as a compiler, is not in a task that the next one's run finds planned."""
+    yield
+    if (planned_task := sys.modules.get("meshrun.runner.maps.planned_task")) is not None:
+        planned_task.forget_tasks()
 
 
 def reran(config: pytest.Config) -> list[str]:

@@ -53,11 +53,32 @@ def basin():
     return 0.3 * hill(shape, (80, 40), 8), 20 - 17 * hill(shape, (90, 120), 20)
 
 
+def glass():
+    """Return the permittivity of a disc of glass in air, and a pulse of light of 320 steps."""
+    row, column = np.ogrid[:160, :240]
+    disc = (row - 80) ** 2 + (column - 110) ** 2 < 44**2
+    time = np.arange(320) - 60.0
+    return np.where(disc, 2.25, 1.0).astype(np.float32), np.exp(-((time / 16) ** 2)) * np.sin(0.3 * time)
+
+
+def ground():
+    """Return the speed of sound in two layers, a sponge at the edges, and Ricker's wavelet for 700 steps."""
+    row, column = np.ogrid[:160, :200]
+    speed = np.where(row < 90 + column / 8, 0.6, 1.0)
+    edge = np.minimum(np.minimum(row, 159 - row), np.minimum(column, 199 - column))
+    beyond = np.clip(16 - edge, 0, 16)
+    time = (0.09 * (np.arange(700) - 40)) ** 2
+    sponge = np.exp(-((0.015 * beyond) ** 2))
+    return speed.astype(np.float32), sponge.astype(np.float32), (1 - 2 * time) * np.exp(-time)
+
+
 def arrays():
     """Return every array by name."""
     height, depth = basin()
     populations, body = flow()
     packet, earlier, wall = waves()
+    permittivity, pulse = glass()
+    speed, sponge, ricker = ground()
     return {
         "plate": np.zeros((128, 128), np.float32),
         "square": square(),
@@ -71,6 +92,15 @@ def arrays():
         "still": np.zeros_like(height),
         "depth": depth,
         "clock": np.zeros(()),
+        "field": np.zeros_like(permittivity),
+        "magnetic_x": np.zeros_like(permittivity[1:]),
+        "magnetic_y": np.zeros_like(permittivity[:, 1:]),
+        "glass": permittivity,
+        "pulse": pulse,
+        "silence": np.zeros_like(speed),
+        "speed": speed,
+        "sponge": sponge,
+        "ricker": ricker,
     }
 
 

@@ -208,6 +208,7 @@ class JobCommand(click.Command):
 def click_option(row: OptionRow, names: Mapping[str, str], taken: Container[str] = ()) -> click.Option:
     """The option of a row. names: of options that are called otherwise. taken: short names to leave out."""
     from meshrun.runner.options.values import (
+        BoundaryValue,
         ChoiceValue,
         CountValue,
         FlagValue,
@@ -234,7 +235,7 @@ def click_option(row: OptionRow, names: Mapping[str, str], taken: Container[str]
             details["type"] = click.IntRange(1, most)
         case NumberValue(positive):
             details["type"] = click.FloatRange(min=0, min_open=True) if positive else float
-        case SizeValue() | ParsedValue():
+        case SizeValue() | ParsedValue() | BoundaryValue():
             details["type"] = ParsedText(row.metavar or "", row.values.read)
     return click.Option([*flags, row.name], required=row.required, **details)
 

@@ -193,7 +193,7 @@ def call(cli_context: CliContext, folder: Path) -> int:
     """Run a call, `job.run(..., ranks=N)`, that a Python program has left in FOLDER."""
     from meshrun.runner.job.signature import renamed_options
     from meshrun.runner.run.entry import main
-    from meshrun.runner.run.python_call import keep_error, keep_record, read_call
+    from meshrun.runner.run.python_call import read_call
     from meshrun.runner.spelling import python_caller
 
     wanted = read_call(folder)
@@ -206,8 +206,7 @@ def call(cli_context: CliContext, folder: Path) -> int:
             wanted.options,
             started=cli_context.started,
             columns=cli_context.columns,
-            on_error=partial(keep_error, folder),
-            on_record=partial(keep_record, folder),
+            call=folder,
         )
 
 

@@ -46,7 +46,8 @@ class ParsedText(click.ParamType[Value]):
         except ValueError as reason:
             self.fail(str(reason), param, ctx)
         except UserError as reason:
-            self.fail(f"{reason.what}; expected {reason.expected}", param, ctx)
+            expected = f"; expected {reason.expected}" if reason.expected else ""
+            self.fail(f"{reason.what}{expected}", param, ctx)
 
 
 class Number(click.FloatRange):

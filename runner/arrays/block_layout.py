@@ -12,7 +12,16 @@ import numpy as np
 
 from meshrun.runner.device.api import poison
 from meshrun.runner.plan.grid import Partition
-from meshrun.runner.plan.halo import AxisCopy, Slices, Widths, axis_copies
+from meshrun.runner.plan.halo import (
+    AxisCopy,
+    Constants,
+    Modes,
+    Slices,
+    Widths,
+    along,
+    axis_copies,
+    outside_slabs,
+)
 from meshrun.runner.region import Array, Region, Shape
 
 
@@ -29,11 +38,10 @@ class BlockLayout:
     cut: whether the region is only part of each axis; the halo of a whole axis is filled from the block
     itself. filled: the layout of the part of the block whose halo is filled; its widths are `read`, by
     default all. part: slices of that part. shape: of the padded block. core: slices of its own cells.
-    outside: of those with the constant. padded: whether an empty block has a halo too, whose cells are not
-    filled. within: the copies of own cells that fill
-    the halo of each axis that is not cut. aligned: bytes; in memory from `empty` the own cells of each row
-    begin at a multiple of them. 0: at any. rows_before: rows of memory from `empty` that lie before the
-    block.
+    outside: of those with a constant, each with it. padded: whether an empty block has a halo too, whose
+    cells are not filled. within: the copies of own cells that fill the halo of each axis that is not cut.
+    aligned: bytes; in memory from `empty` the own cells of each row begin at a multiple of them. 0: at any.
+    rows_before: rows of memory from `empty` that lie before the block.
     """
 
     def __init__(
@@ -42,35 +50,49 @@ class BlockLayout:
         whole: Shape,
         cut: Sequence[bool],
         widths: Widths,
-        boundary: str,
-        cval: float = 0.0,
+        boundary: str | Modes,
+        cval: float | Constants = 0.0,
         read: Widths | None = None,
         *,
         padded: bool = False,
     ) -> None:
         if region.size == 0 and not padded:
             widths = tuple((0, 0) for _ in widths)
-        self.region, self.widths, self.cval = region, widths, cval
+        self.region, self.widths, self.whole = region, widths, whole
+        self.boundary, self.cval = boundary, cval
         self.aligned, self.rows_before = 0, 0
         self._memory: Array | None = None
-        own = region.shape
-        self.core: Slices = tuple(slice(low, low + n) for (low, _), n in zip(widths, own, strict=True))
         one_block = Partition(whole, (1,) * len(whole))
         self.within: list[tuple[int, AxisCopy]] = [
             (axis, copy)
             for axis, is_cut in enumerate(cut)
             if not is_cut
-            for copy in axis_copies(one_block, axis, 0, widths[axis], boundary)[1:]
+            for copy in axis_copies(one_block, axis, 0, widths[axis], along(boundary, axis))[1:]
         ]
-        self.outside = list(self._outside_slabs(whole)) if boundary == "constant" else []
         self.filled = self
         if read is not None and read != widths:
             self.filled = BlockLayout(region, whole, cut, read, boundary, cval, padded=padded)
 
     @cached_property
+    def core(self) -> Slices:
+        pairs = zip(self.widths, self.region.shape, strict=True)
+        return tuple(slice(low, low + n) for (low, _), n in pairs)
+
+    @cached_property
+    def outside(self) -> list[tuple[Slices, float]]:
+        return outside_slabs(self.region, self.whole, self.widths, self.boundary, self.cval)
+
+    @cached_property
     def shape(self) -> Shape:
         lengths = zip(self.widths, self.region.shape, strict=True)
         return tuple(low + n + high for (low, high), n in lengths)
+
+    @cached_property
+    def _within_cells(self) -> list[tuple[int, AxisCopy]]:
+        """The copies `within`, counted from the first own cell along their axis."""
+        return [
+            (axis, replace(copy, target=copy.target - self.widths[axis][0])) for axis, copy in self.within
+        ]
 
     @cached_property
     def part(self) -> Slices:
@@ -125,15 +147,20 @@ class BlockLayout:
                 poison(block[slab])
 
     def fill_outside(self, block: Array) -> None:
-        """Fill the cells beyond the array with the constant, for that boundary."""
-        for slab in self.outside:
-            block[slab] = self.cval
+        """Fill the cells beyond the array that have a constant."""
+        for slab, value in self.outside:
+            block[slab] = value
+
+    def set_constants(self, cval: Constants) -> None:
+        """Set the constants of each axis before and after the array, of the block and of its filled part."""
+        for layout in {self, self.filled}:
+            layout.cval = cval
+            layout.__dict__.pop("outside", None)
 
     def fill_whole_axes(self, block: Array) -> None:
         """Copy the halo of the uncut axes, in the block or a part of it that includes those axes whole."""
-        for axis, copy in self.within:
-            low = self.widths[axis][0]
-            self.copy_along(block, axis, replace(copy, target=copy.target - low), low)
+        for axis, copy in self._within_cells:
+            self.copy_along(block, axis, copy, self.widths[axis][0])
 
     def copy_along(self, block: Array, axis: int, copy: AxisCopy, shift: int) -> None:
         """Copy cells along one axis. shift: from the copy's indices to the block's."""
@@ -150,14 +177,6 @@ class BlockLayout:
         ranges = [slice(0, low), slice(length - high, length)]
         whole = [slice(None)] * len(self.shape)
         return [(*whole[:axis], s, *whole[axis + 1 :]) for s in ranges if s.stop > s.start]
-
-    def _outside_slabs(self, shape: Shape) -> Iterable[Slices]:
-        whole = [slice(None)] * len(self.shape)
-        for axis, (low, high) in enumerate(self.widths):
-            before = max(low - self.region.start[axis], 0)
-            after = max(self.region.stop[axis] + high - shape[axis], 0)
-            for outside in (slice(0, before), slice(self.shape[axis] - after, None)):
-                yield (*whole[:axis], outside, *whole[axis + 1 :])
 
 
 @dataclass(eq=False)

@@ -70,7 +70,7 @@ def task_fingerprint(world: World, task: Task, inputs: Inputs) -> dict[str, Any]
         **({"captured": dict(inputs.captured.values)} if inputs.captured.values else {}),
         "parameters": plain(task.described_parameters),
         "files": inputs.of_parameters,
-        "boundary": task.boundary,
+        "boundary": task.declared_boundary or task.boundary,
         "cval": plain(task.cval),
         "arithmetic": getattr(task.kernel, "arithmetic", "strict"),
         **({"fuse": "require"} if getattr(task.kernel, "inexact", False) else {}),

@@ -1,4 +1,4 @@
-"""Load this rank's blocks from files to its device."""
+"""Open files, and load this rank's blocks from them to its device."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from pathlib import Path
 import numpy as np
 
 from meshrun.runner.arrays.block_layout import Allocator
-from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.device.api import Backend
+from meshrun.runner.errors import UserError
 from meshrun.runner.options.choices import Boundary
+from meshrun.runner.options.form import Form
 from meshrun.runner.plan.grid import Parts, parts_of, split_over
 from meshrun.runner.plan.halo import check_boundary, check_widths, normalize
+from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.region import Array, HostArray, Region
 from meshrun.runner.report.phases import Phases
-from meshrun.runner.storage.formats.registry import Source
+from meshrun.runner.spelling import option
+from meshrun.runner.storage.formats.registry import BroadcastSource, Source, SpreadSource, decode, open_source
+from meshrun.runner.system.host_memory import host_memory
 from meshrun.runner.world.world import World
 
 STAGE = 64 << 20  # bytes of pinned memory between a file and a GPU
@@ -84,6 +88,70 @@ def load(
         return HaloPlan(partition, world.rank, widths, boundary, cval, padded=True)
 
     return load_arrays(world, [opened], [world.collective_call(layout)], world.phases)[0]
+
+
+def open_decoded(
+    paths: Sequence[Path], forms: Sequence[Form | None] | None = None, limit: int | None = None
+) -> list[Source]:
+    """Open arrays; decode those that are pictures, if the memory holds all of them.
+
+    forms: of files without a header. limit: as of `check_decoded`.
+    """
+    sources = [*map(open_source, paths, forms or [None] * len(paths))]
+    check_decoded(sources, limit)
+    return [*map(decode, sources)]
+
+
+def check_decoded(sources: Sequence[Source], limit: int | None, memory: int | None = None) -> None:
+    """Raise UserError, before they are decoded, for pictures that together need more memory than there is.
+
+    limit: bytes of host_memory; None if it is not given: all of the host's. memory: bytes of the host, 0 if
+    they are not known; None: of this one, or the limit of its container or job.
+    """
+    pictures = [source for source in sources if source.decoded_bytes]
+    needed = sum(source.decoded_bytes for source in pictures)
+    names = [str(source.path) for source in pictures]
+    if limit is not None and needed > limit:
+        need = "needs, which is" if len(names) == 1 else "need, which are"
+        raise UserError(
+            f"{option('host_memory')} is less than {' and '.join(names)} {need} decoded as a whole",
+            got=f"{limit:,} bytes",
+            expected=f"at least {needed:,}",
+        )
+    if limit is not None or not needed:
+        return
+    memory = host_memory() if memory is None else memory
+    if 0 < memory < needed:
+        raise UserError(
+            f"{' and '.join(names)} {'does' if len(names) == 1 else 'do'} not fit the host's memory",
+            got=f"{needed:,} bytes decoded",
+            expected=f"at most {memory:,}",
+        )
+
+
+def spread_sources(task: Task, sources: Sequence[Source]) -> list[Source]:
+    """Return the sources as arrays with a cell at each position of space; those that are so stay."""
+    found: list[Source] = []
+    for field, source in zip(task.fields, sources, strict=True):
+        if isinstance(source, SpreadSource):
+            found.append(source)
+        elif field.given is not None:
+            found.append(BroadcastSource(source, field.shape))
+        elif field.subgrid is not None:
+            found.append(SpreadSource(source, field.subgrid, field.shape))
+        else:
+            found.append(source)
+    return found
+
+
+def planned_type(source: Source) -> ArrayType:
+    """Return shape and dtype of an input as a task is planned for it: before it broadcasts."""
+    return (source.source if isinstance(source, BroadcastSource) else source).shape, source.dtype
+
+
+def stored_type(source: Source) -> ArrayType:
+    """Return shape and dtype of an input as its file has it."""
+    return (source.source if isinstance(source, SpreadSource) else source).shape, source.dtype
 
 
 def load_arrays(

@@ -1,9 +1,10 @@
-"""Store results of a device in a file."""
+"""Choose the files of results, and store what a device has computed in them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -13,9 +14,9 @@ from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import Parts, parts_of
 from meshrun.runner.plan.task import ArrayType, Task
-from meshrun.runner.region import Array, HostArray, Region, Shape, packed
+from meshrun.runner.region import Array, HostArray, Region, Shape, Subgrid, packed
 from meshrun.runner.report.phases import Phases
-from meshrun.runner.storage.formats.registry import Sink, check_output, create, open_sink
+from meshrun.runner.storage.formats.registry import Sink, SpreadSink, check_output, create, open_sink
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import World
 
@@ -88,6 +89,28 @@ class Store:
         if whole is not None:
             with self.phases("write", whole.nbytes):
                 self.sink.write(Region((0,) * whole.ndim, whole.shape), whole)
+
+
+def open_sinks(task: Task, targets: Sequence[Path], run_id: str) -> list[Sink]:
+    """Return a sink for each result of a task, which are known."""
+    pairs = zip(targets, task.known, strict=False)  # the last targets may be of series
+    if task.job.sizes is None:
+        return [open_sink(target, *known, run_id) for target, known in pairs]
+    return [
+        open_spread(target, task.subgrid(number), known, run_id)
+        for number, (target, known) in enumerate(pairs)
+    ]
+
+
+def open_spread(path: Path, subgrid: Subgrid | None, known: ArrayType, run_id: str) -> Sink:
+    """Return a sink for an array of `known` shape and dtype, which stores the cells of a subgrid.
+
+    subgrid: None: all.
+    """
+    shape, dtype = known
+    if subgrid is None:
+        return open_sink(path, shape, dtype, run_id)
+    return cast(Sink, SpreadSink(open_sink(path, subgrid.shape, dtype, run_id), subgrid, shape))
 
 
 def store_of(world: World, task: Task, sink: Sink, phases: Phases, number: int) -> Store:

@@ -18,6 +18,10 @@ from meshrun.runner.system.launcher import default_variable
 
 CODES = {known.numpy: known.code for known in DATATYPES.values()}
 BYTES = CODES["uint8"]
+# What NCCL reduces in place of elements that it does not know: the low bits of wider ones, and real parts.
+WIDER = {"int16": "int32", "uint16": "uint32"}
+REAL = {"complex64": "float32", "complex128": "float64"}
+OF_BOOL = {"sum": "max", "prod": "min", "max": "max", "min": "min"}  # of bytes that are 0 or 1
 NOT_OPENED = "NCCL, not opened"  # in place of its version, which is unknown until it is loaded
 
 
@@ -92,6 +96,19 @@ class NcclComm:
     @recorded("all_reduce")
     def all_reduce(self, array: Array, operation: Operation) -> None:
         check_contiguous(array)
+        kind = np.dtype(array.dtype).name
+        if kind in WIDER:
+            wide = array.astype(WIDER[kind])
+            self._all_reduce(wide, operation)
+            array[...] = wide
+        elif kind == "bool":
+            self._all_reduce(array.view(np.uint8), OF_BOOL[operation])
+        elif kind in REAL and operation == "sum":
+            self._all_reduce(array.view(REAL[kind]), operation)
+        else:
+            self._all_reduce(array, operation)
+
+    def _all_reduce(self, array: Array, operation: str) -> None:
         kind = np.dtype(array.dtype).name
         if kind not in CODES:
             raise UserError("NCCL cannot reduce this dtype", got=kind, expected=", ".join(CODES))

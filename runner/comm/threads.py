@@ -35,6 +35,8 @@ class ThreadHub:
         self._broken = False
 
     def barrier(self) -> None:
+        if self.size == 1:
+            return
         try:
             self._barrier.wait(self.timeout)
         except threading.BrokenBarrierError:

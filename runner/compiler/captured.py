@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from meshrun.runner.compiler.lint.source import named
 from meshrun.runner.job.declaration import Job
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
+REPORTED = 1 << 20  # bytes, from which on an array that every rank holds whole is reported
 SHOWN = 60  # characters of a text that is shown as it is
 
 
@@ -80,6 +82,8 @@ def code_text(code: CodeType) -> str:
 def _around(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the variables around a function and, if no file holds it, the globals that it names."""
     in_file = source_file(function) is not None
+    if in_file and not function.__code__.co_freevars:
+        return
     for name, value in named(function).items():
         if not in_file or name in function.__code__.co_freevars:
             yield name, value
@@ -179,3 +183,23 @@ def _imported_name(value: Any) -> str | None:
     for part in name.split("."):
         found = getattr(found, part, None)
     return f"{module}.{name}" if found is value else None
+
+
+def held_whole(function: Callable[..., Any], constants: Sequence[Any]) -> dict[str, int]:
+    """Return the bytes of each large array from outside of a function that every rank holds whole.
+
+    constants: what a function of whole arrays uses; those of the fields' shape are cut. A function of blocks
+    has the arrays that it names.
+    """
+    inner = inspect.unwrap(function)
+    found = {
+        one.name: math.prod(n for n, step in zip(one.values.shape, one.values.strides, strict=True) if step)
+        * one.values.itemsize
+        for one in constants
+        if 0 in one.values.strides
+    }
+    if not constants and isinstance(inner, FunctionType):
+        known = inspect.getclosurevars(inner)
+        named = {**known.globals, **known.nonlocals}
+        found = {name: one.nbytes for name, one in named.items() if isinstance(one, np.ndarray)}
+    return {name: nbytes for name, nbytes in found.items() if nbytes >= REPORTED}

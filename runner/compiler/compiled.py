@@ -6,7 +6,7 @@ import ctypes
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from typing import Any, ClassVar, Protocol
@@ -15,16 +15,31 @@ import numpy as np
 
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
-from meshrun.runner.compiler.cuda import single_pass
+from meshrun.runner.compiler.cuda import shared_planes, single_pass
 from meshrun.runner.compiler.cuda.beyond import MOST_BYTES, Beyond, Sides, cells_beyond
+from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
-from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, Sending, StepKernel, Tuning
+from meshrun.runner.compiler.cuda.steps.layout import (
+    Axis,
+    NotFusable,
+    Sending,
+    StepKernel,
+    Tuning,
+    layout_of,
+)
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.ends import ends_of, interior
+from meshrun.runner.compiler.passes.handed_on import handed_on, without_outputs
 from meshrun.runner.compiler.passes.real_parts import has_complex, in_real_parts, views_of_parts
-from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
+from meshrun.runner.compiler.trace.graph import (
+    Extents,
+    Program,
+    merge_components,
+    with_units,
+    without_units,
+)
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.point_code import (
     DevicePoints,
@@ -34,7 +49,7 @@ from meshrun.runner.compiler.whole.point_code import (
     host_points,
 )
 from meshrun.runner.device.api import Backend
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.compiler import NotCompiled, find_compiler
 
@@ -117,7 +132,7 @@ class DeviceKernel:
     row: int = 0
     takes_rows = True
     capturable = True
-    _passes: dict[tuple[Shape, bool, bool, bool], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
+    _passes: dict[tuple[Any, ...], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
         default_factory=dict
     )
     _steps: dict[tuple[int, bool, bool], tuple[StepKernel, Callable[..., None], int]] = field(
@@ -127,8 +142,10 @@ class DeviceKernel:
     def __post_init__(self) -> None:
         # A constant boundary has one value for all elements of a cell, also for imaginary parts.
         self._takes_steps = not (has_complex(self.program) and self.boundary == "constant" and self.cval)
+        self.aligned = all(one.components == 1 for one in self.program.inputs)
         self.program = in_real_parts(self.program)
-        self._merged, _ = merge_components(self.program)
+        # Cells at the ends of rows are found as pairs, where a row is no row of single elements.
+        self._merged = with_units(self.program if self.finds_ends else merge_components(self.program)[0])
         self._common = interior(self._merged)
         self._tile = single_pass.choose_tile(self._common)
         self._ends = self.boundary if self.finds_ends else ""
@@ -142,15 +159,27 @@ class DeviceKernel:
     def stores_beyond(self) -> bool:
         """Whether a pass can store all cells beyond the array that the next one reads; see `TaskKernel`.
 
-        Not if cells have places: those near the ends are computed by another part of the kernel.
+        Not if cells have places: those near the ends are computed by another part of the kernel. Not in
+        volumes, except for a constant: their passes lose more time by it than a launch takes.
         """
         if None in self.feeds or self.program.axes < 2 or self.program.has_places:
             return False
         if self.boundary == "constant":
             return True
+        if self.program.axes > 2:
+            return False
         beside = {node.input for node in self.program.loads if node.offset[-1]} & set(self.feeds)
-        plain = all(one.components == 1 and not one.trailing for one in self.program.inputs)
-        return plain and beside <= set(self.finds_ends)
+        return step_kernel.takes_pairs(self.program) and beside <= set(self.finds_ends)
+
+    @functools.cached_property
+    def handed_on(self) -> dict[int, int]:
+        """The inputs whose next values another input has now; see `TaskKernel`."""
+        return handed_on(self.program, self.feeds)
+
+    def without_handed_on(self) -> DeviceKernel:
+        """Return the kernel of the results that no input has now; see `TaskKernel`."""
+        program, feeds = without_outputs(self.program, self.feeds, self.handed_on)
+        return replace(self, program=program, feeds=feeds, _passes={}, _steps={})
 
     @functools.cached_property
     def _beyond(self) -> Beyond | None:
@@ -201,34 +230,66 @@ class DeviceKernel:
         apart = not all(single_pass.have_equal_pitches(*one, merged.axes) for one in given)
         wide = single_pass.is_wide([*blocks, *outs])
         sides = sides if any(map(any, sides)) else ()
-        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0)
+        units = all(single_pass.lie_in_units(*one) for pair in given for one in zip(*pair, strict=True))
+        alike = single_pass.have_equal_alignment(merged, blocks, outs, self.widths)
         places = [at % n for at, n in zip(first, self.program.lengths, strict=False)]
+        once = None
+        if single_pass.is_in_place(blocks, outs, self.widths):
+            own = self._lengths(outs[0].shape)
+            near = single_pass.near_ends(merged, own, places)
+            strides = outs[0].strides[: merged.axes]
+            begin = address_of(outs[0]) + sum(a * b for (a, _), b in zip(near, strides, strict=True))
+            left = tuple(max(n - sum(cells), 0) for n, cells in zip(own, near, strict=True))
+            once = left, begin % single_pass.LARGEST_ROW == 0
+        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0, units, alike, once)
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
         if call.grid == (0,):
             return functools.partial(_call_all, ())
-        return functools.partial(launch, call.grid, call.block, call.arguments)
+        return functools.partial(launch, call.grid, call.block, call.arguments, shared_mem=kernel.shared)
+
+    def _lengths(self, shape: Shape) -> Shape:
+        """Return the own cells per axis of results of a shape."""
+        last = self._merged.axes - 1
+        return *shape[:last], math.prod(shape[last:]) // self._merged.outputs[0].components
 
     def prepare(self, shape: Shape) -> None:
         """Compile the kernel of one pass for results of this shape. Raises NotCompiled."""
         operands = (*self.program.inputs, *self.program.outputs)
         small = math.prod(shape) * sum(one.dtype.itemsize for one in operands) <= MOST_BYTES
         stepped = self.row > 0 and self.most_steps == 1 and self.stores_beyond and small
-        self._pass(shape, beyond=stepped and self._beyond is not None)
+        # Blocks of steps are aligned.
+        self._pass(self._parts(shape), beyond=stepped and self._beyond is not None, alike=self.row > 0)
+
+    def _parts(self, shape: Shape) -> Shape:
+        """Return the shape of a result with the two parts of its complex numbers."""
+        return (*shape[: self.program.axes], *self.program.outputs[0].trailing)
 
     def _pass(
-        self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False
+        self,
+        shape: Shape,
+        apart: bool = False,
+        wide: bool = False,
+        beyond: bool = False,
+        units: bool = True,
+        alike: bool = False,
+        once: tuple[Shape, bool] | None = None,
     ) -> tuple[single_pass.PassKernel, Callable[..., None]]:
         """Return the kernel for results of a shape, whose tile is no longer than their own cells.
 
         apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array.
+        units: whether cells begin at multiples of their units in memory. alike: whether all arrays have an
+        equal alignment. once: the cells between the array's ends, and whether the first one is at a multiple
+        of 16 bytes, if no cell may be computed twice: results are written over an input.
         """
-        last = self._merged.axes - 1
-        row = math.prod(shape[last:]) // self._merged.outputs[0].components
-        lengths = (*shape[:last], row)
+        lengths = self._lengths(shape)
+        row, planes, tile = lengths[-1], None, self._tile
         if single_pass.marches(self._common):
-            tile = single_pass.choose_tile(self._common, single_pass.between_ends(self._merged, lengths))
+            between = single_pass.between_ends(self._merged, lengths)
+            tile = single_pass.choose_tile(self._common, between)
+            chosen = shared_planes.choose(self._common, between)
+            if alike and not isinstance(chosen, str):
+                planes, tile = chosen, chosen.tile
         else:  # all longer ones have the same tile
-            tile = self._tile
             if self.row:  # steps
                 tile = single_pass.with_fewer_columns(self._common, tile, math.prod(lengths))
             near = map(sum, ends_of(self._merged))
@@ -237,17 +298,27 @@ class DeviceKernel:
             )
         if self._ends and row != self.row:
             raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
-        key = tile, apart, wide, beyond
+        march: bool | SharedPlanes | None = planes
+        if once is not None:
+            march = single_pass.marches(self._common)
+            whole = single_pass.whole_tile(planes.block if planes else tile, once[0], march, once[1])
+            if planes and whole[1:] == planes.block[1:]:
+                march = planes = replace(planes, planes=whole[0])
+            else:
+                tile, planes = single_pass.whole_tile(tile, once[0], march, once[1]), None
+        key = tile, march, apart, wide, beyond, units, once is None
         if key not in self._passes:
             kernel = single_pass.emit(
-                self._merged,
+                self._merged if units else without_units(self._merged),
+                tile=None if once is None or planes else tile,
                 lengths=lengths,
                 apart=apart,
                 wide=wide,
                 ends=self._ends,
                 beyond=self._beyond if beyond else None,
+                march=march,
             )
-            launch = self._compiled(kernel.source, kernel.name)
+            launch = self._compiled(kernel.source, kernel.name, kernel.shared)
             self._passes[key] = kernel, launch
         return self._passes[key]
 
@@ -294,6 +365,11 @@ class DeviceKernel:
         """Number of steps that one kernel takes fastest; 1 if no kernel takes several."""
         return self._chosen.steps if self._chosen else 1
 
+    @functools.cached_property
+    def first_steps(self) -> int:
+        """Steps that are taken one by one before several by a kernel; see `TaskKernel`."""
+        return layout_of(self.program, self.feeds).first_steps if self.most_steps > 1 else 0
+
     @property
     def _chosen(self) -> Choice | None:
         return (self.choice or self._predicted) if self._takes_steps else None
@@ -306,13 +382,9 @@ class DeviceKernel:
         chosen = self._chosen.tuning if self._chosen else step_kernel.suggested(self.program)
         return replace(chosen, vectors=vectors)
 
-    @property
-    def aligned(self) -> bool:
-        """Whether rows may be padded: not those of cells with components, which must lie together."""
-        return all(one.components == 1 for one in self.program.inputs)
-
     def _takes_vectors(self, arrays: Sequence[Array]) -> bool:
-        return self.aligned and step_kernel.takes_vectors(arrays, self._tuning(vectors=True))
+        tuning, axes = self._tuning(vectors=True), self.program.axes
+        return step_kernel.takes_pairs(self.program) and step_kernel.takes_vectors(arrays, tuning, axes)
 
     @property
     def sends(self) -> bool:
@@ -324,7 +396,7 @@ class DeviceKernel:
 
         sends: and exchanges halos. Raises NotCompiled.
         """
-        self._step_kernel(steps, self._takes_vectors(arrays), sends)
+        self._step_kernel(steps, self._takes_vectors(views_of_parts(arrays)), sends)
 
     def advance(self, blocks: StepState, steps: int, more: int = 0, rows: Rows | None = None) -> None:
         """Take steps; see `TaskKernel`. Along an axis that is not cut no halo is read.
@@ -414,6 +486,12 @@ class HostKernel:
     sends: ClassVar[bool] = False
     stores_beyond: ClassVar[bool] = False
     finds_ends: ClassVar[Sequence[int]] = ()
+    first_steps: ClassVar[int] = 0
+    handed_on: ClassVar[Mapping[int, int]] = {}
+
+    def without_handed_on(self) -> HostKernel:
+        """Return the kernel: it takes several steps at once, which need all results."""
+        return self
 
     @property
     def most_steps(self) -> int:

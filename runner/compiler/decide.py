@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,7 +51,7 @@ def fused_alone(
     """Return the task with a kernel in place of its function, where this rank alone would have one, and why.
 
     The kernel's results equal the function's to the bit, except for Fusion.inexact and "fast" arithmetic. All
-    ranks of a run must compute by kernels, or none: see `common_fusion`.
+    ranks of a run must compute by kernels, or none.
 
     mode: one of FUSE; None: as the job declares. arithmetic: one of FUSE_MATH. steps: number of calls on the
     whole arrays. Raises UserError if the task's halo is too small.
@@ -84,18 +83,6 @@ def fused_alone(
         compiler = "CUDA" if device.kind == "cuda" else "C++"
         return replace(task, compiled=True), Fusion(compiler, operations=staged.operations)
     return _with_kernel(device, task, arithmetic, steps, program)
-
-
-def common_fusion(task: Task, mode: str | None, fusions: Sequence[Fusion]) -> Fusion | None:
-    """Return why no rank has a kernel: the first one's reason; None if all ranks have theirs.
-
-    fusions: of every rank, by `fused_alone`. Raises UserError if the mode is "require" and a kernel is not
-    possible.
-    """
-    failed = next((fusion for fusion in fusions if fusion.compiler is None), None)
-    if failed is not None and not failed.quiet and (mode or task.job.fuse) == "require":
-        raise not_one_kernel(task, failed)
-    return failed
 
 
 def _with_kernel(
@@ -169,7 +156,8 @@ class ImageKernels:
             axes = grid_axes(task)
         except NotTraceable:
             axes = 0  # never one kernel
-        placed = task.job.whole or "here" in task.job.services  # the kernel knows the shape
+        # The kernel knows the shape.
+        placed = task.job.whole or task.declared_boundary or "here" in task.job.services
         shape = task.shape if placed else task.shape[axes:] if axes else ()
         key = task.dtype, axes, len(task.shape), shape, task.widths
         if key not in self._made:

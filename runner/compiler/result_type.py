@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.samples import samples
-from meshrun.runner.device.api import Backend, poison
+from meshrun.runner.device.api import Backend, poisoned
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region, Shape
@@ -48,7 +48,7 @@ def result_types(
     def call(one: Task, region: Region, blocks: list[Array]) -> tuple[ResultType, ...]:
         stream, xp = backend.stream, backend.xp
         here = BlockContext(0, ranks, host, region.start, region.shape, one.shape, stream, xp)
-        return types_of(task, one.call(blocks, here, result_buffers(one, region.shape, backend)))
+        return types_of(task, one.call(blocks, here, poisoned(backend, one.filled(region.shape))))
 
     failure: BaseException | None = None
     with np.errstate(all="ignore"), hide_output(failures=False):
@@ -100,18 +100,3 @@ def hide_output(*, failures: bool = True) -> Iterator[None]:
         if failures:
             sys.stdout.write(printed.getvalue())
         raise
-
-
-def result_buffers(task: Task, cells: Shape, backend: Backend, *, second: bool = False) -> list[Array] | None:
-    """Return poisoned results for own cells of shape `cells`; None for a job that returns its results.
-
-    second: of a computation that another one is compared with: the poison is another.
-    """
-    if not task.fills:
-        return None
-    declared = task.declared(cells)
-    assert declared is not None
-    outs = [backend.empty(*one) for one in declared]
-    for out in outs:
-        poison(out, other=second)
-    return outs

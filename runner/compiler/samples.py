@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.plan.beyond import padded
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import HostArray, Shape
@@ -72,11 +73,24 @@ def samples(
         for fill in fillings if short else reversed(fillings):  # zeros suffice for the types of results
             rng = np.random.default_rng(0)
             # Fill the cells beyond the edges as a run does, except where a halo is as long as its axis.
-            mode: Any = PADDING[task.boundary]
-            constant = {"constant_values": task.cval} if mode == "constant" else {}
             cells = (fill(rng, field.shape, field.dtype, task.leading) for field in sized.fields)
-            padded = zip(cells, task.fields, strict=True)
-            yield Sample(sized, tuple(np.pad(own, field.widths, mode, **constant) for own, field in padded))
+            yield Sample(sized, tuple(_padded(sized, number, own) for number, own in enumerate(cells)))
+
+
+def _padded(task: Task, number: int, own: HostArray) -> HostArray:
+    """Return an input with its halo."""
+    boundary, constants = task.beyond(number)
+    field = task.fields[number]
+    widths, alone = field.widths, field.repeated
+    if alone:
+        one = own[tuple(slice(1) if axis in alone else slice(None) for axis in range(own.ndim))]
+        own = np.broadcast_to(one, own.shape)
+    if isinstance(boundary, str):
+        constant: Any = {"constant_values": constants} if boundary == "constant" else {}
+        mode: Any = PADDING[boundary]
+        return np.pad(own, widths, mode, **constant)
+    assert isinstance(constants, tuple)
+    return padded(own, widths, boundary, constants)
 
 
 def _longest(task: Task, small: Sequence[Shape]) -> list[Shape]:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.operations import inexact_operations
-from meshrun.runner.compiler.result_type import hide_output, result_buffers
+from meshrun.runner.compiler.passes.beyond import with_rules
+from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.samples import samples
 from meshrun.runner.compiler.trace.array import MOST_COMPONENTS, real_dtype
 from meshrun.runner.compiler.trace.evaluate import evaluate
@@ -17,11 +18,13 @@ from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program,
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.compiler.whole.block_form import BlockFunction
+from meshrun.runner.device.api import poisoned
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import STEP
+from meshrun.runner.plan.beyond import check_tables as check_boundary_tables
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.region import HostArray
 
@@ -39,7 +42,10 @@ def traced(task: Task) -> Program:
     with hide_output(failures=False):
         program = trace_of(task)
         _check(task, program)
-    return program
+    if not task.declared_boundary:
+        return program
+    axes, rules = program.axes, [field.rules for field in task.fields]
+    return with_rules(program, rules, task.shape[:axes], task.widths[:axes], task.parameters)
 
 
 def trace_of(task: Task) -> Program:
@@ -54,7 +60,12 @@ def trace_of(task: Task) -> Program:
     ):
         raise NotTraceable("returns a result of another size than its input")
     inputs = tuple(
-        Operand(field.name, np.dtype(field.dtype.newbyteorder("=")), field.shape[axes:])
+        Operand(
+            field.name,
+            np.dtype(field.dtype.newbyteorder("=")),
+            field.shape[axes:],
+            repeated=None if field.given is None else (len(field.given), field.repeated),
+        )
         for field in task.fields
     )
     declared = None
@@ -81,6 +92,7 @@ def check_tables(task: Task, steps: int) -> None:
     For a function that cannot be traced, as far as it can be.
     """
     job, tape = task.job, task.job.tape
+    check_boundary_tables([field.rules for field in task.fields], task.parameters, steps)
     if tape is None and STEP in job.services:
         try:
             with hide_output(failures=False):
@@ -101,7 +113,7 @@ def _try_last_step(task: Task, steps: int) -> None:
     here = BlockContext(0, 1, "", (0,) * len(shape), shape, shape, None, np, steps - 1)
     try:
         with hide_output(failures=False), np.errstate(all="ignore"):
-            sample.task.call(blocks, here, result_buffers(sample.task, shape, CpuBackend()))
+            sample.task.call(blocks, here, poisoned(CpuBackend(), sample.task.filled(shape)))
     except IndexError as reason:
         raise UserError(
             f"job {task.job.name}: step {steps - 1:,} cannot be taken",
@@ -159,7 +171,11 @@ def _check(task: Task, program: Program) -> None:
     cells = tuple(CHECKED + axis + sum(width) for axis, width in enumerate(widths))
     if "here" in task.job.services:  # no cells beyond the array
         cells = tuple(min(n, m + sum(w)) for n, m, w in zip(cells, task.shape, widths, strict=False))
-    blocks = [_sample(rng, cells + one.trailing, one.dtype) for one in program.inputs]
+    blocks = []
+    for one, field in zip(program.inputs, task.fields, strict=True):
+        shape = cells + one.trailing
+        own_cells = tuple(1 if axis in field.repeated else n for axis, n in enumerate(shape))
+        blocks.append(np.array(np.broadcast_to(_sample(rng, own_cells, one.dtype), shape)))
     own = tuple(n - sum(width) for n, width in zip(cells, widths, strict=True))
     outs = [np.zeros(own + one.trailing, one.dtype) for one in program.outputs]
     first = (0,) * program.axes
@@ -171,7 +187,8 @@ def _check(task: Task, program: Program) -> None:
     wanted = {name: services[name] for name in task.job.services}
     with np.errstate(all="ignore"):
         try:
-            found = task.job.function(*blocks, **wanted, **task.parameters)
+            given = (field.as_given(block) for field, block in zip(task.fields, blocks, strict=True))
+            found = task.job.function(*given, **wanted, **task.parameters)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as reason:  # a user's function may raise anything

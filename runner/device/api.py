@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,3 +159,15 @@ def poison(array: Array, *, other: bool = False) -> None:
     else:
         byte = ~POISON & 0xFF if other else POISON
         array.fill(np.full(dtype.itemsize, byte, np.uint8).view(dtype)[0])
+
+
+def poisoned(
+    backend: Backend, types: Sequence[tuple[Shape, np.dtype[Any]]] | None, *, other: bool = False
+) -> list[Array] | None:
+    """Return new arrays of these shapes and dtypes, poisoned; None for None. other: as of `poison`."""
+    if types is None:
+        return None
+    arrays = [backend.empty(shape, dtype) for shape, dtype in types]
+    for array in arrays:
+        poison(array, other=other)
+    return arrays

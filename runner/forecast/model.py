@@ -9,11 +9,16 @@ directions of a link, a host's files, its memory, its cores.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
-from meshrun.runner.forecast.machine import Machine
+from meshrun.runner.device.api import Device
+from meshrun.runner.errors import UserError
+from meshrun.runner.forecast.machine import Machine, choose, load, nominal_cpu
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import (
     PLAIN,
@@ -29,10 +34,12 @@ from meshrun.runner.plan.chunking import (
 )
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.grid import parse_grid
+from meshrun.runner.plan.halo import AxisModes, along
 from meshrun.runner.plan.task import Task
 from meshrun.runner.plan.window import cells_read
 from meshrun.runner.region import Region, Shape
 from meshrun.runner.report.spans import STAGES
+from meshrun.runner.system.host_memory import host_memory
 
 NO_OPTIONS = StreamOptions()
 GAIN = 0.95  # more ranks help if they reduce the time to less than this fraction
@@ -240,9 +247,10 @@ def _with_read(moved: Bytes, read: int, machine: Machine) -> Bytes:
 def _bytes_read(task: Task, chunks: Chunks) -> tuple[int, int]:
     """Return the bytes that are read for the chunk with the most, and for all, with their halos."""
     most = every = 0
-    for field in task.fields:
+    for number, field in enumerate(task.fields):
+        boundary, _ = task.beyond(number)
         lengths = [
-            _cells_read(task, chunks, axis, width, length)
+            _cells_read(task, chunks, axis, width, length, along(boundary, axis))
             for axis, (width, length) in enumerate(zip(field.widths, field.shape, strict=True))
         ]
         most += math.prod(one for one, _ in lengths) * field.dtype.itemsize
@@ -251,7 +259,7 @@ def _bytes_read(task: Task, chunks: Chunks) -> tuple[int, int]:
 
 
 def _cells_read(
-    task: Task, chunks: Chunks, axis: int, width: tuple[int, int], length: int
+    task: Task, chunks: Chunks, axis: int, width: tuple[int, int], length: int, boundary: AxisModes
 ) -> tuple[int, int]:
     """Return how many cells of an axis of an input are read for the chunk with the most, and for all that
     follow one another along it. Only chunks at the edges of the array differ from the others."""
@@ -269,7 +277,7 @@ def _cells_read(
         total += len(inner) * (rows + low + high)
         found += [rows + low + high] if inner else []
         for first in (*firsts[: inner.start], *firsts[inner.stop :]) if inner else firsts:
-            cells = cells_read(first, min(first + rows, stop), width, length, task.boundary)
+            cells = cells_read(first, min(first + rows, stop), width, length, boundary)
             found.append(cells)
             total += cells
     return max(found, default=0), total
@@ -323,3 +331,74 @@ def _cores(rows: Sequence[Row], kernel: int, machine: Machine) -> Row:
     copying = sum(row.seconds for row in rows if row.name in ("read", "write")) * machine.threads
     seconds = (copying + kernel / machine.rates["kernel"].value) / machine.cores
     return Row("cores", "host", 0, None, f"{machine.cores} of them", seconds)
+
+
+# A run beside its forecast
+
+
+def compare(
+    predicted: Forecast, measured: Mapping[str, tuple[int, float]], wall: float
+) -> list[dict[str, Any]]:
+    """Compare a run with its forecast, stage by stage and finally as a whole: rows of plain values.
+
+    measured: per stage, bytes of one rank and the seconds during which that rank had such work in progress
+    (with several threads fewer than the sum of their times). wall: seconds from the first byte read to the
+    last one written. In the rows: fraction: forecast seconds over measured seconds. source: of the rates that
+    the forecast is based on.
+    """
+    forecasts = {row.name: row.seconds for row in predicted.rows}
+    source = predicted.rows[0].source
+    rows = [_compared(name, *measured[name], forecasts.get(name)) for name in STAGES if name in measured]
+    return [{**row, "source": source} for row in (*rows, _compared("run", None, wall, predicted.seconds))]
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """What rank 0 of a run measured.
+
+    device: of the rank. hosts: their number. stages: as `measured` of `compare`. wall: seconds from the first
+    byte read to the last one written. streamed: whether the run was streamed.
+    """
+
+    device: Device
+    hosts: int
+    stages: Mapping[str, tuple[int, float]]
+    wall: float
+    streamed: bool
+
+
+def beside_run(
+    task: Task,
+    run: MeasuredRun,
+    options: StreamOptions,
+    files: Files,
+    *,
+    rates: Path | None,
+    grid: str | None,
+    keep_whole: bool,
+) -> list[dict[str, Any]] | None:
+    """Return `compare` for a completed run; None if no forecast can be made, for example of an unknown GPU,
+    or if the forecast is streamed and the run was not, or the other way round.
+
+    task: cut into a block for each rank. rates: the file of measured rates, if there is one. files, grid,
+    keep_whole: of the run, as for `forecast`.
+    """
+    here = nominal_cpu(os.cpu_count() or 1, host_memory())
+    try:
+        kept = load(rates) if rates is not None else None
+        machine = choose(run.device.name if run.device.kind == "cuda" else "cpu", kept, here)
+        predicted = forecast(task, machine, run.hosts, options, files, grid=grid, keep_whole=keep_whole)
+        return compare(predicted, run.stages, run.wall) if predicted.part.streamed == run.streamed else None
+    except (UserError, KeyError, ArithmeticError):  # the run itself has succeeded
+        return None
+
+
+def _compared(name: str, moved: int | None, seconds: float, predicted: float | None) -> dict[str, Any]:
+    return {
+        "stage": name,
+        "bytes": moved,
+        "bytes_per_second": moved / seconds if moved and seconds else None,
+        "forecast_seconds": predicted,
+        "seconds": seconds,
+        "fraction": predicted / seconds if predicted is not None and seconds else None,
+    }

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.arrays.decoded_inputs import check_decoded
+from meshrun.runner.arrays.load import check_decoded
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.device.cpu import CpuBackend

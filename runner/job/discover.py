@@ -22,6 +22,7 @@ from meshrun.runner.job.declaration import Job
 
 ENTRY_POINTS = "meshrun.jobs"
 LISTED = 5  # functions of a file without a job
+DECORATORS = "@meshrun.distribute, or @meshrun.map_blocks for blocks,"
 USER_FILE = "meshrun_user_"  # begin of the name of a module that `load_file` has made: nothing can import it
 
 
@@ -98,11 +99,17 @@ def _instead(module: types.ModuleType, attribute: str, jobs: Collection[str]) ->
         key for key in functions if own[key].__module__ == module.__name__ and not key.startswith("_")
     ]  # fmt: skip
     if len(plain) == 1:
-        return f"function `{plain[0]}` has no decorator", "put @meshrun.map_blocks above it"
+        return (
+            f"function `{plain[0]}` has no decorator",
+            f"put {DECORATORS} above it",
+        )
     if not plain:
-        return "it has no function", "a function under @meshrun.map_blocks, reduce_blocks or job"
+        return "it has no function", "a function under @meshrun.distribute, map_blocks, reduce_blocks or job"
     listed = ", ".join(f"`{key}`" for key in plain[:LISTED]) + (", ..." if len(plain) > LISTED else "")
-    return f"functions {listed} have no decorator", "put @meshrun.map_blocks above one of them"
+    return (
+        f"functions {listed} have no decorator",
+        f"put {DECORATORS} above one of them",
+    )
 
 
 def _is_module_name(text: str) -> bool:

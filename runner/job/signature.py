@@ -161,7 +161,7 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
     parameters = list(inspect.signature(function).parameters.values())
     first = 0 if kind == "job" else 1  # a function of kind "job" takes no block
     if len(parameters) < first:
-        raise UserError(f"job {function.__name__} has no parameter for the block")
+        raise UserError(f"job {function.__name__} has no parameter for an array")
     while kind == "map" and first < len(parameters) and _is_array(function, parameters[first]):
         first += 1
     declared = parameters[first:]

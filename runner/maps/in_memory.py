@@ -27,8 +27,8 @@ from meshrun.runner.arrays.halo.exchange import (
     start_exchange,
 )
 from meshrun.runner.comm.api import Message
-from meshrun.runner.compiler.result_type import ResultType, result_buffers, types_of, types_without_cells
-from meshrun.runner.device.api import Shortage
+from meshrun.runner.compiler.result_type import ResultType, types_of, types_without_cells
+from meshrun.runner.device.api import Shortage, poisoned
 from meshrun.runner.errors import RunError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.plan.task import Task
@@ -71,14 +71,15 @@ class Pipeline:
         self.region = self.plans[0].region
         low, high = self.plans[0].widths[0]
         rows = self.region.shape[0]
-        partition = self.task.partition
-        cut = [axis for axis, parts in enumerate(partition.grid) if parts > 1]
-        # Rows that need no other rank are one contiguous range only when the array is cut along axis 0.
-        # All ranks decide by the smallest block: different decisions would cause a deadlock.
-        smallest = partition[partition.size - 1].shape[0]
         self._unit = self.task.units[0]
         top, bottom = (-(-width // self._unit) * self._unit for width in self.task.widths[0])
-        self.overlap = self.overlap and cut == [0] and smallest > top + bottom
+        if self.overlap:
+            # Rows that need no other rank are one contiguous range only when the array is cut along axis 0.
+            # All ranks decide by the smallest block: different decisions would cause a deadlock.
+            partition = self.task.partition
+            cut = [axis for axis, parts in enumerate(partition.grid) if parts > 1]
+            smallest = partition[partition.size - 1].shape[0]
+            self.overlap = cut == [0] and smallest > top + bottom
         self._interior = (top, rows - bottom) if self.overlap else (0, rows)
         self._halo = low + high
         self._outs: list[Array] | None = None  # on a device: whole results, for a job that fills them
@@ -159,7 +160,7 @@ class Pipeline:
     def _timed(self, rows: Rows, window: Blocks) -> tuple[Rows, Results]:
         with self.phases("kernel"):
             shape = self.region.rows(*rows).shape
-            results = self._call(rows, window, result_buffers(self.task, shape, self.world.backend))
+            results = self._call(rows, window, poisoned(self.world.backend, self.task.filled(shape)))
         self.progress(rows[1], self.region.shape[0])
         return rows, results
 
@@ -167,7 +168,7 @@ class Pipeline:
         """Compute the interior's last rows on a copy; the first would leave the other rows unaligned."""
         region = self.region
         if region.size:
-            self._outs = result_buffers(self.task, region.shape, self.world.backend)
+            self._outs = poisoned(self.world.backend, self.task.filled(region.shape))
             first, last = rows = (self._interior[1] - self._unit, self._interior[1])
             window = [block[first : last + self._halo].copy() for block in blocks]
             self._first = [(rows, self._call(rows, window, self._outs))]
@@ -294,7 +295,10 @@ def agreed_results(world: World, task: Task, found: tuple[ResultType, ...] | Non
 
 def halo_plans(task: Task, rank: int) -> list[HaloPlan]:
     """Return the layout of a rank's block of each input."""
-    return [HaloPlan(field.partition, rank, field.widths, task.boundary, task.cval) for field in task.fields]
+    return [
+        HaloPlan(field.partition, rank, field.widths, *task.beyond(number))
+        for number, field in enumerate(task.fields)
+    ]
 
 
 def call_rows(

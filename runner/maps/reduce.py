@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.arrays.decoded_inputs import open_decoded
+from meshrun.runner.arrays.load import open_decoded
 from meshrun.runner.arrays.reduce import Combine, Subtree, finish, fold
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext

@@ -19,9 +19,9 @@ import numpy as np
 
 from meshrun.runner.compiler.lint.causes import explain
 from meshrun.runner.compiler.lint.needs import needs_of
-from meshrun.runner.compiler.result_type import hide_output, result_buffers
+from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.samples import Sample, samples
-from meshrun.runner.device.api import Backend
+from meshrun.runner.device.api import Backend, poisoned
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
@@ -113,7 +113,7 @@ def _judged(sample: Sample, backend: Backend, host: str) -> tuple[bool, Differen
         padded = zip(sample.padded, ends, strict=True)
         try:
             if parts == 1:
-                unwritten = result_buffers(task, shape, backend)
+                unwritten = poisoned(backend, task.filled(shape))
             blocks = [xp.array(whole[_along(axis, first, end)]) for whole, end in padded]
             outs = unwritten and [
                 out[_result_cells(shape, axis, first, last, out)].copy() for out in unwritten

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 Verify = Literal["off", "sample", "full"]
 Checksum = Literal["off", "sample", "full"]
 Boundary = Literal["reflect", "mirror", "nearest", "constant", "wrap"]
+BoundarySide = str | float  # a Boundary, a constant, or the name of a parameter that is one
+BoundaryAxis = BoundarySide | tuple[BoundarySide, BoundarySide]  # both ends, or before and after the array
+BoundaryAxes = tuple[BoundaryAxis, ...]
+# Of all inputs, axes and sides, of each axis, or of each input.
+BoundaryRules = Boundary | float | BoundaryAxes | Mapping[str, BoundarySide | BoundaryAxes]
 Fuse = Literal["auto", "require", "off"]  # whether a function becomes one kernel
 FuseMath = Literal["strict", "fast"]
 Order = Literal["C", "F"]

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshrun.runner.options.choices import Boundary, Checksum, DeviceChoice, Fuse, FuseMath, Order, Verify
+from meshrun.runner.options.choices import Checksum, DeviceChoice, Fuse, FuseMath, Order, Verify
 from meshrun.runner.options.form import Form, form_of
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.options.table import OptionRow, row, rows
 from meshrun.runner.options.values import (
+    BoundaryValue,
     ChoiceValue,
     CountValue,
     DtypeValue,
@@ -70,7 +71,11 @@ class Options:
     grid: str | None = row(
         LengthsValue(), "Split the array into this grid, a number per axis.", metavar="RxC"
     )
-    boundary: Boundary | None = row(ChoiceValue(Boundary), "Values beyond the array's edges.")
+    boundary: str | None = row(
+        BoundaryValue(),
+        "Values beyond the array's edges, of all or by input, axis and side: p=wrap,0.0:nearest.",
+        metavar="[reflect|mirror|nearest|constant|wrap]",
+    )
     cval: float | None = row(NumberValue(), "The constant of {boundary:constant}.")
     overlap: bool | None = row(FlagValue(), "Compute while data is in transfer.")
     oversubscribe: bool = row(FlagValue(), "Let ranks share a GPU.", default=False)

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.options.boundary import spelled
+from meshrun.runner.options.choices import BOUNDARIES, BoundaryRules
 from meshrun.runner.options.form import is_length
 
 DIGITS_MOST = 40  # digits of a size that are read
@@ -52,6 +54,19 @@ class ChoiceValue:
         if value not in self.words:
             raise UserError(f"{value!r} is not one of {', '.join(map(repr, self.words))}")
         return str(value)
+
+
+@dataclass(frozen=True)
+class BoundaryValue:
+    """A boundary of all inputs, axes and sides, or of each. The job checks what it names."""
+
+    python: Any = BoundaryRules
+    form: str = 'a mode, or {"p": ("wrap", (0.0, "nearest"))}'
+
+    def read(self, value: Any) -> str:
+        if isinstance(value, str) and value.isidentifier() and value not in BOUNDARIES:
+            raise UserError(f"{value!r} is not one of {', '.join(map(repr, BOUNDARIES))}")
+        return spelled(value)
 
 
 @dataclass(frozen=True)
@@ -216,6 +231,7 @@ class ParsedValue:
 
 OptionValue = (
     ChoiceValue
+    | BoundaryValue
     | FlagValue
     | CountValue
     | NumberValue

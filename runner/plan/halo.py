@@ -26,9 +26,12 @@ from typing import Any
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.plan.grid import Partition
-from meshrun.runner.region import Shape
+from meshrun.runner.region import Region, Shape
 
 Widths = tuple[tuple[int, int], ...]
+AxisModes = str | tuple[str, str]  # the boundary of both ends of an axis, or those before and after it
+Modes = tuple[tuple[str, str], ...]  # per axis, before and after the array
+Constants = tuple[tuple[float, float], ...]  # of these, where the mode is "constant"
 Slices = tuple[slice, ...]
 
 
@@ -94,6 +97,16 @@ def source_index(position: int, length: int, boundary: str) -> int | None:
     return min(position, 2 * length - 2 - position)
 
 
+def along(boundary: str | Modes, axis: int) -> AxisModes:
+    """Return the boundary of one axis, of one for all sides or of the modes of each."""
+    return boundary if isinstance(boundary, str) else boundary[axis]
+
+
+def wraps(boundary: str | Modes, axis: int) -> bool:
+    """Return whether both ends of an axis meet."""
+    return along(boundary, axis) in ("wrap", ("wrap", "wrap"))
+
+
 @dataclass(frozen=True)
 class AxisCopy:
     """`count` neighbouring cells along one axis of a padded block, all copied from one block's own cells.
@@ -115,7 +128,7 @@ class AxisCopy:
 
 
 def axis_copies(
-    partition: Partition, axis: int, coordinate: int, width: tuple[int, int], boundary: str
+    partition: Partition, axis: int, coordinate: int, width: tuple[int, int], boundary: AxisModes
 ) -> list[AxisCopy]:
     """Return the copies that fill block `coordinate` along `axis`; the first one is its own cells.
 
@@ -132,13 +145,14 @@ def axis_copies(
 
 
 def copies_beyond(
-    partition: Partition, axis: int, positions: range, target: int, boundary: str
+    partition: Partition, axis: int, positions: range, target: int, boundary: AxisModes
 ) -> Iterator[AxisCopy]:
     """Yield copies that fill `positions` of an axis, inside or outside, from `target` of a padded block."""
     open_copy: AxisCopy | None = None
-    is_cut = partition.grid[axis] > 1
+    is_cut, length = partition.grid[axis] > 1, partition.shape[axis]
     for offset, position in enumerate(positions):
-        source = source_index(position, partition.shape[axis], boundary)
+        mode = boundary if isinstance(boundary, str) else boundary[position >= length]
+        source = source_index(position, length, mode)
         if source is None:
             continue
         place = partition.owner(axis, source) if is_cut else 0
@@ -152,6 +166,28 @@ def copies_beyond(
         open_copy = AxisCopy(target + offset, 1, source, 1, place)
     if open_copy is not None:
         yield open_copy
+
+
+def outside_slabs(
+    region: Region, whole: Shape, widths: Widths, boundary: str | Modes, cval: float | Constants
+) -> list[tuple[Slices, float]]:
+    """Return the slices of a region's padded block that hold a constant, and the constant.
+
+    Where two overlap, beyond the ends of two axes, the later one counts.
+    """
+    found = []
+    for axis, ((low, high), length) in enumerate(zip(widths, whole, strict=True)):
+        modes, size = along(boundary, axis), low + region.shape[axis] + high
+        before = max(low - region.start[axis], 0)
+        after = max(region.stop[axis] + high - length, 0)
+        for side, part in enumerate((slice(0, before), slice(size - after, size))):
+            mode = modes if isinstance(modes, str) else modes[side]
+            if mode == "constant" and part.stop > part.start:
+                value = cval[axis][side] if isinstance(cval, tuple) else cval
+                slab = [slice(None)] * len(whole)
+                slab[axis] = part
+                found.append((tuple(slab), value))
+    return found
 
 
 @dataclass(frozen=True)
@@ -170,11 +206,14 @@ class Transfer:
     flip: tuple[int, ...]
 
 
-def transfers(partition: Partition, receiver: int, widths: Widths, boundary: str) -> Iterator[Transfer]:
+def transfers(
+    partition: Partition, receiver: int, widths: Widths, boundary: str | Modes
+) -> Iterator[Transfer]:
     """Yield all transfers to `receiver`, in the order in which its senders yield them."""
     place = partition.coordinates(receiver)
     per_axis = [
-        axis_copies(partition, axis, place[axis], widths[axis], boundary) for axis in range(len(place))
+        axis_copies(partition, axis, place[axis], widths[axis], along(boundary, axis))
+        for axis in range(len(place))
     ]
     for box in product(*per_axis):
         is_halo = any(copy is not copies[0] for copy, copies in zip(box, per_axis, strict=True))
@@ -182,7 +221,7 @@ def transfers(partition: Partition, receiver: int, widths: Widths, boundary: str
             yield _transfer(partition, receiver, box)
 
 
-def sends(partition: Partition, sender: int, widths: Widths, boundary: str) -> Iterator[Transfer]:
+def sends(partition: Partition, sender: int, widths: Widths, boundary: str | Modes) -> Iterator[Transfer]:
     """Yield all transfers from `sender`; considers only blocks that touch its cells along every axis."""
     place = partition.coordinates(sender)
     neighbours = []
@@ -192,7 +231,7 @@ def sends(partition: Partition, sender: int, widths: Widths, boundary: str) -> I
             for coordinate in range(parts)
             if any(
                 copy.owner == place[axis]
-                for copy in axis_copies(partition, axis, coordinate, widths[axis], boundary)
+                for copy in axis_copies(partition, axis, coordinate, widths[axis], along(boundary, axis))
             )
         ]
         neighbours.append(near)

@@ -26,7 +26,7 @@ from itertools import pairwise, product
 
 from meshrun.runner.plan.chunking import block_memory
 from meshrun.runner.plan.grid import Partition
-from meshrun.runner.plan.halo import AxisCopy, Widths, copies_beyond
+from meshrun.runner.plan.halo import AxisCopy, Modes, Widths, along, copies_beyond, wraps
 from meshrun.runner.plan.task import Field, Task
 from meshrun.runner.region import Region
 
@@ -124,7 +124,7 @@ def for_chunks(task: Task, steps: int) -> Task:
 
 def least_rows(task: Task, steps: int) -> int:
     """Return the fewest rows of a chunk for so many steps: all cells that it copies are in its neighbours."""
-    return steps * max(task.widths[0]) + (task.boundary == "mirror")
+    return steps * max(task.widths[0]) + task.mirrors
 
 
 def _times(width: tuple[int, int], steps: int) -> tuple[int, int]:
@@ -142,9 +142,9 @@ def step_pieces(task: Task, own: Region, remaining: int, cut: Sequence[bool], *,
         return []
     per_axis: list[list[tuple[Rows, int]]] = []
     axes = zip(own.start, own.stop, task.shape, cut, task.widths, strict=True)
-    for start, stop, length, is_cut, (low, high) in axes:
+    for axis, (start, stop, length, is_cut, (low, high)) in enumerate(axes):
         first, last = (start - remaining * low, stop + remaining * high) if is_cut else (start, stop)
-        if task.boundary != "wrap":
+        if (first < 0 or last > length) and not task.wraps_along(axis):
             first, last = max(first, 0), min(last, length)
         ends = range(-(-(first + 1) // length) * length, last, length) if apart and length else ()
         cuts = [first, *ends, last]
@@ -160,7 +160,7 @@ def step_pieces(task: Task, own: Region, remaining: int, cut: Sequence[bool], *,
 
 
 def edge_copies(
-    field: Field, cut: Sequence[bool], own: Region, widths: Widths, boundary: str
+    field: Field, cut: Sequence[bool], own: Region, widths: Widths, boundary: str | Modes
 ) -> list[tuple[int, AxisCopy]]:
     """Return, axis by axis, the copies that fill the cells beyond the array along the cut axes.
 
@@ -169,14 +169,17 @@ def edge_copies(
     """
     found = []
     for axis, length in enumerate(field.shape):
-        if axis >= len(cut) or not cut[axis] or boundary in ("wrap", "constant") or own.size == 0:
+        if axis >= len(cut) or not cut[axis] or wraps(boundary, axis) or own.size == 0:
             continue
         low, high = field.widths[axis]
         first, last = own.start[axis] - widths[axis][0], own.stop[axis] + widths[axis][1]
         before, after = range(max(-low, first), 0), range(length, min(length + high, last))
         whole = Partition((length,), (1,))
         for positions in (before, after):
-            found += [(axis, copy) for copy in copies_beyond(whole, 0, positions, positions.start, boundary)]
+            found += [
+                (axis, copy)
+                for copy in copies_beyond(whole, 0, positions, positions.start, along(boundary, axis))
+            ]
     return found
 
 

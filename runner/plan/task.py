@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -18,8 +19,18 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.series import Parameters, Series
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.options.choices import BOUNDARIES
+from meshrun.runner.plan.beyond import (
+    Rules,
+    check_boundary,
+    constants_of,
+    modes_of,
+    repeated_along,
+    rules_of,
+    rules_text,
+    uniform,
+)
 from meshrun.runner.plan.grid import Partition, parse_grid
-from meshrun.runner.plan.halo import Widths, check_widths, normalize
+from meshrun.runner.plan.halo import Constants, Modes, Widths, check_widths, normalize, wraps
 from meshrun.runner.region import Array, Region, Shape, Subgrid
 from meshrun.runner.report.units import counted
 from meshrun.runner.spelling import option
@@ -36,7 +47,9 @@ class Field:
     """One input array of a task.
 
     widths: its halo per axis; axes that other inputs do not have get none. subgrid: of its own cells, if
-    `shape` is that of an array with a cell at each position of space.
+    `shape` is that of an array with a cell at each position of space. rules: of the cells beyond each end of
+    each axis, if the task's boundary is not one for all. given: the shape that the function gets, of an input
+    that broadcasts to `shape` as in NumPy; None: `shape` itself.
     """
 
     name: str
@@ -45,10 +58,29 @@ class Field:
     partition: Partition
     widths: Widths
     subgrid: Subgrid | None = None
+    rules: Rules = ()
+    given: Shape | None = None
+
+    @property
+    def repeated(self) -> tuple[int, ...]:
+        """The axes along which all cells are the one that the function gets."""
+        if self.given is None:
+            return ()
+        lengths = (1,) * (len(self.shape) - len(self.given)) + self.given
+        return tuple(axis for axis, n in enumerate(lengths) if n == 1)
+
+    def as_given(self, block: Array) -> Array:
+        """Return a block of `shape` as the function gets it: one cell along axes that are repeated."""
+        if self.given is None:
+            return block
+        part = tuple(slice(1) if axis in self.repeated else slice(None) for axis in range(len(self.shape)))
+        return block[part].reshape(block[part].shape[len(self.shape) - len(self.given) :])
 
     @property
     def stored(self) -> Shape:
         """The shape of the array's own cells, as a file has it."""
+        if self.given is not None:
+            return self.given
         return self.shape if self.subgrid is None else self.subgrid.shape
 
     def padded(self, cells: Shape) -> Shape:
@@ -61,6 +93,11 @@ class TaskKernel(Protocol):
     @property
     def most_steps(self) -> int:
         """The most steps of one call of `advance`; 1 if it takes none."""
+
+    @property
+    def first_steps(self) -> int:
+        """How many steps are taken one by one before `advance` takes several: it computes cells at the ends
+        as copies of others, which they are from then on."""
 
     @property
     def aligned(self) -> bool:
@@ -113,6 +150,16 @@ class TaskKernel(Protocol):
         constant boundary has, which no pass changes."""
 
     @property
+    def handed_on(self) -> Mapping[int, int]:
+        """The inputs whose next values another input has now: {before: now}.
+
+        `before` is read by the result that becomes `now` alone, at the own cell: a pass may write over it.
+        """
+
+    def without_handed_on(self) -> TaskKernel:
+        """Return the kernel of single passes that leaves out what becomes the inputs of `handed_on`."""
+
+    @property
     def capturable(self) -> bool:
         """Whether a CUDA graph may have what `bind` returns."""
 
@@ -145,6 +192,8 @@ class Task:
     `shape`, `dtype`, `partition` and `widths` are those of the first input that has axes, in whose indices
     regions and the block context are given. An input or a result without axes is a value, which every rank
     has.
+    boundary: of all inputs, axes and sides; if fields have rules, of a kernel's blocks: "wrap" if ends of
+    some axis meet, else "constant". The kernel has the rules in itself.
     """
 
     job: Job
@@ -234,8 +283,52 @@ class Task:
     @property
     def boundary_read(self) -> str:
         """The boundary of the cells beyond the array that a kernel reads; "none" if it uses none: a function
-        of whole arrays has values of its own at the ends, or wraps around them."""
-        return self.boundary if self.boundary == "wrap" or not self.job.whole else "none"
+        of whole arrays has values of its own at the ends, or wraps around them, and so has the kernel of one
+        with a boundary for each side."""
+        placed = self.job.whole or bool(self.declared_boundary)
+        return self.boundary if self.boundary == "wrap" or not placed else "none"
+
+    @cached_property
+    def declared_boundary(self) -> str:
+        """The boundary as text, if it is not one for all inputs, axes and sides; else ""."""
+        return ";".join(f"{one.name}={rules_text(one.rules)}" for one in self.fields if one.rules)
+
+    @property
+    def by_side(self) -> bool:
+        """Whether cells beyond the array follow the fields' rules: a kernel reads none of them."""
+        return bool(self.declared_boundary) and self.kernel is None
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether cells beyond the array equal some that lie one cell further from the end."""
+        if not self.by_side:
+            return self.boundary == "mirror"
+        return any(side.mode == "mirror" for field in self.fields for axis in field.rules for side in axis)
+
+    @property
+    def has_timed_boundary(self) -> bool:
+        """Whether cells beyond the array have values of the step, from a table in time."""
+        return any(
+            isinstance(side.value, str) for field in self.fields for axis in field.rules for side in axis
+        )
+
+    def beyond(self, number: int, step: int = 0) -> tuple[str | Modes, float | Constants]:
+        """Return the boundary of the blocks of input `number` and its constant, of all sides or of each."""
+        rules = self.fields[number].rules
+        if not self.by_side:
+            return self.boundary, self.cval
+        return modes_of(rules), constants_of(rules, self.parameters, step)
+
+    def wraps_in_part(self, axis: int) -> bool:
+        """Return whether the ends of an axis meet for some inputs, and for others do not."""
+        fields = [field for field in self.fields if axis < len(field.shape)]
+        return len({wraps(modes_of(field.rules), axis) for field in fields}) > 1
+
+    def wraps_along(self, axis: int) -> bool:
+        """Return whether blocks go on beyond the array along an axis, where its ends meet for all inputs."""
+        if not self.by_side:
+            return self.boundary == "wrap"
+        return all(wraps(modes_of(field.rules), axis) for field in self.fields if axis < len(field.shape))
 
     @property
     def has_halo(self) -> bool:
@@ -330,6 +423,13 @@ class Task:
             return None
         return tuple(self._like_input(name, shape) for name in job.feeds or (None,))
 
+    def filled(self, cells: Shape) -> tuple[ArrayType, ...] | None:
+        """Return shape and dtype of each result that is filled, for own cells of shape `cells`.
+
+        None for a job that returns its results.
+        """
+        return self.declared(cells) if self.fills else None
+
     def _like_input(self, name: str | None, shape: Shape) -> ArrayType:
         """Return shape and dtype of a result that is filled and not declared: as the input that it feeds."""
         number = next((n for n, field in enumerate(self.fields) if field.name == name), 0)
@@ -337,11 +437,18 @@ class Task:
         return shape[: self.leading] + (field.shape if number else shape)[self.leading :], field.dtype
 
     def with_results(self, types: Sequence[ArrayType]) -> Task:
-        """Return the task with its results known.
+        """Return the task with its results known; for equal types the same one, with all that it has derived.
 
         types: per result, the lengths of its axes after the `leading` ones, and its dtype."""
-        leading = self.shape[: self.leading]
-        return replace(self, results=tuple((leading + tail, dtype) for tail, dtype in types))
+        known = self._with_results
+        if (key := tuple(types)) not in known:
+            leading = self.shape[: self.leading]
+            known[key] = replace(self, results=tuple((leading + tail, dtype) for tail, dtype in types))
+        return known[key]
+
+    @cached_property
+    def _with_results(self) -> dict[tuple[ArrayType, ...], Task]:
+        return {}
 
     def with_grid(self, grid: Shape) -> Task:
         """Return the task with another partition. grid: one number per axis of the first input."""
@@ -382,7 +489,8 @@ class Task:
         out = None if outs is None else outs[0] if len(outs) == 1 else tuple(outs)
         services = {"out": out, "xp": here.xp, "here": here, STEP: here.step}
         wanted = {name: services[name] for name in self.job.services}
-        returned = self.job.function(*blocks, **wanted, **self.parameters)
+        given = (field.as_given(block) for field, block in zip(self.fields, blocks, strict=True))
+        returned = self.job.function(*given, **wanted, **self.parameters)
         if returned is None and outs is not None:
             returned = tuple(outs)
         return tuple(map(in_own_byte_order, self._separate(returned)))
@@ -531,7 +639,7 @@ def plan_task(
     inputs = job.with_constants(inputs) if job.constants else inputs
     for name, (shape, dtype) in zip(job.arrays, inputs, strict=True):
         which = f"the input {name}" if len(inputs) > 1 else "the input"
-        if not shape and job.program is None:
+        if not shape and job.program is None and (job.whole or not any(one for one, _ in inputs)):
             raise UserError(f"{which} is a scalar", got="no axes", expected="an array")
         check_numbers(name, len(inputs), dtype)
     subgrids: list[Subgrid | None] = [None] * len(inputs)
@@ -540,21 +648,25 @@ def plan_task(
         subgrids = [None if not one.shape or one.fills(space) else one for one in job.sizes.inputs]
         pairs = zip(job.sizes.inputs, inputs, strict=True)
         inputs = [(one.in_space(space) if shape else (), of_one) for one, (shape, of_one) in pairs]
+    given: list[Shape | None] = [None] * len(inputs)
+    target = _broadcast_to(job, parameters, [one for one, _ in inputs], grid)
+    if target is not None:
+        given = [None if one == target else one for one, _ in inputs]
+        inputs = [(target, of_one) for _, of_one in inputs]
     shape, dtype = next(one for one in inputs if one[0])
     has_tables = any(isinstance(value, Series) for value in parameters.values())
     parameters = job.arguments(parameters) if has_tables else parameters
     if job.check is not None:
         job.check(shape, dtype, **parameters)
-    chosen = boundary or job.boundary
-    if chosen not in BOUNDARIES:
-        raise UserError("unknown boundary", got=chosen, expected=", ".join(BOUNDARIES))
+    chosen = job.boundary if boundary is None else boundary
+    check_boundary(job, chosen)
     if job.whole and (boundary is not None or cval is not None):
         raise UserError(
             f"{option('boundary')} and {option('cval')} do not apply to functions of whole arrays",
             got=f"job {job.name}",
             expected="the function itself, which says what cells at the array's ends are",
         )
-    if cval is not None and chosen != "constant":
+    if cval is not None and "constant" not in re.split("[,:;=]", chosen):
         raise UserError(
             f"{option('cval')} does not apply: it is the constant of {option('boundary', 'constant')}",
             got=f"{option('cval', cval)} and the boundary {chosen}",
@@ -566,12 +678,14 @@ def plan_task(
     parts = (ranks, *(1,) * (len(shape) - 1)) if grid is None else parse_grid(grid, shape, ranks)
     constant = job.cval if cval is None else cval
     fields = []
-    for name, (one, of_one), subgrid in zip(job.arrays, inputs, subgrids, strict=True):
-        if chosen == "constant":
-            _check_constant(constant, of_one)
+    for name, (one, of_one), subgrid, own in zip(job.arrays, inputs, subgrids, given, strict=True):
         wide = widths + ((0, 0),) * (len(one) - common) if one else ()
-        fields.append(Field(name, one, of_one, Partition(one, _grid_of(parts, len(one))), wide, subgrid))
-    task = Task(job, parameters, tuple(fields), chosen, constant)
+        by_side = chosen not in BOUNDARIES or target is not None
+        rules = rules_of(job, chosen, constant, name, wide, parameters) if by_side else ()
+        partition = Partition(one, _grid_of(parts, len(one)))
+        field = Field(name, one, of_one, partition, wide, subgrid, rules, own)
+        fields.append(replace(field, rules=repeated_along(field.repeated, rules)))
+    task = _with_boundary(Task(job, parameters, tuple(fields), chosen, constant))
     _check_same_grid(task)
     declared = task.declared(shape)
     if declared is None:
@@ -581,6 +695,49 @@ def plan_task(
             _check_factors(task, number, result)
     task = replace(task, results=declared).in_units()
     _check_units(task)
+    return task
+
+
+def _broadcast_to(
+    job: Job, parameters: dict[str, Any], shapes: Sequence[Shape], grid: str | None
+) -> Shape | None:
+    """Return the shape to which the inputs broadcast as in NumPy; None if they share the axes that are cut.
+
+    None also for shapes that do not broadcast.
+    """
+    if job.whole or job.kind != "map" or len(set(shapes)) == 1:
+        return None
+    common = min(map(len, shapes))
+    try:
+        target = np.broadcast_shapes(*shapes)
+        widths = normalize(job.halo_for(parameters), len(target))
+    except (ValueError, UserError):
+        return None
+    cut = (
+        len(target)
+        if grid is not None
+        else max(axis + 1 for axis, width in enumerate(widths) if axis == 0 or width != (0, 0))
+    )
+    shared = common >= cut and all(one[:cut] == shapes[0][:cut] for one in shapes)
+    return None if shared else target
+
+
+def _with_boundary(task: Task) -> Task:
+    """Return the task with its boundary in the simplest form. Raises UserError if a constant does not fit."""
+    if any(field.rules for field in task.fields):
+        rules = [field.rules for field in task.fields]
+        side = uniform(rules, [field.widths for field in task.fields])
+        if side is None:
+            for field in task.fields:
+                for value in {side.value for axis in field.rules for side in axis if side.mode == "constant"}:
+                    _check_constant(task.parameters[value] if isinstance(value, str) else value, field.dtype)
+            meets = any(one.mode == "wrap" for field in rules for axis in field for one in axis)
+            return replace(task, boundary="wrap" if meets else "constant", cval=0.0)
+        assert not isinstance(side.value, str)
+        fields = tuple(replace(field, rules=()) for field in task.fields)
+        task = replace(task, boundary=side.mode, cval=side.value, fields=fields)
+    for field in task.fields if task.boundary == "constant" else ():
+        _check_constant(task.cval, field.dtype)
     return task
 
 
@@ -599,6 +756,7 @@ def _check_same_grid(task: Task) -> None:
                 f"job {task.job.name}: its inputs have different shapes",
                 got=", ".join(f"{one.name} {'x'.join(map(str, one.shape))}" for one in task.fields),
                 expected=f"the same lengths along {axes}, along which arrays are cut",
+                hint="a shape that broadcasts as in NumPy, with lengths of 1",
             )
 
 
@@ -683,24 +841,26 @@ def _uncut(always: int) -> str:
     return f"{option('grid', 'x'.join('0' * always))}, which cuts no other axis"
 
 
-def _check_constant(cval: float, dtype: np.dtype[Any]) -> None:
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        if not (float(cval).is_integer() and limits.min <= cval <= limits.max):
-            raise UserError(
-                f"{option('cval')} does not fit the input's dtype",
-                got=cval,
-                expected=f"a whole number from {limits.min} to {limits.max} ({dtype})",
-            )
-    elif math.isfinite(cval):
-        with np.errstate(over="ignore"):
-            stored = dtype.type(cval)
-        if not np.isfinite(stored):
-            raise UserError(
-                f"{option('cval')} does not fit the input's dtype",
-                got=cval,
-                expected=f"a magnitude of {np.finfo(dtype).max} or less ({dtype}), or inf",
-            )
+def _check_constant(cval: Any, dtype: np.dtype[Any]) -> None:
+    """Raise UserError if the constant beyond an array, or one of a table in time, does not fit a dtype."""
+    for value in np.asarray(cval).ravel().tolist():
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            if not (float(value).is_integer() and limits.min <= value <= limits.max):
+                raise UserError(
+                    f"{option('cval')} does not fit the input's dtype",
+                    got=value,
+                    expected=f"a whole number from {limits.min} to {limits.max} ({dtype})",
+                )
+        elif math.isfinite(value):
+            with np.errstate(over="ignore"):
+                stored = dtype.type(value)
+            if not np.isfinite(stored):
+                raise UserError(
+                    f"{option('cval')} does not fit the input's dtype",
+                    got=value,
+                    expected=f"a magnitude of {np.finfo(dtype).max} or less ({dtype}), or inf",
+                )
 
 
 def check_feeds(task: Task) -> None:
@@ -728,11 +888,12 @@ def check_feeds(task: Task) -> None:
             continue
         field = fields[name]
         if (shape, dtype) != (field.stored, field.dtype):
-            hint = (
-                f"return result.astype({field.dtype})"
-                if shape == field.stored
-                else f"one pass, no {option('steps')}"
-            )
+            if shape != field.stored:
+                hint = f"one pass, no {option('steps')}"
+            elif dtype.kind == "c" != field.dtype.kind:  # a cast would drop the imaginary parts
+                hint = f"an input {name} of {dtype}"
+            else:
+                hint = f"return result.astype({field.dtype})"
             raise UserError(
                 f"job {job.name} cannot take steps: its {_what(job.output_names, output)} cannot become its "
                 f"input {name}",

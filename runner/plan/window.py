@@ -14,7 +14,17 @@ from functools import cached_property
 from itertools import product
 
 from meshrun.runner.plan.grid import Partition
-from meshrun.runner.plan.halo import AxisCopy, Slices, Widths, copies_beyond
+from meshrun.runner.plan.halo import (
+    AxisCopy,
+    AxisModes,
+    Constants,
+    Modes,
+    Slices,
+    Widths,
+    along,
+    copies_beyond,
+    outside_slabs,
+)
 from meshrun.runner.region import Array, Region, Shape
 
 Range = tuple[int, int]
@@ -30,8 +40,8 @@ class Window:
     region: Region
     whole: Shape
     widths: Widths
-    boundary: str
-    cval: float = 0.0
+    boundary: str | Modes
+    cval: float | Constants = 0.0
 
     @property
     def shape(self) -> Shape:
@@ -74,8 +84,8 @@ class Window:
         self._fill(block[inside], block, list(product(*self._copies))[1:])
 
     def _fill(self, staged: Array, block: Array, boxes: list[tuple[AxisCopy, ...]]) -> None:
-        for outside in self._outside:
-            block[outside] = self.cval
+        for outside, value in self._outside:
+            block[outside] = value
         for box in boxes:
             target = tuple(slice(copy.target, copy.target + copy.count) for copy in box)
             source = tuple(_staged(copy, pieces) for copy, pieces in zip(box, self._pieces, strict=True))
@@ -84,28 +94,22 @@ class Window:
     @cached_property
     def _copies(self) -> list[list[AxisCopy]]:
         axes = zip(self.region.start, self.region.stop, self.widths, self.whole, strict=True)
-        return [_axis_copies(a, b, width, length, self.boundary) for a, b, width, length in axes]
+        return [
+            _axis_copies(a, b, width, length, along(self.boundary, axis))
+            for axis, (a, b, width, length) in enumerate(axes)
+        ]
 
     @cached_property
     def _pieces(self) -> list[list[Range]]:
         return [_pieces(copies) for copies in self._copies]
 
     @property
-    def _outside(self) -> Iterator[Slices]:
-        """Yield the slices of cells beyond the array that hold the constant."""
-        if self.boundary != "constant":
-            return
-        everything = [slice(None)] * len(self.whole)
-        for axis, ((low, high), length) in enumerate(zip(self.widths, self.whole, strict=True)):
-            before = max(low - self.region.start[axis], 0)
-            after = max(self.region.stop[axis] + high - length, 0)
-            size = self.shape[axis]
-            for part in (slice(0, before), slice(size - after, size)):
-                if part.stop > part.start:
-                    yield (*everything[:axis], part, *everything[axis + 1 :])
+    def _outside(self) -> list[tuple[Slices, float]]:
+        """The slices of cells beyond the array that hold a constant, and the constant."""
+        return outside_slabs(self.region, self.whole, self.widths, self.boundary, self.cval)
 
 
-def cells_read(start: int, stop: int, width: Range, length: int, boundary: str) -> int:
+def cells_read(start: int, stop: int, width: Range, length: int, boundary: AxisModes) -> int:
     """Return how many cells of an axis of `length` are read for cells `start` to `stop` and their halo."""
     return sum(b - a for a, b in _pieces(_axis_copies(start, stop, width, length, boundary)))
 
@@ -114,7 +118,7 @@ def _pieces(copies: Iterable[AxisCopy]) -> list[Range]:
     return _joined(copy.source_range for copy in copies)
 
 
-def _axis_copies(start: int, stop: int, width: Range, length: int, boundary: str) -> list[AxisCopy]:
+def _axis_copies(start: int, stop: int, width: Range, length: int, boundary: AxisModes) -> list[AxisCopy]:
     """Return the copy of the cells inside the array, then the copies of those beyond either end."""
     first, last = start - width[0], stop + width[1]
     inside = range(max(first, 0), min(last, length))

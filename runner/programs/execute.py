@@ -5,28 +5,34 @@ No stage waits for the host to know a value: values are arrays of shape () on th
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshrun.runner.arrays.block_layout import Allocator
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
+from meshrun.runner.arrays.halo.boxes import FieldHalos, constant_cells
 from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange, received_bytes
+from meshrun.runner.arrays.halo.packed import PackedHalos
 from meshrun.runner.arrays.reduce import first_extreme, reduce_axes, reduce_own
-from meshrun.runner.compiler.cuda.values import BestKey
+from meshrun.runner.compiler.cuda.single_pass import key_of
+from meshrun.runner.compiler.cuda.values import SUM_COPIES, SUM_WORDS, BestKey, Key, SumKey, emit, emit_totals
 from meshrun.runner.compiler.trace.graph import Node, compute, in_order, slot_of
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, whole_space
 from meshrun.runner.compiler.whole.graph import ValueCheck
 from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import check_widths
-from meshrun.runner.programs.best import Ahead, best_cells
+from meshrun.runner.plan.steps import LINE
+from meshrun.runner.programs import exact_sum
+from meshrun.runner.programs.best import ReducingKernel, combined_cells
 from meshrun.runner.programs.cells import LevelCells, StageCells
-from meshrun.runner.programs.kernel import BestOf, CellKernel, bind_values
+from meshrun.runner.programs.kernel import CellKernel, bind_values
 from meshrun.runner.programs.level_kernel import LevelKernel, Target, level_partition
 from meshrun.runner.programs.stages import (
     KernelStage,
@@ -37,6 +43,9 @@ from meshrun.runner.programs.stages import (
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import DeviceTables
 
 MEASURED = 256  # exchanges between GPUs that are timed; the others are assumed to take as long
 SLOT = np.dtype(np.uint64)
@@ -62,7 +71,7 @@ class ProgramRun:
     """This rank's blocks of a program. Every method is collective.
 
     grid: number of blocks along each axis of space. compiled: whether stages are compiled to kernels.
-    ahead: reductions that are done at the end of the step before; on a GPU, with compiled stages.
+    reducing: kernel stages that also do reductions, by their numbers; on a GPU, with compiled stages.
     allocator: of blocks; by default the back end. arrays: of each of the program's arrays, its block; of an
     input of shape (), None. known: stages whose reductions the last step has done. pending: values to
     compute before something reads them. exchanges: number of halo exchanges so far. exchange_bytes: most
@@ -74,7 +83,7 @@ class ProgramRun:
     grid: Shape
     phases: Phases
     compiled: bool = False
-    ahead: Ahead | None = None
+    reducing: dict[int, ReducingKernel] = field(default_factory=dict)
     allocator: Allocator | None = None
     arrays: list[DistributedArray | None] = field(default_factory=list, init=False)
     exchanges: int = field(default=0, init=False)
@@ -89,29 +98,38 @@ class ProgramRun:
         self._levels: dict[LevelGrid | None, Partition] = {None: self.partition}
         self._levels |= {one: level_partition(self.partition, one) for one in lattices}
         self._levels[whole_space(dimensions)] = self.partition
+        # On a GPU, no stage waits for the host: values are computed by a kernel, once they are read.
+        self._on_gpu = self.compiled and world.backend.device.kind == "cuda"
         self.plans = [self._plan(number) for number in range(len(program.arrays))]
         self.values = ValueSlots(world, program.dtypes)
         self._failed = world.backend.empty((len(program.checks),), np.dtype(bool))
         self._failed.fill(False)
         self._fails = world.backend.empty((1,), np.dtype(bool))
         self.exchange_spans: list[tuple[Mark, Mark]] = []
+        self.capturing = False  # whether a CUDA graph is made of what is done
+        # What kernels that fill halos are given; None: NumPy or CuPy copies.
+        self.tables: DeviceTables | None = None
         self._kernels: dict[tuple[int, str], CellKernel] = {}
         self._between: dict[int, LevelKernel] = {}
         self._bound: dict[tuple[Any, ...], Callable[[], None]] = {}
         self._reduced: dict[tuple[int, Shape], Array] = {}
-        # On a GPU, no stage waits for the host: values are computed by a kernel, once they are read.
-        self._on_gpu = self.compiled and world.backend.device.kind == "cuda"
-        # Of the reductions that a kernel can do, the cells.
+        # The cells of the reductions that a kernel can do, and what they are combined to: keys and sums.
         reductions = enumerate(program.stages if self._on_gpu else ())
-        cells = {number: best_cells(one) for number, one in reductions if isinstance(one, ReductionStage)}
-        self._best = {number: one for number, one in cells.items() if one is not None}
+        cells = {number: combined_cells(one) for number, one in reductions if isinstance(one, ReductionStage)}
+        self._combined = {number: one for number, one in cells.items() if one is not None}
+        adding = [n for n, one in self._combined.items() if one.program.outputs[0].combine == "add"]
+        self._sum_numbers = {number: place for place, number in enumerate(adding)}
         self._keys = world.backend.empty((len(program.stages),), SLOT)
-        self.pending: list[tuple[int, Node | BestKey]] = []
+        self._sums = world.backend.empty((len(adding) * SUM_COPIES * SUM_WORDS,), SLOT)
+        self._totals = world.backend.empty((len(adding) * SUM_WORDS,), SLOT)
+        self.pending: list[tuple[int, Node | Key]] = []
         self.forget()
         self.arrays = [None] * len(program.arrays)
         for number in range(program.function_inputs, len(program.arrays)):
             plan = self.plans[number]
             assert plan is not None
+            if program.arrays[number].becomes is not None:
+                continue
             made = empty_array(world, plan, program.arrays[number].dtype, self.allocator)
             poison(made.block)
             self.arrays[number] = made
@@ -128,7 +146,7 @@ class ProgramRun:
         # Between levels, the halo in memory may be wider than an array; less of it is read.
         has_levels = any(array.lattice is not None for array in self.program.arrays)
         check_widths((one.read if has_levels else one.widths) + wide, one.shape)
-        return HaloPlan(
+        plan = HaloPlan(
             partition,
             self.world.rank,
             one.widths + wide,
@@ -136,6 +154,9 @@ class ProgramRun:
             read=one.read + wide,
             padded=True,
         )
+        if self._on_gpu and not rest:  # vectors of a row's cells
+            plan.aligned = LINE
+        return plan
 
     def prepare(self) -> list[tuple[int, str, int]]:
         """Compile the stages' kernels. Return which stages have none on some rank, why, and the line.
@@ -160,22 +181,22 @@ class ProgramRun:
         failed: dict[tuple[int, str], tuple[str, int]] = {}
         for of_rank in self.world.control.allgather(own):
             failed = of_rank | failed
-        if any(kind == "ahead" for _, kind in failed):
-            self.ahead = None
+        reducing = {number for number, kind in failed if kind == "reducing"}
+        if reducing:
+            self.reducing = {number: one for number, one in self.reducing.items() if number not in reducing}
             return self.prepare()
         for number, kind in failed:
             if kind == "reduced":
-                del self._best[number]
+                del self._combined[number]
         return [(number, *why) for (number, _), why in sorted(failed.items())]
 
     def _kinds(self, number: int, stage: KernelStage | ReductionStage) -> dict[str, StageCells]:
         """Return what the kernel of a stage computes, by its kind; nothing for cells that are only read."""
         assert isinstance(stage.cells, StageCells)
-        if self.ahead is not None and number == self.ahead.kernel:
-            return {"ahead": self.ahead.cells}
-        best = self._best.get(number)
-        if best is not None:
-            return {"reduced": best}
+        if number in self._combined:
+            return {"reduced": self._combined[number]}
+        if number in self.reducing:
+            return {"reducing": self.reducing[number].cells}
         is_read = isinstance(stage, ReductionStage) and self._loaded(stage) is not None
         return {} if is_read else {"": stage.cells}
 
@@ -185,30 +206,33 @@ class ProgramRun:
 
     def forget(self) -> None:
         """Forget what was reduced ahead: the inputs are not what the last step wrote."""
-        self._keys.fill(0)
+        for array in (self._keys, self._sums, self._totals):
+            array.fill(0)
         self.known: frozenset[int] = frozenset()
 
     def take(self, outs: Sequence[Array]) -> None:
         """Run all stages once. outs: of each output, this rank's own cells, which are filled."""
-        known, self.known = self.known, frozenset()
+        known, self.known = set(self.known), frozenset()
         for number, stage in enumerate(self.program.stages):
             if isinstance(stage, KernelStage):
                 self._set_values()
                 self._exchange(stage.cells)
                 with self._phase("kernel"):
                     self._compute(number, stage, outs)
+                if number in self.reducing:
+                    known.update(self.reducing[number].within)
             elif isinstance(stage, ReductionStage):
-                best = self._best.get(number)
+                combined = self._combined.get(number)
                 if number not in known:
                     self._set_values()
                     self._exchange(stage.cells)
                     with self._phase("reduce"):
-                        if best is None:
+                        if combined is None:
                             self._reduce(number, stage)
                         else:
-                            self._keep_best(number, stage, best)
-                if best is not None:
-                    self._take_key(number, stage, best)
+                            self._combine(number, stage, combined)
+                if combined is not None:
+                    self._take_key(number, stage, combined)
             elif self._on_gpu:
                 self.pending += stage.nodes
             else:
@@ -226,31 +250,49 @@ class ProgramRun:
         """Time a stage; not on a GPU, whose work the host would wait for."""
         return nullcontext() if self.world.backend.asynchronous else self.phases(name)
 
-    def _keep_best(self, number: int, stage: ReductionStage, best: StageCells) -> None:
-        """Reduce cells by the kernel that computes them, to a key."""
-        own, region = self._view_partition(stage)[self.world.rank], self._region(best)
-        if region.size == 0 or own.size == 0:
+    def _combine(self, number: int, stage: ReductionStage, combined: StageCells) -> None:
+        """Reduce cells by the kernel that computes them."""
+        own = self._view_partition(stage)[self.world.rank]
+        if self.region.size == 0 or own.size == 0:
             return
-        kernel = self._kernel(number, best, "reduced")
-        key = "best", number, *(id(self.arrays[place]) for place in best.reads)
+        kernel = self._kernel(number, combined, "reduced")
+        key = "reduced", number, *(id(self.arrays[place]) for place in combined.reads)
         if key not in self._bound:
-            first = tuple(a + b for a, b in zip(stage.reduction.first, own.start, strict=True))
+            # The box from the first to the last own cell that is reduced.
+            steps = stage.reduction.step
+            starts = zip(stage.reduction.first, own.start, steps, strict=True)
+            first = tuple(begin + at * step for begin, at, step in starts)
+            lengths = tuple((n - 1) * step + 1 for n, step in zip(own.shape, steps, strict=True))
             around = tuple(
                 slice(a - b, a - b + n + low + high)
-                for a, b, n, (low, high) in zip(first, region.start, own.shape, best.widths, strict=True)
+                for a, b, n, (low, high) in zip(
+                    first, self.region.start, lengths, combined.widths, strict=True
+                )
             )
-            blocks = [block[around] for block in self._blocks(best)]
-            kept = BestOf(self._keys, (number,), own.shape)
-            self._bound[key] = kernel.bind_best(blocks, (), first, self.values.row, kept)
+            blocks = [block[around] for block in self._blocks(combined)]
+            views = self._key_views((number,), lengths)
+            self._bound[key] = kernel.bind(blocks, views, first, self.values.row)
         self._bound[key]()
 
-    def _take_key(self, number: int, stage: ReductionStage, best: StageCells) -> None:
-        """Note that a value is that of a key, the best one of all ranks."""
-        if self.world.size > 1:
-            self.world.arrays.all_reduce(self._keys[number : number + 1], "max")
+    def _key_views(self, numbers: Sequence[int], own: Shape) -> list[Array]:
+        """Return what kernels of so many own cells combine them to, for reductions' stages."""
+        xp, sums = self.world.xp, self._sum_numbers
+        return [
+            key_of(xp, self._sums, sums[one] * SUM_COPIES * SUM_WORDS, own)
+            if one in sums
+            else key_of(xp, self._keys, one, own)
+            for one in numbers
+        ]
+
+    def _take_key(self, number: int, stage: ReductionStage, combined: StageCells) -> None:
+        """Note that a value is that of a key or a sum."""
         assert stage.value is not None
-        (output,) = best.program.outputs
-        key = BestKey(number, output.combine, output.dtype, self.program.dtypes[stage.value])
+        (output,), dtype = combined.program.outputs, self.program.dtypes[stage.value]
+        if output.combine == "add":
+            several = self.world.size > 1
+            key: Key = SumKey(self._sum_numbers[number], output.dtype, dtype, added=several)
+        else:
+            key = BestKey(number, output.combine, output.dtype, dtype)
         self.pending.append((stage.value, key))
 
     def _set_values(self) -> None:
@@ -259,8 +301,18 @@ class ProgramRun:
             return
         values = tuple(self.pending)
         self.pending.clear()
+        arrays = self.values.row, self._keys, self._sums, self._totals
+        sums = tuple(key for _, key in values if isinstance(key, SumKey))
+        # Combine what the ranks have. Incomplete keys lose nothing by it; totals of others are 0.
+        if self.world.size > 1 and any(isinstance(key, BestKey) for _, key in values):
+            self.world.arrays.all_reduce(self._keys, "max")
+        if self.world.size > 1 and sums:
+            if sums not in self._bound:
+                self._bound[sums] = bind_values(emit_totals(sums), arrays)
+            self._bound[sums]()
+            self.world.arrays.all_reduce(self._totals, "sum")
         if values not in self._bound:
-            self._bound[values] = bind_values(values, self.values.row, self._keys)
+            self._bound[values] = bind_values(emit(values), arrays)
         self._bound[values]()
 
     @property
@@ -295,15 +347,31 @@ class ProgramRun:
                 stale.append(array)
         if stale:
             backend = self.world.backend
-            timed = backend.asynchronous and self.is_split and len(self.exchange_spans) < MEASURED
-            begin = backend.mark() if timed else None
+            timed = backend.asynchronous and not self.capturing and len(self.exchange_spans) < MEASURED
+            begin = backend.mark() if timed and self.is_split else None
             with self._phase("exchange" if self.is_split else "kernel"):
-                exchange(stale)
+                self._fill_halos(stale)
             if begin is not None:
                 self.exchange_spans.append((begin, backend.mark()))
             if self.is_split:
                 self.exchanges += 1
                 self.exchange_bytes = max(self.exchange_bytes, received_bytes(stale))
+
+    def _fill_halos(self, stale: Sequence[DistributedArray]) -> None:
+        """Fill the halos of arrays: on GPUs by kernels, which graphs can hold."""
+        if self.tables is None:
+            exchange(stale)
+            return
+        key = "halos", *map(id, stale)
+        if key not in self._bound:
+            fields, pairs = [FieldHalos.of(one) for one in stale], [(one.block, one.block) for one in stale]
+            cells = constant_cells(self.world.backend, [one.dtype for one in stale], "constant", 0)
+            halos = PackedHalos(self.world, fields, pairs, cells, self.tables)
+            fill = halos.fill if self.is_split else halos.fill_own
+            self._bound[key] = functools.partial(fill, [one.block for one in stale])
+        self._bound[key]()
+        for array in stale:
+            array.valid = array.layout.filled.declared
 
     def _kernel(self, number: int, cells: StageCells, kind: str = "") -> CellKernel:
         key = number, kind
@@ -353,8 +421,8 @@ class ProgramRun:
             if key not in self._bound:
                 self._bound[key] = self._bind(number, stage, targets)
             self._bound[key]()
-        if self.ahead is not None and number == self.ahead.kernel:
-            self.known = frozenset(self.ahead.reductions)
+        if number in self.reducing:
+            self.known |= frozenset(self.reducing[number].ahead)
 
     def _bind(self, number: int, stage: KernelStage, targets: Sequence[Array]) -> Callable[[], None]:
         """Return what computes the own cells of a stage's results."""
@@ -366,10 +434,11 @@ class ProgramRun:
             written = [Target(target, region.start) for target in targets]
             return self._level_kernel(number, stage.cells).bind(arrays, written, self.values.row)
         start, blocks = region.start, self._blocks(stage.cells)
-        if self.ahead is not None and number == self.ahead.kernel:
-            best = BestOf(self._keys, self.ahead.reductions, self.region.shape)
-            kernel = self._kernel(number, self.ahead.cells, "ahead")
-            return kernel.bind_best(blocks, targets, start, self.values.row, best)
+        if number in self.reducing:
+            reducing = self.reducing[number]
+            views = self._key_views((*reducing.within, *reducing.ahead), self.region.shape)
+            kernel = self._kernel(number, reducing.cells, "reducing")
+            return kernel.bind(blocks, [*targets, *views], start, self.values.row)
         return self._kernel(number, stage.cells).bind(blocks, targets, start, self.values.row)
 
     def _compute_values(self, stage: ValueStage) -> None:
@@ -399,8 +468,10 @@ class ProgramRun:
         axes = reduction.axes
         if reduction.ufunc in ("argmax", "argmin"):
             total = first_extreme(world, view, axes, self._cells(number, stage, view), reduction.ufunc)
+        elif stage.value is not None and reduction.ufunc == "add" and reduction.dtype.kind == "f":
+            total = self._exact_sum(number, stage, view)
         else:
-            total = self._combined(number, stage, view, reduction.ufunc)
+            total = self._in_tree(number, stage, view, reduction.ufunc)
         if stage.value is not None:
             self.values.views[stage.value][...] = total
             return
@@ -423,7 +494,25 @@ class ProgramRun:
             starts.append((0, *(min(max(-(-(cut - first) // step), 0), length) for cut in cuts[1:])))
         return Partition(reduction.length, self.partition.grid, starts=tuple(starts))
 
-    def _combined(self, number: int, stage: ReductionStage, view: Partition, ufunc: str) -> Array:
+    def _exact_sum(self, number: int, stage: ReductionStage, view: Partition) -> Any:
+        """Return the sum of all cells, rounded once."""
+        own, words = view[self.world.rank], exact_sum.zero_words()
+        for begin, end in self._parts(own, stage):
+            part = own.rows(begin, end)
+            exact_sum.add_cells(words, self.world.xp, self._computed(number, stage, part.start, part.stop))
+        self.world.control.all_reduce(words, "sum")
+        return exact_sum.rounded(words, stage.reduction.dtype)
+
+    def _parts(self, own: Region, stage: ReductionStage) -> Iterator[tuple[int, int]]:
+        """Yield the first and last + 1 rows of own cells that are computed and reduced at once."""
+        row_bytes = stage.reduction.dtype.itemsize * max(own.size // max(own.shape[0], 1), 1)
+        step = max(SLAB[self.world.backend.device.kind] // row_bytes, 1)
+        if self._loaded(stage) is not None:
+            step = max(own.shape[0], 1)
+        for begin in range(0, own.shape[0], step):
+            yield begin, min(begin + step, own.shape[0])
+
+    def _in_tree(self, number: int, stage: ReductionStage, view: Partition, ufunc: str) -> Array:
         """Return the cells combined; what is computed for them, some rows after the others."""
         world, axes = self.world, stage.reduction.axes
         own, rest = view[world.rank], [axis for axis in axes if axis]
@@ -434,10 +523,7 @@ class ProgramRun:
         dtype = stage.reduction.dtype
         kept = tuple(n for axis, n in enumerate(own.shape) if axis and axis not in rest)
         rows = world.backend.empty((own.shape[0], *kept), dtype)
-        row_bytes = dtype.itemsize * max(own.size // max(own.shape[0], 1), 1)
-        step = max(SLAB[world.backend.device.kind] // row_bytes, 1)
-        for begin in range(0, own.shape[0], step):
-            end = min(begin + step, own.shape[0])
+        for begin, end in self._parts(own, stage):
             part = own.rows(begin, end)
             cells = self._computed(number, stage, part.start, part.stop)
             rows[begin:end] = reduce_own(world.backend, rest, cells, ufunc)

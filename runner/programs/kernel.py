@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from meshrun.runner.compiler.compiled import compile_for
-from meshrun.runner.compiler.cuda.single_pass import key_of
-from meshrun.runner.compiler.cuda.values import BestKey, ValueKernel, emit
-from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.compiler.cuda.values import ValueKernel
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
 from meshrun.runner.compiler.whole.point_pass import point_writes, without_points
@@ -21,28 +19,14 @@ from meshrun.runner.programs.cells import StageCells
 from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.compiler import NotCompiled
 
-
-@dataclass(frozen=True)
-class BestOf:
-    """Keys of the best cells of a block. numbers: of the keys, per result. own: cells of the block."""
-
-    keys: Array
-    numbers: Sequence[int]
-    own: Shape
-
-
 MOST_KEPT = 256  # boxes whose pieces are kept
 SLAB = 1 << 20  # bytes of cells for which NumPy's functions are called at once, on a CPU
 
 
-def bind_values(
-    values: Sequence[tuple[int, Node | BestKey]], slots: Array, keys: Array
-) -> Callable[[], None]:
-    """Return the launch that computes values on a GPU. values: as of `compiler.cuda.values.emit`."""
-    kernel = emit(values)
-    launch = compile_values(kernel)
-    arguments = tuple(np.uint64(address_of(one)) for one in (slots, keys))
-    return functools.partial(launch, (1,), (1, 1), arguments)
+def bind_values(kernel: ValueKernel, arrays: Sequence[Array]) -> Callable[[], None]:
+    """Return the launch of a kernel of values on a GPU. arrays: the slots, the keys, the sums, the totals."""
+    arguments = tuple(np.uint64(address_of(one)) for one in arrays)
+    return functools.partial(compile_values(kernel), (1,), (kernel.threads, 1), arguments)
 
 
 def compile_values(kernel: ValueKernel) -> Callable[..., None]:
@@ -78,7 +62,8 @@ class CellKernel:
         """Return what fills `outs`, one per result, with the cells from position `first` on.
 
         blocks: of each array that the stage reads, these cells and as many around them as its widths say.
-        scalars: the slots of the program's values.
+        scalars: the slots of the program's values. Of a result whose cells are combined, `outs` has a view of
+        its key (`single_pass.key_of`).
         """
         if 0 in outs[0].shape:
             return _nothing
@@ -90,14 +75,6 @@ class CellKernel:
         return functools.partial(
             _call_both, fill, functools.partial(self._points.fill, blocks, outs, first, scalars)
         )
-
-    def bind_best(
-        self, blocks: Sequence[Array], outs: Sequence[Array], first: Shape, scalars: Array, best: BestOf
-    ) -> Callable[[], None]:
-        """As `bind`, of cells whose last results are kept as keys; of a compiled kernel."""
-        assert self.kernel is not None
-        views = [key_of(self._backend.xp, best.keys, number, best.own) for number in best.numbers]
-        return self.kernel.bind(blocks, [*outs, *views], first, scalars)
 
     def _fill(self, blocks: Sequence[Array], outs: Sequence[Array], first: Shape, scalars: Array) -> None:
         program, xp = self._program, self._backend.xp

@@ -66,7 +66,8 @@ class ProgramArray:
     """An array of a program.
 
     shape: of its cells. widths: of its halo in memory, per axis of space; read: of the part that some stage
-    reads. wraps: whether it is read around its ends. lattice: the positions of its cells; None: all.
+    reads. wraps: whether it is read around its ends. lattice: the positions of its cells; None: all. becomes:
+    the input whose cells it is in the next step, if any.
     """
 
     name: str
@@ -76,6 +77,7 @@ class ProgramArray:
     read: Extents
     wraps: bool
     lattice: LevelGrid | None = None
+    becomes: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +180,44 @@ def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedPro
     )
 
 
+def with_results_as_arrays(program: StagedProgram, feeds: Sequence[int | None]) -> StagedProgram:
+    """Return a program of steps that writes an array between stages once, where it is a result, too.
+
+    feeds: of each output, the number of the input that it becomes in the next step.
+    """
+    arrays, stages = list(program.arrays), list[Stage]()
+    for stage in program.stages:
+        if not isinstance(stage, KernelStage) or not isinstance(stage.cells, StageCells):
+            stages.append(stage)
+            continue
+        outputs, left = stage.cells.program.outputs, []
+        results = {
+            outputs[at].nodes: feeds[place.number] for at, place in enumerate(stage.writes) if place.of_output
+        }
+        for at, place in enumerate(stage.writes):
+            fed = None if place.of_output else results.get(outputs[at].nodes)
+            if fed is None or not _are_alike(arrays[place.number], arrays[fed]):
+                left.append(at)
+                continue
+            # Both blocks of the input have the halo of the array.
+            one, other = arrays[place.number], arrays[fed]
+            arrays[place.number] = replace(one, becomes=fed)
+            arrays[fed] = replace(
+                other,
+                widths=_wider(one.widths, other.widths),
+                read=_wider(one.read, other.read),
+                wraps=one.wraps or other.wraps,
+            )
+        computed = replace(stage.cells.program, outputs=tuple(outputs[at] for at in left))
+        cells = replace(stage.cells, program=computed)
+        stages.append(KernelStage(cells, tuple(stage.writes[at] for at in left)))
+    return replace(program, arrays=tuple(arrays), stages=tuple(stages))
+
+
+def _are_alike(one: ProgramArray, other: ProgramArray) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
 class _Order:
     """After how many kernel stages each array and value is there. dtypes: of the values."""
 
@@ -185,6 +225,7 @@ class _Order:
         self._program = program
         self._arrays = dict.fromkeys(range(len(program.inputs)), 0)
         self._values: dict[int, int] = {}
+        self._nodes: dict[Node, int] = {}
         self.dtypes: dict[int, np.dtype[Any]] = {}
         for (*_, dtype), slot in program.tape.slots.items():
             self._values[slot], self.dtypes[slot] = 0, dtype
@@ -216,13 +257,17 @@ class _Order:
 
     def of(self, nodes: Iterable[Node]) -> int:
         """Return after how many kernel stages all that nodes read is there."""
-        found, order = 0, in_order(nodes)
-        for node in in_order([*order, *self._program.graph.picked_nodes(order)]):
-            if node.op == "load":
-                found = max(found, self.array(node.input))
+        wanted, known = list(nodes), self._nodes
+        for node in in_order(wanted, known):
+            if node.op == "pick":
+                known[node] = self.of(self._program.graph.picked_nodes([node]))
+            elif node.op == "load":
+                known[node] = self.array(node.input)
             elif node.op == "scalar":
-                found = max(found, self.value(node.value))
-        return found
+                known[node] = self.value(node.value)
+            else:
+                known[node] = max((known[operand] for operand in node.operands), default=0)
+        return max((known[node] for node in wanted), default=0)
 
 
 def _stages(program: WholeProgram, order: _Order, where: Mapping[int, LevelGrid]) -> Iterator[Stage]:

@@ -22,10 +22,11 @@ class Phase:
 class Phases:
     """The phases of one rank, in the order of their first use.
 
-    synchronize: waits for the work issued to the rank's device. recorder: notes where the rank is.
+    synchronize: waits for the work issued to the rank's device; None: nothing is under way there when a call
+    returns. recorder: notes where the rank is.
     """
 
-    synchronize: Callable[[], None]
+    synchronize: Callable[[], None] | None
     recorder: Recorder | None = None
     phases: dict[str, Phase] = field(default_factory=dict)
 
@@ -35,13 +36,15 @@ class Phases:
         begin = time.perf_counter()
         if self.recorder is None:
             yield
-            self.synchronize()
+            if self.synchronize is not None:
+                self.synchronize()
         else:
             entry = self.recorder.enter(self.recorder.name(name), moved)
             try:
                 yield
                 waiting = self.recorder.enter(self.recorder.name(DEVICE_WAIT))
-                self.synchronize()
+                if self.synchronize is not None:
+                    self.synchronize()
                 self.recorder.leave(waiting)
             finally:
                 self.recorder.leave(entry)

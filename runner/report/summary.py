@@ -229,6 +229,8 @@ def _notes(record: Record) -> list[str]:
             f"  lines {lines} are stages of a step: beyond the edges, a stage is made from cells that the",
             f"  boundary {record['boundary']} made before the step; docs/steps.md: steps of several stages",
         ]
+    for name, nbytes in (record.get("held_whole") or {}).items():
+        notes.append(f"  {name}: {bytes_text(nbytes)} on every rank")
     if record.get("split_dependent"):
         notes.append("  split-dependent: other ranks, chunks or memory may give other numbers")
     if record["plan"] and record["plan"][-1]["source"].startswith("measured"):  # not a guess

@@ -6,30 +6,29 @@ import contextlib
 import os
 import threading
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
-from meshrun.runner.arrays.several_sizes import own_cells
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
-from meshrun.runner.compiler.result_type import with_known_results
-from meshrun.runner.compiler.trace.function_key import key_of
+from meshrun.runner.compiler.result_type import hide_output, with_known_results
 from meshrun.runner.compiler.traced import check_tables
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.whole_call import call_whole
 from meshrun.runner.maps.in_memory import Pipeline
-from meshrun.runner.maps.split_probe import refuse_split
+from meshrun.runner.maps.planned_task import plan_alone
 from meshrun.runner.options.run_options import Options
+from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.values import whole_number
-from meshrun.runner.plan.task import Task, check_feeds, masked_cells, plan_task
-from meshrun.runner.region import HostArray
-from meshrun.runner.report.phases import Phases
+from meshrun.runner.plan.task import Task, check_feeds, masked_cells
+from meshrun.runner.region import HostArray, own_cells
 from meshrun.runner.report.units import counted
-from meshrun.runner.run.prepare import RunContext, fused
+from meshrun.runner.run.prepare import RunContext, agreed_kernel
 from meshrun.runner.run.services.job_run import call, usable_memory
 from meshrun.runner.spelling import python_caller
 from meshrun.runner.steps.observers.series import SeriesRows
@@ -39,9 +38,11 @@ from meshrun.runner.storage.formats.registry import MemorySource
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import World, single_rank_world
 
-MOST_KEPT = 64  # tasks
-_KEPT: dict[Hashable, tuple[Job, Task]] = {}
+ONE_PASS = Options()
+MOST_KEPT = 64  # functions that are known to be traceable
+_TRACEABLE: dict[Hashable, Job] = {}
 _LOCK = threading.Lock()
+_HERE = threading.local()  # the world of this process alone, one for each thread
 
 
 def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
@@ -51,13 +52,42 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     """
     _check_arrays(job, arrays)
     if job.whole:  # in this process the arrays are whole
-        return call_whole(job, arrays, job.complete(parameters))
+        wholes = [one if hasattr(one, "dtype") else np.asarray(one) for one in arrays]
+        completed = job.complete(parameters)
+        _check_traceable(job, wholes, completed)
+        return call_whole(job, wholes, completed)
     if any(hasattr(array, "__cuda_array_interface__") for array in arrays):
         from meshrun.runner.device.cuda import borrowed
 
         with borrowed(arrays[0]) as backend:
             return _apply(single_rank_world(backend), job, arrays, parameters)
-    return _apply(single_rank_world(CpuBackend()), job, [host_array(array) for array in arrays], parameters)
+    return _apply(_host_world(), job, [host_array(array) for array in arrays], parameters)
+
+
+def _check_traceable(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> None:
+    """Raise UserError for a function of whole arrays that a run refuses, once for arrays of these types.
+
+    What a function computes for other numbers differs in no way that is refused.
+    """
+    types = [(tuple(one.shape), np.dtype(one.dtype).newbyteorder("=")) for one in arrays]
+    given = [value if isinstance(value, (str, bool)) else type(value) for value in parameters.values()]
+    key = (id(job), tuple(types), tuple(given))
+    if key in _TRACEABLE:
+        return
+    with hide_output():
+        with_inferred_halo(job, types, parameters)
+    with _LOCK:
+        _TRACEABLE[key] = job  # so that no other one has its id
+        while len(_TRACEABLE) > MOST_KEPT:
+            del _TRACEABLE[next(iter(_TRACEABLE))]
+
+
+def _host_world() -> World:
+    """Return a world of this process alone, for host arrays; kept for the thread's next call."""
+    kept: World | None = getattr(_HERE, "world", None)
+    if kept is None or kept.here.pid != os.getpid():
+        kept = _HERE.world = single_rank_world(CpuBackend())
+    return kept
 
 
 def host_array(array: Any) -> HostArray:
@@ -145,7 +175,7 @@ def _stepper(
     check_tables(task, steps)
     check_feeds(task)
     one_by_one = task.job.series_pass is not None and task.job.series_pass.reads_halo(after=False)
-    phases = Phases(world.backend.synchronize)
+    phases = world.new_phases()
     of_task = Stepper if task.job.program is None else ProgramStepper
     stepper = of_task(world, task, phases, keep_finals=True, one_by_one=one_by_one)
     stepper.start(_distributed(world, task, stepper.plans, arrays))
@@ -158,28 +188,14 @@ def _result(stepper: Stepper, number: int) -> Any:
 
 
 def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int = 1) -> Task:
-    """Return the planned task, with a kernel where the job's function becomes one; kept for the next call.
-
-    A trace takes milliseconds. The task of an earlier call is used if all that its functions read is as it
-    was then (`function_key`); if that cannot be known, the function is traced anew.
-    """
+    """Return the planned task, with a kernel where the job's function becomes one."""
     types = [(tuple(array.shape), np.dtype(array.dtype)) for array in arrays]
-    device = world.backend.device
-    given = key_of([job.function, job.halo, job.out, job.check, job.boundary, job.cval, parameters])
-    key = None if given is None else (given, id(job), tuple(types), steps, device.kind, device.index)
-    with _LOCK:
-        kept = None if key is None else _KEPT.get(key)
-    if kept is not None:
-        return kept[1]
-    task = plan_task(with_inferred_halo(job, types, parameters, device.kind), parameters, types, 1)
-    task, _ = fused(world, task, None, "strict", steps)
-    world.on_root(lambda: refuse_split(world, task))
-    if key is not None:
-        with _LOCK:
-            _KEPT[key] = job, task  # the job, so that no other one has its id
-            while len(_KEPT) > MOST_KEPT:
-                del _KEPT[next(iter(_KEPT))]
-    return task
+    options = ONE_PASS if steps == 1 else replace(ONE_PASS, steps=StepOptions(steps))
+    known = plan_alone(world, job, parameters, types, options)
+    if not known.checked and known.fusion is not None:
+        agreed_kernel(world, known.task, known.alone, [known.fusion], None, steps)
+    known.check_split(world, known.alone)
+    return known.alone
 
 
 def _distributed(
@@ -220,7 +236,7 @@ def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, 
         run = RunContext(world, job, parameters, Options(), OutputTransaction(), sources=[source])
         return call(run, memory=usable_memory(run))
     task = _task(world, job, arrays, parameters)
-    pipeline = Pipeline(world, task, world.phases)
+    pipeline = Pipeline(world, task, world.new_phases())
     task = pipeline.prepare(_distributed(world, task, pipeline.plans, arrays))
     wholes = [world.backend.empty(*known) for known in task.known]
     for region, results in pipeline.results():

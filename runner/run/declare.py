@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, overload
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Halo, Job, Trials
 from meshrun.runner.job.signature import Kind, fitted, option_names, read_signature, renamed_options, run_name
-from meshrun.runner.options.choices import FUSE, Boundary, Fuse
+from meshrun.runner.options.boundary import spelled
+from meshrun.runner.options.choices import FUSE, BoundaryRules, Fuse
 from meshrun.runner.options.plan_options import plan_keywords, plan_options
 from meshrun.runner.options.run_options import RANKS, run_options, run_rows
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.table import OptionRow, described, read_keywords, rows
-from meshrun.runner.plan.halo import check_boundary
+from meshrun.runner.plan.beyond import check_boundary
 from meshrun.runner.run.signatures import (
     Function_contra,
     IterateCall,
@@ -164,8 +166,13 @@ class DeclaredJob(TypedJob[Function_contra]):
         """Apply the job to whole arrays in this process. Returns the result; a tuple if there are several."""
         from meshrun.runner.run.array_call import apply
 
-        with python_caller(renamed_options(self.parameters)):
+        with python_caller(self._renamed):
             return apply(self, arrays, parameters)
+
+    @cached_property
+    def _renamed(self) -> Mapping[str, str]:
+        """The options of a run with other names for this job."""
+        return renamed_options(self.parameters)
 
     run: RunMethod = as_method(_run, "run", RunCall, RUN_TEXT + described([*run_rows(), RANKS]))
     plan: PlanMethod = as_method(_plan, "plan", PlanCall, PLAN_TEXT + described(plan_keywords()))
@@ -296,7 +303,7 @@ def map_blocks(function: Callable[Concatenate[Any, P], object], /) -> DeclaredJo
 def map_blocks(
     *,
     halo: Halo | None = None,
-    boundary: Boundary = "reflect",
+    boundary: BoundaryRules = "reflect",
     cval: float = 0.0,
     out: Callable[..., Any] | None = None,
     reference: Callable[..., Any] | None = None,
@@ -314,7 +321,7 @@ def map_blocks(
     function: Callable[..., Any] | None = None,
     *,
     halo: Halo | None = None,
-    boundary: Boundary = "reflect",
+    boundary: BoundaryRules = "reflect",
     cval: float = 0.0,
     out: Callable[..., Any] | None = None,
     reference: Callable[..., Any] | None = None,
@@ -339,7 +346,8 @@ def map_blocks(
     described below; `parameters` stands for those parameters of the job that a function has.
 
     Inputs must have the same lengths along the axes that are cut: the first, those with a halo and those that
-    `grid` cuts. They may differ in dtype and in their other axes.
+    `grid` cuts. They may differ in dtype and in their other axes. Other inputs may broadcast as in
+    NumPy; they get the halo along axes of more than one cell.
 
     Parameters
     ----------
@@ -347,8 +355,12 @@ def map_blocks(
         or (low, high) pair per leading axis, or a function of the job's parameters that returns either.
         Default: the cells by which the function's result is smaller than its block, if the function can be
         traced; else 0.
-    boundary: cells beyond the array: reflect, mirror, nearest, constant or wrap, as in scipy.ndimage.
-    cval: the constant of boundary="constant".
+    boundary: cells beyond the array: reflect, mirror, nearest, constant or wrap, as in scipy.ndimage; or a
+        tuple with an entry per axis, each a mode, a constant or a pair of these, before and after the array;
+        or a dictionary of either per input, such as {"p": ("wrap", (0.0, "nearest"))}. A constant is a number
+        or the name of a parameter; of a `meshrun.Series`, the row of the step counts. Both ends of an axis
+        wrap, or none. Inputs that the dictionary does not name have "reflect".
+    cval: the constant of "constant".
     out: (shape, dtype, **parameters) -> (shape, dtype) of the result for a block of the first input with
         that shape, without halo. With several outputs it returns one pair for each. Along axes along which
         the array is cut, a result is as long as the block, or longer or shorter by a factor that is the same
@@ -374,7 +386,7 @@ def map_blocks(
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob[Any]:
-        check_boundary(boundary)
+        rules = spelled(boundary)
         if fuse not in FUSE:
             raise UserError("unknown value of fuse=", got=fuse, expected=", ".join(FUSE))
         beside = {
@@ -386,10 +398,11 @@ def map_blocks(
         declared = _declare(function, "map", name, **beside)
         widths = declared.halo if callable(halo) else halo
         results = _output_names(declared.name, outputs)
+        check_boundary(declared, rules)
         return replace(
             declared,
             halo=widths,
-            boundary=boundary,
+            boundary=rules,
             cval=cval,
             ulps=ulps,
             trials=trials,
@@ -531,8 +544,8 @@ def _declare(
 def _output_names(job: str, outputs: int | Sequence[str]) -> tuple[str, ...]:
     if isinstance(outputs, int) and not isinstance(outputs, bool) and outputs >= 1:
         return ("output",) if outputs == 1 else tuple(f"output{n}" for n in range(1, outputs + 1))
-    names = () if isinstance(outputs, (str, int)) else tuple(outputs)
-    if not names or len(set(names)) < len(names) or not all(isinstance(n, str) and n for n in names):
+    names = () if isinstance(outputs, str) else _each_of(outputs)
+    if not names or not all(isinstance(n, str) and n for n in names) or len(set(names)) < len(names):
         raise UserError(
             f"job {job}: outputs is neither a number of results nor their names",
             got=repr(outputs),
@@ -541,10 +554,15 @@ def _output_names(job: str, outputs: int | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
+def _each_of(names: Any) -> tuple[Any, ...]:
+    """Return one name or several, or what was given instead, as a tuple."""
+    return tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else (names,)
+
+
 def _series_names(job: str, outputs: Sequence[str], series: Sequence[str]) -> tuple[str, ...]:
-    names = (series,) if isinstance(series, str) else tuple(series)
+    names = _each_of(series)
     every = (*outputs, *names)
-    if len(set(every)) < len(every) or not all(isinstance(n, str) and n for n in names):
+    if not all(isinstance(n, str) and n for n in names) or len(set(every)) < len(every):
         raise UserError(
             f"job {job}: series are not names of further results",
             got=repr(series),
@@ -559,9 +577,9 @@ def _fed_arrays(
     """Return, per output, the input that it becomes in the next step."""
     if feeds is None:
         return tuple(job.arrays[n] if n < len(job.arrays) else None for n in range(len(outputs)))
-    given = (feeds,) if isinstance(feeds, str) else tuple(feeds)
+    given = _each_of(feeds)
     fed = [name for name in given if name is not None]
-    if len(given) != len(outputs) or not set(fed) <= set(job.arrays) or len(set(fed)) < len(fed):
+    if len(given) != len(outputs) or any(name not in job.arrays or fed.count(name) > 1 for name in fed):
         raise UserError(
             f"job {job.name}: feeds must name one input, or None, for each output",
             got=", ".join(map(str, given)),

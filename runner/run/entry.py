@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from meshrun.runner.errors import printable
@@ -28,21 +29,23 @@ def main(
     *,
     started: Started = BY_HAND,
     columns: int | None = None,
-    on_error: Callable[[BaseException], None] | None = None,
-    on_record: Callable[[dict[str, Any]], None] | None = None,
+    call: Path | None = None,
 ) -> int:
     """Run as one rank of `meshrun run`, report every error, and return the exit status.
 
     started: information from the program that started the ranks. columns: the terminal's width, if a
-    progress bar may be drawn.
+    progress bar may be drawn. call: the folder that a Python program has written for this run, where it gets
+    the record, or the error of the rank that fails first; nothing is printed then.
     """
 
     def body(world: World, handler: FailureHandler) -> dict[str, Any]:
         try:
             return run(world, handler)
         except BaseException as failure:
-            if on_error is not None:
-                on_error(failure)
+            if call is not None:
+                from meshrun.runner.run.python_call import keep_error
+
+                keep_error(call, failure)
             raise
 
     def run(world: World, handler: FailureHandler) -> dict[str, Any]:
@@ -59,13 +62,15 @@ def main(
                 world, job, inputs, outputs, parameters, options, transaction=transaction, progress=progress
             )
         values: dict[str, Any] = plain(record, texts=False)
-        if world.rank == 0 and on_record is None:
+        if world.rank == 0 and call is None:
             shown = record["output"] is None or {"simulate", "create"} & job.services
             if shown and options.json != STDOUT:
                 show_result(record["result"], sys.stdout)
             sys.stderr.write(printable(render(record)))
-        if world.rank == 0 and on_record is not None:
-            on_record(values)
+        if world.rank == 0 and call is not None:
+            from meshrun.runner.run.python_call import keep_record
+
+            keep_record(call, values)
         return values
 
     with stdout_for(options.json):

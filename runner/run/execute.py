@@ -12,9 +12,9 @@ from meshrun.runner.options.choices import VERIFY
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.files import Files, as_list
+from meshrun.runner.run.finish import build_record
 from meshrun.runner.run.map_run import run_map
 from meshrun.runner.run.prepare import RunContext, RunProgress, open_files
-from meshrun.runner.run.record.build import build_record
 from meshrun.runner.run.services.job_run import run_job
 from meshrun.runner.spelling import option
 from meshrun.runner.storage.transaction import OutputTransaction

@@ -109,7 +109,8 @@ def check_files(
     Locks the outputs until the run ends.
     """
     inputs, targets = paths
-    folder = open_folder(inputs[0]) if len(inputs) == 1 and job.opens_input else None
+    of_images = len(inputs) == 1 and job.opens_input and os.path.isdir(inputs[0])
+    folder = open_folder(inputs[0]) if of_images else None
     for target in targets[: len(targets) - len(job.series)]:
         _check_target(job, target, folder)
     for name, target in zip(job.series, targets[len(targets) - len(job.series) :], strict=True):

@@ -1,19 +1,24 @@
-"""The end of a run: what was computed, for its record; outputs get their names; the plan beside the run."""
+"""The end of a run: outputs get their names, and what was computed and measured becomes its record."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshrun.runner.arrays.load import stored_type
+from meshrun.runner.compiler.captured import held_whole
 from meshrun.runner.compiler.decide import Fusion
 from meshrun.runner.errors import RunError
 from meshrun.runner.plan.chunking import Files
 from meshrun.runner.plan.task import ArrayType, Task
-from meshrun.runner.report.record import Record
+from meshrun.runner.report.record import SCHEMA, Record, envelope, plain, type_record, write_json
 from meshrun.runner.run.prepare import RunContext
 from meshrun.runner.storage.formats.registry import Sink
+from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
     from meshrun.runner.steps.observers.series import SeriesRows
@@ -24,7 +29,7 @@ class Computation:
     """How an array was cut and computed; the defaults are those of a job that is not made by map_blocks.
 
     grid: blocks along each axis. halo: cells before and after a block, along each axis. stages: lines of the
-    function, see `stage_lines`.
+    function, see `stage_lines`. held_whole: bytes of large arrays from outside of the function, by name.
     """
 
     grid: list[int] | None = None
@@ -34,6 +39,7 @@ class Computation:
     fusion: Fusion | None = None
     split_dependent: bool = False
     stages: list[int] | None = None
+    held_whole: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,16 @@ def computation_of(
     """Return how a task was computed."""
     halo = [list(width) for width in task.widths]
     grid, dependent = list(task.partition.grid), task.job.split_dependent
-    return Computation(grid, halo, task.boundary, overlap, fusion, dependent, stages)
+    return Computation(
+        grid,
+        halo,
+        task.declared_boundary or task.boundary,
+        overlap,
+        fusion,
+        dependent,
+        stages,
+        held_whole(task.job.function, task.job.constants),
+    )
 
 
 def commit(run: RunContext, sinks: Sequence[Sink]) -> None:
@@ -119,11 +134,117 @@ def compared_with_plan(
     world, options = run.world, run.options
     if world.rank > 0 or 0 in task.shape:
         return None
-    from meshrun.runner.forecast.maps import MeasuredRun, beside_run
+    from meshrun.runner.forecast.model import MeasuredRun, beside_run
 
     stages = {name: (phase.moved, phase.seconds) for name, phase in world.phases.phases.items()}
-    measured = MeasuredRun(world.here.device, len(world.hosts), stages, wall, streamed)
+    measured = MeasuredRun(world.backend.device, len(world.hosts), stages, wall, streamed)
     keep_whole, rates = options.overlap is not None, options.rates
     return beside_run(
         task, measured, options.stream, files, rates=rates, grid=options.grid, keep_whole=keep_whole
     )
+
+
+def build_record(run: RunContext, done: Finished, begin: float, started: datetime) -> Record:
+    """Return the record of a run, and write it to the file of `json`. Collective.
+
+    begin, started: when the run began, on the `perf_counter` clock and as a date.
+    """
+    world, job, options, computed = run.world, run.job, run.options, done.computed
+    types = [type_record(stored_type(source)) for source in run.sources]
+    outputs = [type_record(known) for known in (*(done.results or ()), *done.series)]
+    domain = done.domain or (types[0] if types else {"shape": None, "dtype": None})
+    checksum = checksum_record(world, options.checksum)
+    phases, plan = phase_table(world, done)
+    record = {
+        "job": job.name,
+        "parameters": plain(job.described(run.parameters)),
+        "input": str(run.paths[0]),
+        **domain,
+        "output": str(run.targets[0]) if run.targets else None,
+        "inputs": _file_records(job.arrays, run.paths, types),
+        "outputs": _file_records((*job.output_names, *job.series), run.targets, outputs),
+        "ranks": world.size,
+        "hosts": world.hosts,
+        "devices": world.places(),
+        "started": started.isoformat(timespec="seconds"),
+        "steps": done.steps,
+        "fused": None if computed.fusion is None else asdict(computed.fusion),
+        "split_dependent": computed.split_dependent,
+        "stages": computed.stages,
+        "held_whole": computed.held_whole,
+        "grid": computed.grid,
+        "halo": computed.halo,
+        "boundary": computed.boundary,
+        "result": plain(done.result),
+        "overlap": computed.overlap,
+        "verify": done.verify,
+        "plan": plan,
+        "stream": done.stream,
+        "checksum": checksum,
+        "phases": phases,
+        "warnings": list(world.warnings),
+        "versions": world.versions(),
+        "seconds": time.perf_counter() - begin,
+    }
+    if options.json is not None and world.rank == 0:
+        write_json(Path(options.json), "run", SCHEMA, record)
+    return envelope("run", SCHEMA, record)
+
+
+def _file_records(names: Sequence[str], paths: Sequence[Path], types: Sequence[Record]) -> list[Record]:
+    """Describe files by name, path, shape and dtype; the last two are None if they are not known."""
+    known = types or [{"shape": None, "dtype": None}] * len(paths)
+    return [
+        {"name": name, "path": str(path), **one} for name, path, one in zip(names, paths, known, strict=False)
+    ]
+
+
+def checksum_record(world: World, choice: str) -> Record | None:
+    """Return what all ranks have checked of what crossed them; None without `checksum`. Collective."""
+    if world.checksums is None:
+        return None
+    counts = world.control.allgather((world.checksums.messages, world.checksums.nbytes))
+    messages, nbytes = map(sum, zip(*counts, strict=True))
+    return {"mode": choice, "messages": messages, "bytes": nbytes}
+
+
+def phase_table(world: World, done: Finished) -> tuple[Record, list[Record] | None]:
+    """Return each phase over all ranks, and rank 0's forecast, on every rank. Collective.
+
+    In the table, the rate is bytes read plus written per rank, divided by the slowest rank's seconds. The
+    kernel's is compared with the rate at which this rank's memory can be copied.
+    """
+    device = world.backend.device
+    if device.bandwidth:
+        limit = device.bandwidth, device.bandwidth_source
+    else:
+        rate = done.copy_rate
+        if rate is None:
+            world.control.barrier()  # ranks share a host's memory: all measure at once, each its share
+            rate = world.backend.copy_rate()
+        limit = rate, "a copy, measured on all ranks at once"
+    mine = {name: (phase.seconds, phase.moved) for name, phase in world.phases.phases.items()}
+    everyone = world.control.allgather((mine, limit, done.plan))
+    table = {}
+    for name in dict.fromkeys(name for phases, _, _ in everyone for name in phases):
+        entries = [
+            (*phases[name], limit if name == "kernel" else None, rank)
+            for rank, (phases, limit, _) in enumerate(everyone)
+            if name in phases
+        ]
+        slowest = max(entries, key=lambda entry: entry[0])
+        fastest = min(entries, key=lambda entry: entry[0])
+        seconds, moved, most, _ = slowest
+        rate = moved / seconds if moved and seconds else None
+        table[name] = {
+            "seconds": seconds,
+            "seconds_fastest": fastest[0],
+            "slowest_rank": slowest[3],
+            "fastest_rank": fastest[3],
+            "bytes": sum(entry[1] for entry in entries),
+            "bytes_per_second": rate,
+            "limit_bytes_per_second": most[0] if most else None,
+            "limit_source": most[1] if most else None,
+            "fraction_of_limit": rate / most[0] if rate and most else None,
+        }
+    return table, everyone[0][2]

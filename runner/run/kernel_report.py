@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import source as host_source
-from meshrun.runner.compiler.cuda import single_pass
-from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel
+from meshrun.runner.compiler.cuda import shared_planes, single_pass
+from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel, layout_of
 from meshrun.runner.compiler.decide import not_one_kernel
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
 from meshrun.runner.compiler.passes.ends import ends_of, interior
 from meshrun.runner.compiler.passes.real_parts import in_real_parts
-from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
+from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components, with_units
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
+from meshrun.runner.programs.best import ReducingKernel, reducing_kernels, with_late_reductions
 from meshrun.runner.programs.cells import kernels_of
 from meshrun.runner.programs.stages import (
     KernelStage,
@@ -28,8 +30,9 @@ from meshrun.runner.programs.stages import (
     StagedProgram,
     ValueStage,
     plan_program,
+    with_results_as_arrays,
 )
-from meshrun.runner.report.units import counted
+from meshrun.runner.report.units import bytes_text, counted
 from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
 
@@ -52,12 +55,17 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
     arithmetic: one of FUSE_MATH. steps: of a kernel that takes time steps; None: one pass. cpu: for a CPU.
     """
     if task.job.program is not None:
-        return _stages_report(plan_program(task.job.program), cpu=cpu)
+        staged = with_results_as_arrays(plan_program(task.job.program), task.feed_numbers)
+        if cpu:
+            return _stages_report(staged, {}, cpu=True)
+        staged = with_late_reductions(staged)
+        return _stages_report(staged, reducing_kernels(staged, task.feed_numbers), cpu=False)
     try:
         program = traced(task)
+        real = in_real_parts(program)
     except NotTraceable as reason:
         raise not_one_kernel(task, reason) from reason
-    facts = _facts(program, cpu=cpu)
+    facts = _facts(real, inexact_operations(program.nodes), cpu=cpu)
     points = task.job.function.points if isinstance(task.job.function, BlockFunction) else None
     if points is not None:
         facts.append(("points", f"{counted(points.count, 'cell')} near them are computed after the others"))
@@ -67,21 +75,24 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
                 why="it writes to points in each step",
                 hint=f"leave {option('steps')} out",
             )
-    try:
-        program = in_real_parts(program)
-    except NotTraceable as reason:
-        raise not_one_kernel(task, reason) from reason
     if cpu:
-        return KernelReport(host_source.source([program]), facts)
+        return KernelReport(host_source.source([real]), facts)
     options = compiler_options(arithmetic)
     if steps is None:
-        kernel = single_pass.emit(merge_components(program)[0])
+        merged = with_units(merge_components(real)[0])
+        together = shared_planes.choose(interior(merged))
+        kernel = single_pass.emit(merged, march=None if isinstance(together, str) else together)
         tile = " x ".join(map(str, kernel.tile))
+        loads = "" if kernel.planes else f", {kernel.description.load_instructions:.3g} loads for each"
         facts += [
-            ("a thread", f"{tile} cells, {kernel.description.load_instructions:.3g} loads for each"),
+            ("a thread", f"{tile} cells{loads}"),
             ("a block", f"{kernel.threads[0]} x {kernel.threads[1]} threads"),
         ]
-        return KernelReport(kernel.source, facts + _registers(kernel.source, kernel.name, options))
+        if kernel.planes:
+            facts.append(("shared memory", f"{bytes_text(kernel.shared)} of a block: planes of its cells"))
+        return KernelReport(
+            kernel.source, facts + _registers(kernel.source, kernel.name, options, kernel.shared)
+        )
     check_feeds(replace(task, results=output_types(task, program)))
     widths = task.widths[: program.axes]
     fused = DeviceKernel(program, widths, arithmetic, task.feed_numbers, task.boundary_read, task.cval)
@@ -104,19 +115,28 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
     return KernelReport(stepping.source, facts + _registers(stepping.source, stepping.name, options))
 
 
-def _stages_report(staged: StagedProgram, *, cpu: bool) -> KernelReport:
+def _stages_report(
+    staged: StagedProgram, reducing: Mapping[int, ReducingKernel], *, cpu: bool
+) -> KernelReport:
     """Return the kernels of a program in stages, and what each stage reads, computes and writes."""
     sources, facts = [], []
-    for number, stage in enumerate(staged.stages, 1):
-        facts.append((f"stage {number}", _stage(staged, stage)))
+    by = {
+        one: f", by the kernel of stage {kernel + 1}"
+        for kernel in reducing
+        for one in reducing[kernel].within
+    }
+    for kernel, one in reducing.items():
+        by |= dict.fromkeys(one.ahead, f", by the kernel of stage {kernel + 1} of the step before")
+    for number, stage in enumerate(staged.stages):
+        facts.append((f"stage {number + 1}", _stage(staged, stage) + by.get(number, "")))
         if not isinstance(stage, KernelStage):
             continue
-        for cells in kernels_of(stage.cells):
+        for cells in kernels_of(reducing[number].cells if number in reducing else stage.cells):
             program = in_real_parts(cells.program.program)
             if cpu:
                 sources.append(host_source.source([program]))
             else:
-                sources.append(single_pass.emit(merge_components(program)[0]).source)
+                sources.append(single_pass.emit(with_units(merge_components(program)[0])).source)
     for cut in staged.cuts:
         if not cut.repeated:
             continue
@@ -156,8 +176,14 @@ def _named(array: ProgramArray) -> str:
 
 def _edges(kernel: StepKernel) -> list[tuple[str, str]]:
     """Return how far cells near the array's ends read, if that is further than those between."""
-    inside, facts = interior(kernel.program), []
-    for axis, ends in enumerate(kernel.ends[-kernel.program.axes :]):
+    layout, facts = layout_of(kernel.program, kernel.feeds), []
+    inside = layout.interior
+    for axis, (repeated, filled) in enumerate(zip(layout.repeats, layout.filled, strict=True)):
+        if repeated:
+            facts.append((f"axis {axis}", f"the last {counted(repeated, 'cell')} repeat the first ones"))
+        if any(filled):
+            facts.append((f"axis {axis}", f"edges of {filled[0]} + {filled[1]} cells copy those beside them"))
+    for axis, ends in enumerate(layout.ends):
         reads = [inside.footprint(number)[axis] for number in kernel.feeds]
         between = max(max(one) for one in reads)
         if ends.reach <= between:
@@ -168,13 +194,13 @@ def _edges(kernel: StepKernel) -> list[tuple[str, str]]:
     return facts
 
 
-def _facts(program: Program, *, cpu: bool) -> list[tuple[str, str]]:
+def _facts(program: Program, inexact: Sequence[str], *, cpu: bool) -> list[tuple[str, str]]:
+    """Return what a program reads and computes. program: of real numbers. inexact: as of `Fusion`."""
     inner, ends = interior(program), ends_of(program)
     moved = sum(one.dtype.itemsize * one.components for one in (*program.inputs, *program.outputs))
     widest = max(node.dtype.itemsize for node in inner.nodes)
     least = moved * OPERATIONS_PER_BYTE[8 if widest == 8 else 4]
     limit = "memory" if common_operations(inner) < least else "arithmetic"
-    inexact = inexact_operations(program.nodes)
     facts = [(one.name, f"read {_extents(inner, number)}") for number, one in enumerate(program.inputs)]
     facts += [
         ("a cell", f"{counted(moved, 'byte')} of memory, {counted(inner.operations, 'operation')}"),
@@ -214,8 +240,8 @@ def _reach(reach: Extents) -> str:
     return "from " + " x ".join(f"-{low}..+{high}" for low, high in reach)
 
 
-def _registers(source: str, name: str, options: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return the registers of a thread, on a machine with a GPU."""
+def _registers(source: str, name: str, options: tuple[str, ...], shared: int = 0) -> list[tuple[str, str]]:
+    """Return the registers of a thread, on a machine with a GPU. shared: bytes of a block's memory."""
     try:
         from meshrun.runner.device import cuda
         from meshrun.runner.device.nvrtc import registers_of
@@ -224,7 +250,7 @@ def _registers(source: str, name: str, options: tuple[str, ...]) -> list[tuple[s
     if not cuda.count():
         return [("registers", "not known without a GPU")]
     try:
-        compiled: Any = cuda.kernel_of_text(source, name, options)
+        compiled: Any = cuda.kernel_of_text(source, name, options, shared)
     except NotCompiled as failure:
         return [("registers", f"not known: {failure.reason}")]
     return [("registers", f"{registers_of(compiled)} of a thread")]

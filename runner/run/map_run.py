@@ -10,7 +10,6 @@ from meshrun.runner.arrays.load import load_arrays
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
-from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, streamed_results
 from meshrun.runner.plan.chunking import Files, MemoryUse, block_memory, has_own_grid, streamed_grid
 from meshrun.runner.plan.grid import check_blocks
@@ -64,7 +63,7 @@ def run_map(run: RunContext) -> Finished:
     except BlockDoesNotFit as failure:  # on every rank
         if run.options.overlap is not None:
             raise
-        results = run.world.on_root(lambda: _streamed_results(run, prepared.task, too_large=True))
+        results = run.world.on_root(lambda: _streamed_results(run, prepared, too_large=True))
         if results is None:
             raise
         shortage = failure.got
@@ -78,7 +77,7 @@ def run_map(run: RunContext) -> Finished:
 def _start(run: RunContext, prepared: Prepared) -> MapStart:
     """Decide whether to stream; if not, create the outputs. On rank 0."""
     world, options, task = run.world, run.options, prepared.task
-    streamed = _streamed_results(run, task, too_large=prepared.too_large)
+    streamed = _streamed_results(run, prepared, too_large=prepared.too_large)
     if streamed is not None and run.series:
         raise no_series_in_chunks(run, options.stream.named)
     if streamed is not None:
@@ -86,15 +85,17 @@ def _start(run: RunContext, prepared: Prepared) -> MapStart:
     if has_own_grid(options.grid, world.size):
         planned(run, world.size, options.grid)  # raises
     check_nothing_unfinished(run)
-    refuse_split(world, task)
+    prepared.known.check_split(world, task)
     # If the result types are known, disk space is allocated before the computation.
     return MapStart(sinks=make_task_outputs(run, task) if task.results else None)
 
 
-def _streamed_results(run: RunContext, task: Task, *, too_large: bool) -> tuple[ArrayType, ...] | None:
+def _streamed_results(
+    run: RunContext, prepared: Prepared, *, too_large: bool
+) -> tuple[ArrayType, ...] | None:
     """Return the types of the results of a streamed run, once its blocks are checked; None: it is in memory.
     On rank 0."""
-    world, options = run.world, run.options
+    world, options, task = run.world, run.options, prepared.task
     results = streamed_results(
         world,
         task,
@@ -111,7 +112,8 @@ def _streamed_results(run: RunContext, task: Task, *, too_large: bool) -> tuple[
     if has_own_grid(options.grid, world.size):
         check_blocks(streamed_grid(options.grid, world.size)[0])
     # A function that has a kernel is called on the host, whatever is cut.
-    refuse_split(world, replace(_blocks(run, replace(task, results=results)), kernel=task.kernel))
+    blocks = _blocks(run, replace(task, results=results))
+    prepared.known.check_split(world, replace(blocks, kernel=task.kernel))
     return results
 
 
@@ -176,7 +178,7 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
         run.transaction.track_partial(*(sink.partial for sink in sinks))
     # Read.
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap
-    pipeline = Pipeline(world, task, world.phases, overlap and not run.series, run.progress.rows)
+    pipeline = Pipeline(world, task, world.phases, overlap and not run.job.series, run.progress.rows)
     arrays = load_arrays(world, run.sources, pipeline.plans, world.phases)
     task = pipeline.prepare(arrays)
     if sinks is None:
@@ -208,7 +210,8 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
         plan = compared_with_plan(run, task, wall, files, streamed=False)
     computed = computation_of(task, prepared.fusion, overlap=pipeline.overlap)
     rows = [known for one in series for known in one.types]
-    return Finished(computed, type_record(task.stored[0]), task.stored, rows, verify=proof, plan=plan)
+    stored = task.stored
+    return Finished(computed, type_record(stored[0]), stored, rows, verify=proof, plan=plan)
 
 
 def refuse_options(run: RunContext, task: Task, memory: Sequence[MemoryUse]) -> None:
@@ -300,7 +303,7 @@ def _series_of(run: RunContext, task: Task, blocks: Sequence[Array], region: Reg
 
 def _rows_of(run: RunContext, task: Task) -> list[SeriesRows]:
     """Begin the files of the results that are no fields; return what writes them. Collective."""
-    if not run.series:
+    if not run.job.series:
         return []
     from meshrun.runner.steps.observers.series import SeriesRows
 

@@ -6,17 +6,18 @@ alone, and one collective tells every rank what the others found: an error on an
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.arrays.inputs import Inputs, input_key, note
-from meshrun.runner.arrays.several_sizes import open_sinks, spread_sources
+from meshrun.runner.arrays.load import open_decoded, planned_type, spread_sources
+from meshrun.runner.arrays.store import open_sinks
 from meshrun.runner.compiler.captured import Captured, captured
-from meshrun.runner.compiler.decide import Fusion, common_fusion, fused_alone
-from meshrun.runner.compiler.inferred_halo import with_inferred_halo
+from meshrun.runner.compiler.decide import Fusion, fused_alone, not_one_kernel
 from meshrun.runner.compiler.traced import check_tables
 from meshrun.runner.compiler.whole.functions.outside import Constant
 from meshrun.runner.errors import UserError
@@ -24,11 +25,12 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
+from meshrun.runner.maps.planned_task import PlannedTask, plan_alone
 from meshrun.runner.maps.streamed.chunk_agreement import limits
 from meshrun.runner.options.form import forms_of_inputs
 from meshrun.runner.options.run_options import Options
-from meshrun.runner.options.step_options import FieldChange, NamedRule
-from meshrun.runner.plan.chunking import MemoryUse, has_own_grid, is_too_large
+from meshrun.runner.options.step_options import FieldChange, NamedRule, StepOptions
+from meshrun.runner.plan.chunking import MemoryUse, has_own_grid
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.region import HostArray, Region
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
@@ -37,12 +39,15 @@ from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.image_folder import Folder
 from meshrun.runner.storage.formats.registry import ComputedSource, Sink, Source, create
 from meshrun.runner.storage.journal import Journal
-from meshrun.runner.storage.paths import CONTAINERS, KEPT, partial_path, split, suffix
+from meshrun.runner.storage.paths import CONTAINERS, KEPT, journal_folder, partial_path, split, suffix
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
     from meshrun.runner.steps.observers.additions import Additions, StoppingRule
+
+
+NO_STEPS = StepOptions()
 
 
 @dataclass(frozen=True)
@@ -110,11 +115,12 @@ class RunContext:
 class Prepared:
     """What the ranks agreed on before they read.
 
-    task: cut into a block for each rank. fusion: why it has a kernel or none; None: it was not to have one.
-    memory: what each rank may use, in rank order. too_large: whether a rank's block does not fit its memory,
-    and no option of streamed runs is given.
+    known: what this rank found out alone. task: cut into a block for each rank. fusion: why it has a kernel
+    or none; None: it was not to have one. memory: what each rank may use, in rank order. too_large: whether
+    a rank's block does not fit its memory, and no option of streamed runs is given.
     """
 
+    known: PlannedTask
     task: Task
     fusion: Fusion | None
     memory: tuple[MemoryUse, ...]
@@ -176,43 +182,42 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
     steps, mode = options.steps.steps, options.fuse
     # Steps in memory may be resumed.
     stream = options.stream if steps is None else replace(options.stream, resume=False)
-    tasks: list[Task] = []
+    tasks: list[PlannedTask] = []
 
     def alone() -> tuple[Fusion | None, MemoryUse, bool]:
         # Check what the options ask of the job.
         if additions is None:
             join(run)
-        options.steps.check(series=bool(run.job.series))
+        if options.steps != NO_STEPS:
+            options.steps.check(series=bool(run.job.series))
         if steps is not None:
             check_steps(run, additions)
         # Plan the task, and compile its kernel.
         types = [(source.shape, source.dtype) for source in run.sources]
-        run.job = with_inferred_halo(run.job, types, run.parameters, world.backend.device.kind)
-        run.sources = [*run.sources, *(source_of(one) for one in run.job.constants)]
         own_grid = steps is None and has_own_grid(options.grid, world.size)
-        task = made = planned(run, world.size, None if own_grid else options.grid)
-        if run.job.sizes is not None:
-            run.sources = spread_sources(task, run.sources)
-        fusion = None
-        if (mode or run.job.fuse) != "off":
-            with world.phases("prepare"):
-                made, fusion = fused_alone(world.backend.device, task, mode, options.fuse_math, steps or 1)
-        if made.job.tape is not None or STEP in made.job.services:
+        grid = None if own_grid else options.grid
+        with world.phases("prepare") if (mode or run.job.fuse) != "off" else nullcontext():
+            known = plan_alone(world, run.job, run.parameters, types, options, grid)
+        made, run.job = known.alone, known.task.job
+        run.sources = [*run.sources, *(source_of(one) for one in run.job.constants)]
+        run.sources = spread_sources(made, run.sources)
+        if made.job.tape is not None or STEP in made.job.services or made.has_timed_boundary:
             check_tables(made, steps or 1)
-        tasks[:] = task, made
+        tasks.append(known)
         # Compare the block with the memory, unless an option decides.
         memory, on_device = limits(world, stream), world.backend.asynchronous
         if stream.named is not None:
-            return fusion, memory, False
-        return fusion, memory, is_too_large(made, made.partition[world.rank], memory, asynchronous=on_device)
+            return known.fusion, memory, False
+        return known.fusion, memory, known.needed > (memory.device if on_device else memory.host)
 
     everyone = world.gather_calls(alone)
-    (task, made), fusions = tasks, [fusion for fusion, _, _ in everyone if fusion is not None]
-    fusion = None
+    (known,), fusions = tasks, [fusion for fusion, _, _ in everyone if fusion is not None]
+    task, fusion = known.task, None
     if fusions:
-        task, fusion = agreed_kernel(world, task, made, fusions, mode, steps or 1)
+        task, fusion = agreed_kernel(world, task, known.alone, fusions, mode, steps or 1)
     memory = tuple(limit for _, limit, _ in everyone)
-    return Prepared(task, fusion, memory, any(too_large for _, _, too_large in everyone))
+    too_large = any(too_large for _, _, too_large in everyone)
+    return Prepared(known, task, fusion, memory, too_large)
 
 
 def source_of(constant: Constant) -> Source:
@@ -250,21 +255,25 @@ def agreed_kernel(
     kernel. alone: of this rank, by `fused_alone`; fusions: of all ranks. mode, steps: as of `fused_alone`.
     Raises UserError if the mode is "require" and there is no kernel.
     """
-    without = common_fusion(task, mode, fusions)
+    without = next((fusion for fusion in fusions if fusion.compiler is None), None)
     if without is not None:
+        if not without.quiet and (mode or task.job.fuse) == "require":
+            raise not_one_kernel(task, without)
         return task, without
     if steps > 1:
         from meshrun.runner.compiler.compiled import DeviceKernel
 
         shape, kernel = task.partition[0].shape, alone.kernel
         if isinstance(kernel, DeviceKernel):
-            kernel.choice = world.on_root(lambda: kernel.measured(world.backend, shape, steps))
+            kernel.choice = world.on_root(
+                lambda: kernel.choice or kernel.measured(world.backend, shape, steps)
+            )
     return alone, fusions[world.rank]
 
 
 def planned(run: RunContext, blocks: int, grid: str | None) -> Task:
     """Return the task cut into so many blocks; raises UserError if inputs and options do not fit."""
-    types = [(source.shape, source.dtype) for source in run.sources]
+    types = [planned_type(source) for source in run.sources]
     boundary, cval = run.options.boundary, run.options.cval
     return plan_task(run.job, run.parameters, types, blocks, grid=grid, boundary=boundary, cval=cval)
 
@@ -318,7 +327,10 @@ def make_task_outputs(run: RunContext, task: Task) -> list[Sink]:
 
 def check_nothing_unfinished(run: RunContext) -> None:
     """Raise UserError if there is an unfinished streamed run of this output. On rank 0."""
-    journal = Journal(split(run.targets[0])[0])
+    output = split(run.targets[0])[0]
+    if not os.path.lexists(journal_folder(output)):
+        return
+    journal = Journal(output)
     if journal.kept() is not None:
         raise journal.unfinished(*(partial_path(target, KEPT) for target in run.targets))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.choices import (
-    Boundary,
+    BoundaryRules,
     Checksum,
     Colors,
     Copies,
@@ -59,7 +59,7 @@ class RunCall(Protocol[Parameter_contra]):
         verify: Verify | bool = "off",
         checksum: Checksum = "off",
         grid: str | Sequence[int] | None = None,
-        boundary: Boundary | None = None,
+        boundary: BoundaryRules | None = None,
         cval: float | None = None,
         overlap: bool | None = None,
         oversubscribe: bool = False,
@@ -113,7 +113,7 @@ class PlanCall(Protocol[Parameter_contra]):
         hosts: int | None = None,
         gpu: str | None = None,
         grid: str | Sequence[int] | None = None,
-        boundary: Boundary | None = None,
+        boundary: BoundaryRules | None = None,
         cval: float | None = None,
         depth: int | None = None,
         chunk_bytes: int | str | None = None,

@@ -8,12 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from meshrun.runner.arrays.load import load_arrays
-from meshrun.runner.arrays.several_sizes import spread_sources
+from meshrun.runner.arrays.load import load_arrays, spread_sources
 from meshrun.runner.arrays.store import store_of
-from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import limits, serial_file, with_trial_results
 from meshrun.runner.options.step_options import EVERY, FieldChange, NamedRule, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
@@ -75,15 +72,17 @@ def _start(run: RunContext, prepared: Prepared, additions: Additions | None) -> 
     task = with_trial_results(run.world, prepared.task, run.sources)
     check_feeds(task)
     copies = _copies(run, task, prepared.memory, additions)
-    refuse_split(run.world, task)
-    stages = stage_lines(replace(task, kernel=None)) or None
+    prepared.known.check_split(run.world, task)
+    stages = prepared.known.stages or None
     # Find what the run continues from.
     checkpoints = _checkpoints(run, task, additions.kept if additions else ())
     state = find_state(checkpoints, resume=run.options.stream.resume)
     # Check the frames, and create the outputs.
     first, content = state.step if state else 0, additions.content if additions else None
     resume = run.options.stream.resume
-    frames = check_frames_fit(run.world, task, run.options.steps, first, content, resume=resume)
+    steps = run.options.steps
+    with_frames = steps.frames is not None
+    frames = check_frames_fit(run.world, task, steps, first, content, resume=resume) if with_frames else None
     if additions is not None:
         run.transaction.lock(*additions.files)
     sinks = [] if additions else make_task_outputs(run, task)
@@ -248,7 +247,8 @@ def run_in_passes(
     checkpoints.remove()
     _warn_of_single_steps(world, taken.single_reason)
     own, copy, _, _ = _slowest(world)
-    fused_steps = 1 if taken.single_reason else min(choose_steps(whole).per_kernel, taken.steps_per_pass)
+    several = choose_steps(whole, in_chunks=True).per_kernel
+    fused_steps = 1 if taken.single_reason else min(several, taken.steps_per_pass)
     record = {
         "steps": taken.steps,
         "first": streamed.first,

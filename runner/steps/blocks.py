@@ -4,6 +4,9 @@ field.
 Each input that an output feeds has two padded blocks: a step reads one and writes its results to the other;
 then the two are swapped. A cell has the same place in both. Inputs that no output feeds have one block.
 
+In a leapfrog scheme, one field is in the next step what another is now (`TaskKernel.handed_on`). The two have
+two blocks together: the spare block of each is the one that the other reads, and a pass writes one of them.
+
 In one copy, the two blocks lie in the same memory, `rows_apart` rows from each other, and each step goes from
 band to band of rows away from the block that it reads: what it overwrites, no later band reads.
 """
@@ -11,10 +14,11 @@ band to band of rows away from the block that it reads: what it overwrites, no l
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -30,9 +34,9 @@ from meshrun.runner.device.api import poison
 from meshrun.runner.errors import RunError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.maps.in_memory import Results, check_types, slabs
-from meshrun.runner.plan.halo import AxisCopy
+from meshrun.runner.plan.halo import AxisCopy, wraps
 from meshrun.runner.plan.steps import Piece, band_rows, edge_copies, read_widths, step_pieces
-from meshrun.runner.plan.task import Task
+from meshrun.runner.plan.task import Task, TaskKernel
 from meshrun.runner.region import Array, Region
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.steps.step_scalars import StepScalars
@@ -65,6 +69,7 @@ class StepBlocks(Generic[Block]):
     task: Task
     phases: Phases
     one_copy: bool = False
+    handed_on: Mapping[int, int] = MappingProxyType({})  # see above: {before: now}
     _stores_beyond = False  # whether passes themselves store the cells beyond the array
     scalars: Array | None = None  # of a kernel that takes some: see `TaskKernel`
     recorded: Any = None  # `steps.recorded`: rows of series that the steps themselves compute
@@ -79,11 +84,11 @@ class StepBlocks(Generic[Block]):
         self.feeds = task.feed_numbers
         self.fed = sorted(place for place in self.feeds if place is not None)
         self._apart = task.kernel is None and "here" in task.job.services
-        self.reads_beyond = task.boundary_read != "none"
-        self.fused_steps = choose_steps(task).per_kernel
+        self.reads_beyond = task.boundary_read != "none" or task.by_side
+        self.fused_steps = choose_steps(task, in_chunks=True).per_kernel
         self._edges = [
             edge_copies(
-                replace(one, widths=widths), self.cut, layout.region, layout.filled.widths, task.boundary
+                replace(one, widths=widths), self.cut, layout.region, layout.filled.widths, layout.boundary
             )
             for one, widths, layout in zip(task.fields, read_widths(task, 1), layouts, strict=True)
         ]
@@ -113,6 +118,11 @@ class StepBlocks(Generic[Block]):
         if self.task.kernel is None or tape is None or not tape.slots:
             return None
         return StepScalars(tape, self.world.xp, most)
+
+    @property
+    def stored(self) -> list[int]:
+        """The fed inputs whose spare blocks a step writes; the others are handed on."""
+        return [place for place in self.fed if place not in self.handed_on]
 
     @property
     def first(self) -> Sequence[int]:
@@ -200,6 +210,16 @@ class StepBlocks(Generic[Block]):
         for array in (*self.arrays, *self.spare.values()) if self.reads_beyond else ():
             array.layout.filled.fill_outside(array.filled)
 
+    def set_timed_boundary(self) -> None:
+        """Give the cells beyond the array their values of this step, where a table in time has them."""
+        if not (self.task.by_side and self.task.has_timed_boundary):
+            return
+        for number, array in enumerate(self.arrays):
+            _, constants = self.task.beyond(number, self.current_step())
+            assert isinstance(constants, tuple)
+            array.layout.set_constants(constants)
+            array.layout.filled.fill_outside(array.filled)
+
     def first_cells(self) -> list[list[int]]:
         """Return the index of the first own cell of each input's block, per axis."""
         return [[part.start for part in layout.core] for layout in self.layouts]
@@ -255,13 +275,13 @@ class StepBlocks(Generic[Block]):
         """Fill the cells beyond the array from the new ones, in a block of each fed input."""
         if not self.reads_beyond:
             return
-        if self._tables is not None:
+        if self._tables is not None and not self.task.by_side:
             key = tuple(map(id, targets))
             if key not in self._fills:
                 self._fills[key] = self._fill_in_one_launch(self._tables, targets)
             self._fills[key]()
             return
-        for place, target in zip(self.fed, targets, strict=True):
+        for place, target in zip(self.stored, targets, strict=True):
             layout, part = target.layout.filled, target.filled
             layout.fill_outside(part)
             for axis, copy in self._edges[place]:
@@ -277,12 +297,12 @@ class StepBlocks(Generic[Block]):
             self.task.boundary,
             self.task.cval,
         )
-        for place, target, cell in zip(self.fed, targets, cells, strict=True):
+        for place, target, cell in zip(self.stored, targets, cells, strict=True):
             part = target.filled
             boxes += halo_boxes.boxes_within(
                 self._copies_beyond(place), part.strides, part.dtype.itemsize, tables.address(part)
             )
-            slabs = [part[slab] for slab in target.layout.filled.outside]
+            slabs = [part[slab] for slab, _ in target.layout.filled.outside]
             boxes += halo_boxes.constant_boxes(slabs, tables.address(cell), tables.address)
         self._constants += cells  # the launch has their addresses
         return halo_boxes.launch(tables, tables.kernel(halo_boxes.KERNELS, "move_cells"), boxes)
@@ -296,8 +316,11 @@ class StepBlocks(Generic[Block]):
             first, last = core.start, core.stop
             if axis < len(self.cut) and self.cut[axis]:
                 origin = core.start - layout.region.start[axis]  # of the array's cell 0
-                wraps = self.task.boundary == "wrap"
-                first, last = (0, length) if wraps else (max(origin, 0), min(origin + shape[axis], length))
+                first, last = (
+                    (0, length)
+                    if wraps(layout.boundary, axis)
+                    else (max(origin, 0), min(origin + shape[axis], length))
+                )
             within = [
                 replace(copy, source=copy.source + core.start) for at, copy in layout.within if at == axis
             ]
@@ -341,17 +364,24 @@ class StepBlocks(Generic[Block]):
             self._calls[key] = self._bound_calls(piece, keep)
         return self._calls[key]
 
+    @cached_property
+    def _pass_kernel(self) -> TaskKernel | None:
+        """The kernel of single passes."""
+        kernel = self.task.kernel
+        return kernel.without_handed_on() if kernel is not None and self.handed_on else kernel
+
     def _bound_calls(self, piece: Piece, keep: bool) -> list[Callable[[], None]]:
         """Return what computes the cells of `piece` from the blocks as they lie in memory now."""
-        kernel, calls = self.task.kernel, list[Callable[[], None]]()
+        kernel, calls = self._pass_kernel, list[Callable[[], None]]()
         assert kernel is not None
+        feeds = [feed for feed in self.feeds if feed not in self.handed_on]
         for (first, last), windows in self._windows(piece, self._ranges(piece), copied=False):
             place = piece.place.rows(first, last)
             outs = self._outs(piece.region.rows(first, last), place)
             assert outs is not None
             calls.append(kernel.bind(windows, outs, place.start, self.scalars, self._sides(piece)))
             # Results in buffers of their own are copied to where they belong.
-            for number, (feed, out) in enumerate(zip(self.feeds, outs, strict=True)):
+            for number, (feed, out) in enumerate(zip(feeds, outs, strict=True)):
                 if feed is None and keep:
                     calls.append(partial(_assign, self._finals[number], self._inside(number, place), out))
                 elif feed is not None and not self._fills_in_place:
@@ -376,7 +406,7 @@ class StepBlocks(Generic[Block]):
 
     def _can_store_beyond(self, pieces: Iterable[Piece]) -> bool:
         """Return whether single steps over these pieces need no launch to fill the cells beyond the array."""
-        kernel, task = self.task.kernel, self.task
+        kernel, task = self._pass_kernel, self.task
         if kernel is None or not kernel.stores_beyond or not self._fills_in_place or self.one_copy:
             return False
         if task.boundary == "constant":
@@ -448,7 +478,7 @@ class StepBlocks(Generic[Block]):
         if not self.task.fills:
             return None
         if self._fills_in_place and place is not None:
-            fed = [feed for feed in self.feeds if feed is not None]
+            fed = [feed for feed in self.feeds if feed is not None and feed not in self.handed_on]
             return [self.spare[feed].block[self._at(feed, place)] for feed in fed]
         if region.shape not in self._scratch:
             declared = self.task.declared(region.shape)
@@ -550,7 +580,12 @@ class StepBlocks(Generic[Block]):
         """Remember what is in the inputs that no output feeds, for `check_inputs_that_stay`."""
         called = self.task.kernel is None and not self.world.backend.asynchronous and self.region.size > 0
         stay = [place for place in range(len(self.arrays)) if place not in self.fed] if called else []
-        self._stay = {place: _checksum(self.arrays[place].block) for place in stay}
+        self._stay = {place: _checksum(self._staying(place)) for place in stay}
+
+    def _staying(self, place: int) -> Array:
+        """Return the cells of an input that steps leave as they are: not those of a table in time."""
+        timed = self.task.by_side and self.task.has_timed_boundary
+        return self.own(place) if timed else self.arrays[place].block
 
     def check_inputs_that_stay(self) -> None:
         """Raise RunError if a function that is called on a CPU has changed an input that no output feeds.
@@ -558,7 +593,7 @@ class StepBlocks(Generic[Block]):
         A function may do so for some values only, which `_try_a_row` did not see.
         """
         for place, before in self._stay.items():
-            if _checksum(self.arrays[place].block) != before:
+            if _checksum(self._staying(place)) != before:
                 raise self._changed(place)
 
 

@@ -56,7 +56,7 @@ class ChunkSteps(StepBlocks[PaddedBlock]):
         layouts = []
         for place, one in enumerate(self.wide.fields):
             part, cut = task.field_region(place, region), _cut(len(one.shape))
-            layouts.append(BlockLayout(part, one.shape, cut, one.widths, task.boundary, task.cval))
+            layouts.append(BlockLayout(part, one.shape, cut, one.widths, *task.beyond(place)))
         self.lay_out(layouts, _cut(len(task.shape)))
         self.arrays = [PaddedBlock(*one) for one in zip(layouts, blocks, strict=True)]
         self.note_inputs_that_stay()
@@ -130,6 +130,7 @@ class ChunkSteps(StepBlocks[PaddedBlock]):
         if self._scalar_rows is not None:
             self._scalar_rows.provide(self._step, steps, last)
             self.scalars = self._scalar_rows.rows(0, steps)
+        self.set_timed_boundary()
 
     def _take_single_steps(self, failure: NotCompiled) -> None:
         if self._must_fuse:

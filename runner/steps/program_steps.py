@@ -13,10 +13,11 @@ from meshrun.runner.compiler.decide import not_compiled
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.errors import RunError
-from meshrun.runner.programs.best import reduced_ahead
+from meshrun.runner.programs.best import reducing_kernels, with_late_reductions
 from meshrun.runner.programs.execute import ProgramRun
-from meshrun.runner.programs.stages import plan_program
+from meshrun.runner.programs.stages import plan_program, with_results_as_arrays
 from meshrun.runner.region import Array
+from meshrun.runner.steps import halo_path
 from meshrun.runner.steps.step_scalars import StepScalars
 from meshrun.runner.steps.stepper import EAGER, GRAPH_STEPS, Stepper
 
@@ -33,18 +34,24 @@ class ProgramStepper(Stepper):
     def __post_init__(self) -> None:
         task, world = self.task, self.world
         self._peers, self._device_halos = "", None
-        self.program = plan_program(task.job.program)
-        ahead = reduced_ahead(self.program, task.feed_numbers) if task.compiled else None
-        on_gpu = world.backend.device.kind == "cuda"
+        self.program = with_results_as_arrays(plan_program(task.job.program), task.feed_numbers)
+        self._shared = {
+            n: one.becomes for n, one in enumerate(self.program.arrays) if one.becomes is not None
+        }
+        reducing = {}
+        if task.compiled and world.backend.device.kind == "cuda":
+            self.program = with_late_reductions(self.program)
+            reducing = reducing_kernels(self.program, task.feed_numbers)
         self.stages = ProgramRun(
             world,
             self.program,
             task.partition.grid,
             self.phases,
             task.compiled,
-            ahead if on_gpu else None,
+            reducing,
             self,
         )
+        self.stages.tables = halo_path.find_tables(world, max(len(one.shape) for one in self.program.arrays))
         self.plans = [
             self.stages.plans[number] or HaloPlan(one.partition, world.rank, (), task.boundary)
             for number, one in enumerate(task.fields)
@@ -56,7 +63,7 @@ class ProgramStepper(Stepper):
         self.steps_per_exchange = self.fused_steps = 1
         self.overlap, self.graph, self.exchanges_by_kernel = False, False, False
         self.graph_reason, self.single_reason = "", ""
-        self._graphs = {}
+        self._graphs, self._graph_exchanges = {}, dict[tuple[int, int, int], int]()
         self.halo_taken, self.halo_reason = "", ""
         self._spans: list[tuple[Mark, Mark]] = []
         tape = task.job.tape
@@ -120,8 +127,8 @@ class ProgramStepper(Stepper):
         """
         if not self.world.backend.asynchronous or self.graph_reason or self.taken < EAGER:
             return 0
-        if self.world.size > 1:
-            self.graph_reason = IN_STAGES
+        if self.world.size > 1 and not self.world.arrays.capturable:
+            self.graph_reason = f"exchanges by {self.world.arrays.label} wait for the host"
             return 0
         steps = next((one for one in GRAPH_STEPS if one <= left and one % 2 == 0), 0)
         if not steps:
@@ -130,8 +137,10 @@ class ProgramStepper(Stepper):
         key = id(first), steps, 1
         if key not in self._graphs:
             blocks, spare, known = list(self.arrays), dict(self.spare), self.stages.known
+            exchanges, self.stages.capturing = self.stages.exchanges, True
             try:
                 self._graphs[key] = self.world.backend.capture(partial(self._take_steps, steps))
+                self._graph_exchanges[key] = self.stages.exchanges - exchanges
             except NotCapturable as reason:
                 # Nothing was done on the device: no halo was filled.
                 self.graph_reason = str(reason)
@@ -140,7 +149,10 @@ class ProgramStepper(Stepper):
                 for array in (*blocks, *spare.values()):
                     array.written()
                 return 0
+            finally:
+                self.stages.exchanges, self.stages.capturing = exchanges, False
         self._graphs[key]()
+        self.stages.exchanges += self._graph_exchanges[key]
         self.graph = True
         return steps
 
@@ -152,12 +164,15 @@ class ProgramStepper(Stepper):
         stages = self.stages
         for place, array in enumerate(self.arrays):
             stages.arrays[place] = array
+        for number, place in self._shared.items():
+            self.spare[place].written()
+            stages.arrays[number] = self.spare[place]
         stages.set_inputs(self.arrays)
         if self._scalar_rows is not None:
             self._scalar_rows.provide(self.done, 1, self._until)
             stages.set_step(self._scalar_rows.rows(0, 1)[0])
         stages.take([self.written(number) for number in range(len(self.feeds))])
-        for place in self.fed:
+        for place in set(self.fed) - set(self._shared.values()):
             self.spare[place].written()
         self.swap()
 

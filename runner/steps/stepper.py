@@ -46,7 +46,7 @@ from meshrun.runner.report.phases import Phases
 from meshrun.runner.steps import halo_path
 from meshrun.runner.steps.blocks import StepBlocks
 from meshrun.runner.steps.fused_steps import passes, prepare
-from meshrun.runner.steps.steps_per_kernel import choose_steps
+from meshrun.runner.steps.steps_per_kernel import StepCounts, choose_steps
 from meshrun.runner.system.compiler import NotCompiled
 from meshrun.runner.world.world import World
 
@@ -62,6 +62,7 @@ GRAPH_STEPS = (32, 8, 2, 1)  # of graphs, more or less: the longest that fits is
 LONGEST_GRAPH, GRAPH_BYTES = 256, 10 << 30  # steps; bytes that they read and write on a rank, at most
 WORTH_MAKING = 16  # launches of a long graph, at least, for which it is made
 ONE_COPY = "the fields are in memory once"
+BY_SIDE = "the boundary differs by input, axis or side, and the function is not one kernel"
 PENDING = 64  # spans of device work that are not yet added to the phases
 BeforeStep = Callable[[Sequence[Array]], None]
 
@@ -114,12 +115,15 @@ class Stepper(StepBlocks[DistributedArray]):
         fused, self.lowered = counts.per_kernel, counts.lowered
         steps = self.steps_per_exchange = counts.per_exchange
         self.plans = [
-            HaloPlan(one.partition, rank, wide_widths(one, steps), task.boundary, task.cval, widths)
-            for one, widths in zip(task.fields, read_widths(task, steps), strict=True)
+            HaloPlan(one.partition, rank, wide_widths(one, steps), *task.beyond(number), widths)
+            for number, (one, widths) in enumerate(zip(task.fields, read_widths(task, steps), strict=True))
         ]
         for plan in self.plans:
             if task.kernel is not None and task.kernel.aligned:
                 plan.aligned = LINE
+        self.handed_on = self._may_be_handed_on(counts)
+        for before, now in self.handed_on.items():
+            self.plans[before] = self.plans[now]
         self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid])
         if self.one_copy and self.region.size:
             for place in self.fed:
@@ -137,6 +141,8 @@ class Stepper(StepBlocks[DistributedArray]):
         self._peers: PeerArrays | str = ""
         if self._exchanging and self.one_copy:
             self._peers = ONE_COPY
+        elif self._exchanging and task.by_side:
+            self._peers = BY_SIDE
         elif self._exchanging:
             self._peers = halo_path.find_peers(self.world, self.halo, self._ndim)
         if self.halo == "direct" and isinstance(self._peers, str) and self._peers:
@@ -159,6 +165,25 @@ class Stepper(StepBlocks[DistributedArray]):
     def current_step(self) -> int:
         """Return the number of the step that is computed, from 0 on."""
         return self.done
+
+    def _may_be_handed_on(self, counts: StepCounts) -> dict[int, int]:
+        """Return the fields that share their two blocks with another, {before: now}; see `steps.blocks`.
+
+        With several steps between two exchanges, their halos are exchanged, too.
+        """
+        task = self.task
+        in_place = task.fills and task.strided_out and None not in task.feed_numbers
+        single = counts.per_kernel == counts.per_exchange == 1
+        if task.kernel is None or not single or self.one_by_one or self.one_copy or not in_place:
+            return {}
+        alike = {
+            before: now
+            for before, now in task.kernel.handed_on.items()
+            if task.fields[before].shape == task.fields[now].shape
+            and task.fields[before].partition == task.fields[now].partition
+            and task.fields[before].subgrid == task.fields[now].subgrid
+        }
+        return alike if len(alike) == len(task.kernel.handed_on) else {}
 
     def _longest_graph(self) -> int:
         """Return the steps of the longest graphs, the same on every rank."""
@@ -189,8 +214,12 @@ class Stepper(StepBlocks[DistributedArray]):
         backend, world = self.world.backend, self.world
         with self.phases("prepare"):
             self.arrays = list(arrays)
+            for before, now in self.handed_on.items():
+                self.spare[before], self.spare[now] = arrays[now], arrays[before]
             for place in self.fed:
                 plan = self.plans[place]
+                if place in self.spare:
+                    continue
                 if self.one_copy and self.region.size:
                     self.spare[place] = DistributedArray(plan, plan.earlier(), world)
                     poison(self.spare[place].block[: plan.rows_before])
@@ -205,7 +234,7 @@ class Stepper(StepBlocks[DistributedArray]):
             if self._exchanging or (single and filled):
                 self._open_halos()
             if backend.asynchronous and self._exchanging and not isinstance(self._device_halos, DirectHalos):
-                connect(world, [self.plans[place] for place in self.fed])
+                connect(world, [self.plans[place] for place in self.stored])
         with self.phases("exchange"):
             exchange(arrays, once=True)
         with self.phases("prepare"):
@@ -242,14 +271,14 @@ class Stepper(StepBlocks[DistributedArray]):
     def _open_halos(self) -> None:
         """Prepare the exchange between devices."""
         world, task = self.world, self.task
-        tables = self._tables = halo_path.find_tables(world, self._ndim)
+        tables = self._tables = None if task.by_side else halo_path.find_tables(world, self._ndim)
         if self._exchanging:
             self.halo_taken = world.arrays.label.replace(",", " ").split()[0].lower()
             self.halo_reason = str(self._peers)
         if tables is None:
             return
         fields = [FieldHalos.of(array) for array in self._fed_arrays()]
-        pairs = [(self.arrays[place].block, self.spare[place].block) for place in self.fed]
+        pairs = [(self.arrays[place].block, self.spare[place].block) for place in self.stored]
         handshake = self.steps_per_exchange > 1 or bool(self.overlap)
         self._device_halos, self.halo_reason = halo_path.open_halos(
             world, fields, pairs, task.cval, tables, self._peers, handshake=handshake
@@ -272,7 +301,7 @@ class Stepper(StepBlocks[DistributedArray]):
         self._until = self.done + steps
         cycle = self._longest_cycle(steps)
         begin = backend.mark() if backend.asynchronous else None
-        left = steps
+        left = steps - self._first_steps(steps, last=last)
         recorder = self.world.recorder
         name = 0 if recorder is None else recorder.name("step")
         while left:
@@ -294,6 +323,18 @@ class Stepper(StepBlocks[DistributedArray]):
             self._spans.append((begin, backend.mark()))
             if len(self._spans) >= PENDING:
                 self.settle()
+
+    def _first_steps(self, left: int, *, last: bool) -> int:
+        """Take the first steps of a run one by one where a kernel of several asks for it; return how many."""
+        kernel, first = self.task.kernel, 0
+        if kernel is None or self.fused_steps == 1:
+            return 0
+        while first < left and self.taken < kernel.first_steps:
+            first += 1
+            self._step(0, last and first == left)
+            self.done += 1
+            self.progress(self.done)
+        return first
 
     def _longest_cycle(self, steps: int) -> int:
         """Return the most steps of a cycle of so many steps; compile the kernels of all cycles.
@@ -479,6 +520,7 @@ class Stepper(StepBlocks[DistributedArray]):
 
     def _step(self, remaining: int, final: bool) -> None:
         """Take one step, after which so many are taken without an exchange; then make the halos ready."""
+        self.set_timed_boundary()
         if self.before_step is not None:
             self.before_step(self.padded)
         self._take_scalars(1)
@@ -543,10 +585,10 @@ class Stepper(StepBlocks[DistributedArray]):
         return halos.sending(_blocks_of(self._fed_spare()))
 
     def _fed_arrays(self) -> list[DistributedArray]:
-        return [self.arrays[place] for place in self.fed]
+        return [self.arrays[place] for place in self.stored]
 
     def _fed_spare(self) -> list[DistributedArray]:
-        return [self.spare[place] for place in self.fed]
+        return [self.spare[place] for place in self.stored]
 
     def _choose_overlap(self) -> None:
         """Choose whether exchanges overlap with the work: as asked, else on GPUs of several hosts, and for
@@ -559,7 +601,8 @@ class Stepper(StepBlocks[DistributedArray]):
         message = halo_bytes(self.task, self.task.partition[0], self.steps_per_exchange)
         large = isinstance(self._peers, str) and self.fused_steps == 1 and message >= OVERLAPPED_BYTES
         gpus = self.world.backend.asynchronous and self._exchanging
-        chosen = gpus and (large or len(self.world.hosts) > 1) if asked is None else asked
+        worth = (large and not self.handed_on) or len(self.world.hosts) > 1
+        chosen = gpus and worth if asked is None else asked
         kernel = self.task.kernel
         in_one = self.fused_steps > 1 and kernel is not None and not kernel.takes_rows
         self.overlap = chosen and self._may_overlap and not in_one

@@ -44,12 +44,14 @@ def choose_steps(
     one_by_one: bool = False,
     one_copy: bool = False,
     on_device: bool = False,
+    in_chunks: bool = False,
 ) -> StepCounts:
     """Return how the steps of a task are grouped.
 
     asked: steps between two exchanges; 0: as many as one kernel takes, or for kernels of one step on a device
     as many as take the least time. one_by_one: something is done before each step. one_copy: the fields are
-    in memory once (`steps.blocks`). on_device: blocks are on a GPU.
+    in memory once (`steps.blocks`). on_device: blocks are on a GPU. in_chunks: the fields are streamed: each
+    chunk has cells that neighbours compute too, also beyond the array's ends.
     """
     kernel, grid = task.kernel, task.partition.grid
 
@@ -58,6 +60,8 @@ def choose_steps(
     if kernel is not None and not one_by_one and None not in task.job.feeds and not _mirrors_from_afar(task):
         bands = kernel.takes_rows and len(grid) > 1 and grid[0] > 1
         fused = kernel.most_steps if bands or not one_copy else 1
+        if in_chunks and kernel.first_steps:
+            fused = 1
 
     # Those between two exchanges: as asked, or the fastest.
     steps, lowered = asked or fused, ""
@@ -70,7 +74,9 @@ def choose_steps(
     if 1 < fused < steps:
         steps, lowered = fused, f"one kernel takes {fused} steps"
     limit = _steps_within_halo(task)
-    if 0 < limit < steps:
+    if task.by_side and steps > 1:
+        steps, lowered = 1, "the boundary differs by input, axis or side, and the function is not one kernel"
+    elif 0 < limit < steps:
         lowered = f"the halo of {steps} steps is wider than the smallest block" if asked else ""
         steps = limit
     return StepCounts(fused, steps if limit or fused > 1 else 1, lowered)
@@ -84,7 +90,7 @@ def _steps_within_halo(task: Task) -> int:
     limits = []
     for length, parts, width in zip(task.shape, task.partition.grid, task.widths, strict=True):
         if parts > 1 and width != (0, 0):
-            smallest = length // parts - (task.boundary == "mirror")
+            smallest = length // parts - task.mirrors
             limits.append(max(smallest // max(width), 1))
     return min(limits, default=0)
 
@@ -95,9 +101,11 @@ def _fastest_steps(task: Task) -> int:
     An exchange takes `EXCHANGE` seconds beside the time of its bytes. For more steps these are as many times
     more, and more than that of a field of which a single step reads own cells only. With `steps` between two
     exchanges, each step computes (steps - 1) / 2 layers more per cell of the halo along each axis that is
-    split.
+    split. In a volume those layers cost more than exchanges save, at any size that was measured.
     """
     region = task.partition[0]
+    if len(region.shape) > 2:
+        return 1
     moved = task.input_bytes(region) + task.result_bytes(region)
     extra = 0.0
     for length, parts, width in zip(region.shape, task.partition.grid, task.widths, strict=True):

@@ -238,6 +238,9 @@ class StreamedSteps:
         These are as many of `steps` as can be.
         """
         possible = min(wanted, steps)
+        reason = f"the halo of {wanted} steps is wider than a chunk"
+        if self.task.by_side and self.task.wraps_in_part(0):
+            steps, reason = 1, "the ends of axis 0 meet for some inputs, and the function is not one kernel"
         while True:
             wide = for_chunks(self.task, steps)
             chunks = self._chunks(wide, steps)
@@ -245,7 +248,6 @@ class StreamedSteps:
                 break
             steps -= max(steps // 4, 1)
         if 1 < possible != steps:
-            reason = f"the halo of {wanted} steps is wider than a chunk"
             self.warn(f"{option('steps_per_exchange', wanted)} is lowered to {steps}: {reason}")
         return wide, chunks
 

@@ -6,24 +6,14 @@ import errno
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.region import Region
 from meshrun.runner.spelling import option
 from meshrun.runner.storage.paths import is_kept
 
 LISTED = 8  # names in a message
 BLOCK = 512  # bytes: the unit of a file's allocated size in stat(2)
 FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def check_part(array: np.ndarray[Any, Any], dtype: np.dtype[Any], region: Region) -> None:
-    """Raise ValueError, for a caller's mistake, unless `array` has the dtype and the shape of `region`."""
-    if (array.dtype, array.shape) != (dtype, region.shape):
-        raise ValueError(f"{array.dtype} {array.shape} is not {dtype} {region.shape}, region {region}")
 
 
 def check_room(

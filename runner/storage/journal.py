@@ -31,6 +31,7 @@ from typing import Any
 from meshrun.runner import files
 from meshrun.runner.errors import MeshrunError, RunError, UserError
 from meshrun.runner.spelling import option
+from meshrun.runner.storage.paths import journal_folder
 
 IDENTITY, TEMPORARY = "identity.json", ".partial"  # TEMPORARY: suffix of an identity that is being written
 LOG, FAILED = ".log", ".failed"  # a log, and one whose writer could not sync
@@ -49,7 +50,7 @@ class Journal:
 
     @property
     def folder(self) -> Path:
-        return self.output.with_name(f"{self.output.name}.journal")
+        return journal_folder(self.output)
 
     def begin(self, identity: Mapping[str, Any]) -> None:
         """Start a new journal in place of any old one. identity: plain JSON values, which may be nested.

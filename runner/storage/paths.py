@@ -75,6 +75,11 @@ def partial_path(path: Path, run_id: str) -> Path:
     return file.with_name(f".{file.name}.{run_id}.partial")
 
 
+def journal_folder(path: Path) -> Path:
+    """Return the folder of the journal of an unfinished streamed run. path: the output's file."""
+    return path.with_name(f"{path.name}.journal")
+
+
 def job_paths(path: Path, run_id: str) -> tuple[Path, Path]:
     """Return the temporary path, with OUTPUT's suffix, of a file that a job writes, and the path that the job
     gets: the same path, with the array's name if one was given."""

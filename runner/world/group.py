@@ -145,7 +145,7 @@ class Group:
     def all_reduce(self, array: Array, operation: Operation = "sum") -> Array:
         """Reduce equally shaped arrays of one dtype elementwise, in place; returns `array`. Collective.
 
-        Of numbers and bool, on GPUs of real numbers; complex numbers have no `min` and `max`.
+        Of numbers and bool; complex numbers have no `min` and `max`, and on GPUs no `prod`.
         """
         _check_reducible(array, operation)
         if self.size > 1:

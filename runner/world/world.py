@@ -108,7 +108,8 @@ class World(Group):
 
     def new_phases(self) -> Phases:
         """Return phases of which none has begun."""
-        return Phases(self.backend.synchronize, self.recorder)
+        synchronize = self.backend.synchronize if self.backend.asynchronous else None
+        return Phases(synchronize, self.recorder)
 
     @property
     def here(self) -> Rank:

@@ -108,7 +108,8 @@ def reduces(group: Group, dtype: str) -> None:
             for axis in (0, 1):
                 got = group.reduce_scatter(group.xp.asarray(inputs[group.rank]), operation, axis)
                 same(got, part(expected, group, axis))
-            if not (group.backend.device.kind == "cuda" and np.dtype(dtype).kind == "c"):  # NCCL has none
+            on_gpu = group.backend.device.kind == "cuda"
+            if not (on_gpu and np.dtype(dtype).kind == "c" and operation == "prod"):  # which NCCL lacks
                 mine = group.xp.asarray(inputs[group.rank].copy())
                 assert group.all_reduce(mine, operation) is mine
                 same(mine, expected)

@@ -33,7 +33,7 @@ FLAGS = (
 )
 F4, U1, BOOL = np.dtype("f4"), np.dtype("u1"), np.dtype(bool)
 Array = np.ndarray[Any, Any]
-Launch = Callable[[tuple[int], tuple[int, int], Sequence[np.generic]], None]
+Launch = Callable[..., None]  # of a grid, a block, arguments and bytes of shared memory
 Run = Callable[[PassKernel, Sequence[Any], Sequence[Any], Extents], None]
 
 
@@ -239,13 +239,19 @@ def launchers(folder: Path, kernels: Sequence[PassKernel]) -> list[Launch]:
     """Compile kernels with g++, in one library; return for each what runs all its threads."""
     assert GXX is not None
     headers, *_ = kernels[0].source.partition("__global__")
-    parts = ['#include "cuda.h"', headers]
+    together = [kernel for kernel in kernels if getattr(kernel, "planes", None)]
+    if together:
+        headers, *_ = together[0].source.partition("__global__")
+    parts = [f'#include "{"blocks.h" if together else "cuda.h"}"', headers]
     for number, kernel in enumerate(kernels):
         _, _, body = kernel.source.partition("__global__")
+        launched = f"launch(kernel{number}::{kernel.name}, grid, x, y, arguments)"
+        if kernel in together:
+            launched = f"run_blocks<kernel{number}::{kernel.name}>(grid, x * y, {kernel.shared}, arguments)"
         parts += [
             f"namespace kernel{number} {{ __global__{body} }}",
             f'extern "C" void run{number}(unsigned grid, unsigned x, unsigned y, void** arguments) '
-            f"{{ launch(kernel{number}::{kernel.name}, grid, x, y, arguments); }}",
+            f"{{ {launched}; }}",
         ]
     (folder / "kernels.cpp").write_text("\n".join(parts))
     made = folder / "kernels.so"
@@ -253,7 +259,9 @@ def launchers(folder: Path, kernels: Sequence[PassKernel]) -> list[Launch]:
     library = ctypes.CDLL(str(made))
 
     def launcher(number: int) -> Launch:
-        def launch(grid: tuple[int], block: tuple[int, int], arguments: Sequence[np.generic]) -> None:
+        def launch(
+            grid: tuple[int], block: tuple[int, int], arguments: Sequence[np.generic], shared_mem: int = 0
+        ) -> None:
             pointers = [np.array(one) for one in arguments]
             array = (ctypes.c_void_p * len(pointers))(*[one.ctypes.data for one in pointers])
             library[f"run{number}"](*grid, *block, array)

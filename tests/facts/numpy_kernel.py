@@ -16,6 +16,7 @@ from meshrun.runner.compiler.compiled import DeviceKernel, Feeds
 from meshrun.runner.compiler.cuda import single_pass
 from meshrun.runner.compiler.cuda.beyond import Sides, cells_beyond
 from meshrun.runner.compiler.cuda.steps.layout import Axis, Sending
+from meshrun.runner.compiler.passes.handed_on import without_outputs
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Extents, Program, in_order
 from meshrun.runner.plan.halo import source_index
@@ -32,6 +33,7 @@ class NumpyKernel:
     """
 
     takes_rows = True
+    first_steps = 0
     capturable = True
     sends = False
     advance: Any = DeviceKernel.advance
@@ -72,6 +74,13 @@ class NumpyKernel:
             out[...] = result
 
     stores_beyond = DeviceKernel.__dict__["stores_beyond"]
+    handed_on = DeviceKernel.__dict__["handed_on"]
+
+    def without_handed_on(self) -> NumpyKernel:
+        """Return the kernel of the other results; `bound` counts for it alone."""
+        program, feeds = without_outputs(self.program, self.feeds, self.handed_on)
+        more = {"aligned": self.aligned, "row": self.row}
+        return NumpyKernel(program, self.widths, feeds, self.boundary, self.cval, self.most_steps, **more)
 
     def bind(
         self,

@@ -16,7 +16,7 @@ from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit
 from meshrun.runner.compiler.passes.real_parts import in_real_parts
-from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components
+from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components, with_units
 from meshrun.runner.region import Shape
 from meshrun.runner.system.compiler import find_compiler
 
@@ -91,7 +91,7 @@ def compile_texts(
     ends: the boundary of rows of `row` cells, whose cells beyond the ends are not in memory. options: of
     `emit`. Blocks that are smaller than the tile are computed cell by cell.
     """
-    merged = [merge_components(in_real_parts(program))[0] for program in programs]
+    merged = [with_units(merge_components(in_real_parts(program))[0]) for program in programs]
     kernels = [
         [emit(one, ends=ends, **options), emit(one, ends=ends, lengths=(1,) * one.axes)] for one in merged
     ]
@@ -113,13 +113,19 @@ class TextKernel(DeviceKernel):
         self.compiled = compiled
 
     def _pass(
-        self, shape: Shape, apart: bool = False, wide: bool = False, beyond: bool = False
+        self,
+        shape: Shape,
+        apart: bool = False,
+        wide: bool = False,
+        beyond: bool = False,
+        units: bool = True,
+        alike: bool = False,
     ) -> tuple[PassKernel, Launch]:
         lengths = (*shape[: self.program.axes - 1], math.prod(shape[self.program.axes - 1 :]))
         return next(
             (kernel, launch)
             for kernel, launch in self.compiled
-            if all(a <= b for a, b in zip(kernel.tile, lengths, strict=True))
+            if all(a <= b for a, b in zip(kernel.least, lengths, strict=True))
         )
 
 

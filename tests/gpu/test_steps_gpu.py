@@ -40,6 +40,36 @@ def warmed(block: Any) -> Any:
     return 0.4 * (block[1:-1, 1:-1, 1:-1] + sides)
 
 
+@meshrun.map_blocks(halo=4, outputs=2, cval=9)
+def leapfrog(now: Any, before: Any) -> Any:
+    """A wave, of whole numbers modulo 2^32: the field that was is overwritten."""
+    inner = (slice(4, -4),) * 3
+    total = now[inner]
+    for far in range(1, 5):
+        for axis in range(3):
+            for shift in (-far, far):
+                cells = [slice(4, -4)] * 3
+                cells[axis] = slice(4 + shift, now.shape[axis] - 4 + shift)
+                total = total + now[tuple(cells)] * np.uint32(2 * far + axis + shift % 7)
+    return total - before[inner], now[inner]
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("shape", [(9, 10, 11), (37, 23, 29), (50, 103, 90), (64, 64, 64)])
+def test_a_wave_overwrites_the_field_that_was(tmp_path: Path, boundary: str, shape: tuple[int, ...]) -> None:
+    fields = list(np.random.default_rng(1).integers(0, 2**32, (2, *shape), np.uint32))
+    paths = [tmp_path / f"{name}.npy" for name in ("now", "before", "next", "last")]
+    for path, field in zip(paths, fields, strict=False):
+        np.save(path, field)
+    run(leapfrog, paths[:2], paths[2:], {}, Options(device="cuda", boundary=boundary, steps=StepOptions(7)))
+    for _ in range(7):
+        more = {"constant_values": 9} if boundary == "constant" else {}
+        now, before = (np.pad(field, 4, PAD.get(boundary, "constant"), **more) for field in fields)
+        fields = list(leapfrog.function(now, before))
+    for path, field in zip(paths[2:], fields, strict=True):
+        assert np.load(path).tobytes() == field.tobytes()
+
+
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(2, 3, 5), (37, 23, 29), (50, 203, 190)])

@@ -83,6 +83,23 @@ def closed_cube(u):
     return new
 
 
+def hand_cube(u):
+    new = cube(u)
+    new[0], new[-1] = new[-2], new[1]
+    new[:, 0], new[:, -1] = new[:, -2], new[:, 1]
+    new[:, :, 0], new[:, :, -1] = new[:, :, -2], new[:, :, 1]
+    return new
+
+
+def channel(u):
+    """Opposite columns meet, two of them; nothing flows through the first and last row."""
+    new = u.copy()
+    new[1:-1, 2:-2] += 0.1 * (u[2:, 2:-2] - u[1:-1, :-4] + u[1:-1, 4:])
+    new[:, :2], new[:, -2:] = new[:, -4:-2], new[:, 2:4]
+    new[0], new[-1] = new[1], new[-2]
+    return new
+
+
 @pytest.mark.parametrize(
     ("function", "shape"),
     [
@@ -92,6 +109,9 @@ def closed_cube(u):
         (cube, (50, 203, 192)),
         (cube, (37, 41, 130)),
         (closed_cube, (64, 100, 192)),
+        (closed_cube, (41, 203, 130)),
+        (hand_cube, (64, 100, 192)),
+        (channel, (1027, 640)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

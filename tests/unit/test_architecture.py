@@ -385,7 +385,7 @@ RULES: dict[Callable[[Source], Iterator[str]], list[tuple[str, str]]] = {
 SOURCES = read_sources()
 # Of what the house may have at most. A limit only goes down: when its figure falls, it follows.
 LIMITS = {
-    "long_signatures": 11,
+    "long_signatures": 10,
     "large_classes": 20,
     "forwarders": 54,
     "untyped_results": 75,

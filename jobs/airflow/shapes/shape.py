@@ -21,7 +21,7 @@ from meshrun.jobs.airflow.shapes import airfoil, stl
 from meshrun.jobs.airflow.shapes.bodies import Body, CellBody, Round, ShadedBody, of_cells, silhouette
 from meshrun.jobs.airflow.shapes.parts import connected
 from meshrun.jobs.airflow.shapes.surface import Surface, frontal_area
-from meshrun.runner.arrays.decoded_inputs import open_decoded
+from meshrun.runner.arrays.load import open_decoded
 from meshrun.runner.errors import UserError
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.spelling import option

@@ -21,7 +21,7 @@ from meshrun.runner.arrays.block_layout import BlockLayout
 from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.device.api import Backend
 from meshrun.runner.plan.grid import Partition
-from meshrun.runner.plan.halo import AxisCopy, Slices, Transfer, Widths, sends, transfers
+from meshrun.runner.plan.halo import AxisCopy, Modes, Slices, Transfer, Widths, sends, transfers
 from meshrun.runner.region import Array, Shape
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class FieldHalos:
 
     partition: Partition
     widths: Widths
-    boundary: str
+    boundary: str | Modes
     itemsize: int
     aligned: int = 0
     read: Widths | None = None
@@ -121,7 +121,9 @@ def launch(
     return lambda: kernel(grid, block, arguments)
 
 
-def constant_cells(backend: Backend, dtypes: Iterable[Any], boundary: str, cval: float) -> list[Array]:
+def constant_cells(
+    backend: Backend, dtypes: Iterable[Any], boundary: str | Modes, cval: float
+) -> list[Array]:
     """Return the boundary's constant as a cell of each dtype on the device; of other boundaries, unset."""
     cells = [backend.empty((1,), np.dtype(dtype)) for dtype in dtypes]
     for cell in cells if boundary == "constant" else ():
@@ -199,7 +201,7 @@ def message_bytes(field: FieldHalos, moved: Transfer) -> int:
 def constants(field: FieldHalos, rank: int, cell: int, target: int) -> Iterator[HaloBox]:
     """Yield the copies of the constant, at address `cell`, to the cells beyond the array."""
     layout = field.layout(rank).filled
-    for slab in layout.outside:
+    for slab, _ in layout.outside:
         whole = tuple(slice(*part.indices(n)) for part, n in zip(slab, layout.shape, strict=True))
         place, strides = _cells(field, whole, rank)
         yield HaloBox(cell, target + place, _axes(whole, [0] * len(whole), strides, field.itemsize))

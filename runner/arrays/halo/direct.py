@@ -71,6 +71,7 @@ from meshrun.runner.arrays.halo import boxes as halo_boxes
 from meshrun.runner.arrays.halo.boxes import FieldHalos, HaloBox
 from meshrun.runner.compiler.cuda.steps.layout import Neighbour, Sending
 from meshrun.runner.errors import RunError
+from meshrun.runner.plan.halo import wraps
 from meshrun.runner.region import Array
 from meshrun.runner.spelling import option
 from meshrun.runner.world.world import World
@@ -220,7 +221,7 @@ def row_neighbour(
     """
     size = fields[0].partition.size
     peer = (rank + side) % size
-    if peer not in theirs or (fields[0].boundary != "wrap" and peer != rank + side):
+    if peer not in theirs or (not wraps(fields[0].boundary, 0) and peer != rank + side):
         return None
     halos = []
     for field, block in zip(fields, theirs[peer], strict=True):

@@ -22,6 +22,7 @@ from meshrun.runner.arrays.halo.boxes import FieldHalos, HaloBox
 from meshrun.runner.arrays.halo.direct import only_rows_are_split
 from meshrun.runner.comm.api import Message
 from meshrun.runner.comm.checksum.checked import named
+from meshrun.runner.plan.halo import wraps
 from meshrun.runner.region import Array
 from meshrun.runner.world.world import World
 
@@ -174,13 +175,13 @@ def row_messages(
     for field, block in zip(fields, blocks, strict=True):
         layout, size = field.layout(rank), field.partition.size
         own, pitch, (low, high) = layout.core[0], layout.strides(field.itemsize)[0], field.filled[0]
-        wraps = field.boundary == "wrap"
+        meet = wraps(field.boundary, 0)
 
         def rows(first: int, count: int, block: Array = block, pitch: int = pitch) -> Array:
             return tables.bytes_of(block, first * pitch, count * pitch)
 
-        before = (rank - 1) % size if wraps or rank > 0 else None
-        after = (rank + 1) % size if wraps or rank + 1 < size else None
+        before = (rank - 1) % size if meet or rank > 0 else None
+        after = (rank + 1) % size if meet or rank + 1 < size else None
         if high and before is not None:
             outgoing.append((before, rows(own.start, high)))
         if low and after is not None:

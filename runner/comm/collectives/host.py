@@ -15,7 +15,7 @@ import numpy as np
 from meshrun.runner.comm.collectives.api import Buffer, Call, Datatype, Function, Pointer, premultiplier
 from meshrun.runner.device.api import POISON
 from meshrun.runner.errors import UserError
-from meshrun.runner.region import Array
+from meshrun.runner.region import Array, address_of
 from meshrun.runner.spelling import option
 
 COMBINE = {
@@ -43,12 +43,6 @@ class AlignedBuffer:
     @property
     def nbytes(self) -> int:
         return int(self.array.nbytes)
-
-
-def address_of(array: Array) -> int:
-    """The address of an array's first element, in host or device memory."""
-    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
-    return int(interface["data"][0])
 
 
 def allocate(nbytes: int) -> AlignedBuffer:

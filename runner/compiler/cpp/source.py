@@ -4,20 +4,26 @@ Where few cells need much (`branches.common_path`), a row is computed in runs of
 cell needs it by a loop that leaves it out, the others by the loop that computes all. Both loops are
 vectorised, and give the same bits.
 
-Cells near the ends of the whole array, which a function writes by index, are computed by a loop of their own;
-those between them by the loop of the interior (`ends.interior`), which has none of these conditions.
+Cells near the ends of the whole array, which a function writes by index, are computed by loops of their own:
+at the ends of rows, in each row at the ends of other axes, and where both meet. Each has the conditions that
+are open there. Those between are computed by the loop of the interior (`ends.interior`), which has none.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import product
 
 from meshrun.runner.compiler.operations import HEADER, KERNELS, at_place, ctype, expression, place_type, slot
 from meshrun.runner.compiler.passes.branches import common_path
-from meshrun.runner.compiler.passes.ends import ends_of, interior
+from meshrun.runner.compiler.passes.ends import ends_of, interior, specialised
 from meshrun.runner.compiler.trace.graph import PLACES, Node, Program, in_order, merge_components
 
 MOST_STEPS = 256  # of one call
+MOST_PARTS = 9  # of the rows, each with a loop of its own: three axes with one cell at each end
+Range = tuple[int, int]  # a first position, and the one after the last
 Rows = dict[tuple[int, tuple[int, ...]], str]
 """Names of the rows that are read: of an input, at an offset along the leading axes."""
 
@@ -53,7 +59,11 @@ def _cells(program: Program, merged: int) -> str:
         *_loop("cells", inner, rows),
     ]
     if inner is not program:
+        *others, (before, after) = _between(program)
         lines += _loop("cells_at_ends", program, rows)
+        lines += _loop("ends_of_rows", _within(program, [*others, (0, program.lengths[-1])]), rows)
+        for number, box in enumerate(_rows_at_ends(program)):
+            lines += _loop(f"rows_at_ends{number}", _within(program, [*box, (before, after)]), rows)
     if common:
         lines += [*_loop("common_cells", common.program, rows), *_test(inner, common.test, rows)]
     lines += [*_runs(inner, rows, tested=common is not None), *_row(program, inner, rows, merged)]
@@ -83,36 +93,66 @@ def _row(program: Program, inner: Program, rows: Rows, merged: int) -> list[str]
         n = f"n * {merged}" if merged > 1 else "n"
         return [*lines, f"    runs({n}, {_given(program, rows)});", "}"]
 
-    # The interior's cells of the row: none, or those that are far from the ends of the last axis.
-    ends = ends_of(program)
-    (before, after), last = ends[-1], program.axes - 1
-    far = [
-        f"numpy::inside<{low}, {program.lengths[axis] - high}ll, 1>(p{axis})"
-        for axis, (low, high) in enumerate(ends[:-1])
-        if low or high
-    ]
+    # The row's cells that are far from the ends of the last axis; whether it is far from those of others.
+    last, (*others, (before, after)) = program.axes - 1, _between(program)
     n = f"n * {merged}" if merged > 1 else "n"
     lines += [
         f"    const int64 count = {n};",
-        f"    int64 begin = 0, end = {' & '.join(far) or 'true'} ? count : 0;",
+        "    int64 begin = 0, end = count;",
     ]
-    if before or after:
+    if (before, after) != (0, program.lengths[last]):
         lines += [
             f"    if (begin < {before} - p{last}) begin = {before} - p{last};",
-            f"    if (end > {program.lengths[last] - after}ll - p{last}) "
-            f"end = {program.lengths[last] - after}ll - p{last};",
+            f"    if (end > {after}ll - p{last}) end = {after}ll - p{last};",
         ]
+    kinds = enumerate(_rows_at_ends(program))
     return [
         *lines,
         "    if (begin >= end) begin = end = count;",
         "    const auto compute = [&](auto&& loop, int64 first, int64 last) {",
         f"        if (last > first) loop(last - first, {_given(program, rows, 'first')});",
         "    };",
-        "    compute(cells_at_ends, 0, begin);",
-        "    compute(runs, begin, end);",
-        "    compute(cells_at_ends, end, count);",
+        "    const auto parts = [&](auto&& at_ends, auto&& between) {",
+        "        compute(at_ends, 0, begin);",
+        "        compute(between, begin, end);",
+        "        compute(at_ends, end, count);",
+        "    };",
+        f"    if ({_is_within(others)}) return parts(ends_of_rows, runs);",
+        *(
+            f"    if ({_is_within(box)}) return parts(cells_at_ends, rows_at_ends{number});"
+            for number, box in kinds
+        ),
+        "    parts(cells_at_ends, cells_at_ends);",
         "}",
     ]
+
+
+def _between(program: Program) -> list[Range]:
+    """Return the positions between the ends, per axis."""
+    lengths = zip(program.lengths, ends_of(program), strict=True)
+    return [(before, length - after) for length, (before, after) in lengths]
+
+
+def _rows_at_ends(program: Program) -> list[list[Range]]:
+    """Return the rows that are near the ends of other axes, in parts of the same conditions; [] for many."""
+    ranges = []
+    for length, (first, last) in zip(program.lengths[:-1], _between(program), strict=False):
+        ranges.append([(first, last), *((at, at + 1) for at in (*range(first), *range(last, length)))])
+    if math.prod(map(len, ranges)) > MOST_PARTS:
+        return []
+    return [list(box) for box in product(*ranges)][1:]
+
+
+def _is_within(box: Sequence[Range]) -> str:
+    """Return C++ of whether a row is in a box."""
+    terms = (f"numpy::inside<{first}, {last}ll, 1>(p{axis})" for axis, (first, last) in enumerate(box))
+    return " & ".join(terms) or "true"
+
+
+def _within(program: Program, box: Sequence[Range]) -> Program:
+    """Return the program for the positions of a box: the first one and the one after the last, per axis."""
+    first, last = zip(*box, strict=True)
+    return replace(program, results=specialised(program.graph, program.results, first, last))
 
 
 def _loop(name: str, program: Program, rows: Rows) -> list[str]:

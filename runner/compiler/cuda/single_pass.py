@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.cuda import shared_planes
 from meshrun.runner.compiler.cuda.beyond import Beyond, RowStore, Sides, sides_word, statements
+from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes
 from meshrun.runner.compiler.cuda.steps.layout import LANES
 from meshrun.runner.compiler.operations import (
     HEADER,
@@ -42,7 +44,7 @@ from meshrun.runner.compiler.trace.graph import (
     Program,
     in_order,
 )
-from meshrun.runner.compiler.trace.values import Row, Value, Values, element_name
+from meshrun.runner.compiler.trace.values import Row, Value, Values, element_name, unit_name
 from meshrun.runner.region import Array, Shape, address_of
 
 MOST_BLOCKS = 2**31 - 1  # of a one-dimensional grid
@@ -60,7 +62,9 @@ BRANCH_THREADS, BRANCH_REGISTERS = (
     64,
 )  # of a processor at least, if a thread's loads take no more of these
 TURNS = 64  # of a thread that marches through planes
+LEAST_PLANES = 8  # of a march whose results are written over an input
 WASTED = 0.95  # threads of smaller blocks over those of larger ones that are worth it
+ADDED_ROWS = 4  # of a thread that adds its cells, at least
 FEW = 2  # small elements of a row that are loaded one by one: words need their addresses and shifts
 MOST_THREADS = 2**18  # of a large GPU at a time
 # Threads of a pass over a small field, at least, as long as its tiles have columns to give away: of kernels
@@ -101,13 +105,28 @@ class PassKernel:
     source: str = field(repr=False)
     program: Program = field(repr=False)
     tile: Shape
-    march: bool
+    march: bool | SharedPlanes
     sweep: bool
     threads: tuple[int, int]
     apart: bool
     wide: bool
     corners: tuple[Offset, ...]
     description: Description
+
+    @property
+    def planes(self) -> SharedPlanes | None:
+        """How blocks of threads march together; None if each thread is alone."""
+        return self.march if isinstance(self.march, SharedPlanes) else None
+
+    @property
+    def shared(self) -> int:
+        """Bytes of a block's shared memory."""
+        return self.planes.shared if self.planes else 0
+
+    @property
+    def least(self) -> Shape:
+        """Own cells that a launch needs at least, per axis."""
+        return self.planes.block if self.planes else self.tile
 
 
 @dataclass(frozen=True)
@@ -127,27 +146,32 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
 
     program: of the interior, as of all functions in this section.
 
-    The values are the fastest in benchmarks/fuse_device.py. COLUMNS is 16 bytes of the largest elements that
-    are read or written, ROWS is 4 if rows share what they read, 16 if those are bytes, and 2 if they do not
-    share but read beside their own cells, elements of 4 bytes or more. Pixels of three or more elements of 4
-    bytes share no loads along a row: ROWS is 8 and COLUMNS 2. If there are branches, COLUMNS is 8 bytes of
-    small elements (`sweeps`), and a thread makes one cell of larger ones in a volume: a warp has fewer
-    columns then, and takes branches for what is at the ends of rows less often. If planes share what they
-    read, a thread marches through 64 of them, with 2 rows of 8 bytes, but 2 cells at least. All are halved,
-    rows first, while the loads of a thread need more than 96 registers, or while it computes more than 1500
-    values, which take half a second to compile, or 1000 if the program has branches.
+    The values are the fastest in benchmarks/fuse_device.py. COLUMNS is 16 bytes of the largest elements, or
+    units of elements, that are read or written. ROWS is 4 if rows share what they read, 16 if those are
+    bytes, and 2 if they do not share but read beside their own cells, elements of 4 bytes or more. Pixels of
+    three or more elements of 4 bytes share no loads along a row: ROWS is 8 and COLUMNS 2. If there are
+    branches, COLUMNS is 8 bytes of small elements (`sweeps`), and a thread makes one cell of larger ones in a
+    volume: a warp has fewer columns then, and takes branches for what is at the ends of rows less often. If
+    planes share what they read, a thread marches through 64 of them, with 2 rows of 8 bytes, but 2 cells at
+    least. All are halved, rows first, while the loads of a thread need more than 96 registers, or while it
+    computes more than 1500 values, which take half a second to compile, or 1000 if the program has branches.
+    Before that, ROWS is at least 4 if cells are added.
 
     lengths: own cells per grid axis; the tile is no longer, and PLANES is so small that there are threads for
     a whole GPU, but not less than 8.
     """
     operands = (*program.inputs, *program.outputs)
-    largest = max(one.dtype.itemsize for one in operands)
+    largest = max(one.dtype.itemsize * one.unit for one in operands)
     march, sweep = marches(program), sweeps(program)
     planes, columns = (TURNS, max(2, 8 // largest)) if march else (1, LARGEST_ROW // largest)
     columns = SWEPT_ROW // largest if sweep else columns
     rows = _rows(program, largest, march)
     if rows == 4 and _apart(program) > 2 and all(one.dtype.itemsize == 4 for one in operands):
         rows, columns = 8, 2
+
+    # What a thread adds is worth what it takes to add the threads' sums.
+    if any(one.combine == "add" for one in program.outputs) and program.axes > 1:
+        rows = max(rows, ADDED_ROWS)
 
     branches = bool(branches_of(program))
     if branches and program.axes > 2 and not march and not sweep:
@@ -317,14 +341,16 @@ def _words(elements: set[int], itemsize: int) -> int:
 
 
 @cache
-def _skeleton(*, beyond: bool, best: bool) -> tuple[str, str]:
+def _skeleton(*, beyond: bool, combined: bool, planes: bool) -> tuple[str, str]:
     """Return the text of all headers, and the kernel's text with placeholders.
 
-    beyond: with what stores cells beyond the ends of axes. best: with what keeps the best cell of all.
+    beyond: with what stores cells beyond the ends of axes. combined: with what combines all cells. planes:
+    with what holds planes in shared memory.
     """
     paths = [HEADER, KERNELS / "packed.cuh", KERNELS / "single_pass.cuh"]
     paths += [KERNELS / "beyond.cuh"] if beyond else []
-    paths += [KERNELS / "best.cuh"] if best else []
+    paths += [KERNELS / name for name in ("best.cuh", "exact.cuh", "sums.cuh")] if combined else []
+    paths += [KERNELS / "shared_planes.cuh"] if planes else []
     texts = [path.read_text(encoding="utf-8") for path in paths]
     headers = "\n".join(text.replace("#pragma once\n", "") for text in texts)
     return headers, (KERNELS / "single_pass.cu").read_text(encoding="utf-8")
@@ -336,7 +362,7 @@ def emit(
     tile: Shape | None = None,
     threads: tuple[int, int] | None = None,
     lengths: Shape | None = None,
-    march: bool | None = None,
+    march: bool | SharedPlanes | None = None,
     sweep: bool | None = None,
     apart: bool = False,
     wide: bool = False,
@@ -358,6 +384,9 @@ def emit(
     ends of the other axes that the kernel also stores.
     """
     common = interior(program)
+    planes = march if isinstance(march, SharedPlanes) else None
+    if planes is not None:
+        tile, threads = planes.tile, planes.threads
     if lengths is not None:
         lengths = between_ends(program, lengths)
     if march is None:
@@ -381,7 +410,10 @@ def emit(
     few = body.branches and program.axes < 3 and registers(common, tile) <= BRANCH_REGISTERS
     size = threads[0] * threads[1]
     bounds = f"{size}, {max(BRANCH_THREADS // size, 1)}" if few else str(size)
-    headers, text = _skeleton(beyond=beyond is not None, best=any(one.combine for one in program.outputs))
+    if planes is not None:
+        bounds = f"{size}, {planes.blocks}"
+    combined = any(one.combine for one in program.outputs)
+    headers, text = _skeleton(beyond=beyond is not None, combined=combined, planes=planes is not None)
     for mark, instead in (
         ("// @headers@", headers),
         ("/* @threads@ */", bounds),
@@ -394,22 +426,25 @@ def emit(
         ("// @body@", "\n    ".join(body.lines)),
     ):
         text = text.replace(mark, instead)
-    return PassKernel(text, program, tile, march, sweep, threads, apart, wide, body.corners, body.description)
+    return PassKernel(
+        text, program, tile, body.march, sweep, threads, apart, wide, body.corners, body.description
+    )
 
 
 def finds_ends(program: Program, boundary: str, row: int) -> list[int]:
     """Return the inputs whose cells beyond the ends of the last axis a kernel need not find in memory.
 
     It reads the own cells that they equal; a constant equals none. A thread that marches has gone on when the
-    words of small elements are there. row: own cells of the last axis, which is whole; 0: it may be a part.
-    It must be longer than what is read beside a cell.
+    words of small elements are there. Of cells with components, only pairs of 4 bytes or more are found. row:
+    own cells of the last axis, which is whole; 0: it may be a part. It must be longer than what is read
+    beside a cell.
     """
     operands = (*program.inputs, *program.outputs)
     if boundary not in ENDS or program.axes < 2:
         return []
     if row <= max((abs(node.offset[-1]) for node in program.loads), default=0):
         return []
-    if any(one.components > 1 or one.trailing for one in operands):
+    if any(one.trailing and (one.trailing != (2,) or one.dtype.itemsize < WORD) for one in operands):
         return []
     beside = {node.input for node in program.loads if node.offset[-1]}
     small = not marches(interior(program))
@@ -434,6 +469,56 @@ def have_equal_pitches(operands: Sequence[Operand], arrays: Sequence[Array], axe
     """Return whether all inputs, or all outputs, have the pitches of their leaders. axes: of the grid."""
     pitches = [one.strides[: axes - 1] for one in arrays]
     return all(one == pitches[leader] for one, leader in zip(pitches, leaders(operands, False), strict=True))
+
+
+def have_equal_alignment(
+    program: Program, blocks: Sequence[Array], outs: Sequence[Array], widths: Extents
+) -> bool:
+    """Return whether the own cells of all arrays begin as many elements after a multiple of 16 bytes.
+
+    blocks: with a halo of `widths`.
+    """
+    each = LARGEST_ROW // min(array.itemsize for array in (*blocks, *outs))
+    places = set[int]()
+    for arrays, halo in ((blocks, widths), (outs, ((0, 0),) * program.axes)):
+        for array in arrays:
+            before = sum(low * stride for (low, _), stride in zip(halo, array.strides, strict=False))
+            places.add((address_of(array) + before) // array.itemsize % each)
+            if any(stride % LARGEST_ROW for stride in array.strides[: program.axes - 1]):
+                return False
+    return len(places) == 1
+
+
+def lie_in_units(operand: Operand, array: Array) -> bool:
+    """Return whether each cell of an array begins at a multiple of the operand's unit."""
+    size = operand.unit * operand.dtype.itemsize
+    steps = array.strides[: array.ndim - len(operand.trailing)] if operand.unit > 1 else ()
+    return operand.unit == 1 or all(one % size == 0 for one in (address_of(array), *steps))
+
+
+def is_in_place(blocks: Sequence[Array], outs: Sequence[Array], widths: Extents) -> bool:
+    """Return whether results are written over own cells of an input. blocks: with a halo of `widths`."""
+    own = {
+        address_of(block) + sum(low * stride for (low, _), stride in zip(widths, block.strides, strict=False))
+        for block in blocks
+    }
+    return any(address_of(out) in own for out in outs)
+
+
+def whole_tile(tile: Shape, lengths: Shape, march: bool, aligned: bool) -> Shape:
+    """Return a tile, hardly larger than another, of which a whole number covers each axis.
+
+    No cell is then computed twice, which would read what was written over it. lengths: cells to cover.
+    march: along the first axis, which is one march if it has no parts of 8 planes or more. aligned: whether
+    the first cell is at a multiple of 16 bytes; otherwise tiles have one column (`shift`).
+    """
+    parts = [
+        next(cells for cells in range(min(one, max(length, 1)), 0, -1) if length % cells == 0)
+        for one, length in zip(tile, lengths, strict=True)
+    ]
+    if march and parts[0] < LEAST_PLANES:
+        parts[0] = max(lengths[0], 1)
+    return (*parts[:-1], parts[-1] if aligned else 1)
 
 
 def is_wide(arrays: Sequence[Array]) -> bool:
@@ -491,15 +576,15 @@ class _Read:
     """What is read of a row.
 
     loads: C++ of each load, by the name of its variable. windows: the names of those that are words of small
-    elements. instructions: number of load instructions. inserts: statements that replace elements of aligned
-    words, which lie beyond the ends of the row.
+    elements. instructions: number of load instructions. after: statements that follow the loads: they name
+    the elements of units, and replace elements of aligned words that lie beyond the ends of the row.
     """
 
     row: Row
     loads: dict[str, str]
     windows: list[str]
     instructions: int
-    inserts: Sequence[str] = ()
+    after: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -537,7 +622,7 @@ class _Body:
         self,
         whole: Program,
         tile: Shape,
-        march: bool,
+        march: bool | SharedPlanes,
         sweep: bool,
         apart: bool,
         wide: bool,
@@ -546,7 +631,7 @@ class _Body:
     ) -> None:
         self._whole, program = whole, interior(whole)
         self.program, self.tile, self.lines = program, tile, list[str]()
-        self._beyond, self._march_axis = beyond, march
+        self._beyond, self.march = beyond, march
         self._ends, self._found = ends, finds_ends(whole, ends, MOST_ROWS)
         # Turns of a row, and cells of a turn.
         self._turns, self._columns = (tile[-1], 1) if sweep else (1, tile[-1])
@@ -577,8 +662,8 @@ class _Body:
         self.branches = False
         stores = self._compute(values, march)
         self._has_ends = has_ends(whole)
-        self._best = {n: one for n, one in enumerate(program.outputs) if one.combine}
-        self.lines += [f"{ctype(one.dtype)} best{n} = {_least(one)};" for n, one in self._best.items()]
+        self._combined = {n: one for n, one in enumerate(program.outputs) if one.combine}
+        self.lines += [_of_nothing(one, f"whole{n}") for n, one in self._combined.items()]
         self._find_place()
         self._find_positions()
         self._find_first("i", whole.inputs, {one.input for one in whole.loads})
@@ -589,7 +674,7 @@ class _Body:
             for read in reads:
                 self.lines += [f"auto {name} = {text};" for name, text in read.loads.items()]
             self.lines += [f"align({name});" for read in reads for name in read.windows]
-            self.lines += [statement for read in reads for statement in read.inserts]
+            self.lines += [statement for read in reads for statement in read.after]
             if sweep:
                 self._sweep(values, stores)
             else:
@@ -611,13 +696,17 @@ class _Body:
 
     def _finish(self) -> None:
         """Write what all threads of a block do after their cells, and what other blocks do."""
-        self.lines += ["}"] if self._best else []
-        self.lines += [_keep(number, one, "best") for number, one in self._best.items()]
+        self.lines += ["}"] if self._combined else []
+        self.lines += [_keep(number, one, "whole") for number, one in self._combined.items()]
         if self._has_ends:
             self.lines = [*self._function_at_ends(), *self._at_ends(), *self.lines]
 
     def _find_place(self) -> None:
         """Write the first cell that a thread computes: x<axis>."""
+        if isinstance(self.march, SharedPlanes):
+            self.lines += shared_planes.place_lines(self.march, self._column, self._has_ends)
+            self._find_ends_of_row()
+            return
         add, last = self.lines.append, self.program.axes - 1
         add(f"uint32 place = blockIdx.x{' - blocks_at_ends' if self._has_ends else ''};")
         for axis in reversed(range(self.program.axes)):
@@ -634,21 +723,36 @@ class _Body:
             if axis:
                 add(f"place = before{axis};")
         outside = " || ".join(f"x{axis} >= length{axis}" for axis in range(self.program.axes))
-        # All threads of a block keep their best cells together.
-        add(f"if (!({outside})) {{" if self._best else f"if ({outside}) return;")
+        # All threads of a block combine their cells together.
+        add(f"if (!({outside})) {{" if self._combined else f"if ({outside}) return;")
         for axis, cells in enumerate(self.tile):
+            if self._adds and cells > 1:
+                add(f"const auto tile{axis} = x{axis};")
             if cells > 1:
                 kind = self._column if axis == last else "uint32"
                 most = f"{kind}(length{axis} - {cells})"
                 add(f"if (x{axis} > {most}) x{axis} = {most};")
         if self.tile[last] > 1:
             add(f"if (x{last} < 0) x{last} = 0;")
+        moved = [f"x{axis} != tile{axis}" for axis, cells in enumerate(self.tile) if cells > 1]
+        if self._adds and moved:
+            add(f"const bool moved = {' || '.join(moved)};")
+        self._find_ends_of_row()
+
+    def _find_ends_of_row(self) -> None:
+        """Write which own cells those beyond the ends of the row equal, and the first cell in outputs."""
+        add, last = self.lines.append, self.program.axes - 1
         reads = [node.offset[-1] for node in self.program.loads if node.input in self._found]
         before, after = range(min(reads, default=0), 0), range(max(reads, default=0))
         for cell in (*before, *(self._columns * self._turns + one for one in after)):
             place = self._own_column(f"x{last} + {self._column}({cell})")
             add(f"const {self._column} {_end_name(cell)} = {place} - x{last};")
         self._find_first("o", self.program.outputs, self._written_outputs)
+
+    @property
+    def _adds(self) -> bool:
+        """Whether some output is a sum, to which each cell is added once."""
+        return any(one.combine == "add" for one in self.program.outputs)
 
     @property
     def _written_outputs(self) -> list[int]:
@@ -689,8 +793,8 @@ class _Body:
         thread = "threadIdx.y * blockDim.x + threadIdx.x"
         cell = f"uint64(blockIdx.x) * (blockDim.x * blockDim.y) + {thread}"
         call = f"NearEnds::compute({cell}, {', '.join(given.values())});"
-        best = [f"{ctype(one.dtype)} better{n} = {_least(one)};" for n, one in self._best.items()]
-        kept = [_keep(number, one, "better") for number, one in self._best.items()]
+        best = [_of_nothing(one, f"edge{n}") for n, one in self._combined.items()]
+        kept = [_keep(number, one, "edge") for number, one in self._combined.items()]
         return ["if (blockIdx.x < blocks_at_ends) {", *best, call, *kept, "return;", "}"]
 
     def _pointers(self) -> dict[str, str]:
@@ -701,7 +805,7 @@ class _Body:
             read = {node.input for node in program.loads} if letter == "i" else range(len(operands))
             for number in sorted(read):
                 if operands[number].combine:
-                    given[f"better{number}"] = f"{ctype(operands[number].dtype)}&"
+                    given[f"edge{number}"] = f"{_kind_of_whole(operands[number])}&"
                     continue
                 leader, const = self._leaders[letter][number], "const " if letter == "i" else ""
                 given[f"{letter}{number}"] = f"{const}{ctype(operands[number].dtype)}*"
@@ -718,14 +822,14 @@ class _Body:
         """Return a function that makes a cell near the array's ends, of those of this launch.
 
         They are slabs: the cells near the ends of the first axis, then of the others those near the ends of
-        the second axis, for which conditions along the first are decided, and so on. Without best cells the
-        function is not inlined: its registers add nothing to those of the interior.
+        the second axis, for which conditions along the first are decided, and so on. If no cells are
+        combined, the function is not inlined: its registers add nothing to those of the interior.
         """
         program, last = self._whole, self.program.axes - 1
         types = ["uint32"] * last + [self._column]
         parameters = ["uint64 left", *(f"{of} {name}" for name, of in self._pointers().items())]
-        # A best cell is changed through a reference, which a function on the device does not take by a call.
-        kind = "INLINED" if self._best else "OUTLINE"
+        # What is combined is changed through a reference, which a call on the device does not take.
+        kind = "INLINED" if self._combined else "OUTLINE"
         lines = [f"struct NearEnds {{ {kind} void compute({', '.join(parameters)}) {{"]
         for axis, of in enumerate(types):
             lines.append(f"const {of} near{axis} = before{axis}_own + after{axis}_own;")
@@ -786,8 +890,9 @@ class _Body:
             lines.append(f"const {ctype(node.dtype)} c{number} = {text};")
         for number, (output, result) in enumerate(zip(program.outputs, program.results, strict=True)):
             if output.combine:
-                combined = f"numpy::{output.combine}<{ctype(output.dtype)}>"
-                lines.append(f"better{number} = {combined}(better{number}, {names[result[0]]});")
+                cell, whole = names[result[0]], f"edge{number}"
+                combined = f"{whole} = numpy::{output.combine}<{ctype(output.dtype)}>({whole}, {cell});"
+                lines.append(f"numpy::set_sum({whole}, {cell});" if output.combine == "add" else combined)
                 continue
             target = f"({pointer('o', number, (0,) * last)})[x{last} * {output.components}"
             lines += [f"{target} + {part}] = {names[node]};" for part, node in enumerate(result)]
@@ -815,11 +920,13 @@ class _Body:
     def _address(self, row: Row, element: int) -> str:
         """Return the pointer to an element of an input's row; beyond the ends, to the one that it equals."""
         (number, at), last = row, self.program.axes - 1
-        pointer = self._row("i", number, at)
-        if number not in self._found or 0 <= element < self._columns:
+        pointer, components = self._row("i", number, at), self.program.inputs[number].components
+        cell, part = divmod(element, components)
+        if number not in self._found or 0 <= cell < self._columns:
             return f"{pointer} + {element}"
         if self._turns == 1:
-            return f"{pointer} + {_end_name(element)}"
+            place = f"{_end_name(cell)} * {components} + {part}" if components > 1 else _end_name(cell)
+            return f"{pointer} + {place}"
         here = f"(x{last} + turn)"
         return f"{pointer} + ({self._own_column(f'{here} + {element}')} - {here})"
 
@@ -854,26 +961,117 @@ class _Body:
                 ]
                 found.append(_Read((number, at), loads, [name], count, inserts))
             else:
-                elements = sorted(values.loaded[number, at])
-                loads = {
-                    element_name(line, one): f"__ldg({self._address((number, at), one)})" for one in elements
-                }
-                found.append(_Read((number, at), loads, [], len(loads)))
+                loads, parts, kind = {}, list[str](), ctype(self.program.inputs[number].dtype)
+                for one, count in self._accesses(values, (number, at)):
+                    address = self._address((number, at), one)
+                    unit = unit_name(line, one, count)
+                    loads[unit] = f"fetch_unit<{count}>({address})" if count > 1 else f"__ldg({address})"
+                    for part in range(count if count > 1 else 0):
+                        name = element_name(line, one + part)
+                        parts.append(f"const {kind} {name} = {unit}.item[{part}];")
+                found.append(_Read((number, at), loads, [], len(loads), parts))
         return found
 
-    def _march(self, values: Values, reads: list[_Read], stores: Sequence[_Store]) -> None:
-        """Write a loop over the first axis. What the next turn reads, this one has read or is reading."""
+    def _accesses(self, values: Values, row: Row) -> list[tuple[int, int]]:
+        """Return the first element of each load of a row, and their number: whole units, and single ones."""
+        loaded, unit = values.loaded[row], self.program.inputs[row[0]].unit
+        firsts = sorted({one // unit * unit for one in loaded})
+        whole = [one for one in firsts if loaded.issuperset(range(one, one + unit))]
+        others = loaded.difference(*(range(one, one + unit) for one in whole))
+        return sorted([*((one, unit) for one in whole), *((one, 1) for one in others)])
+
+    def _read_before(self, values: Values, reads: Sequence[_Read]) -> dict[str, str]:
+        """Return what of a turn is in which other variable one turn before."""
         numbers = {read.row: read for read in reads}
-        kept: dict[str, str] = {}  # what is in which other variable one turn before
+        kept: dict[str, str] = {}
         for (number, at), line in values.rows.items():
             after = number, (at[0] + 1, *at[1:])
             if after in values.rows:
                 there = values.rows[after]
                 if not numbers[number, at].windows:
-                    common = values.loaded[number, at] & values.loaded[after]
-                    kept |= {element_name(line, one): element_name(there, one) for one in common}
+                    common = {*self._accesses(values, (number, at))} & {*self._accesses(values, after)}
+                    kept |= {unit_name(line, *one): unit_name(there, *one) for one in common}
                 elif values.windows[number, at] == values.windows[after]:
                     kept[f"row{line}"] = f"row{there}"
+        return kept
+
+    def _march_together(
+        self, shape: SharedPlanes, values: Values, reads: Sequence[_Read], stores: Sequence[_Store]
+    ) -> None:
+        """Write a loop over the first axis, in which a block reads planes through shared memory.
+
+        Inputs of which a thread reads no neighbours in a plane are loaded a turn ahead.
+        """
+        program, lines, (_, columns) = self.program, self.lines, shape.cells
+        kept, number_of = self._read_before(values, reads), values.rows
+        fresh = {
+            row: [one for one in elements if element_name(number_of[row], one) not in kept]
+            for row, elements in values.loaded.items()
+        }
+        rings = shared_planes.rings(shape, program.inputs, fresh, self._place)
+        shared = {ring.number for ring in rings}
+        self.march = replace(shape, shared=sum(ring.bytes for ring in rings))
+        pitches = {ring.number: f"i{self._leaders['i'][ring.number]}_pitch0" for ring in rings}
+
+        # The planes of the first turn are on their way before anything else is read.
+        for ring in rings:
+            leader, corner = self._leaders["i"][ring.number], self.corners[ring.number]
+            plane = (
+                f"i{ring.number} + (int64(x0 + {ring.low - corner[0]}) * i{leader}_pitch0 + "
+                f"(int64(begin1) + {-corner[1]}) * i{leader}_pitch1 + begin2)"
+            )
+            own = self._own_column("at") if ring.number in self._found else "at"
+            across = f"i{leader}_pitch0", f"i{leader}_pitch1"
+            lines += shared_planes.open_lines(ring, plane, across, own)
+        lines += shared_planes.first_fills(rings, pitches)
+
+        # What the first turn finds in registers, and what it loads by itself.
+        for read in reads:
+            lines += [f"auto {name} = {text};" for name, text in read.loads.items() if name in kept]
+        alone = {row: elements for row, elements in fresh.items() if row[0] not in shared and elements}
+        vectors, begin, names = dict[str, str](), dict[str, str](), list[str]()
+        for row, elements in alone.items():
+            line = number_of[row]
+            if len(elements) == columns > 1 and min(elements) == 0:
+                text = f"planes::load<{columns}>({self._row('i', *row)}, aligned)"
+                vectors[f"next{line}"] = text
+                names += [f"auto {element_name(line, one)} = next{line}.value[{one}];" for one in elements]
+                itemsize = program.inputs[row[0]].dtype.itemsize
+                begin[f"reinterpret_cast<uint64>({self._row('i', *row)}) % {columns * itemsize}"] = ""
+                leader = self._leaders["i"][row[0]]
+                begin[f"uint64(i{leader}_pitch0) % {columns}"] = ""
+                continue
+            for one in elements:
+                name = element_name(line, one)
+                vectors[f"next_{name}"] = f"__ldg({self._address(row, one)})"
+                names += [f"auto {name} = next_{name};"]
+        lines += [f"const bool aligned = ({' | '.join(begin)}) == 0;"] if begin else []
+        lines += [f"auto {name} = {text};" for name, text in vectors.items()]
+
+        # A turn: the next planes and what follows is on its way while it computes.
+        lines.append(f"#pragma unroll {shape.unroll}")
+        lines.append(f"for (int turn = 1; turn <= {shape.planes}; ++turn) {{")
+        lines += names
+        inputs = {node.input for node in self._whole.loads}
+        lines += [f"if (turn < {shape.planes}) {one}" for one in self._next_plane("i", inputs)]
+        lines += [f"{name} = {text};" for name, text in vectors.items()]
+        lines += shared_planes.next_fills(rings, pitches)
+        for ring in rings:
+            lines += shared_planes.read_lines(ring, number_of)
+        lines += [*values.lines, *(one.results for one in stores), *self._written(stores)]
+        for read in sorted(reads, key=lambda read: read.row[1]):
+            lines += [f"{name} = {kept[name]};" for name in read.loads if name in kept]
+        lines += self._next_plane("o", self._written_outputs)
+        for ring in rings:
+            lines += shared_planes.advance_lines(ring)
+        lines.append("}")
+
+    def _march(self, values: Values, reads: list[_Read], stores: Sequence[_Store]) -> None:
+        """Write a loop over the first axis. What the next turn reads, this one has read or is reading."""
+        if isinstance(self.march, SharedPlanes):
+            self._march_together(self.march, values, reads, stores)
+            return
+        kept = self._read_before(values, reads)
         loads = {name: text for read in reads for name, text in read.loads.items()}
         windows = [name for read in reads for name in read.windows]
         add = self.lines.append
@@ -886,6 +1084,7 @@ class _Body:
         self.lines += [f"if (turn < {self.tile[0]}) {one}" for one in self._next_plane("i", inputs)]
         self.lines += [f"next_{name} = {text};" for name, text in loads.items() if name not in kept]
         self.lines += [f"align({name});" for name in windows if name not in kept]
+        self.lines += [statement for read in reads for statement in read.after]
         self.lines += [*values.lines, *(one.results for one in stores), *self._written(stores)]
         add(f"if (turn == {self.tile[0]}) break;")
         for read in sorted(reads, key=lambda read: read.row[1]):
@@ -895,11 +1094,15 @@ class _Body:
 
     def _written(self, stores: Sequence[_Store]) -> list[str]:
         """Return the statements that store the arrays of results, also beyond the ends of axes, and that
-        keep the best cells."""
-        kept = [line for one in stores if one.output in self._best for line in self._kept(one)]
-        stores = [one for one in stores if one.output not in self._best]
+        combine cells."""
+        kept = [
+            line
+            for number, output in self._combined.items()
+            for line in self._kept(number, output, [one for one in stores if one.output == number])
+        ]
+        stores = [one for one in stores if one.output not in self._combined]
         if self._beyond is None:
-            return [*kept, *_stored(stores)]
+            return [*kept, *self._stored(stores)]
         axes, leads = range(self.program.axes - 1), self._leaders["o"]
         rows = []
         for one in stores:
@@ -908,16 +1111,48 @@ class _Body:
             rows.append(RowStore(one.output, one.row, (function, f"results{one.name}"), one.target, pitches))
         places = [f"int32(x{axis})" for axis in axes]
         cells = [*self.tile[:-1]]
-        if self._march_axis:
+        if self.march:
             places[0], cells[0] = "int32(x0 + turn - 1)", 1
-        return [*kept, *_stored(stores), *statements(self._beyond, rows, places, cells)]
+        return [*kept, *self._stored(stores), *statements(self._beyond, rows, places, cells)]
 
-    def _kept(self, store: _Store) -> Iterator[str]:
-        """Yield the statements that combine a row's results with the best cell of the thread."""
-        one, best = self._best[store.output], f"best{store.output}"
-        for cell in range(len(store.values)):
-            result = f"results{store.name}[{cell}]"
-            yield f"{best} = numpy::{one.combine}<{ctype(one.dtype)}>({best}, {result});"
+    def _stored(self, stores: Sequence[_Store]) -> list[str]:
+        """Return the statements that store the arrays of results among the own cells."""
+        # What marches together is a large volume, whose results leave the cache before they are read.
+        vector = "planes::stream_vectors" if isinstance(self.march, SharedPlanes) else "store_vectors"
+        aligned = [one.vector for one in stores if one.vector]
+        vectors = [f"{vector}({one.target}, results{one.name});" for one in stores]
+        others = [f"{one.function}({one.target}, results{one.name});" for one in stores]
+        if not aligned:
+            return others
+        return [f"if (({' | '.join(aligned)}) == 0) {{", *vectors, "} else {", *others, "}"]
+
+    def _kept(self, number: int, output: Operand, stores: Sequence[_Store]) -> list[str]:
+        """Return the statements that combine a thread's results with those that it had before."""
+        kind, whole = ctype(output.dtype), f"whole{number}"
+        cells = [
+            ((*one.row, column), f"results{one.name}[{column}]")
+            for one in stores
+            for column in range(len(one.values))
+        ]
+        if output.combine != "add":
+            combine = f"numpy::{output.combine}<{kind}>"
+            return [f"{whole} = {combine}({whole}, {result});" for _, result in cells]
+        every = ", ".join(result for _, result in cells)
+        lines = [f"{kind} cells{number}[{len(cells)}] = {{{every}}};"]
+        # A tile that was moved has cells of others, which these add.
+        others = [(n, self._is_of_others(place)) for n, (place, _) in enumerate(cells)]
+        moved = [f"if ({of_others}) cells{number}[{n}] = 0;" for n, of_others in others if of_others]
+        lines += ["if (moved) {", *moved, "}"] if moved else []
+        return [*lines, f"numpy::add_cells({whole}, cells{number}, o{number});"]
+
+    def _is_of_others(self, place: Offset) -> str:
+        """Return C++ of whether a cell of a tile that was moved is one of another tile."""
+        conditions = []
+        for axis, (cell, cells) in enumerate(zip(place, self.tile, strict=True)):
+            at = f"turn - 1 + {cell}" if axis == 0 and self.march else str(cell)
+            if cells > 1:
+                conditions.append(f"uint32(x{axis} - tile{axis}) + uint32({at}) >= {cells}")
+        return " || ".join(conditions)
 
     def _sweep(self, values: Values, stores: Sequence[_Store]) -> None:
         """Write a loop over the last axis. After each turn the words of a row move by an element.
@@ -950,7 +1185,7 @@ class _Body:
         self.lines += [f"++{FIRST['i']}{one};" for one in sorted(inputs)]  # where branches read
         self.lines += ["}", *results]
 
-    def _compute(self, values: Values, march: bool) -> list[_Store]:
+    def _compute(self, values: Values, march: bool | SharedPlanes) -> list[_Store]:
         """Write, row by row, the operations that are not written yet; return what is then to be stored.
 
         Stores between the rows would let the compiler load the rows one after the other.
@@ -973,10 +1208,10 @@ class _Body:
                 )
                 target = "" if output.combine else self._row("o", number, at)
                 row_bytes = self.tile[-1] * output.components * size
-                vector = "" if row_bytes & -row_bytes <= size else f"misaligned<{row_bytes}>({target})"
-                kind, store = (
-                    ("uint32", f"store_words<{size}>") if words else (ctype(output.dtype), "store_elements")
-                )
+                known = row_bytes & -row_bytes <= size * output.unit
+                vector = "" if known else f"misaligned<{row_bytes}>({target})"
+                store = "store_elements" if output.unit == 1 else f"store_units<{output.unit}>"
+                kind, store = ("uint32", f"store_words<{size}>") if words else (ctype(output.dtype), store)
                 stores.append(_Store(number, at, f"{number}_{line}", size, target, store, kind, vector))
         # A branch computes a cell after the other: fewer values are alive at a time.
         rows = len(self.program.outputs)
@@ -990,16 +1225,28 @@ class _Body:
         return stores
 
 
-def _least(output: Operand) -> str:
-    """Return C++ of what changes no cell that it is combined with."""
+def _kind_of_whole(output: Operand) -> str:
+    """Return the C++ type of what cells are combined to."""
+    kind = ctype(output.dtype)
+    return f"numpy::Sum<{kind}>" if output.combine == "add" else kind
+
+
+def _of_nothing(output: Operand, name: str) -> str:
+    """Return the statement that declares what changes no cell that it is combined with."""
+    kind = _kind_of_whole(output)
+    if output.combine == "add":
+        return f"{kind} {name};"
+    smallest = output.combine == "minimum"
     if output.dtype.kind == "f":
-        return literal(np.inf if output.combine == "minimum" else -np.inf, output.dtype)
+        return f"{kind} {name} = {literal(np.inf if smallest else -np.inf, output.dtype)};"
     limits = np.iinfo(output.dtype)
-    return literal(limits.max if output.combine == "minimum" else limits.min, output.dtype)
+    return f"{kind} {name} = {literal(limits.max if smallest else limits.min, output.dtype)};"
 
 
 def _keep(number: int, output: Operand, name: str) -> str:
-    """Return the statement that keeps the best cell of a block's threads."""
+    """Return the statement that combines what a block's threads have."""
+    if output.combine == "add":
+        return f"numpy::keep_sum<{ctype(output.dtype)}>({name}{number}, o{number});"
     least = "true" if output.combine == "minimum" else "false"
     return f"numpy::keep_best<{least}>({name}{number}, o{number});"
 
@@ -1007,16 +1254,6 @@ def _keep(number: int, output: Operand, name: str) -> str:
 def _end_name(cell: int) -> str:
     """Return the variable for how far from the thread's first cell the own cell lies that `cell` equals."""
     return f"end{cell}".replace("-", "m")
-
-
-def _stored(stores: Sequence[_Store]) -> list[str]:
-    """Return the statements that store the arrays of results among the own cells."""
-    aligned = [one.vector for one in stores if one.vector]
-    vectors = [f"store_vectors({one.target}, results{one.name});" for one in stores]
-    others = [f"{one.function}({one.target}, results{one.name});" for one in stores]
-    if not aligned:
-        return others
-    return [f"if (({' | '.join(aligned)}) == 0) {{", *vectors, "} else {", *others, "}"]
 
 
 # Calling it
@@ -1054,8 +1291,8 @@ def launch_arguments(
     for rows in (*sources, *targets):
         rows.address += sum(a * b for (a, _), b in zip(near, rows.strides, strict=True))
     between = math.prod(lengths)
-    if between and any(length < cells for length, cells in zip(lengths, kernel.tile, strict=True)):
-        raise ValueError(f"{lengths} own cells for a tile of {kernel.tile}")
+    if between and any(length < cells for length, cells in zip(lengths, kernel.least, strict=True)):
+        raise ValueError(f"{lengths} own cells for a tile of {kernel.least}")
     if not kernel.wide and is_wide([*blocks, *outs]):
         raise ValueError(
             "operands of so many elements, or of negative pitches, for a kernel of 32-bit places"
@@ -1068,7 +1305,7 @@ def launch_arguments(
     )
     tiles = [-(-n // step) for n, step in zip(lengths, kernel.tile, strict=True)]
     tiles[last] = -(-(lengths[last] + shift) // columns)
-    block = _block(kernel.threads, tiles) if between else kernel.threads
+    block = kernel.threads if kernel.planes or not between else _block(kernel.threads, tiles)
     tiles[last] = -(-tiles[last] // block[0])
     if last:
         tiles[last - 1] = -(-tiles[last - 1] // block[1])
@@ -1094,7 +1331,7 @@ def launch_arguments(
     values += _slots(program, scalars)
     kinds = [kind for _, _, kind in _parameters(program, kernel.apart, kernel.wide, len(sides) > 0)]
     arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))
-    return PassLaunch((grid,), block, arguments)
+    return PassLaunch((grid,), (math.prod(block), 1) if kernel.planes else block, arguments)
 
 
 def _sources(kernel: PassKernel, blocks: Sequence[Array], widths: Extents) -> list[_Rows]:
@@ -1120,7 +1357,15 @@ def _near_ends(kernel: PassKernel, own: Shape, first: Sequence[int]) -> Extents:
 
     All of them, if fewer than a tile are left between.
     """
-    program = kernel.program
+    near = near_ends(kernel.program, own, first)
+    left = [length - sum(cells) for length, cells in zip(own, near, strict=True)]
+    if has_ends(kernel.program) and any(a < b for a, b in zip(left, kernel.least, strict=True)):
+        return (own[0], 0), *near[1:]
+    return near
+
+
+def near_ends(program: Program, own: Shape, first: Sequence[int]) -> Extents:
+    """Return how many of the own cells are near the ends of the array, before and after the others."""
     if not has_ends(program):
         return ((0, 0),) * program.axes
     near = []
@@ -1129,9 +1374,6 @@ def _near_ends(kernel: PassKernel, own: Shape, first: Sequence[int]) -> Extents:
     ):
         low = min(max(before - at, 0), length)
         near.append((low, min(max(at + length - (whole - after), 0), length - low)))
-    left = [length - sum(cells) for length, cells in zip(own, near, strict=True)]
-    if any(length < cells for length, cells in zip(left, kernel.tile, strict=True)):
-        return (own[0], 0), *near[1:]
     return tuple(near)
 
 
@@ -1172,6 +1414,8 @@ class _Rows:
             )
         if any(stride % self.itemsize for stride in array.strides):
             raise ValueError(f"strides {array.strides} of {operand.name} are no multiples of an element")
+        if not lie_in_units(operand, array):
+            raise ValueError(f"cells of {operand.name} do not begin at multiples of {operand.unit} elements")
         self.address = address_of(array)
         self.lengths = (*array.shape[:last], cells)
         self.strides = (*array.strides[:last], self.itemsize * operand.components)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,10 @@ import numpy as np
 from meshrun.runner.compiler.operations import HEADER, KERNELS, ctype, expression, literal, slot
 from meshrun.runner.compiler.trace.graph import Node, in_order
 
-HEADERS = (HEADER, KERNELS / "best.cuh")
+HEADERS = (HEADER, KERNELS / "best.cuh", KERNELS / "exact.cuh", KERNELS / "sums.cuh")
+SUM_WORDS, SUM_COPIES = 72, 64  # as in exact.cuh and sums.cuh
+THREADS = 256  # of a block that adds copies of sums
+SLOT = np.dtype(np.uint64)
 
 
 @dataclass(frozen=True)
@@ -28,34 +31,92 @@ class BestKey:
 
 
 @dataclass(frozen=True)
+class SumKey:
+    """A value that is a sum (kernels/exact.cuh), which a kernel has added to copies of it.
+
+    number: of the sum. computed: the dtype of what is added. dtype: of the value. added: whether the copies
+    of all ranks are already added, by the kernel that `emit_totals` writes and an all-reduce.
+    """
+
+    number: int
+    computed: np.dtype[Any]
+    dtype: np.dtype[Any]
+    added: bool = False
+
+
+Key = BestKey | SumKey
+
+
+@dataclass(frozen=True)
 class ValueKernel:
-    """A kernel's text. It takes the slots of all values, and the keys, which it sets back to none."""
+    """A kernel's text. It takes the slots of all values, the keys, and the copies and totals of the sums.
+
+    Copies are (sums, SUM_COPIES, SUM_WORDS), totals (sums, SUM_WORDS). Keys are set back to none, and words
+    that are read to 0. threads: of its only block.
+    """
 
     name = "values"
     source: str = field(repr=False)
+    threads: int = 1
 
 
-def emit(values: Sequence[tuple[int, Node | BestKey]]) -> ValueKernel:
+def emit(values: Sequence[tuple[int, Node | Key]]) -> ValueKernel:
     """Write the kernel that computes values, by their numbers, one after the other.
 
     An expression reads values of the slots; those that are computed before it are there.
     """
-    lines, names = list[str](), dict[Node, str]()
+    lines, names, threads = list[str](), dict[Node, str](), 1
     for number, value in values:
+        if isinstance(value, SumKey):
+            threads, kind = THREADS, ctype(value.computed)
+            lines += [_gathered(value), "if (first) {"]
+            lines += [_set(number, value, f"numpy::round_sum<{kind}>(total)"), "}"]
+            continue
+        lines.append("if (first) {")
         if isinstance(value, BestKey):
             kind, least = ctype(value.computed), literal(value.combine == "minimum", np.dtype(bool))
-            found = f"numpy::from_key<{kind}, {least}>(keys[{value.key}])"
-            result = f"numpy::cast<{ctype(value.dtype)}, {kind}>({found})"
-            lines += [f"numpy::set_slot<{ctype(value.dtype)}>(slots + {number}, {result});"]
+            lines += [_set(number, value, f"numpy::from_key<{kind}, {least}>(keys[{value.key}])")]
             lines += [f"keys[{value.key}] = 0;"]
-            continue
-        names.clear()  # a slot may have changed
-        for node in in_order([value]):
-            text = slot(node).replace("scalars", "slots") if node.op == "scalar" else expression(node, names)
-            names[node] = f"v{number}_{len(names)}"
-            lines.append(f"const {ctype(node.dtype)} {names[node]} = {text};")
-        lines.append(f"numpy::set_slot<{ctype(value.dtype)}>(slots + {number}, {names[value]});")
+        else:
+            names.clear()  # a slot may have changed
+            for node in in_order([value]):
+                text = (
+                    slot(node).replace("scalars", "slots") if node.op == "scalar" else expression(node, names)
+                )
+                names[node] = f"v{len(names)}"
+                lines.append(f"const {ctype(node.dtype)} {names[node]} = {text};")
+            lines.append(f"numpy::set_slot<{ctype(value.dtype)}>(slots + {number}, {names[value]});")
+        lines.append("}")
+    return _kernel(lines, threads)
+
+
+def emit_totals(sums: Sequence[SumKey]) -> ValueKernel:
+    """Write the kernel that adds the copies of sums to their totals, for the other ranks."""
+    lines = list[str]()
+    for one in sums:
+        lines += [
+            _gathered(replace(one, added=False)),
+            f"numpy::store_sum(totals + {one.number * SUM_WORDS}, total);",
+        ]
+    return _kernel(lines, THREADS)
+
+
+def _gathered(one: SumKey) -> str:
+    """Return the statement by which a block adds the copies of a sum, or takes its total."""
+    words, copies = ("totals", 1) if one.added else ("sums", SUM_COPIES)
+    first = f"{words} + {one.number * copies * SUM_WORDS}"
+    return f"numpy::gather_sum<{ctype(one.computed)}>({first}, {copies}, total);"
+
+
+def _set(number: int, value: Key, text: str) -> str:
+    """Return the statement that casts a result and writes it to its slot."""
+    kind, computed = ctype(value.dtype), ctype(value.computed)
+    return f"numpy::set_slot<{kind}>(slots + {number}, numpy::cast<{kind}, {computed}>({text}));"
+
+
+def _kernel(lines: Sequence[str], threads: int) -> ValueKernel:
     texts = [path.read_text(encoding="utf-8") for path in HEADERS]
     headers = "\n".join(text.replace("#pragma once\n", "") for text in texts)
     text = (KERNELS / "values.cu").read_text(encoding="utf-8")
-    return ValueKernel(text.replace("// @headers@", headers).replace("// @body@", "\n    ".join(lines)))
+    text = text.replace("// @headers@", headers).replace("// @body@", "\n    ".join(lines))
+    return ValueKernel(text, threads)

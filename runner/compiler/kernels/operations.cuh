@@ -292,7 +292,10 @@ template <typename T> INLINE T sqrt(T x) {
         if constexpr (sizeof(T) == 8) return ::C(a, b);                                                \
         else return narrow<T>(::C##f(widen(a), widen(b)));                                             \
     }
-FUNCTION2(hypot, hypot) FUNCTION2(arctan2, atan2) FUNCTION2(copysign, copysign)
+FUNCTION2(arctan2, atan2) FUNCTION2(copysign, copysign)
+#ifdef __CUDACC_RTC__
+FUNCTION2(hypot, hypot)
+#endif
 #undef FUNCTION2
 template <typename T> INLINE T power(T a, T b) {
     if constexpr (Traits<T>::real) {
@@ -345,6 +348,17 @@ template <typename T> INLINE T where(bool condition, T a, T b) {
 #endif
     return condition ? a : b;
 }
+#ifndef __CUDACC_RTC__
+// The hypotenuse, of floats in double, where no square overflows: loops of it are vectorised.
+template <typename T> INLINE T hypot(T a, T b) {
+    if constexpr (sizeof(T) == 8) return ::hypot(a, b);
+    else {
+        const float x = ::fabsf(widen(a)), y = ::fabsf(widen(b));
+        const float root = static_cast<float>(::sqrt(double(x) * x + double(y) * y));
+        return narrow<T>(where((x == HUGE_VALF) | (y == HUGE_VALF), HUGE_VALF, root));
+    }
+}
+#endif
 template <typename T> INLINE T maximum(T a, T b) { return where(isnan(a) | greater_equal(a, b), a, b); }
 template <typename T> INLINE T minimum(T a, T b) { return where(isnan(a) | less_equal(a, b), a, b); }
 template <typename T> INLINE T fmax(T a, T b) { return where(isnan(b) | greater_equal(a, b), a, b); }

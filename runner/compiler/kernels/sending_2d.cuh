@@ -17,7 +17,8 @@ template <typename T>
 INLINE void load_own(T (&row)[C], const T* cell, int64 pitch, int stride, const Place& at, int x0) {
     const T* line = cell + at.row * pitch;
     const int inner = at.column - x0;
-    if (VECTOR > 1 && inner >= MARGIN && inner + C <= TILE - MARGIN && at.column + C <= at.all.x.own) {
+    const bool within = inner >= MARGIN && inner + C <= TILE - MARGIN && at.column + C <= at.all.x.own;
+    if (VECTOR > 1 && stride == 1 && within) {
         read(row, line + at.column);
         return;
     }

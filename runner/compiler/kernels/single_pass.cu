@@ -13,6 +13,9 @@
 // A thread may march along the first axis: a loop makes the rows of the tile one after the other. It keeps what
 // the next turn reads too, and loads the rest a turn ahead.
 //
+// The threads of a block may march together, through planes in shared memory (shared_planes.cuh): of a large volume
+// whose cells read many neighbours in their plane. Each element then comes through the first cache once.
+//
 // If small elements are computed in branches, a thread makes the cells of its row in a loop: each turn moves the
 // words of all rows by an element, and results come in at their ends. Unrolled, the cells of a thread would need
 // more registers, and it would load fewer bytes at once.

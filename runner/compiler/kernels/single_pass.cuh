@@ -44,6 +44,20 @@ template <int COUNT, typename T> INLINE Few fetch_few(const T* first) {
 }
 INLINE void align(Few&) {}
 
+// COUNT elements side by side, of 8 or 16 bytes, at a multiple of these.
+template <int COUNT, typename T> struct alignas(COUNT * sizeof(T)) Unit {
+    T item[COUNT];
+};
+template <int COUNT, typename T> INLINE Unit<COUNT, T> fetch_unit(const T* first) {
+#ifdef __CUDACC_RTC__
+    static_assert(COUNT * sizeof(T) == 8 || COUNT * sizeof(T) == 16, "");
+    if constexpr (COUNT * sizeof(T) == 8) return numpy::bits<Unit<COUNT, T>>(__ldg(reinterpret_cast<const uint2*>(first)));
+    else return numpy::bits<Unit<COUNT, T>>(__ldg(reinterpret_cast<const uint4*>(first)));
+#else
+    return *reinterpret_cast<const Unit<COUNT, T>*>(first);
+#endif
+}
+
 // Shift the words by the row's alignment, known at run time only.
 template <int BYTES> INLINE void align(Window<BYTES>& window) {
 #pragma unroll
@@ -85,19 +99,20 @@ template <int BYTES> INLINE uint32 misaligned(const void* to) {
     return static_cast<uint32>(reinterpret_cast<uint64>(to)) & (vector_bytes(BYTES) - 1);
 }
 
-// Write a row in vectors of up to 16 bytes, which begin at multiples of that.
-template <typename T, int COUNT> INLINE void store_vectors(void* to, const T (&value)[COUNT]) {
-    constexpr int SIZE = sizeof(T), VECTOR = vector_bytes(COUNT * SIZE), EACH = VECTOR / SIZE;
-    struct alignas(VECTOR) Pack {
-        T value[EACH];
-    };
+// Write a row in units of EACH elements, which begin at multiples of their size.
+template <int EACH, typename T, int COUNT> INLINE void store_units(void* to, const T (&value)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT / EACH; ++i) {
-        Pack pack;
+        Unit<EACH, T> unit;
 #pragma unroll
-        for (int j = 0; j < EACH; ++j) pack.value[j] = value[i * EACH + j];
-        static_cast<Pack*>(to)[i] = pack;
+        for (int j = 0; j < EACH; ++j) unit.item[j] = value[i * EACH + j];
+        static_cast<Unit<EACH, T>*>(to)[i] = unit;
     }
+}
+
+// Write a row in vectors of up to 16 bytes, which begin at multiples of that.
+template <typename T, int COUNT> INLINE void store_vectors(void* to, const T (&value)[COUNT]) {
+    store_units<vector_bytes(COUNT * sizeof(T)) / sizeof(T)>(to, value);
 }
 
 // Write a row element by element.

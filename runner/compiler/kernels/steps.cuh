@@ -5,7 +5,10 @@
 //   K       time steps, C columns of a lane, RY and RX cells read on each side along each axis
 //   LOW_Y, HIGH_Y, LOW_X, HIGH_X  cells from each end for which conditions on the place differ from those between
 //   FAR_X     columns before the end of the array that those near it read; 0 if no further than others
-//   BOUNDARY  one of the kinds below; PLANES(X) calls X(number, type, constant) for each plane of the state
+//   BOUNDARY  one of the kinds below; PLANES(X) calls X(number, type, constant) for each plane of the state,
+//             STRIDEnumber is the elements from one of its cells to the next, PARTnumber which component it is
+//   PAIRS(X)  calls X(number, number, type) for two planes whose elements are read and written together; SINGLES(X)
+//             calls X(number, type, constant) for each of the others
 #pragma once
 
 #ifdef __CUDACC_RTC__
@@ -36,17 +39,19 @@ INLINE constexpr int modulo(int a, int n) { return (a % n + n) % n; }
 enum Where { INSIDE, SIDES, EDGES };
 
 // One axis of this rank's part of the array. own: its cells. start: index of the first one in the array of
-// `length` cells. before, after: cells that are valid in memory beside the own ones.
+// `length` cells. before, after: cells that are valid in memory beside the own ones. repeats: how many of the last
+// cells of the array equal its first ones, if the boundary wraps around: its period is shorter by them. low, high: how
+// many cells at each end equal the one beside them, if the boundary is the nearest cell: they are beyond the others.
 struct Axis {
-    int own, start, length, before, after;
+    int own, start, length, before, after, repeats, low, high;
 
     INLINE_MEMBER bool whole() const { return own == length; }
     // The cell of the array, counted like `place`, that a place within a few cells of the array copies.
     INLINE_MEMBER int source(int place) const {
         const int at = place + start;
         int cell = at;
-        if (!FILLED || (at >= 0 && at < length)) return place;
-        if (BOUNDARY == NEAREST || length == 1) cell = at < 0 ? 0 : length - 1;
+        if (!FILLED || (at >= low && at < length - high)) return place;
+        if (BOUNDARY == NEAREST || length == 1) cell = at < low ? low : length - 1 - high;
         else if (BOUNDARY == REFLECT) cell = at < 0 ? -1 - at : 2 * length - 1 - at;
         else if (BOUNDARY == MIRROR) {
             cell = at < 0 ? -at : 2 * length - 2 - at;
@@ -56,14 +61,16 @@ struct Axis {
         return cell - start;
     }
     INLINE_MEMBER bool beyond(int place) const {
-        return BOUNDARY != WRAP && (place + start < 0 || place + start >= length);
+        return BOUNDARY != WRAP && (place + start < low || place + start >= length - high);
     }
     // The place in memory of the cell that any place copies; any valid place for those that are of no use.
     INLINE_MEMBER int memory(int place) const {
         if (BOUNDARY == WRAP && whole()) {
-            const int rest = place % length;
-            return rest < 0 ? rest + length : rest;
+            if (repeats > 0 && place >= 0 && place < length) return place;
+            const int rest = place % (length - repeats);
+            return rest < 0 ? rest + length - repeats : rest;
         }
+        if (repeats > 0) place += place + start < 0 ? -repeats : place + start >= length ? repeats : 0;
         return clamped(source(place));
     }
     // The position in the array of the cell at a place, or of the one on the other side that it copies.
@@ -74,6 +81,7 @@ struct Axis {
     INLINE_MEMBER int clamped(int place) const { return most(-before, least(place, own + after - 1)); }
     // Whether the places from `first` to before `last` are cells of the array and valid in memory.
     INLINE_MEMBER bool inside(int first, int last) const {
+        if (repeats > 0 && (first + start < 0 || last + start > length)) return false;
         return first >= -before && last <= own + after && !beyond(first) && !beyond(last - 1);
     }
 };
@@ -161,6 +169,27 @@ template <typename T> INLINE void write(T* into, const T* from, int v) {
     Vector<T> one;
     UNROLL for (int i = 0; i < VECTOR; ++i) one.item[i] = from[v * VECTOR + i];
     reinterpret_cast<Vector<T>*>(into)[v] = one;
+}
+
+// The same of cells that are pairs of components side by side, as complex numbers: pieces of vectors of cells, of 16
+// bytes at most, in which the components take turns.
+template <typename T> constexpr int PIECE = 2 * VECTOR * sizeof(T) <= 16 ? 2 * VECTOR : 16 / sizeof(T);
+template <typename T> constexpr int PIECES = 2 * C / PIECE<T>;
+template <typename T> struct alignas(PIECE<T> * sizeof(T)) Piece { T item[PIECE<T>]; };
+template <typename T> INLINE void part(T* a, T* b, const Piece<T>& piece, int p) {
+    UNROLL for (int i = 0; i < PIECE<T>; ++i) ((i % 2 ? b : a)[(p * PIECE<T> + i) / 2]) = piece.item[i];
+}
+template <typename T> INLINE Piece<T> join(const T* a, const T* b, int p) {
+    Piece<T> piece;
+    UNROLL for (int i = 0; i < PIECE<T>; ++i) piece.item[i] = (i % 2 ? b : a)[(p * PIECE<T> + i) / 2];
+    return piece;
+}
+// Read component PART of a lane's pairs. Reads of both parts become one.
+template <int PART, typename T> INLINE void read_part(T* into, const T* first) {
+    T parts[2][C];
+    UNROLL for (int p = 0; p < PIECES<T>; ++p)
+        part(parts[0], parts[1], reinterpret_cast<const Piece<T>*>(first - PART)[p], p);
+    UNROLL for (int c = 0; c < C; ++c) into[c] = parts[PART][c];
 }
 
 // Copies from memory to shared memory that go on beside the thread's work, in groups of one row.

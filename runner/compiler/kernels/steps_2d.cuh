@@ -21,6 +21,8 @@
 
 namespace steps {
 
+// Whether columns beyond the array are read on its other side at addresses of no vectors, as its last ones repeat some.
+constexpr bool UNEVEN = BOUNDARY == WRAP && REPEATS_X % C != 0;
 constexpr bool SIDES_DIFFER = SIDES_KNOWN && (FILLED || LOW_X + HIGH_X > 0);
 constexpr bool PLACED_SIDES = SIDES_KNOWN && LOW_X + HIGH_X > 0;
 constexpr int SLOTS = 2 * RY + 1;
@@ -59,8 +61,12 @@ INLINE int first_column(const Arguments& all, int tile) { return first_column(al
 
 // Whether columns, or rows, beyond the array are read on its other side by the loop inside: no row that is read is
 // further beyond than the array is long.
-INLINE bool turns(const Axis& columns, int x0) { return BOUNDARY == WRAP && in_whole_lanes(columns, x0); }
-INLINE bool rows_turn(const Axis& rows) { return BOUNDARY == WRAP && rows.whole() && rows.length >= FURTHEST; }
+INLINE bool turns(const Axis& columns, int x0) {
+    return BOUNDARY == WRAP && in_whole_lanes(columns, x0) && (!UNEVEN || columns.length >= TILE + 2 * REPEATS_X);
+}
+INLINE bool rows_turn(const Axis& rows) {
+    return BOUNDARY == WRAP && rows.whole() && rows.length - REPEATS_Y >= FURTHEST;
+}
 
 // The place in memory of a row that the loop inside reads. If the boundary wraps around, the rows in memory follow
 // each other in a circle: of a whole array they are the right ones, otherwise rows beyond are of no use.
@@ -102,15 +108,16 @@ INLINE int end_inside(const Axis& rows, int end) {
     return until;
 }
 
-// The lane's columns of an input that no output feeds, dy rows away. Inside, at.column is a place in memory.
-template <bool EDGE, typename T>
+// The lane's columns of an input that no output feeds, dy rows away. Inside, at.column is a place in memory. PART: the
+// component, of pairs.
+template <bool EDGE, int PART, typename T>
 INLINE Lane<T> fixed(const T* cell, int64 pitch, int stride, const Place& at, int dy, T constant) {
     const Axis &rows = at.all.y, &columns = at.all.x;
     const int row = at.row + dy;
     Lane<T> found;
     if constexpr (EDGE) {
         const T* line = cell + rows.memory(row) * pitch;
-        if (reads_vectors(at) && !(BOUNDARY == CONSTANT && rows.beyond(row))) {
+        if (stride == 1 && reads_vectors(at) && !(BOUNDARY == CONSTANT && rows.beyond(row))) {
             read(found.v, line + at.column);
             return found;
         }
@@ -122,7 +129,8 @@ INLINE Lane<T> fixed(const T* cell, int64 pitch, int stride, const Place& at, in
         }
     } else {
         const T* line = cell + memory_inside(rows, row) * pitch + int64(at.column) * stride;
-        if constexpr (VECTOR > 1) read(found.v, line);
+        if (VECTOR > 1 && stride == 1) read(found.v, line);
+        else if (VECTOR > 1 && stride == 2) read_part<PART>(found.v, line);
         else UNROLL for (int c = 0; c < C; ++c) found.v[c] = line[c * stride];
     }
     return found;
@@ -134,7 +142,7 @@ INLINE void load(T (&into)[C], const T* cell, int64 pitch, int stride, const Pla
     const Axis &rows = at.all.y, &columns = at.all.x;
     const bool outside = BOUNDARY == CONSTANT && rows.beyond(at.row);
     const T* row = cell + rows.memory(at.row) * pitch;
-    if (reads_vectors(at) && !outside) {
+    if (stride == 1 && reads_vectors(at) && !outside) {
         read(into, row + at.column);
         return;
     }
@@ -149,14 +157,21 @@ INLINE void load(T (&into)[C], const T* cell, int64 pitch, int stride, const Pla
 
 // Inside the array, rows of level 0 come through shared memory: `request` begins to copy a row, and `take` reads
 // one that has arrived. With vectors, a lane takes what it requested; without, it requests every 32nd column.
+// PART: elements of a vector whose address is a multiple of them, also of columns on the array's other side.
+INLINE constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
+constexpr int PART = UNEVEN ? common_divisor(VECTOR, REPEATS_X) : VECTOR;
+template <int N, typename T> INLINE void request_items(char* into, const T* from) {
+    struct alignas(N * sizeof(T)) Items { T item[N]; };
+    if constexpr (sizeof(Items) >= 4) copy_async<sizeof(Items)>(into, from);
+    else *reinterpret_cast<Items*>(into) = *reinterpret_cast<const Items*>(from);
+}
 template <typename T> INLINE void request(char* stage, const T* first, int stride) {
     const int lane = threadIdx.x % LANES;
     constexpr int bytes = VECTOR * sizeof(T);
     UNROLL for (int v = 0; v < C / VECTOR; ++v) {
         char* into = stage + (v * LANES + lane) * bytes;
         const T* from = first + (VECTOR > 1 ? v * VECTOR : v * LANES * stride);
-        if constexpr (bytes >= 4) copy_async<bytes>(into, from);
-        else *reinterpret_cast<Vector<T>*>(into) = *reinterpret_cast<const Vector<T>*>(from);
+        UNROLL for (int i = 0; i < VECTOR; i += PART) request_items<PART>(into + i * sizeof(T), from + i);
     }
 }
 template <typename T> INLINE void take(T (&into)[C], const char* stage) {
@@ -168,11 +183,28 @@ template <typename T> INLINE void take(T (&into)[C], const char* stage) {
     }
 }
 
+template <typename T> INLINE void request_pair(char* stage, const T* first) {
+    const int lane = threadIdx.x % LANES;
+    constexpr int bytes = PIECE<T> * sizeof(T);
+    UNROLL for (int p = 0; p < PIECES<T>; ++p) {
+        char* into = stage + (p * LANES + lane) * bytes;
+        constexpr int part = UNEVEN ? common_divisor(PIECE<T>, 2 * REPEATS_X) : PIECE<T>;
+        UNROLL for (int i = 0; i < PIECE<T>; i += part)
+            request_items<part>(into + i * sizeof(T), first + p * PIECE<T> + i);
+    }
+}
+template <typename T> INLINE void take_pair(T (&a)[C], T (&b)[C], const char* stage) {
+    const int lane = threadIdx.x % LANES;
+    UNROLL for (int p = 0; p < PIECES<T>; ++p)
+        part(a, b, reinterpret_cast<const Piece<T>*>(stage)[p * LANES + lane], p);
+}
+
 template <typename T>
 INLINE void store(const T (&row)[C], T* cell, int64 pitch, int stride, const Place& at, int x0) {
     T* line = cell + at.row * pitch;
     const int inner = at.column - x0;
-    if (VECTOR > 1 && inner >= MARGIN && inner + C <= TILE - MARGIN && at.column + C <= at.all.x.own) {
+    const bool within = inner >= MARGIN && inner + C <= TILE - MARGIN && at.column + C <= at.all.x.own;
+    if (VECTOR > 1 && stride == 1 && within) {
         UNROLL for (int v = 0; v < C / VECTOR; ++v) write(line + at.column, row, v);
         return;
     }
@@ -199,6 +231,12 @@ INLINE void store_inside(T (&row)[C], T* first, int stride, char* memory, unsign
             if constexpr (VECTOR > 1) write(first, row, v);
             else first[v * LANES * stride] = row[v];
         }
+}
+
+template <typename T>
+INLINE void store_pair_inside(const T (&a)[C], const T (&b)[C], T* first, unsigned place, const unsigned (&rows)[C / VECTOR]) {
+    UNROLL for (int p = 0; p < PIECES<T>; ++p)
+        if (place < rows[p * PIECE<T> / (2 * VECTOR)]) reinterpret_cast<Piece<T>*>(first)[p] = join(a, b, p);
 }
 
 // The columns beyond the array that a tile has and reads, RX on each side. target: counted from the lane's first
@@ -283,14 +321,28 @@ INLINE void push(T (&ring)[SLOTS][C], T (&kept)[N][C], const T (&row)[C], int sl
 // Where the loop inside the array requests and writes, in elements from a plane's first own cell: the lane's
 // columns in row AHEAD - 1 below the newest one of level 0, and in the row of level K. One count serves all
 // planes that have the same pitch. slot: of the newest row, among those on their way. rows: how many are written
-// of each of the lane's vectors; none of those in the margins. left: rows in memory from the one to request on.
+// of each of the lane's vectors; none of those in the margins. left: how many rows of memory follow each other from the
+// one to request on; the next is then `back` rows before the one that would follow.
 struct Cursor {
 #define X(n, T, constant) int64 from##n, to##n;
     PLANES(X)
 #undef X
     int64 from, to;
-    int slot, left;
+    int slot, left, back;
     unsigned rows[C / VECTOR];
+
+    // Count from row `source` in memory on. Whole, an array that wraps around is read from its begin again after its
+    // last row, and after those of its first rows that these repeat. Of one that is split between ranks, the rows beyond
+    // an end come after those that they repeat, which are left out.
+    INLINE_MEMBER void count(const Axis& axis, int source) {
+        left = axis.own + axis.after - source;
+        back = rows_in_memory(axis) - (axis.whole() ? REPEATS_Y : 0);
+        if (REPEATS_Y == 0 || axis.whole()) return;
+        const int end = source < -axis.start ? -axis.start : axis.length - axis.start;
+        if (source >= end || end >= axis.own + axis.after) return;
+        left = end - source;
+        back = -REPEATS_Y;
+    }
 
     INLINE_MEMBER void down(const Arguments& given) {
         from += given.in_pitch0;
@@ -302,11 +354,13 @@ struct Cursor {
 #undef X
         if constexpr (BOUNDARY == WRAP) {
             if (--left == 0) {
-                left = rows_in_memory(given.y);
-                from -= left * given.in_pitch0;
-#define X(n, T, constant) from##n -= left * given.in_pitch##n;
+                from -= back * given.in_pitch0;
+#define X(n, T, constant) from##n -= back * given.in_pitch##n;
                 PLANES(X)
 #undef X
+                const bool low = given.y.start < given.y.before;  // memory has rows beyond that end
+                if (REPEATS_Y == 0 || back > 0) left = back;
+                else count(given.y, (low ? 0 : given.y.length) - given.y.start + REPEATS_Y);
             }
         }
         slot = slot + 1 == AHEAD ? 0 : slot + 1;
@@ -360,13 +414,21 @@ INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last,
         } else {
             const Arguments& all = at.all;
             const unsigned place = at.row - first;
-#define X(n, T, constant)                                                                                      \
-    if constexpr (EDGE) {                                                                                      \
-        if (place < unsigned(last - first)) store(out.w##n, all.out##n, all.out_pitch##n, STRIDE##n, at, x0);  \
-    } else                                                                                                     \
-        store_inside(out.w##n, all.out##n + (ONE_PITCH ? cursor.to : cursor.to##n), STRIDE##n, memory + SCRATCH, place, cursor.rows);
-            PLANES(X)
+            if constexpr (EDGE) {
+#define X(n, T, constant) \
+    if (place < unsigned(last - first)) store(out.w##n, all.out##n, all.out_pitch##n, STRIDE##n, at, x0);
+                PLANES(X)
 #undef X
+            } else {
+#define X(n, T, constant) \
+    store_inside(out.w##n, all.out##n + (ONE_PITCH ? cursor.to : cursor.to##n), STRIDE##n, memory + SCRATCH, place, cursor.rows);
+                SINGLES(X)
+#undef X
+#define X(a, b, T) \
+    store_pair_inside(out.w##a, out.w##b, all.out##a + (ONE_PITCH ? cursor.to : cursor.to##a), place, cursor.rows);
+                PAIRS(X)
+#undef X
+            }
             if constexpr (EDGE && LATE > 0) levels_late<LEVEL>(rows, here, at, x0, first, last);
         }
     }
@@ -374,9 +436,15 @@ INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last,
 
 // Request a row of level 0.
 INLINE void request(const Arguments& all, const Cursor& cursor, char* memory, int slot) {
-#define X(n, T, constant) \
-    request(memory + STAGE##n + slot * (TILE * sizeof(T)), all.in##n + (ONE_PITCH ? cursor.from : cursor.from##n), STRIDE##n);
-    PLANES(X)
+#define X(n, T, constant)                                                                                          \
+    request(memory + STAGE##n + slot * (TILE * sizeof(T)), all.in##n + (ONE_PITCH ? cursor.from : cursor.from##n), \
+            STRIDE##n);
+    SINGLES(X)
+#undef X
+#define X(a, b, T)                                                             \
+    request_pair(memory + STAGE##a + slot * (2 * TILE * sizeof(T)),            \
+                 all.in##a + (ONE_PITCH ? cursor.from : cursor.from##a));
+    PAIRS(X)
 #undef X
     commit_copies();
 }
@@ -398,8 +466,13 @@ INLINE void advance_inside(Rows& rows, int phase, const Place& at, int x0, int f
     request(at.all, cursor, memory, slot == 0 ? AHEAD - 1 : slot - 1);
     await_copies<AHEAD - 1>();
     if constexpr (VECTOR == 1) __syncwarp();
+#define X(n, T, constant) take(rows.w##n[0][phase], memory + STAGE##n + slot * (TILE * sizeof(T)));
+    SINGLES(X)
+#undef X
+#define X(a, b, T) take_pair(rows.w##a[0][phase], rows.w##b[0][phase], memory + STAGE##a + slot * (2 * TILE * sizeof(T)));
+    PAIRS(X)
+#undef X
 #define X(n, T, constant)                                                          \
-    take(rows.w##n[0][phase], memory + STAGE##n + slot * (TILE * sizeof(T)));      \
     rows.large |= too_large(rows.w##n[0][phase]);                                  \
     if constexpr (WHERE == SIDES && FILLED) fill_sides(rows.w##n[0][phase], at.all.x, x0, T(constant));
     PLANES(X)
@@ -459,7 +532,8 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
     const bool in_memory = all.x.inside(x0, x0 + TILE) && x0 + TILE - MARGIN <= all.x.own;
     const bool inside_x = in_memory && !near_end(all.x, x0), sides = !inside_x && has_sides(all.x, x0);
     const bool around = turns(all.x, x0) && !near_end(all.x, x0), between = inside_x || sides || around;
-    const int column = sides || around ? all.x.memory(at.column) / C * C : at.column;
+    int column = at.column;
+    if (sides || around) column = UNEVEN ? all.x.memory(column) : all.x.memory(column) / C * C;
     int from = end, until = end;
     if (between) {
         from = begin_inside(all.y, begin, needed);
@@ -487,13 +561,13 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
         rotate(rows);
         Cursor cursor;
         const int source = all.y.memory(at.row), target = at.row - K * RY - AHEAD + 1;
-        cursor.from = source * all.in_pitch0 + column;
-        cursor.to = target * all.in_pitch0 + column;
+        cursor.from = source * all.in_pitch0 + column * STRIDE0;
+        cursor.to = target * all.in_pitch0 + column * STRIDE0;
         cursor.slot = 0;
-        cursor.left = all.y.own + all.y.after - source;
+        cursor.count(all.y, source);
 #define X(n, T, constant)                                                                           \
     {                                                                                               \
-        const int64 place = VECTOR > 1 ? column : int64(x0 + lane) * STRIDE##n;                     \
+        const int64 place = int64(VECTOR > 1 ? column : x0 + lane) * STRIDE##n;                     \
         cursor.from##n = source * all.in_pitch##n + place;                                          \
         cursor.to##n = target * all.out_pitch##n + place;                                           \
     }

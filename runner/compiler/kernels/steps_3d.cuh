@@ -37,13 +37,13 @@ struct Patch {
 // whether the tile holds cells beyond the array or, along x, the memory. EDGE, below: whether one is so, or a
 // plane is beyond the array. lines, columns: the places in memory of the tile's rows, from REACH_Y before the
 // first one on, and columns; NEVER for the boundary's constant. edges: of each row and column beyond the array,
-// the place in the tile of the one that it equals, and its own. writes, beyond: a bit for each of the lane's rows
-// that it writes to memory, and that is beyond the array.
+// the place in the tile of the one that it equals, and its own. writes, beyond, lowest, highest: a bit for each of
+// the lane's rows that it writes to memory, that is beyond the array, and that the rows at an end of it equal.
 struct Place {
     const Arguments& all;
     char* memory;
     int *lines, *columns, *edges;
-    int x0, y0, column, row, plane, writes, beyond;
+    int x0, y0, column, row, plane, writes, beyond, lowest, highest;
     bool x_edge, y_edge;
 
     INLINE_MEMBER int warp() const { return int(threadIdx.x) / LANES; }
@@ -114,16 +114,22 @@ INLINE int place_or_never(const Axis& axis, int place) {
     return BOUNDARY == CONSTANT && axis.beyond(place) ? NEVER : axis.memory(place);
 }
 
-// The lane's columns of row `y`, counted from the lane's first one, of a plane in memory, or what is beyond.
-template <bool X_EDGE, typename T>
+// The lane's columns of row `y`, counted from the lane's first one, of a plane in memory, or what is beyond. PART: the
+// component, of pairs.
+template <bool X_EDGE, int PART, typename T>
 INLINE void read_line(T* into, const T* plane, int pitch, int stride, const Place& at, int y, T constant) {
     const int line = at.lines[REACH_Y + at.warp() * H + y];
     if (BOUNDARY == CONSTANT && line == NEVER) {
         UNROLL for (int c = 0; c < C; ++c) into[c] = constant;
     } else if (!X_EDGE) {
         const T* from = element(plane + at.column * stride, line, pitch);
-        if constexpr (VECTOR > 1) UNROLL for (int c = 0; c < C; c += VECTOR) read_global<VECTOR>(into + c, from + c);
-        else UNROLL for (int c = 0; c < C; ++c) read_global<1>(into + c, from + c * stride);
+        if (VECTOR > 1 && stride == 1) {
+            UNROLL for (int c = 0; c < C; c += VECTOR) read_global<VECTOR>(into + c, from + c);
+        } else if (VECTOR > 1 && stride == 2) {
+            T pairs[2 * C];  // one read for both parts
+            UNROLL for (int c = 0; c < 2 * C; c += PIECE<T>) read_global<PIECE<T>>(pairs + c, from - PART + c);
+            UNROLL for (int c = 0; c < C; ++c) into[c] = pairs[2 * c + PART];
+        } else UNROLL for (int c = 0; c < C; ++c) read_global<1>(into + c, from + c * stride);
     } else UNROLL for (int c = 0; c < C; ++c) {
         const int column = at.columns[at.lane() * C + c];
         if (BOUNDARY == CONSTANT && column == NEVER) into[c] = constant;
@@ -135,12 +141,12 @@ template <bool EDGE, typename T> INLINE const T* plane_of(const T* cell, int64 p
     if (EDGE && BOUNDARY == CONSTANT && at.all.z.beyond(plane)) return nullptr;
     return cell + (EDGE ? at.all.z.memory(plane) : plane) * planes;
 }
-template <bool EDGE, typename T>
+template <bool EDGE, int PART, typename T>
 INLINE Lane<T> fixed(const T* plane, int pitch, int stride, const Place& at, int y, T constant) {
     Lane<T> found;
     if (EDGE && BOUNDARY == CONSTANT && plane == nullptr) UNROLL for (int c = 0; c < C; ++c) found.v[c] = constant;
-    else if (EDGE && at.x_edge) read_line<true>(found.v, plane, pitch, stride, at, y, constant);
-    else read_line<false>(found.v, plane, pitch, stride, at, y, constant);
+    else if (EDGE && at.x_edge) read_line<true, PART>(found.v, plane, pitch, stride, at, y, constant);
+    else read_line<false, PART>(found.v, plane, pitch, stride, at, y, constant);
     return found;
 }
 
@@ -156,7 +162,7 @@ template <typename T> INLINE T* outside(const Place& at, int offset, int level, 
     return first + ((level * SLOTS + slot) * 2 * RY + m) * TX + at.lane() * C;
 }
 INLINE int place_outside(const Axis& axis, int radius, int m) {
-    return (m < radius ? m - radius : axis.length + m - radius) - axis.start;
+    return (m < radius ? axis.low + m - radius : axis.length - axis.high + m - radius) - axis.start;
 }
 
 // The lane's columns of row `y`, counted from its first one, of the plane dz away: another warp's.
@@ -220,7 +226,8 @@ template <typename T> INLINE void fill_columns(T (&patch)[CELLS], const Place& a
 // Whether a plane is beyond the array, or others beyond it equal it.
 INLINE bool at_z_edge(const Place& at) {
     const Axis& z = at.all.z;
-    return BOUNDARY != WRAP && RZ > 0 && (at.plane + z.start <= RZ || at.plane + z.start >= z.length);
+    const int place = at.plane + z.start;
+    return BOUNDARY != WRAP && RZ > 0 && (place <= z.low + RZ || place >= z.length - z.high);
 }
 constexpr int FAR = BOUNDARY == MIRROR ? 2 * RZ : 2 * RZ - 1;  // from a plane beyond the array to the one it equals
 // Copy a plane to those before the array that equal it. SHARED: also to other warps.
@@ -228,7 +235,7 @@ template <int LEVEL, bool SHARED, typename T>
 INLINE void fill_planes(T (&ring)[SLOTS][CELLS], const Place& at, int offset, int here) {
     const Axis& z = at.all.z;
     UNROLL for (int m = 1; m <= RZ; ++m) {
-        const int place = -m - z.start;
+        const int place = z.low - m - z.start;
         UNROLL for (int e = 1; e <= FAR; ++e) {
             const int slot = modulo(here - e, SLOTS);
             const bool equal = at.plane - place == e && (FAR == 1 || z.source(place) == at.plane);
@@ -250,7 +257,7 @@ INLINE void keep_edge(T (&ring)[SLOTS][CELLS], T (&patch)[CELLS], const Place& a
         UNROLL for (int j = 0; j < H; ++j)
             if (z.beyond(at.plane) || at.beyond >> j & 1)
                 UNROLL for (int c = 0; c < C; ++c) patch[j * C + c] = constant;
-    } else if (BOUNDARY != WRAP && at.plane + z.start >= z.length) {
+    } else if (BOUNDARY != WRAP && at.plane + z.start >= z.length - z.high) {
         const int away = FAR == 1 ? 1 : at.plane - z.source(at.plane);
         UNROLL for (int e = 1; e <= FAR; ++e)
             UNROLL for (int c = 0; c < CELLS; ++c)
@@ -272,7 +279,7 @@ template <typename T>
 INLINE void store(const T (&patch)[CELLS], T* cell, int64 planes, int pitch, int stride, const Place& at) {
     T* first = element(cell + at.plane * planes + at.column * stride, at.row, pitch);
     const int inside = at.column - at.x0, own = at.all.x.own;
-    if (VECTOR > 1 && MARGIN % C == 0 && at.column + C <= own) {
+    if (VECTOR > 1 && stride == 1 && MARGIN % C == 0 && at.column + C <= own) {
         UNROLL for (int j = 0; j < H; ++j)
             if (at.writes >> j & 1)
                 UNROLL for (int c = 0; c < C; c += VECTOR)
@@ -284,23 +291,63 @@ INLINE void store(const T (&patch)[CELLS], T* cell, int64 planes, int pitch, int
     }
 }
 
+// Write the lane's own cells, and those of the array's ends that equal them: these are beyond for all that is computed.
+template <typename T>
+INLINE void store_filled(T (&patch)[CELLS], T* cell, int64 planes, int pitch, int stride, const Place& at, T constant) {
+    const Axis &z = at.all.z, &y = at.all.y, &x = at.all.x;
+    if (z.beyond(at.plane)) return;
+    if (C > 1 && MARGIN % C == 0 && x.low <= 1 && x.high <= 1 && x.whole() && x.length % C == 0) {
+        // The column at an end and the one that it equals are of one lane.
+        const bool first = x.low > 0 && at.column == 0, last = x.high > 0 && at.column + C == x.length;
+        UNROLL for (int j = 0; j < H; ++j) {
+            patch[j * C] = first ? patch[j * C + 1 % C] : patch[j * C];
+            patch[j * C + C - 1] = last ? patch[j * C + most(C - 2, 0)] : patch[j * C + C - 1];
+        }
+    } else if (at.x_edge) fill_columns(patch, at, constant);
+    const int place = at.plane + z.start;
+    const int before = place == z.low ? z.low : 0, after = place == z.length - 1 - z.high ? z.high : 0;
+    const int above = at.lowest ? y.low : 0, below = at.highest ? y.high : 0;
+    NO_UNROLL for (int dz = -before; dz <= after; ++dz)
+        NO_UNROLL for (int dy = -above; dy <= below; ++dy) {
+            Place to = at;
+            to.plane += dz;
+            to.row += dy;
+            to.writes = dy == 0 ? at.writes : dy < 0 ? at.lowest : at.highest;
+            store(patch, cell, planes, pitch, stride, to);
+        }
+}
+template <typename T>
+INLINE void store_pair(const T (&a)[CELLS], const T (&b)[CELLS], T* cell, int64 planes, int pitch, const Place& at) {
+    if (MARGIN % C != 0 || at.column + C > at.all.x.own) {
+        store(a, cell, planes, pitch, 2, at);
+        store(b, cell + 1, planes, pitch, 2, at);
+        return;
+    }
+    T* first = element(cell + at.plane * planes + at.column * 2, at.row, pitch);
+    UNROLL for (int j = 0; j < H; ++j)
+        if (at.writes >> j & 1) UNROLL for (int p = 0; p < PIECES<T>; ++p) {
+            const Piece<T> piece = join(&a[j * C], &b[j * C], p);
+            write_global<PIECE<T>>(element(first, j, pitch) + p * PIECE<T>, piece.item);
+        }
+}
+
 // The generated text.
 template <Where WHERE, int LEVEL>
 INLINE void compute(const Planes& planes, int here, const Place& at, Patch& out);
 
 // Ask for a plane of level 0.
-template <bool EDGE, typename T>
+template <bool EDGE, int PART, typename T>
 INLINE void request(T (&patch)[CELLS], const T* cell, int64 planes, int pitch, int stride, const Place& at, int plane,
                     T constant) {
     const T* from = plane_of<EDGE>(cell, planes, at, plane);
     if (EDGE && BOUNDARY == CONSTANT && from == nullptr) UNROLL for (int c = 0; c < CELLS; ++c) patch[c] = constant;
     else if (EDGE && at.x_edge) UNROLL for (int j = 0; j < H; ++j)
-        read_line<true>(&patch[j * C], from, pitch, stride, at, j, constant);
-    else UNROLL for (int j = 0; j < H; ++j) read_line<false>(&patch[j * C], from, pitch, stride, at, j, constant);
+        read_line<true, PART>(&patch[j * C], from, pitch, stride, at, j, constant);
+    else UNROLL for (int j = 0; j < H; ++j) read_line<false, PART>(&patch[j * C], from, pitch, stride, at, j, constant);
 }
 template <bool EDGE> INLINE void request(Planes& planes, int slot, const Place& at, int plane, int last) {
 #define X(n, T, constant)                                                                                          \
-    request<EDGE>(planes.w##n[0][slot], at.all.in##n, at.all.in_planes##n, int(at.all.in_pitch##n), STRIDE##n, at, \
+    request<EDGE, PART##n>(planes.w##n[0][slot], at.all.in##n, at.all.in_planes##n, int(at.all.in_pitch##n), STRIDE##n, at, \
                   least(plane, last - 1 + K * RZ), T(constant));
     PLANES(X)
 #undef X
@@ -327,9 +374,18 @@ template <Where WHERE, int LEVEL> INLINE void levels(Planes& planes, int phase, 
             if constexpr (EARLY && LEVEL == K - 1) arrive(at.memory);
             levels<WHERE, LEVEL + 1>(planes, phase, at, first, last);
         } else if (at.plane >= first && at.plane < last) {
-#define X(n, T, constant) \
-    store(out.w##n, at.all.out##n, at.all.out_planes##n, int(at.all.out_pitch##n), STRIDE##n, at);
-            PLANES(X)
+#define X(n, T, constant)                                                                                           \
+    if constexpr (EDGE && ENDS_FILLED)                                                                              \
+        store_filled(out.w##n, at.all.out##n, at.all.out_planes##n, int(at.all.out_pitch##n), STRIDE##n, at, T(0)); \
+    else store(out.w##n, at.all.out##n, at.all.out_planes##n, int(at.all.out_pitch##n), STRIDE##n, at);
+            SINGLES(X)
+#undef X
+#define X(a, b, T)                                                                                                    \
+    if constexpr (EDGE && ENDS_FILLED) {                                                                              \
+        store_filled(out.w##a, at.all.out##a, at.all.out_planes##a, int(at.all.out_pitch##a), 2, at, T(0));           \
+        store_filled(out.w##b, at.all.out##b, at.all.out_planes##b, int(at.all.out_pitch##b), 2, at, T(0));           \
+    } else store_pair(out.w##a, out.w##b, at.all.out##a, at.all.out_planes##a, int(at.all.out_pitch##a), at);
+            PAIRS(X)
 #undef X
         }
     }
@@ -383,12 +439,17 @@ INLINE void run(const Arguments& all) {
     const int x0 = first_column(all.x, int(blockIdx.x) * VALID - MARGIN), y0 = int(blockIdx.y) * VALID_Y - MARGIN_Y;
     int* lines = reinterpret_cast<int*>(memory + 16);  // after the barrier
     int* columns = lines + LINES + LINES % 2;
-    Place at{all, memory, lines, columns, columns + TX, x0, y0, x0 + lane * C, y0 + warp * H, first - K * RZ, 0, 0};
+    Place at{all, memory, lines, columns, columns + TX, x0, y0, x0 + lane * C, y0 + warp * H, first - K * RZ, 0, 0, 0, 0};
     const bool written = VECTOR == 1 || MARGIN % C != 0 || (lane * C >= MARGIN && lane * C < TX - MARGIN);
     UNROLL for (int j = 0; j < H; ++j) {
         const int row = warp * H + j;
-        if (written && row >= MARGIN_Y && row < TY - MARGIN_Y && y0 + row < all.y.own) at.writes |= 1 << j;
-        if (all.y.beyond(y0 + row)) at.beyond |= 1 << j;
+        const bool beyond = all.y.beyond(y0 + row);
+        if (written && row >= MARGIN_Y && row < TY - MARGIN_Y && y0 + row < all.y.own && !(ENDS_FILLED && beyond))
+            at.writes |= 1 << j;
+        if (beyond) at.beyond |= 1 << j;
+        const int place = y0 + row + all.y.start;
+        if (ENDS_FILLED && place == all.y.low) at.lowest |= at.writes & 1 << j;
+        if (ENDS_FILLED && place == all.y.length - 1 - all.y.high) at.highest |= at.writes & 1 << j;
     }
     at.x_edge = !all.x.inside(x0, x0 + TX);
     at.y_edge = FILLED && (all.y.beyond(y0) || all.y.beyond(y0 + TY - 1));
@@ -410,10 +471,14 @@ INLINE void run(const Arguments& all) {
     // There, conditions on the place are as between the ends of the array, too.
     const bool edge = at.x_edge || at.y_edge || near_end(all.x, x0 + RX, x0 + TX - RX, LOW_X, HIGH_X) ||
                       near_end(all.y, y0 + RY, y0 + TY - RY, LOW_Y, HIGH_Y);
-    const int in_memory = REACH_Z - all.z.before, in_array = FILLED ? RZ + 1 - all.z.start : NEVER;
+    // Planes beyond an array whose ends repeat others are not those beside them in memory.
+    const bool apart_low = all.z.repeats > 0 && all.z.start == 0;
+    const bool apart_high = all.z.repeats > 0 && all.z.start + all.z.own == all.z.length;
+    const int in_memory = REACH_Z - (apart_low ? 0 : all.z.before), in_array = FILLED ? all.z.low + RZ + 1 - all.z.start : NEVER;
     const int placed = LOW_Z + HIGH_Z > 0 ? LOW_Z - all.z.start : NEVER;
     const int low = K * LAG + most(in_memory, most(in_array, placed));
-    int high = all.z.own + all.z.after - SLOTS - REACH_Z;
+    int high = all.z.own + (apart_high ? 0 : all.z.after) - SLOTS - REACH_Z;
+    if (FILLED) high = least(high, all.z.length - all.z.high - all.z.start - SLOTS - REACH_Z);
     if (LOW_Z + HIGH_Z > 0) high = least(high, all.z.length - HIGH_Z - all.z.start + LAG - SLOTS + 1);
     NO_UNROLL for (; at.plane < last + K * LAG; at.plane += SLOTS) {
         if (at.plane < low || at.plane >= high || (edge && !ENDS)) advance<EDGES>(planes, at, first, last);

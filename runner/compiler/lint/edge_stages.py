@@ -14,7 +14,10 @@ def stage_lines(task: Task) -> list[int]:
     Cells of a first stage beyond an edge are not made by the boundary, but computed from cells that are: that
     is the user's scheme if opposite edges meet. A function that cannot be traced has none.
     """
-    if task.boundary == "wrap" or max(map(max, task.widths)) < 2:
+    if (
+        all(task.wraps_along(axis) for axis, width in enumerate(task.widths) if width != (0, 0))
+        or max(map(max, task.widths)) < 2
+    ):
         return []
     try:
         with hide_output(failures=False):

@@ -98,12 +98,12 @@ def specialised(
 
 def _rebuilt(graph: Graph, node: Node, operands: Sequence[Node]) -> Node:
     """Return the operation on other operands."""
-    if all(a is b for a, b in zip(operands, node.operands, strict=True)):
+    if tuple(operands) == node.operands:  # nodes are equal if they are the same
         return node
     if node.op == "where" and operands[1] is operands[2]:
         return operands[1]
     # NumPy would compute it now, and the device where conditions are not decided: with other last bits.
-    if inexact_operations([node]) and all(operand.op == "constant" for operand in operands):
+    if all(operand.op == "constant" for operand in operands) and inexact_operations([node]):
         return node
     return graph.operation(node.op, node.dtype, operands, node.line)
 
@@ -126,16 +126,20 @@ def narrowed(
         if node.op == "inside" or not placed.isdisjoint(node.operands):
             placed.add(node)
     done = dict[Part, Node]()
+    needs = dict[Part, list[Part]]()  # of those that wait
     for result in [node for nodes in results for node in nodes]:
         waiting: list[Part] = [(result, first, last)]
         while waiting:
             if len(done) > MOST_VISITED:
                 return specialised(graph, results, first, last)
             part = node, low, high = waiting[-1]
-            needed = _needed(graph, part) if part not in done and node in placed else []
-            if missing := [one for one in needed if one not in done]:
-                waiting += missing
-                continue
+            needed = needs.pop(part, [])
+            if not needed and part not in done and node in placed:
+                needed = _needed(graph, part)
+                if missing := [one for one in needed if one not in done]:
+                    needs[part] = needed
+                    waiting += missing
+                    continue
             waiting.pop()
             if node not in placed:
                 done[part] = node
@@ -168,10 +172,10 @@ def _decided(graph: Graph, node: Node, first: Shape, last: Shape) -> Node:
     """Return a condition on the place as a constant, if it is the same for all places of a box."""
     axis, low, high, step = node.value
     if last[axis] <= low or first[axis] >= high:
-        return graph.constant(False, node.dtype)
+        return graph.truth(False)
     covered = low <= first[axis] and last[axis] <= high
     if covered and (step == 1 or last[axis] - first[axis] == 1):
-        return graph.constant((first[axis] - low) % step == 0, node.dtype)
+        return graph.truth((first[axis] - low) % step == 0)
     return node
 
 

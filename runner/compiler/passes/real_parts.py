@@ -64,11 +64,16 @@ def _real_operand(one: Operand) -> Operand:
     return Operand(one.name, real_dtype(one.dtype), (*one.trailing, 2))
 
 
+def _is_zero(node: Node) -> bool:
+    return bool(node.op == "constant" and node.value == 0)
+
+
 class _Writer:
     """Write nodes of a graph of real numbers."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.line = graph, 0
+        self._magnitudes: dict[Node, Parts] = {}  # of which numbers
 
     def node(self, node: Node, operands: Sequence[Parts]) -> Parts:
         """Return the parts of a node. operands: the parts of its operands."""
@@ -81,7 +86,11 @@ class _Writer:
             return (self.graph.copied(node),)
         function = getattr(self, f"_{node.op}", None)
         if all(one.dtype.kind != "c" for one in (node, *node.operands)):
-            return (self.graph.operation(node.op, node.dtype, [one for (one,) in operands], node.line),)
+            reals = [one for (one,) in operands]
+            if node.op == "square" and reals[0] in self._magnitudes:
+                squares = (self.op("multiply", part, part) for part in self._magnitudes[reals[0]])
+                return (self.op("add", *squares),)
+            return (self.graph.operation(node.op, node.dtype, reals, node.line),)
         if node.op == "cast":
             return self._cast(node.dtype, operands[0])
         if function is None:
@@ -161,9 +170,21 @@ class _Writer:
         return self._each("subtract", a, b)
 
     def _multiply(self, a: Parts, b: Parts) -> Parts:
+        if any(map(_is_zero, (*a, *b))):
+            return self._multiply_by_axis(a, b)
         op = self.op
         real = op("subtract", op("multiply", a[0], b[0]), op("multiply", a[1], b[1]))
         return real, op("add", op("multiply", a[0], b[1]), op("multiply", a[1], b[0]))
+
+    def _multiply_by_axis(self, a: Parts, b: Parts) -> Parts:
+        """Multiply numbers of which one part is a constant 0: a real or an imaginary one.
+
+        The products with this part are left out. Where the other number is finite, they add zeros.
+        """
+        z, (real, imag) = (a, b) if any(map(_is_zero, b)) else (b, a)
+        if _is_zero(imag):
+            return self.op("multiply", z[0], real), self.op("multiply", z[1], real)
+        return self.op("negative", self.op("multiply", z[1], imag)), self.op("multiply", z[0], imag)
 
     def _square(self, z: Parts) -> Parts:
         return self._multiply(z, z)
@@ -171,6 +192,10 @@ class _Writer:
     def _divide(self, a: Parts, b: Parts) -> Parts:
         """Divide as NumPy does, by Smith's formula: by the larger part of the divisor first."""
         op, one = self.op, self.number(1, b[0])
+        if _is_zero(b[1]):  # of a real number: infinite where it is 0 of either sign
+            zero = self.test("equal", b[0], self.number(0, b[0]))
+            scales = self._where((zero,), (self.number(np.inf, b[0]),), (op("divide", one, b[0]),)) * 2
+            return self._each("multiply", a, scales)
         real, imag = op("absolute", b[0]), op("absolute", b[1])
 
         # Where the real part is larger; both zero: infinite or not a number.
@@ -218,7 +243,9 @@ class _Writer:
     # Functions
 
     def _absolute(self, z: Parts) -> Parts:
-        return (self.op("hypot", *z),)
+        size = self.op("hypot", *z)
+        self._magnitudes[size] = z
+        return (size,)
 
     def _exp(self, z: Parts) -> Parts:
         real, imag = z

@@ -81,12 +81,14 @@ class TracedCall(ABC):
         return frame.f_lineno if frame else 0
 
     def library(self) -> str:
-        """Return the library, other than NumPy, that the user's file calls now; "" if it calls none."""
+        """Return the library that the user's file calls now; "" for NumPy, except for numpy.ma."""
         frame: types.FrameType | None = sys._getframe(1)
         name = ""
         while frame is not None and frame.f_code.co_filename != self._file:
             name = frame.f_globals.get("__name__", "")
             frame = frame.f_back
+        if name.startswith("numpy.ma."):
+            return "numpy.ma"
         package = name.partition(".")[0]
         own = (*NOT_FOREIGN, *sys.stdlib_module_names)
         return "" if frame is None or package in own else ".".join(name.split(".")[:2])
@@ -116,10 +118,15 @@ class TracedCall(ABC):
     def each(self, op: str, dtype: np.dtype[Any], *operands: Nodes) -> Nodes:
         """Return the nodes of an elementwise operation on arrays of nodes, which are broadcast."""
         line = self.line()
-        every = np.broadcast_arrays(*operands)
+        every = operands
+        if any(one.shape != operands[0].shape for one in operands):
+            every = tuple(np.broadcast_arrays(*operands))
         result = np.empty(every[0].shape, object)
-        for index in np.ndindex(result.shape):
-            result[index] = self.graph.operation(op, dtype, [one[index] for one in every], line)
+        if result.size == 1:  # most arrays have one element per cell
+            result.fill(self.graph.operation(op, dtype, [one.item() for one in every], line))
+        else:
+            for index in np.ndindex(result.shape):
+                result[index] = self.graph.operation(op, dtype, [one[index] for one in every], line)
         if len(self.graph) > MOST_NODES:
             raise NotTraceable(f"does more than {MOST_NODES} operations for each cell")
         return result
@@ -136,6 +143,8 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
     MODULE: ClassVar[str]
     KIND: ClassVar[str]
     FOREIGN: ClassVar[tuple[str, str]]
+    PICKED: ClassVar[str]
+    FORMATTED: ClassVar[str | None]
     dtype: np.dtype[Any]
     _recorder: Any  # of the class's own kind
     _weak: type | None = None  # of a value that is a Python number, its type
@@ -223,6 +232,14 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __repr__(self) -> str:
+        return f"<{self.dtype} array of shape {self.shape}, whose values are not known in a trace>"
+
+    def __format__(self, form: str) -> str:
+        if form:
+            raise NotTraceable("formats a value, which is not known in a trace", self.FORMATTED)
+        return repr(self)
+
     def __iter__(self) -> Any:
         if self.is_cells(0):
             raise NotTraceable(
@@ -257,13 +274,21 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
         # Methods are NumPy's functions of the same name.
         if name.startswith("__"):
             raise AttributeError(name)
-        if hasattr(np.ndarray, name) and callable(getattr(np, name, None)):
+        if not hasattr(np.ndarray, name):
+            raise AttributeError(f"'numpy.ndarray' object has no attribute {name!r}")
+        if callable(getattr(np, name, None)):
             return partial(getattr(np, name), self)
         refusal = self.untraced(name, np.empty, (), {})
         raise NotTraceable(f"uses .{name} of an array, which is not traced", refusal.hint)
 
     def copy(self, order: str = "C") -> Any:
         return self.new(self.read())
+
+    def __copy__(self) -> Any:
+        return self.copy()
+
+    def __deepcopy__(self, known: Any) -> Any:
+        return self.copy()
 
     def astype(self, dtype: Any, order: str = "K", casting: str = "unsafe", copy: bool = True) -> Any:
         kind = np.dtype(dtype)
@@ -361,14 +386,18 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
     def full_index(self, index: Any) -> list[Any]:
         """Return an index for each axis, and None for each new axis. Raises NotTraceable for arrays."""
         items: list[Any] = []
-        for item in index if isinstance(index, tuple) else (index,):
+        given = index if isinstance(index, tuple) else (index,)
+        for item in (np.asarray(one) if isinstance(one, list) else one for one in given):
             if item is Ellipsis or item is None or isinstance(item, slice):
                 items.append(item)
-            elif isinstance(item, (bool, np.bool_, np.ndarray, TracedArray)) or not hasattr(
-                type(item), "__index__"
-            ):
-                raise NotTraceable(
-                    "picks cells by an array or a condition", f"{self.MODULE}.where(condition, a, b)"
+            elif isinstance(item, (np.ndarray, TracedArray)) and item.dtype.kind in "iu" and item.ndim:
+                raise NotTraceable("picks cells by an array of integers", self.PICKED)
+            elif isinstance(item, (bool, np.bool_, np.ndarray, TracedArray)):
+                raise NotTraceable("picks cells by a condition", f"{self.MODULE}.where(condition, a, b)")
+            elif not hasattr(type(item), "__index__"):
+                raise IndexError(
+                    "only integers, slices (`:`), ellipsis (`...`), numpy.newaxis (`None`) and integer or "
+                    f"boolean arrays are valid indices, not {type(item).__name__}"
                 )
             else:
                 items.append(operator.index(item))
@@ -386,7 +415,8 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
 def check_computable(dtype: np.dtype[Any]) -> None:
     """Refuse dtypes that no kernel computes in."""
     if dtype.char not in COMPUTABLE or not dtype.isnative:
-        raise NotTraceable(f"computes in {dtype if dtype.isnative else dtype.str}")
+        found = dtype if dtype.isnative else dtype.str
+        raise NotTraceable(f"computes in {found}", "numbers of a dtype such as float64 or complex128")
 
 
 def real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

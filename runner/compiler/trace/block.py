@@ -220,6 +220,8 @@ class Traced(TracedArray):
         "makes a NumPy array of a block's cells, or writes them into one",
         "xp.zeros(shape, dtype) or zeros_like(block) for an array to write into",
     )
+    PICKED = "slices of the block with its halo, or xp.where(condition, a, b)"
+    FORMATTED = None
     _recorder: BlockCall
 
     def __init__(

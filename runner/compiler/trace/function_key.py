@@ -33,6 +33,7 @@ PURE_BUILTINS = frozenset(
         "enumerate",
         "filter",
         "float",
+        "frozenset",
         "int",
         "isinstance",
         "len",
@@ -45,6 +46,7 @@ PURE_BUILTINS = frozenset(
         "repr",
         "reversed",
         "round",
+        "set",
         "slice",
         "sorted",
         "str",
@@ -87,6 +89,8 @@ PURE_NUMPY = frozenset(
 IMPURE = frozenset(
     ["random", "fromfile", "load", "loadtxt", "genfromtxt", "memmap", "fromregex", "ctypeslib", "ctypes"]
 )
+# Modules of meshrun whose functions compute with their arguments only, and are the same as long as it runs.
+OWN_MODULES = "meshrun.jobs."
 WRITES = ("IMPORT_", "STORE_GLOBAL", "STORE_ATTR", "DELETE_GLOBAL", "DELETE_ATTR", "LOAD_BUILD_CLASS")
 LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
 
@@ -125,22 +129,29 @@ def key_of(value: Any) -> Hashable | None:
 def _value(value: Any, opened: Open) -> Hashable:
     if type(value) in SCALARS or isinstance(value, (np.dtype, np.generic)):
         return type(value), _bits(value)
-    if type(value) in (tuple, list):
+    if type(value) in (tuple, list, set, frozenset):  # equal sets may differ in their order
         return type(value), tuple(_value(one, opened) for one in value)
     if type(value) is dict:
         return dict, tuple((_value(name, opened), _value(one, opened)) for name, one in value.items())
     if type(value) is np.ndarray and value.dtype.kind in "biufc" and value.nbytes <= LARGEST:
         return value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, types.FunctionType):
+    if isinstance(value, types.FunctionType) and not _is_own(value):
         return _function(value, opened)
-    if _is_pure(value):
+    if isinstance(value, types.FunctionType) or _is_pure(value):
         return _Same(value)
     raise _NoKey
 
 
 def _bits(value: Any) -> Any:
     """Return a scalar so that zeros of two signs differ, and NaN equals itself."""
-    return np.asarray(value).tobytes() if isinstance(value, (float, complex, np.inexact)) else value
+    if type(value) is float:
+        return value.hex()
+    return np.asarray(value).tobytes() if isinstance(value, (complex, np.inexact)) else value
+
+
+def _is_own(function: types.FunctionType) -> bool:
+    """Return whether a function was written in OWN_MODULES; `__module__` may be that of one it wraps."""
+    return str(function.__globals__.get("__name__")).startswith(OWN_MODULES)
 
 
 def _is_pure(value: Any) -> bool:

@@ -7,8 +7,8 @@ a common subexpression is computed once, and programs of equal text are equal.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -49,6 +49,8 @@ class Node:
 PLACE = np.dtype(np.int64)
 BOOL = np.dtype(bool)
 SLOT = 8  # bytes of a scalar's slot
+UNIT_BYTES = 16  # that one access to memory moves, at most
+SMALLEST_PART = 4  # bytes of a component that is accessed together with others
 PLACES = ("place", "inside")  # leaves that depend on the cell's place
 FREE = ("load", "constant", "place", "scalar", "cast")  # nodes that are no operation
 
@@ -80,6 +82,10 @@ class Graph:
         return self._node(
             ("constant", dtype.str, scalar.tobytes()), lambda: Node("constant", dtype, value=scalar)
         )
+
+    def truth(self, value: bool) -> Node:
+        """Return a constant of bool."""
+        return self._node(("truth", value), lambda: self.constant(value, BOOL))
 
     def place(self, axis: int, shift: int = 0) -> Node:
         return self._node(("place", axis, shift), lambda: Node("place", PLACE, value=(axis, shift)))
@@ -118,7 +124,7 @@ class Graph:
                 return chosen
             if condition.op == "constant":
                 return chosen if condition.value else other
-        if all(node.op == "constant" for node in operands):
+        if operands[0].op == "constant" and all(node.op == "constant" for node in operands):
             values = [np.full(1, node.value, node.dtype) for node in operands]
             return self.constant(compute(op, dtype, values), dtype)
         key = (op, dtype.str, *operands)
@@ -157,18 +163,22 @@ class Graph:
         return self._nodes[key]
 
 
-def in_order(nodes: Iterable[Node]) -> list[Node]:
-    """Return nodes and all nodes that they depend on, each once, operands before their users."""
+def in_order(nodes: Iterable[Node], done: Collection[Node] = ()) -> list[Node]:
+    """Return nodes and all nodes that they depend on, each once, operands before their users.
+
+    done: nodes to leave out, with all that only they depend on.
+    """
     found: dict[Node, Node] = {}
     open_nodes = list(nodes)[::-1]
     while open_nodes:
         node = open_nodes[-1]
-        missing = [one for one in node.operands if one not in found]
-        if missing and node not in found:
+        if node in found or node in done:
+            open_nodes.pop()
+        elif missing := [one for one in node.operands if one not in found and one not in done]:
             open_nodes += missing[::-1]
         else:
-            found.setdefault(node, open_nodes.pop())
-    return list(found.values())
+            found[node] = open_nodes.pop()
+    return list(found)
 
 
 def slot_of(scalars: Any, number: int, dtype: np.dtype[Any]) -> Any:
@@ -202,13 +212,17 @@ class Operand:
     """An input or output of a program.
 
     trailing: lengths of the axes after the grid axes. combine: of an output that is not written, but of which
-    only the best cell is kept, "maximum" or "minimum"; of 4 or 8 bytes.
+    all cells are combined, "maximum", "minimum" or "add"; of 4 or 8 bytes. unit: components that one access
+    to memory moves, if all cells begin at multiples of so many (`with_units`). repeated: of an input that
+    broadcasts, its number of axes, and the grid axes along which it has one cell.
     """
 
     name: str
     dtype: np.dtype[Any]
     trailing: Shape = ()
     combine: str = ""
+    unit: int = 1
+    repeated: tuple[int, tuple[int, ...]] | None = None
 
     @property
     def components(self) -> int:
@@ -299,6 +313,28 @@ def _text(node: Node, number: dict[Node, int]) -> str:
     if not node.operands:
         return f"{node.op} {node.dtype} {node.value}"
     return f"{node.op} {node.dtype} " + " ".join(f"%{number[one]}" for one in node.operands)
+
+
+def with_units(program: Program) -> Program:
+    """Return the program for arrays whose cells begin at multiples of their units in memory.
+
+    A unit is 8 or 16 bytes of components of 4 bytes or more, and divides a cell: the two parts of a complex
+    number, which lie beside each other.
+    """
+
+    def of(one: Operand) -> Operand:
+        size, cell = one.dtype.itemsize, one.dtype.itemsize * one.components
+        unit = min(cell & -cell, UNIT_BYTES) // size if size >= SMALLEST_PART else 1
+        return replace(one, unit=max(unit, 1))
+
+    return replace(program, inputs=tuple(map(of, program.inputs)), outputs=tuple(map(of, program.outputs)))
+
+
+def without_units(program: Program) -> Program:
+    """Return the program for arrays at any addresses."""
+    operands = ([replace(one, unit=1) for one in each] for each in (program.inputs, program.outputs))
+    inputs, outputs = map(tuple, operands)
+    return replace(program, inputs=inputs, outputs=outputs)
 
 
 def merge_components(program: Program) -> tuple[Program, int]:

@@ -7,27 +7,25 @@ calls. The originals stay as they are.
 from __future__ import annotations
 
 import builtins
+import functools
 import math
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.trace.outside_state import ChangesOutside, OutsideState
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import OUTSIDE, StepTape, TimedMath, of_numbers, table_of
 
+HEAP_TYPE = 1 << 9  # flag of classes that are written in Python
 LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
 
 
-def with_numbers(tape: StepTape, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of a function whose math functions, min and max take numbers of the step."""
-    copied: Callable[..., Any] = FunctionCopies(tape).of(function)
-    return copied
-
-
 class FunctionCopies:
-    """Copies of functions and of their globals.
+    """Copies of functions and of their globals, whose math functions, min and max take numbers of the step.
 
     tape: of what the functions of math compute of the step. modules: what stands in for modules, by name.
     values: what stands in for other values, by their id.
@@ -44,6 +42,13 @@ class FunctionCopies:
         self._values = dict(values or {})
         self._globals: dict[int, dict[str, Any]] = {}
         self._functions: dict[int, types.FunctionType] = {}
+        self._classes: dict[int, type] = {}
+        self._objects: dict[int, Any] = {}
+        self._outside = OutsideState()
+
+    def check_unchanged(self) -> None:
+        """Raise ChangesOutside if the functions that were called have changed what is outside of them."""
+        self._outside.check(self._functions.values())
 
     def of_array(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return an array from outside of the function, of which rows may be taken by the step."""
@@ -61,10 +66,57 @@ class FunctionCopies:
             return self.of_array(value)
         if isinstance(value, types.BuiltinFunctionType) and value.__module__ == math.__name__:
             return of_numbers(self._tape, value)
+        if isinstance(value, functools.partial):
+            keywords = {name: self.of(one) for name, one in value.keywords.items()}
+            return functools.partial(self.of(value.func), *map(self.of, value.args), **keywords)
+        if isinstance(value, np.vectorize):
+            return calls_each_cell
+        if isinstance(value, type):
+            return self._class(value)
         plain = value.function if getattr(value, "whole", False) is True else value
         if isinstance(plain, types.FunctionType) and not _is_library(plain.__module__ or ""):
             return self._function(plain)
+        if _is_plain_class(type(value)):
+            return self._object(value)
         return value
+
+    def _class(self, kind: type) -> type:
+        """Return a class of the user's whose methods are copies."""
+        if not _is_plain_class(kind):
+            return kind
+        if id(kind) not in self._classes:
+            bases = tuple(self._class(base) for base in kind.__bases__)
+            own = {name: one for name, one in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+            copied = self._classes[id(kind)] = type(kind)(kind.__name__, bases, own)
+            # Methods may name the class, also by super().
+            for name, one in own.items():
+                if isinstance(one, (staticmethod, classmethod)):
+                    setattr(copied, name, type(one)(self.of(one.__func__)))
+                elif isinstance(one, property):
+                    get, store, delete = (
+                        None if part is None else self.of(part) for part in (one.fget, one.fset, one.fdel)
+                    )
+                    setattr(copied, name, property(get, store, delete, one.__doc__))
+                elif isinstance(one, types.FunctionType):
+                    setattr(copied, name, self.of(one))
+            attributes = vars(copied)
+            self._outside.note(copied, kind.__name__, (attributes, attributes), None)
+        return self._classes[id(kind)]
+
+    def _object(self, value: Any) -> Any:
+        """Return an object of a copied class, which shares its attributes with the user's."""
+        if id(value) not in self._objects:
+            copied: Any = object.__new__(self._class(type(value)))
+            object.__setattr__(copied, "__dict__", value.__dict__)
+            self._objects[id(value)] = copied
+        return self._objects[id(value)]
+
+    def of_module(self, module: types.ModuleType, name: str) -> Any:
+        """Return an attribute of a module of the user's."""
+        value = getattr(module, name)
+        given = self.of(value)
+        self._outside.note(module, f"{module.__name__}.{name}", (value, given), None)
+        return given
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
         if (known := self._functions.get(id(function))) is not None:
@@ -75,20 +127,34 @@ class FunctionCopies:
             function.__code__, space, function.__name__, function.__defaults__, cells or None
         )
         copied.__kwdefaults__ = function.__kwdefaults__
+        copied.__dict__.update(function.__dict__)
         self._functions[id(function)] = copied
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._outside.note(
+                default, f"a default of {function.__name__}", (default, default), function.__code__
+            )
+        attributes = copied.__dict__
+        self._outside.note(
+            copied, f"an attribute of {function.__name__}", (attributes,) * 2, function.__code__
+        )
         # What it names: globals, also in the functions inside it, and the variables around it.
         codes = [function.__code__]
         while codes:
             code = codes.pop()
             for name in code.co_names:
                 if name in function.__globals__:
-                    space[name] = self.of(function.__globals__[name])
+                    value = function.__globals__[name]
+                    space[name] = self.of(value)
+                    self._outside.note(space, name, (value, space[name]), function.__code__)
                 elif name in ("min", "max"):
                     space[name] = of_numbers(self._tape, getattr(builtins, name))
             codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        for cell, original in zip(cells, function.__closure__ or (), strict=True):
+        around = zip(function.__code__.co_freevars, cells, function.__closure__ or (), strict=True)
+        for name, cell, original in around:
             try:
                 cell.cell_contents = self.of(original.cell_contents)
+                values = original.cell_contents, cell.cell_contents
+                self._outside.note(cell, name, values, function.__code__)
             except ValueError:  # a variable without a value yet
                 continue
         return copied
@@ -101,7 +167,29 @@ class _Seen:
         self._copies, self._original = copies, module
 
     def __getattr__(self, name: str) -> Any:
-        return self._copies.of(getattr(self._original, name))
+        return self._copies.of_module(self._original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            raise ChangesOutside(f"{self._original.__name__}.{name}")
+        super().__setattr__(name, value)
+
+
+def calls_each_cell(*arrays: Any, **options: Any) -> Any:
+    """Stand in for a function that numpy.vectorize has made."""
+    raise NotTraceable("calls a function for each cell (numpy.vectorize)", "np.where(condition, a, b)")
+
+
+def _is_plain_class(kind: type) -> bool:
+    """Return whether a class is the user's, and one whose objects have their attributes in a dict."""
+    if type(kind) is not type or _is_library(kind.__module__ or "") or _is_installed(kind.__module__):
+        return False
+    every = kind.__mro__[:-1]
+    return all(base.__flags__ & HEAP_TYPE and "__slots__" not in vars(base) for base in every)
+
+
+def _is_installed(module: str) -> bool:
+    return "site-packages" in (getattr(sys.modules.get(module), "__file__", None) or "")
 
 
 def _is_library(name: str) -> bool:

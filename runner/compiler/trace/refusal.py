@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import re
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,12 +55,16 @@ def refused_with_line(function: Callable[..., Any], tape: Any = None) -> Iterato
         reason.line = reason.line or raised_at(reason, function) or returns
         reason.tape = tape
         raise
-    except RecursionError:
-        raise NotTraceable("is too deep an expression") from None
+    except RecursionError as reason:
+        deep = NotTraceable("calls itself too deep, or computes too long an expression", "a loop")
+        deep.line = raised_at(reason, function)
+        raise deep from None
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as reason:  # a user's function may raise anything
-        failure = NotTraceable(f"raises {type(reason).__name__}: {reason}")
+        # NumPy and C know a stand-in by the name of its class.
+        said = re.sub(r"'(Whole|Scalar|Traced|Picked)'", "an array", str(reason))
+        failure = NotTraceable(f"raises {type(reason).__name__}: {said}")
         if isinstance(reason, ValueError) and "read-only" in str(reason):
             failure = NotTraceable(*READ_ONLY)
         failure.line = raised_at(reason, function)

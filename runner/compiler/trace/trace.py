@@ -15,11 +15,15 @@ import numpy as np
 from meshrun.runner.compiler.trace.array import MOST_COMPONENTS, check_computable
 from meshrun.runner.compiler.trace.block import BlockCall, BlockPlace, Namespace, Traced, near_of
 from meshrun.runner.compiler.trace.graph import Operand, Program, in_order
-from meshrun.runner.compiler.trace.rebound import with_numbers
+from meshrun.runner.compiler.trace.rebound import FunctionCopies
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.trace.timed import given_of
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.region import Shape
+
+Repeated = tuple[
+    int, tuple[int, ...]
+]  # axes of an input that broadcasts; grid axes along which it has one cell
 
 
 def _lengths(widths: Sequence[tuple[int, int]]) -> tuple[Shape, Shape]:
@@ -101,8 +105,10 @@ def _trace_once(
     given = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": xp, STEP: tape.step, "here": here}
     known = given_of(tape, parameters) | {name: given[name] for name in services}
     with refused_with_line(function, tape):
-        called = with_numbers(tape, function) if services & {STEP, "here"} else function
+        copies = FunctionCopies(tape)
+        called = copies.of(function) if services & {STEP, "here"} else function
         returned = called(*blocks, **known)
+        copies.check_unchanged()
         found = _results(recorder, returned, outs, names)
     shift = tuple(-low for low, _ in widths)
     outputs = []
@@ -119,6 +125,8 @@ def _trace_once(
 
 
 def _block(recorder: BlockCall, number: int, one: Operand, padded: Shape) -> Traced:
+    if one.repeated is not None:
+        return _narrow_block(recorder, number, one, padded)
     axes = len(padded)
     if one.components > MOST_COMPONENTS:
         raise NotTraceable(f"has {one.components} elements per cell of its input {one.name}")
@@ -128,6 +136,22 @@ def _block(recorder: BlockCall, number: int, one: Operand, padded: Shape) -> Tra
         nodes.ravel()[place] = recorder.graph.load(number, one.dtype, (0,) * axes, place)
     grid = (*range(axes), *(None,) * len(one.trailing))
     return Traced(recorder, nodes, padded + one.trailing, grid, one.dtype)
+
+
+def _narrow_block(recorder: BlockCall, number: int, one: Operand, padded: Shape) -> Traced:
+    """Return a block of an input that broadcasts: of one cell along some axes, without the first ones."""
+    assert one.repeated is not None
+    ndim, alone = one.repeated
+    check_computable(one.dtype)
+    if one.trailing:
+        raise NotTraceable(f"has an input {one.name} that broadcasts along axes of components")
+    # Own cells are read along these axes: results are shifted back by the halo before them.
+    offset = tuple(low if axis in alone else 0 for axis, (low, _) in enumerate(recorder.widths))
+    nodes = np.full((1,) * ndim, recorder.graph.load(number, one.dtype, offset), object)
+    axes = range(len(padded) - ndim, len(padded))
+    shape = tuple(1 if axis in alone else padded[axis] for axis in axes)
+    grid = tuple(None if axis in alone else axis for axis in axes)
+    return Traced(recorder, nodes, shape, grid, one.dtype)
 
 
 def _unwritten(recorder: BlockCall, one: Operand, lengths: Shape) -> Traced:

@@ -334,6 +334,11 @@ def element_name(row: int, element: int) -> str:
     return f"e{row}_{element}".replace("-", "m")
 
 
+def unit_name(row: int, first: int, count: int) -> str:
+    """Return the name of what one load reads, of so many elements from `first` on."""
+    return f"u{row}_{first}".replace("-", "m") if count > 1 else element_name(row, first)
+
+
 def _first(names: Sequence[str]) -> str:
     return names[0]
 

@@ -43,7 +43,10 @@ from meshrun.runner.compiler.whole.points import (
 from meshrun.runner.compiler.whole.sizes import steps_of
 from meshrun.runner.region import Shape
 
-ONE_ROW = "combines one row of an array with all rows of another"
+ONE_ROW = (
+    "combines one row of an array with all rows of another",
+    "the row as an input of its own, of one cell along that axis",
+)
 # What to write instead of functions that are not traced.
 ANY_OTHER = "slices, np.roll, np.where and functions of each cell; or @meshrun.job, which has blocks of ranks"
 _HINTS = (
@@ -53,10 +56,16 @@ _HINTS = (
     ("nonzero argwhere flatnonzero extract", "np.where(condition, a, b)"),
     ("dot matmul tensordot einsum inner", "sums of products of components"),
     ("diagonal diag trace", "np.where(i == j, u, 0) with np.indices"),
+    ("fft ifft rfft irfft", "meshrun.fft and the like, in a program of your own"),
+    ("fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn", "meshrun.fft and the like, in a program of your own"),
 )
 HINTS = {name: hint for names, hint in _HINTS for name in names.split()}
 MOST_REVERSED = 8  # cells of a reversed axis, each of which is an operation of its own
-OTHER_AXES = "combines different axes of arrays"
+VALUE = "the value as it is, without float, int or item: arithmetic takes it, as in u / u.sum()"
+OTHER_AXES = (
+    "combines different axes of arrays",
+    "arrays whose axes mean the same; what is transposed as an input of its own",
+)
 
 
 @dataclass(frozen=True)
@@ -233,7 +242,7 @@ class Tracing(TracedCall):
             long = [axis for _, axis in along if axis.length == shape[-back]]
             reference = next((axis for axis in long if axis.axis >= 0), long[0])
             if layout.has(reference.axis):
-                raise NotTraceable(OTHER_AXES)
+                raise NotTraceable(*OTHER_AXES)
             layout.axes.append(reference)
             for move, axis in along:
                 move.along(axis, reference)
@@ -283,7 +292,10 @@ def made(
     """Return a new array. nodes: an element for each of its inner axes, in order."""
     flat = list(nodes.ravel())
     if len(flat) > MOST_COMPONENTS:
-        raise NotTraceable(f"computes with {len(flat)} elements for each cell")
+        raise NotTraceable(
+            f"computes with {len(flat)} elements for each cell",
+            "np.zeros_like(field) + line for a line of numbers",
+        )
     storage = Storage(flat, {axis.axis: axis for axis in axes if isinstance(axis, Along)}, origin)
     steps = tuple(one.step for _, one in sorted(storage.extents.items()) if one.axis >= 0)
     if len(steps) == len(recorder.space) and min(steps, default=1) > 1:
@@ -354,6 +366,8 @@ class Whole(TracedArray):
         "makes an array that NumPy fills from the cells of a field, or writes cells into one",
         "np.zeros(shape) or np.zeros_like(field) in the function for an array to write into",
     )
+    PICKED = "slices, np.roll, or an index array of a few points for each axis, u[ys, xs]"
+    FORMATTED = "a result of its own, with series=('name',) in the decorator and a file for it"
     _recorder: Tracing
     _plain: Any = None  # of an array of NumPy's: that array
 
@@ -370,10 +384,11 @@ class Whole(TracedArray):
         check_computable(dtype)
         self._recorder, self._storage, self._axes = recorder, storage, axes
         self._fixed, self._cells, self.dtype, self._part = fixed, cells, dtype, part
+        self._shape: Shape = tuple(axis.length for axis in axes)
 
     @property
     def shape(self) -> Shape:
-        return tuple(axis.length for axis in self._axes)
+        return self._shape
 
     @property
     def flat(self) -> Any:
@@ -387,8 +402,10 @@ class Whole(TracedArray):
 
     def read(self) -> Nodes:
         nodes = self.seen(self._stored())
-        cells = tuple(number for number, axis in enumerate(self._axes) if not isinstance(axis, Inner))
-        return np.expand_dims(nodes, cells) if cells else nodes
+        # An axis of one node in place of each axis of cells.
+        kept = (slice(None) if isinstance(axis, Inner) else None for axis in self._axes)
+        index = (*kept, ...)
+        return nodes[index]
 
     def transposed(self, order: Shape) -> Whole:
         inner = [number for number, axis in enumerate(self._axes) if isinstance(axis, Inner)]
@@ -436,13 +453,15 @@ class Whole(TracedArray):
 
     def _as_number(self) -> Any:
         what = "cells" if self._of_cells() else "a value of a reduction"
-        hint = "np functions instead of those of math"
+        hint = "np functions instead of those of math" if self._of_cells() else VALUE
         raise NotTraceable(f"converts {what} to a Python number", hint)
 
     __float__ = __int__ = __complex__ = __index__ = _as_number
 
     def untraced(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> NotTraceable:
-        return NotTraceable(f"uses numpy.{name}, which is not traced", HINTS.get(name, ANY_OTHER))
+        module = getattr(function, "__module__", None) or "numpy"
+        of_numpy = module if module in ("numpy.fft", "numpy.linalg") else "numpy"
+        return NotTraceable(f"uses {of_numpy}.{name}, which is not traced", HINTS.get(name, ANY_OTHER))
 
     # Places
 
@@ -663,7 +682,7 @@ class _Moves:
         """Bring one axis to the places of the result's."""
         if axis.axis >= 0 and axis.length == 1 and reference.length > 1:
             if self.varies(axis.axis):
-                raise NotTraceable(ONE_ROW)
+                raise NotTraceable(*ONE_ROW)
             return
         if axis.axis < 0:
             if axis != reference:
@@ -673,7 +692,7 @@ class _Moves:
         if axis.step != reference.step and axis.length > 1:
             raise NotTraceable(EVERY_SECOND)
         if axis.axis != reference.axis:
-            raise NotTraceable(OTHER_AXES)
+            raise NotTraceable(*OTHER_AXES)
         else:
             self.shift[axis.axis] = axis.first - reference.first
 
@@ -683,7 +702,7 @@ class _Moves:
         lacking = [axis for axis in fixed if axis not in layout.fixed and layout.has(axis)]
         if any(map(self.varies, lacking)):
             if any(isinstance(axis, Along) for axis in self.operand._axes):
-                raise NotTraceable(ONE_ROW)
+                raise NotTraceable(*ONE_ROW)
             self.nodes = taken(self.operand)  # one cell with all cells
             return
         for axis, at in fixed.items():

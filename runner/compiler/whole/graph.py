@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,21 @@ class Cut:
     @property
     def written(self) -> bool:
         return self.repeated > self.worth
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """What a value depends on.
+
+    axes: of space, and lines, along which it differs. leaves: the kinds, of POSITIONED.
+    """
+
+    axes: frozenset[int]
+    leaves: frozenset[str]
+
+    @property
+    def on_points(self) -> bool:
+        return not self.leaves.isdisjoint(("point", "pick"))
 
 
 Definition = InputValue | Reduction | Node  # of a value; a node is an expression of other values
@@ -219,7 +235,7 @@ class WholeGraph(Graph):
         def leaf(node: Node) -> Node:
             if node.op == "pick" and node.value[2] is None:
                 return self._pick(other, node.value[1], None, node.dtype)
-            return self._moved_leaf(node, shift)
+            return self.moved_leaf(node, shift)
 
         return self._rewritten(nodes, leaf)
 
@@ -289,7 +305,7 @@ class WholeGraph(Graph):
 
     def vary(self, nodes: Iterable[Node]) -> bool:
         """Return whether values differ from position to position."""
-        return any(node.op in POSITIONED for node in in_order(nodes))
+        return any(self.dependence(node).leaves for node in nodes)
 
     def load_at(self, number: int, dtype: np.dtype[Any], offset: Offset, component: int = 0) -> Node:
         """Return a load. Its offset is brought to the nearest of those that lead to the same cell."""
@@ -330,14 +346,14 @@ class WholeGraph(Graph):
 
     def _is_stored(self, node: Node) -> bool:
         """Return whether a value of each position is computed of cells."""
-        every = range(len(self.space))
-        return node.op not in LEAVES and all(self.varies([node], axis) for axis in every) and _reads([node])
+        every, on = frozenset(range(len(self.space))), self.dependence(node)
+        return node.op not in LEAVES and "load" in on.leaves and not on.on_points and every <= on.axes
 
     def substituted(self, nodes: Iterable[Node], shift: Offset) -> list[Node]:
         """Return the same values for the position that is `shift` ahead, computed there."""
         if not any(shift):
             return list(nodes)
-        return self._rewritten(nodes, lambda node: self._moved_leaf(node, shift))
+        return self._rewritten(nodes, lambda node: self.moved_leaf(node, shift))
 
     def renamed(self, nodes: Iterable[Node], lines: Mapping[int, Line]) -> list[Node]:
         """Return the same values with lines along other axes. lines: how each of them meets its axis."""
@@ -415,7 +431,8 @@ class WholeGraph(Graph):
         starts[place] = 0
         return self.table(made[key], axes, starts)
 
-    def _moved_leaf(self, node: Node, shift: Offset) -> Node:
+    def moved_leaf(self, node: Node, shift: Offset) -> Node:
+        """Return a leaf for the position that is `shift` ahead; it depends on the position."""
         if node.op == "load":
             offset = tuple(a + b for a, b in zip(node.offset, shift, strict=True))
             if isinstance(self.between.get(node.input), Node):
@@ -455,22 +472,31 @@ class WholeGraph(Graph):
 
     def varies(self, nodes: Iterable[Node], axis: int) -> bool:
         """Return whether values differ from position to position along an axis."""
-        for node in in_order(nodes):
-            if node.op == "load" and self.lengths[node.input][axis]:
-                return True
-            if node.op in ("point", "pick"):
-                return True
-            if node.op in ("place", "inside") and node.value[0] == axis:
-                return True
-            if node.op == "table" and axis in node.value:
-                return True
-        return False
+        return any(one.on_points or axis in one.axes for one in map(self.dependence, nodes))
 
+    @cached_property
+    def _dependences(self) -> dict[Node, Dependence]:
+        return {}
 
-def _reads(nodes: Iterable[Node]) -> bool:
-    """Return whether values depend on cells of arrays, and on no points."""
-    ops = {node.op for node in in_order(nodes)}
-    return "load" in ops and not ops & {"point", "pick"}
+    def dependence(self, node: Node) -> Dependence:
+        """Return what a value depends on; kept, as it is asked of every operand."""
+        known = self._dependences
+        for one in in_order([node], known):
+            if one.op in POSITIONED:
+                known[one] = Dependence(frozenset(self._axes_of_leaf(one)), frozenset((one.op,)))
+                continue
+            of_operands = [known[operand] for operand in one.operands]
+            axes = frozenset[int]().union(*(each.axes for each in of_operands))
+            leaves = frozenset[str]().union(*(each.leaves for each in of_operands))
+            known[one] = Dependence(axes, leaves)
+        return known[node]
+
+    def _axes_of_leaf(self, leaf: Node) -> Iterable[int]:
+        if leaf.op == "load":
+            return (axis for axis, length in enumerate(self.lengths[leaf.input]) if length)
+        if leaf.op in ("place", "inside"):
+            return (leaf.value[0],)
+        return leaf.value if leaf.op == "table" else ()
 
 
 def assumed(node: Node, known: Mapping[Node, bool]) -> Node:

@@ -40,6 +40,8 @@ class Module:
     def __getattr__(self, name: str) -> Any:
         if name in MADE:
             return self._made[name]
+        if name == "ndarray":
+            return ArrayType
         return getattr(np, name)
 
     def _zeros(self, shape: Any, dtype: Any = float, order: str = "C") -> Any:
@@ -215,6 +217,18 @@ class WholePlace(TracedContext):
         return made(self._recorder, axes, {}, node, PLACE)
 
 
+class _ArrayKind(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, (np.ndarray, Whole))
+
+    def __call__(cls, *values: Any, **options: Any) -> Any:
+        return np.ndarray(*values, **options)
+
+
+class ArrayType(metaclass=_ArrayKind):
+    """numpy.ndarray of a traced function: stand-ins are instances of it, too."""
+
+
 class IndexGrid:
     """numpy.ogrid, or numpy.mgrid if not `sparse`, of a traced function."""
 
@@ -243,8 +257,7 @@ class _Copies(FunctionCopies):
         return protected(array, self._tape)
 
 
-def rebound(function: Callable[..., Any], module: Module) -> Callable[..., Any]:
-    """Return a copy of a function that uses `module` in place of NumPy."""
-    made = {id(getattr(np, name)): getattr(module, name) for name in MADE}
-    copied: Callable[..., Any] = _Copies(module.tape, {"numpy": module, "cupy": module}, made).of(function)
-    return copied
+def copies_with(module: Module) -> FunctionCopies:
+    """Return what copies functions so that they use `module` in place of NumPy."""
+    made = {id(getattr(np, name)): getattr(module, name) for name in (*MADE, "ndarray")}
+    return _Copies(module.tape, {"numpy": module, "cupy": module}, made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -35,9 +35,15 @@ class PointKernel:
     code: HostPoints | DevicePoints | None = None
     takes_rows: ClassVar[bool] = False
     sends: ClassVar[bool] = False
+    first_steps: ClassVar[int] = 0
     finds_ends: ClassVar[Sequence[int]] = ()
     stores_beyond: ClassVar[bool] = False
+    handed_on: ClassVar[Mapping[int, int]] = {}  # points read inputs after the other cells are written
     _tables: dict[Any, list[Table]] = field(default_factory=dict)
+
+    def without_handed_on(self) -> PointKernel:
+        """Return the kernel itself."""
+        return self
 
     @functools.cached_property
     def sets(self) -> list[PointSet]:

@@ -21,6 +21,7 @@ from meshrun.runner.region import HostArray, Shape
 
 MOST_POINTS = 1 << 16
 AN_INDEX_EACH = "an index array or a number for each axis of the field, such as u[ys, xs]"
+A_ROW_EACH = f"{AN_INDEX_EACH}; u[0] = u[-1] = v for single rows"
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def read_index(array: Any, index: Any) -> PointIndex:
         is_cells = array.is_cells(number)
         if isinstance(item, slice):
             if is_cells:
-                raise NotTraceable("picks rows of a field by an array", AN_INDEX_EACH)
+                raise NotTraceable("picks rows of a field by an array", A_ROW_EACH)
             inner.append(item)
             continue
         numbers.append(number)

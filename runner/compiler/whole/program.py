@@ -98,12 +98,12 @@ class WholeProgram:
         """The last inputs, which the function does not take."""
         return tuple(one.constant for one in self.inputs if one.constant is not None)
 
-    @property
+    @cached_property
     def written(self) -> dict[int, Node]:
         """The arrays that stages write, by number: the node that computes their cells."""
         return {number: one for number, one in self.between.items() if isinstance(one, Node)}
 
-    @property
+    @cached_property
     def reduced(self) -> dict[int, Reduction]:
         """The results of reductions along some axes, by number."""
         return {number: one for number, one in self.between.items() if isinstance(one, Reduction)}
@@ -178,7 +178,7 @@ class WholeProgram:
             for axis in range(len(self.space))
         )
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """All nodes of cells, operands before their users."""
         return tuple(in_order(self.roots))

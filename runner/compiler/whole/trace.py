@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.function_key import key_of
+from meshrun.runner.compiler.trace.outside_state import ChangesOutside
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.trace.timed import given_of
 from meshrun.runner.compiler.trace.trace import first_difference
@@ -23,7 +24,7 @@ from meshrun.runner.compiler.whole.between.numbers import numbered
 from meshrun.runner.compiler.whole.between.reductions import REDUCTIONS
 from meshrun.runner.compiler.whole.functions.shifts import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import InputValue, StepSlot, WholeGraph
-from meshrun.runner.compiler.whole.module import Module, WholePlace, rebound
+from meshrun.runner.compiler.whole.module import Module, WholePlace, copies_with
 from meshrun.runner.compiler.whole.points import Listed
 from meshrun.runner.compiler.whole.program import (
     InputChange,
@@ -38,6 +39,7 @@ from meshrun.runner.region import Shape, Subgrid
 
 __all__ = ["WholeInput", "WholeOutput", "WholeProgram", "WholeSeries", "trace_whole"]
 
+FIELD = "return with an array for each output; np.full_like(field, value) for one of a number"
 # The function's keywords, the services that it takes, and the names of its fields and series.
 Given = tuple[dict[str, Any], Collection[str], tuple[Sequence[str], Sequence[str]]]
 
@@ -67,7 +69,10 @@ def trace_whole(
         that can be computed where it is read.
     """
     given = parameters, services, (names, series)
-    program = _in_space(function, inputs, given, axes)
+    try:
+        program = _in_space(function, inputs, given, axes)
+    except ChangesOutside:  # such as tables that are made when they are needed first
+        program = _in_space(function, inputs, given, axes)
     if key_of([function, parameters]) is None:  # it may read anything, such as random numbers
         again = _in_space(function, inputs, given, axes)
         if program.fingerprint != again.fingerprint:
@@ -125,8 +130,10 @@ def _traced(
     here = WholePlace(recorder, inputs[0].shape, module)
     served = {STEP: recorder.tape.step, "xp": module, "here": here}
     known = given_of(recorder.tape, parameters) | {name: served[name] for name in services}
+    copies = copies_with(module)
     with refused_with_line(function):
-        returned = rebound(function, module)(*arrays, **known)
+        returned = copies.of(function)(*arrays, **known)
+        copies.check_unchanged()
         fields, numbers = _separate(returned, arrays, *names)
         outputs = _outputs(recorder, fields, names[0])
         series = [_series(recorder, name, one) for name, one in zip(names[1], numbers, strict=True)]
@@ -168,10 +175,12 @@ def _separate(
     if len(found) == len(series):
         changed = [one for one in arrays if one._storage.changed]
         if not changed:
-            raise NotTraceable("returns nothing and changes none of its arrays")
+            raise NotTraceable("returns nothing and changes none of its arrays", "return with the results")
         found = [*changed, *found]
     if len(found) != len(names) + len(series):
-        raise NotTraceable(f"returns {len(found)} results, not {len(names) + len(series)}")
+        wanted = len(names) + len(series)
+        hint = f"outputs={len(found) - len(series)} in the decorator" if len(found) > len(series) else None
+        raise NotTraceable(f"returns {len(found)} results, not {wanted}", hint)
     return found[: len(names)], found[len(names) :]
 
 
@@ -227,13 +236,16 @@ def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> 
     for name, result in zip(names, fields, strict=True):
         one = _as_space(recorder, result)
         if not isinstance(one, Whole) or one._recorder is not recorder:
-            raise NotTraceable(f"returns a {type(one).__name__} that does not come from its arrays")
+            what = "an array" if isinstance(one, Whole) else f"a {type(one).__name__}"
+            raise NotTraceable(f"returns {what} that does not come from its arrays", FIELD)
         if not one._axes:
             outputs.append(WholeOutput(name, (), one.dtype, tuple(taken(one).ravel()), ()))
             continue
         along = [axis for axis in one._axes if isinstance(axis, Along)]
         if one._fixed or [axis.axis for axis in along] != [*range(len(recorder.space))]:
-            raise NotTraceable("returns an array without the axes of its inputs")
+            raise NotTraceable(
+                "returns an array without the axes of its inputs", "a result with their axes, in their order"
+            )
         # A result begins at position 0: move what was cut from the middle of a field.
         shift = tuple(axis.first for axis in along)
         nodes = one.moved(one.read().ravel(), shift)

@@ -108,7 +108,7 @@ class ImageEngine:
             self._check_room(source.decoded_bytes)
             task = slot.task = self._endpoints.plan_task(source.shape, source.dtype)
             self._check_room(source.decoded_bytes + image_memory(task))
-            window = Window(task.partition[0], task.shape, task.widths, task.boundary, task.cval)
+            window = Window(task.partition[0], task.shape, task.widths, *task.beyond(task.first))
             slot.block = np.empty(window.shape, task.dtype)
             if task.partition[0].size:
                 assert window.inside is not None

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from meshrun.runner.arrays.decoded_inputs import open_decoded
 from meshrun.runner.arrays.fingerprint import task_fingerprint, warn_of_unknown
 from meshrun.runner.arrays.inputs import Inputs
+from meshrun.runner.arrays.load import open_decoded
 from meshrun.runner.compiler.decide import ImageKernels
 from meshrun.runner.errors import UserError
 from meshrun.runner.files import check_own, sync_folder

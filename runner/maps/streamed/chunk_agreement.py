@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshrun.runner.arrays.several_sizes import open_sinks
+from meshrun.runner.arrays.store import open_sinks
 from meshrun.runner.compiler.result_type import result_types
 from meshrun.runner.errors import UserError
 from meshrun.runner.maps.streamed.halving import does_not_fit
@@ -90,19 +90,14 @@ def limits(world: World, options: StreamOptions) -> MemoryUse:
 
     Raises UserError if an option allows more than the host or GPU has.
     """
-    here, gpu = world.here, world.backend.asynchronous
-    beside = world.beside
-    host = host_memory()
+    beside, host, gpu = world.beside, host_memory(), world.backend.asynchronous
     check_limit("host_memory", options.host_memory, host, "this host")
-    if gpu:
-        check_limit("device_memory", options.device_memory, here.device.memory, "this GPU")
-    return memory_limits(
-        options,
-        host=host,
-        beside=len(beside),
-        device=world.backend.free_memory() if gpu else None,
-        sharing=sum(rank.device.uuid == here.device.uuid for rank in beside),
-    )
+    if not gpu:
+        return memory_limits(options, host=host, beside=len(beside), device=None, sharing=1)
+    here, free = world.here.device, world.backend.free_memory()
+    check_limit("device_memory", options.device_memory, here.memory, "this GPU")
+    sharing = sum(rank.device.uuid == here.uuid for rank in beside)
+    return memory_limits(options, host=host, beside=len(beside), device=free, sharing=sharing)
 
 
 def chunks_of(
@@ -176,7 +171,7 @@ def _first_row(world: World, task: Task, sources: Sequence[Source]) -> tuple[Reg
     row = Region((0,) * len(task.shape), (1, *task.partition[0].stop[1:]))
     blocks = []
     for number, (field, source) in enumerate(zip(task.fields, sources, strict=True)):
-        window = Window(task.field_region(number, row), field.shape, field.widths, task.boundary, task.cval)
+        window = Window(task.field_region(number, row), field.shape, field.widths, *task.beyond(number))
         staged = np.empty(window.staged, field.dtype)
         for region, place in window.reads():
             source.read(region, staged[place])

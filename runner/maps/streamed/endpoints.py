@@ -49,7 +49,7 @@ class Endpoints:
         """Return the window of each input for a chunk."""
         task, region = self.task, self.chunks[number]
         return [
-            Window(task.field_region(place, region), field.shape, field.widths, task.boundary, task.cval)
+            Window(task.field_region(place, region), field.shape, field.widths, *task.beyond(place))
             for place, field in enumerate(task.fields)
         ]
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.result_type import hide_output, result_buffers
-from meshrun.runner.device.api import HostBytes, Mark
+from meshrun.runner.compiler.result_type import hide_output
+from meshrun.runner.device.api import HostBytes, Mark, poisoned
 from meshrun.runner.maps.in_memory import call_rows, windows
 from meshrun.runner.maps.streamed.direct_io import Direct
 from meshrun.runner.maps.streamed.endpoints import Endpoints, Step, shaped
@@ -187,7 +187,7 @@ class DeviceEngine:
         if rows <= most:
             if endpoints.take is not None:
                 return [result.copy() for result in endpoints.take(region, blocks)]
-            outs = result_buffers(task, region.shape, self._backend)
+            outs = poisoned(self._backend, task.filled(region.shape))
             found = call_rows(endpoints.world, task, region, blocks, (0, rows), outs)
             return [self._kept(result) for result in found]
         whole = [
@@ -199,7 +199,7 @@ class DeviceEngine:
             if endpoints.take is not None:
                 part: Sequence[Array] = endpoints.take(region.rows(first, last), window)
             else:
-                outs = result_buffers(task, region.rows(first, last).shape, self._backend)
+                outs = poisoned(self._backend, task.filled(region.rows(first, last).shape))
                 part = call_rows(endpoints.world, task, region, window, (first, last), outs)
             for place, result in enumerate(part):
                 whole[place][task.output_rows((first, last), place)] = result

@@ -11,7 +11,7 @@ from typing import Any
 
 from meshrun.runner.arrays.fingerprint import fingerprint, warn_of_unknown
 from meshrun.runner.arrays.inputs import Inputs
-from meshrun.runner.arrays.several_sizes import open_sinks
+from meshrun.runner.arrays.store import open_sinks
 from meshrun.runner.errors import UserError
 from meshrun.runner.files import check_own
 from meshrun.runner.maps.streamed.chunk_agreement import chunks_of, known_results

@@ -16,7 +16,7 @@ import numpy as np
 from meshrun.runner.arrays.halo import exchange
 from meshrun.runner.arrays.halo.exchange import Exchange, HaloPlan
 from meshrun.runner.arrays.store import Store
-from meshrun.runner.compiler.result_type import result_buffers
+from meshrun.runner.device.api import poisoned
 from meshrun.runner.maps import in_memory as pipeline
 from meshrun.runner.maps.in_memory import Pipeline
 from meshrun.runner.maps.reduce import Tiles
@@ -193,7 +193,7 @@ def _block_used_twice() -> AbstractContextManager[None]:
         """Call the function on a row first, in the blocks that are computed afterwards."""
         task, region = original(mine, arrays), mine.region
         if region.size:
-            outs = result_buffers(task, region.rows(0, 1).shape, mine.world.backend)
+            outs = poisoned(mine.world.backend, task.filled(region.rows(0, 1).shape))
             window = [array.block[: 1 + sum(mine.task.widths[0])] for array in arrays]
             pipeline.call_rows(mine.world, task, region, window, (0, 1), outs)
         return task

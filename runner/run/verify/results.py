@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.result_type import result_buffers
+from meshrun.runner.device.api import poisoned
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.block_context import BlockContext
@@ -30,6 +30,7 @@ from meshrun.runner.maps.in_memory import OnProgress, no_progress
 from meshrun.runner.maps.reduce import Tiles, reduce_array, to_host
 from meshrun.runner.maps.streamed.dispatch import threads_of
 from meshrun.runner.maps.streamed.redo import Redo
+from meshrun.runner.plan.halo import along
 from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import HostArray, Region, Shape, overlap
@@ -276,15 +277,18 @@ def padded(task: Task, number: int, array: Any, box: Region) -> HostArray:
     array: only sliced, because it may not be in memory.
     """
     field, region = task.fields[number], task.field_region(number, box)
+    boundary, constants = task.beyond(number)
     places, beyond = [], []
     for axis, ((low, high), length) in enumerate(zip(field.widths, field.shape, strict=True)):
         wanted = np.arange(region.start[axis] - low, region.stop[axis] + high)
-        index = sources(wanted, length, task.boundary)
-        beyond.append(index < 0)
+        index = sources(wanted, length, along(boundary, axis))
+        beyond.append((index < 0, wanted))
         places.append(np.where(index < 0, np.clip(wanted, 0, length - 1), index))
     if all(place.size and place[-1] - place[0] == place.size - 1 for place in places):
         inside = tuple(slice(int(place[0]), int(place[-1]) + 1) for place in places)
-        if all((np.diff(place) == 1).all() for place in places) and not any(map(np.any, beyond)):
+        if all((np.diff(place) == 1).all() for place in places) and not any(
+            outside.any() for outside, _ in beyond
+        ):
             return np.array(array[inside], order="C")
     needed = [np.unique(place) for place in places]
     cells = np.empty([place.size for place in needed], field.dtype)
@@ -292,8 +296,10 @@ def padded(task: Task, number: int, array: Any, box: Region) -> HostArray:
         cells[tuple(into for into, _ in parts)] = array[tuple(stretch for _, stretch in parts)]
     index_of = (np.searchsorted(one, place) for one, place in zip(needed, places, strict=True))
     block = np.array(cells[np.ix_(*index_of)], order="C")
-    for axis, outside in enumerate(beyond):
-        block[(slice(None),) * axis + (outside,)] = task.cval
+    for axis, (outside, wanted) in enumerate(beyond):
+        for side, beside in enumerate((wanted < 0, wanted >= 0)):
+            value = constants[axis][side] if isinstance(constants, tuple) else constants
+            block[(slice(None),) * axis + (outside & beside,)] = value
     return block
 
 
@@ -315,7 +321,7 @@ def expect(
     largest = max(map(_largest, blocks)) if inexact else 0.0  # before the function changes them
     if task.job.reference is None:
         here = BlockContext(0, 1, "", box.start, box.shape, task.shape, None, np)
-        outs = result_buffers(task, box.shape, CpuBackend(), second=True)
+        outs = poisoned(CpuBackend(), task.filled(box.shape), other=True)
         answers: Sequence[Any] = task.call(blocks, here, outs)
     else:
         wide = [block.astype(np.complex128 if block.dtype.kind == "c" else np.float64) for block in blocks]

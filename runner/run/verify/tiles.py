@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.result_type import result_buffers
+from meshrun.runner.device.api import poisoned
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.job.block_context import BlockContext
+from meshrun.runner.plan.halo import AxisModes, along
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import HostArray, Region, Shape
 
@@ -84,10 +85,20 @@ class Tile:
 def needed(task: Task, start: Shape, stop: Shape, steps: int) -> tuple[Shape, Shape]:
     """Return start and stop of the cells that decide a range after so many steps."""
     ends = [
-        _decisive(a, b, n, width, task.boundary, steps)
-        for a, b, n, width in zip(start, stop, task.shape, task.widths, strict=True)
+        _decisive(a, b, n, width, _modes_along(task, axis), steps)
+        for axis, (a, b, n, width) in enumerate(zip(start, stop, task.shape, task.widths, strict=True))
     ]
     return tuple(a for a, _ in ends), tuple(b for _, b in ends)
+
+
+def _modes_along(task: Task, axis: int) -> set[str]:
+    """Return the modes of the inputs along an axis."""
+    found = set[str]()
+    for number, field in enumerate(task.fields):
+        if axis < len(field.shape) and field.widths[axis] != (0, 0):
+            modes = along(task.beyond(number)[0], axis)
+            found |= {modes} if isinstance(modes, str) else set(modes)
+    return found
 
 
 def of_field(task: Task, place: int, start: Shape, stop: Shape) -> tuple[Shape, Shape]:
@@ -149,10 +160,10 @@ def _step(
     for place, region in parts:
         low = tuple(a + part.start for a, part in zip(start, place, strict=True))
         high = tuple(a + part.stop for a, part in zip(start, place, strict=True))
-        blocks = [_padded(task, number, cells, low, high) for number, cells in enumerate(fields)]
+        blocks = [_padded(task, number, cells, low, high, step) for number, cells in enumerate(fields)]
         here = BlockContext(0, 1, "", region.start, region.shape, task.shape, None, np, step)
         # No variable holds the results that a function fills: see _is_free.
-        found = task.call(blocks, here, result_buffers(task, region.shape, CpuBackend(), second=True))
+        found = task.call(blocks, here, poisoned(CpuBackend(), task.filled(region.shape), other=True))
         if into is None:
             cells = tuple(b - a for a, b in zip(start, stop, strict=True))[:leading]
             types = [(cells + shape[leading:], dtype) for shape, dtype in task.known]
@@ -184,38 +195,44 @@ def _is_free(found: tuple[HostArray, ...], types: Sequence[tuple[Shape, np.dtype
     )
 
 
-def _padded(task: Task, place: int, cells: Cells, start: Shape, stop: Shape) -> HostArray:
+def _padded(task: Task, place: int, cells: Cells, start: Shape, stop: Shape, step: int) -> HostArray:
     """Return the cells of a range with their halo; those beyond the array's ends follow the boundary."""
     field = task.fields[place]
+    boundary, constants = task.beyond(place, step)
     first, last = of_field(task, place, start, stop)
     block, filled = cells.array, []
     for axis, (low, high) in enumerate(field.widths):
         origin, length = cells.start[axis], field.shape[axis]
         begin, end = first[axis] - low, last[axis] + high
-        beyond = task.boundary == "wrap" and axis < task.leading and cells.array.shape[axis] < length
+        beyond = task.wraps_along(axis) and axis < task.leading and cells.array.shape[axis] < length
         if beyond or (begin >= 0 and end <= length):  # the cells are there, one beside the other
             block = block[(slice(None),) * axis + (slice(begin - origin, end - origin),)]
             continue
         wanted = np.arange(begin, end)
-        index = sources(wanted, length, task.boundary)
-        if task.boundary == "constant":
-            filled.append((axis, index < 0))
+        index = sources(wanted, length, along(boundary, axis))
+        if (index < 0).any():
+            filled.append((axis, wanted, index < 0))
             index = np.where(index < 0, origin, index)
         block = np.take(block, index - origin, axis)
     if np.may_share_memory(block, cells.array) and not (cells.own and block.size == cells.array.size):
         block = np.array(block, order="C")  # the function's, which may change it
     block = np.ascontiguousarray(block)
-    for axis, places in filled:
-        block[(slice(None),) * axis + (places,)] = task.cval
+    for axis, wanted, missing in filled:
+        for side, beside in enumerate((wanted < 0, wanted >= 0)):
+            value = constants[axis][side] if isinstance(constants, tuple) else constants
+            block[(slice(None),) * axis + (missing & beside,)] = value
     return block
 
 
-def sources(wanted: HostArray, length: int, boundary: str) -> HostArray:
+def sources(wanted: HostArray, length: int, boundary: AxisModes) -> HostArray:
     """Return the cells that the positions `wanted` of an axis copy; -1 for the constant.
 
     Follows scipy.ndimage's documentation of the modes, for positions up to `length` beyond either end.
     """
     last = length - 1
+    if not isinstance(boundary, str):
+        before, after = (sources(wanted, length, mode) for mode in boundary)
+        return np.where(wanted < 0, before, after)
     if boundary == "constant":
         return np.where((wanted < 0) | (wanted > last), -1, wanted)
     if boundary == "wrap":
@@ -229,19 +246,23 @@ def sources(wanted: HostArray, length: int, boundary: str) -> HostArray:
 
 
 def _decisive(
-    start: int, stop: int, length: int, width: tuple[int, int], boundary: str, steps: int
+    start: int, stop: int, length: int, width: tuple[int, int], modes: set[str], steps: int
 ) -> tuple[int, int]:
     """Return the positions along an axis that decide a range after so many steps.
 
-    Where the axis wraps around they may go beyond its ends, unless they are all.
+    Where the axis wraps around they may go beyond its ends, unless they are all. modes: of all inputs.
     """
     low, high = width
-    if boundary == "wrap":
+    if "wrap" in modes and len(modes) > 1:  # of some inputs
+        return 0, length
+    if modes == {"wrap"}:
         first, last = start - steps * low, stop + steps * high
         return (0, length) if last - first >= length else (first, last)
     for _ in range(steps):
         first, last = start - low, stop + high
-        if boundary in ("reflect", "mirror"):  # cells beyond an end are copies of those as far inside
+        if not modes.isdisjoint(
+            {"reflect", "mirror"}
+        ):  # cells beyond an end are copies of those as far inside
             first, last = min(first, 2 * length - 1 - last), max(last, 1 - first)
         first, last = max(first, 0), min(last, length)
         if (first, last) == (start, stop):

@@ -18,14 +18,12 @@ from typing import Any, Protocol
 
 from meshrun.runner.arrays.fingerprint import fingerprint, warn_of_unknown
 from meshrun.runner.arrays.inputs import Inputs
-from meshrun.runner.arrays.several_sizes import open_spread
-from meshrun.runner.arrays.store import Store, store_of
+from meshrun.runner.arrays.store import Store, open_spread, store_of
 from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import SaveInterval
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.region import Array, Subgrid
-from meshrun.runner.report.phases import Phases
 from meshrun.runner.spelling import option
 from meshrun.runner.steps.loop import NEVER, next_multiple
 from meshrun.runner.steps.stepper import Stepper
@@ -112,7 +110,7 @@ class Checkpoints:
             return False
         if self._is_due():
             stepper.settle()
-            quiet = Phases(stepper.world.backend.synchronize, stepper.world.recorder)
+            quiet = stepper.world.new_phases()
 
             def write(number: int, sink: Sink) -> None:
                 feed = stepper.feeds[number]
@@ -209,7 +207,7 @@ class Checkpoints:
 
     def _store(self, cells: Array, sink: Sink) -> None:
         """Write this rank's cells of a field that no output feeds."""
-        partition, quiet = self.task.partition, Phases(self.world.backend.synchronize, self.world.recorder)
+        partition, quiet = self.task.partition, self.world.new_phases()
         store = Store(self.world, sink, partition.__getitem__, (sink.shape, sink.dtype), quiet)
         store.put(partition[self.world.rank], cells)
         store.finish()

@@ -19,17 +19,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshrun.runner.arrays.store import gather
-from meshrun.runner.compiler.trace.array import MOST_COMPONENTS
 from meshrun.runner.device.api import Mark
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.halo import Slices
-from meshrun.runner.plan.task import Field, Task
-from meshrun.runner.region import Array, HostArray, Region, Shape
+from meshrun.runner.plan.task import Task
+from meshrun.runner.region import Array, HostArray, Region
 from meshrun.runner.report.colors import indices, palette, value_range
 from meshrun.runner.spelling import option
 from meshrun.runner.steps.loop import next_multiple
 from meshrun.runner.steps.observers.additions import FrameContent
+from meshrun.runner.steps.observers.frame_view import (
+    PIXELS,
+    FrameView,
+    Seam,
+    own_slices,
+    picture_axes,
+    picture_slices,
+)
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.storage.checkpoint_folder import Colors
 from meshrun.runner.storage.file_errors import check_room
@@ -47,23 +54,9 @@ from meshrun.runner.world.world import World
 if TYPE_CHECKING:
     from meshrun.runner.device.copy_streams import CopyStreams
 
-PIXELS = 1024  # most rows and columns of a picture
-ANIMATED = 512  # and of an animation's frames, which take longer to encode
+ANIMATED = 512  # most rows and columns of an animation's frames, which take longer to encode
 WAITING = 3  # frames that a rank's thread may still have to write
 LINE = 32  # rows of the picture of an array with one axis
-
-
-@dataclass(frozen=True)
-class Seam:
-    """Cells of two blocks at the border between them, from which a few pixels are computed on rank 0: each
-    rank has only some of the cells beside these pixels'.
-
-    cells: as slices of the array. axis: across the border. pixels: which of the picture, along `axis`.
-    """
-
-    cells: Slices
-    axis: int
-    pixels: slice
 
 
 @dataclass
@@ -115,16 +108,14 @@ class Frames:
         self._field = self.task.fields[self.place]
         self._as_array = self.path.suffix.lower() in ARRAYS
         most = ANIMATED if self.path.suffix else PIXELS
-        self._margin = self.content.margin if self.content else 0
         if self._as_array:
-            self._slices: Slices = _own_cells(self._field)
+            slices: Slices = own_slices(self._field)
         elif self.content is not None:
-            self._slices = self.content.view(self._field.shape, most)
+            slices = self.content.view(self._field.shape, most)
         else:
-            self._slices = picture_slices(self.task, self.place, most)
-        self._axes = [axis for axis, one in enumerate(self._slices) if one.stop - one.start > 1][-2:]
-        self._seams = self._find_seams() if self._margin else []
-        self.shape = _shape_of(self._slices, self._field.shape)
+            slices = picture_slices(self.task, self.place, most)
+        self._view = FrameView(self._field, slices, self.content.margin if self.content else 0)
+        self._seams, self.shape = self._view.seams(), self._view.shape
         lengths = [self.shape[axis] for axis in picture_axes(self.task, self.place)]
         self._flat = (1, *lengths) if len(lengths) == 1 else tuple(lengths)  # of a picture
         self._name = self.content.name if self.content else self._field.name
@@ -175,7 +166,7 @@ class Frames:
 
     def show(self, step: int, source: Source) -> None:
         """Make the picture of a field that is in a file; on rank 0. Only the rows that it shows are read."""
-        ranges = [range(*one.indices(n)) for one, n in zip(self._slices, self._field.shape, strict=True)]
+        ranges = [range(*one.indices(n)) for one, n in zip(self._view.slices, self._field.shape, strict=True)]
         low, high = tuple(one[0] for one in ranges[1:]), tuple(one[-1] + 1 for one in ranges[1:])
         shown: tuple[Any, ...] = (0, *(slice(None, None, one.step) for one in ranges[1:]))
         cells = np.empty(self.shape, self._field.dtype)
@@ -238,7 +229,7 @@ class Frames:
     def _snapshot(self, stepper: Stepper) -> Snapshot:
         """Start copying what this rank has of a frame to the host."""
         if self.content is None:
-            cells = stepper.own(self.place)[self._own_slices(stepper, self._slices)]
+            cells = stepper.own(self.place)[self._view.own_slices(self._own(stepper))]
             parts = [self._fetch(cells, fresh=False)]
         else:
             parts = [self._fetch(self._pixels(stepper, self.content), fresh=True)]
@@ -249,20 +240,24 @@ class Frames:
 
     def _pixels(self, stepper: Stepper, content: FrameContent) -> Array:
         """Compute the pixels for which this rank has all cells."""
-        own, xp = self._own_slices(stepper, self._slices, self._margin), self.world.xp
+        own, xp = self._view.own_slices(self._own(stepper)), self.world.xp
 
         def at(name: str, shift: tuple[int, int]) -> Array:
-            return content.value(name, self._cells(stepper, self._shifted(own, shift)), xp)
+            return content.value(name, self._cells(stepper, self._view.shifted(own, shift)), xp)
 
         return content.pixels(at, xp)
 
     def _seam(self, stepper: Stepper, content: FrameContent, seam: Seam) -> Array:
         """Compute the values of this rank's cells of a seam: (values, *cells)."""
-        cells = self._cells(stepper, self._own_slices(stepper, seam.cells))
+        cells = self._cells(stepper, self._view.of_seam(seam).own_slices(self._own(stepper)))
         if cells[0].size == 0:
             shape = (len(content.parts), *cells[0].shape)
             return self.world.backend.empty(shape, np.dtype(np.float32))
         return self.world.xp.stack([content.value(name, cells, self.world.xp) for name in content.parts])
+
+    def _own(self, stepper: Stepper) -> Region:
+        """Return this rank's cells."""
+        return stepper.plans[self.place].region
 
     def _cells(self, stepper: Stepper, own: Slices) -> list[Array]:
         return [stepper.own(place)[own] for place in range(len(self.task.fields))]
@@ -280,82 +275,17 @@ class Frames:
         _, ready = self._copies.fetch(kept, memory, self._copies.mark())
         return FramePart(host, memory, ready, kept)
 
-    def _find_seams(self) -> list[Seam]:
-        """Return the seams at which pixels are, of all borders between blocks."""
-        found = []
-        for axis in self._axes:
-            length, shown = self._field.shape[axis], self._slices[axis]
-            chosen = range(*shown.indices(length))
-            starts = {region.start[axis] for region in self._field.partition if region.size}
-            for border in sorted(starts - {0}):
-                pixels = [chosen.index(cell) for cell in (border - 1, border) if cell in chosen]
-                if pixels:
-                    cells = [
-                        slice(0, n, 1) if at in self._axes else one
-                        for at, (one, n) in enumerate(zip(self._slices, self._field.shape, strict=True))
-                    ]
-                    cells[axis] = slice(max(border - 2, 0), min(border + 2, length), 1)
-                    found.append(Seam(tuple(cells), axis, slice(pixels[0], pixels[-1] + 1)))
-        return found
-
     def _mend(self, pixels: HostArray, seam: Seam, values: HostArray) -> None:
         """Compute the pixels at a seam, in place. pixels: of the whole picture; values: of the whole seam."""
         content = self.content
         assert content is not None
-        line = list(self._slices)
-        chosen = range(*line[seam.axis].indices(self._field.shape[seam.axis]))[seam.pixels]
-        line[seam.axis] = slice(chosen.start, chosen.stop, chosen.step)
 
         def at(name: str, shift: tuple[int, int]) -> Array:
-            moved = self._shifted(tuple(line), shift)
-            inside = tuple(
-                slice(one.start - origin.start, one.stop - origin.start, one.step)
-                for one, origin in zip(moved, seam.cells, strict=True)
-            )
-            return values[content.parts.index(name)][inside]
+            return values[content.parts.index(name)][self._view.at_seam(seam, shift)]
 
         place: list[Any] = [slice(None)] * pixels.ndim
         place[1 + seam.axis] = seam.pixels
         pixels[tuple(place)] = content.pixels(at, np)
-
-    def _shifted(self, slices: Slices, shift: tuple[int, int]) -> Slices:
-        """Return the cells beside those of some pixels. shift: along the picture's rows and columns."""
-        by = dict(zip(self._axes, shift, strict=False))
-        return tuple(
-            slice(one.start + by.get(axis, 0), one.stop + by.get(axis, 0), one.step)
-            for axis, one in enumerate(slices)
-        )
-
-    def _own_slices(self, stepper: Stepper, view: Slices, margin: int = 0) -> Slices:
-        """Return the slices of this rank's cells that a view shows, at least `margin` from their edges."""
-        own = stepper.plans[self.place].region
-        region = self._inside(own, margin)
-        found = []
-        lengths = self._field.shape
-        for one, low, start, stop, length in zip(
-            view, own.start, region.start, region.stop, lengths, strict=True
-        ):
-            first, last, stride = one.indices(length)
-            begin = max(first, first + -(-(start - first) // stride) * stride)
-            found.append(slice(begin - low, max(min(stop, last), begin) - low, stride))
-        return tuple(found)
-
-    def _inside(self, region: Region, margin: int) -> Region:
-        """Return a region without `margin` cells at each edge, along the picture's axes."""
-        less = [margin if axis in self._axes else 0 for axis in range(len(region.start))]
-        starts = tuple(a + n for a, n in zip(region.start, less, strict=True))
-        stops = (b - n for b, n in zip(region.stop, less, strict=True))
-        return Region(starts, tuple(max(a, b) for a, b in zip(starts, stops, strict=True)))
-
-    def _shown(self, rank: int, view: Slices, margin: int = 0) -> Region:
-        """Return the region of a view that a rank's cells fill, at least `margin` from their edges."""
-        region = self._inside(self._field.partition[rank], margin)
-        starts, stops = [], []
-        for one, start, stop, length in zip(view, region.start, region.stop, self._field.shape, strict=True):
-            chosen = range(*one.indices(length))
-            starts.append(len(range(chosen.start, min(start, chosen.stop), chosen.step)))
-            stops.append(len(range(chosen.start, min(max(stop, chosen.start), chosen.stop), chosen.step)))
-        return Region(tuple(starts), tuple(max(a, b) for a, b in zip(starts, stops, strict=True)))
 
     def _deliver(self) -> None:
         """Pass the frame that was copied last to the thread that writes it. Collective."""
@@ -368,8 +298,8 @@ class Frames:
         if self._array is not None and self._array.parallel:
             self._writing.append(self._pool.submit(self._write, snapshot, None))
             return
-        views = [(self._slices, self._margin), *((seam.cells, 0) for seam in self._seams)]
-        wholes = [self._gathered(part, *one) for part, one in zip(snapshot.parts, views, strict=True)]
+        views = [self._view, *map(self._view.of_seam, self._seams)]
+        wholes = [self._gathered(part, view) for part, view in zip(snapshot.parts, views, strict=True)]
         if self.world.rank == 0:
             self._writing.append(self._pool.submit(self._write, snapshot, wholes))
         else:
@@ -393,7 +323,7 @@ class Frames:
         (part,) = snapshot.parts
         self._wait(part)
         if part.host.size:
-            shown = self._shown(self.world.rank, self._slices)
+            shown = self._view.shown(self.world.rank)
             self._array.write(snapshot.number, shown, part.host)
 
     def _wait(self, part: FramePart) -> None:
@@ -402,16 +332,16 @@ class Frames:
             self._copies.passed(part.ready)
             part.kept = None
 
-    def _gathered(self, part: FramePart, view: Slices, margin: int) -> HostArray | None:
+    def _gathered(self, part: FramePart, view: FrameView) -> HostArray | None:
         """Return a part of the whole frame on rank 0, None elsewhere. Collective."""
         self._wait(part)
         more = part.host.shape[: part.host.ndim - len(self.shape)]
         first = (0,) * len(more)
         regions = []
         for rank in range(self.world.size):
-            shown = self._shown(rank, view, margin)
+            shown = view.shown(rank)
             regions.append(Region((*first, *shown.start), (*more, *shown.stop)))
-        return gather(self.world.control, part.host, regions, (*more, *_shape_of(view, self._field.shape)))
+        return gather(self.world.control, part.host, regions, (*more, *view.shape))
 
     def _write_whole(self, snapshot: Snapshot, wholes: list[HostArray]) -> None:
         if self._array is not None:
@@ -448,16 +378,15 @@ def check_frames_fit(
     content: FrameContent | None = None,
     *,
     resume: bool = False,
-) -> int | None:
-    """Check the options of frames; return the number of the input that they show, None without frames. On
-    rank 0.
+) -> int:
+    """Check the options of frames; return the number of the input that they show. On rank 0.
 
     first: the step at which the run starts. content: what frames show; None: one input. resume: frames of an
     earlier attempt may be in their folder. Raises UserError for an unknown format, an unknown field, or
     frames that do not fit the disk.
     """
-    if options.frames is None or options.every is None:
-        return None
+    assert options.frames is not None
+    assert options.every is not None
     path, every = Path(options.frames), options.every
     names = [field.name for field in task.fields]
     again = range(0, (options.steps or 0) + 1, every) if resume else range(0)
@@ -475,54 +404,3 @@ def check_frames_fit(
     hint = f"a larger {option('every')}, or another disk"
     check_room(parent, frames.bytes, f"{frames.count:,} frames", path, hint)
     return frames.place
-
-
-def _shape_of(view: Slices, shape: Shape) -> Shape:
-    """Return the shape of what slices of an array show."""
-    return tuple(len(range(*one.indices(n))) for one, n in zip(view, shape, strict=True))
-
-
-def picture_slices(task: Task, place: int, most: int = PIXELS) -> Slices:
-    """Return which cells a picture shows: a plane of the array, every so many cells along its axes.
-
-    Of an array with more than two axes: the first element along axes after those of space, such as a
-    vector's, and the middle along others. most: rows and columns.
-    """
-    shape, space = task.fields[place].stored, _space_axes(task, place)
-    axes = picture_axes(task, place)
-    stride = max(-(-max((shape[axis] for axis in axes), default=1) // most), 1)
-    slices = []
-    for axis, (length, own) in enumerate(zip(shape, _own_cells(task.fields[place]), strict=True)):
-        at = 0 if axis >= space else own.step * (length // 2)
-        chosen = slice(0, own.stop, own.step * stride)
-        slices.append(chosen if axis in axes else slice(at, min(at + 1, own.stop), 1))
-    return tuple(slices)
-
-
-def _own_cells(field: Field) -> Slices:
-    """Return where an input's own cells are in memory."""
-    if field.subgrid is None:
-        return tuple(slice(0, length, 1) for length in field.shape)
-    return field.subgrid.places(Region((0,) * len(field.shape), field.shape))
-
-
-def picture_axes(task: Task, place: int) -> list[int]:
-    """Return the axes of an input that are a picture's rows and columns: two, or all of fewer."""
-    shape, space = task.fields[place].shape, _space_axes(task, place)
-    axes = max(len(shape) - 2, 0)
-    fixed = [axis for axis in reversed(range(len(shape))) if axis >= space][:axes]
-    fixed += [axis for axis in range(len(shape)) if axis not in fixed][: axes - len(fixed)]
-    return [axis for axis in range(len(shape)) if axis not in fixed]
-
-
-def _space_axes(task: Task, place: int) -> int:
-    """Return how many leading axes of an input are those of space; the others hold components of a cell.
-
-    With a halo, they are the axes up to the last one that has one. Without, they are those that all inputs
-    have, but for a last one of few elements. The cut does not count: it depends on the number of ranks.
-    """
-    if any(width != (0, 0) for width in task.widths):
-        return max(axis + 1 for axis, width in enumerate(task.widths) if width != (0, 0))
-    shape, common = task.fields[place].shape, min(len(field.shape) for field in task.fields)
-    has_components = len(shape) == common > 2 and shape[-1] <= MOST_COMPONENTS
-    return common - 1 if has_components else common

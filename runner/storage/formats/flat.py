@@ -25,7 +25,7 @@ from meshrun.runner.files import allocate, keep_mode, open_file, open_new
 from meshrun.runner.options.form import Form
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.storage import mmap_write
-from meshrun.runner.storage.file_errors import check_part, not_shared, unclaimed, write_error
+from meshrun.runner.storage.file_errors import not_shared, unclaimed, write_error
 
 BUFFER = 1 << 18  # bytes of a buffer for strided data, small enough to stay in the cache
 GAP = 1 << 15  # bytes: rows up to this length are read whole, which takes less time than more calls
@@ -70,7 +70,7 @@ class FlatSource:
             raise not_shared(self.path, reason) from reason
 
     def read(self, region: Region, target: HostArray) -> None:
-        check_part(target, self.dtype, region)
+        region.check(target, self.dtype)
         if region.size == 0:
             return
         try:
@@ -129,7 +129,7 @@ class FlatSink(ABC):
         create_file([self], self.lay_out)
 
     def write(self, region: Region, array: HostArray) -> None:
-        check_part(array, self.dtype, region)
+        region.check(array, self.dtype)
         if array.size == 0:
             return
         try:

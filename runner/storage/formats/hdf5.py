@@ -25,7 +25,7 @@ import numpy as np
 from meshrun.runner.errors import RunError, UserError, first_line
 from meshrun.runner.options.form import Form
 from meshrun.runner.region import HostArray, Region, Shape, chunk_region, overlap, overlapping_chunks
-from meshrun.runner.storage.file_errors import check_part, listing, not_shared
+from meshrun.runner.storage.file_errors import listing, not_shared
 from meshrun.runner.storage.formats.containers import copy_file, only_array, prefixes
 from meshrun.runner.storage.formats.declared_form import NUMBERS
 from meshrun.runner.storage.formats.flat import FlatSink, FlatSource, create_file
@@ -85,7 +85,7 @@ class Hdf5Source:
             raise RunError(f"cannot read {self.path}:{self.name}", why=first_line(reason)) from reason
 
     def read(self, region: Region, target: HostArray) -> None:
-        check_part(target, self.dtype, region)
+        region.check(target, self.dtype)
         if region.size == 0:
             return
         chunks = overlapping_chunks(region, self.chunks) if self.chunks else ()

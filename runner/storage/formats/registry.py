@@ -230,6 +230,30 @@ class SpreadSource:
             target[self.subgrid.places(region)] = part
 
 
+class BroadcastSource(SpreadSource):
+    """A source as an array of another shape, to which it broadcasts as in NumPy.
+
+    source: of the cells that are stored. shape: of the array.
+    """
+
+    def __init__(self, source: Source, shape: Shape) -> None:
+        self.source, self.shape, self.chunks = source, shape, None
+        self.path, self.parallel, self.name = source.path, source.parallel, source.name
+        self.form, self.dtype, self.decoded_bytes = source.form, source.dtype, source.decoded_bytes
+
+    def read(self, region: Region, target: HostArray) -> None:
+        stored, first = self.source.shape, len(self.shape) - len(self.source.shape)
+        starts, stops = region.start[first:], region.stop[first:]
+        part = Region(
+            tuple(a if n > 1 else 0 for a, n in zip(starts, stored, strict=True)),
+            tuple(b if n > 1 else 1 for b, n in zip(stops, stored, strict=True)),
+        )
+        cells = np.empty(part.shape, self.dtype)
+        if region.size:
+            self.source.read(part, cells)
+        target[...] = cells
+
+
 class SpreadSink:
     """A sink as one of an array with a cell at each position of space; others than the own are not stored.
 
@@ -289,6 +313,8 @@ def reopen(source: Source) -> Source:
     """Open and decode the same array again; only the description of `source` is used."""
     if isinstance(source, (MemorySource, ComputedSource)):
         return source
+    if isinstance(source, BroadcastSource):
+        return BroadcastSource(reopen(source.source), source.shape)
     if isinstance(source, SpreadSource):
         return SpreadSource(reopen(source.source), source.subgrid, source.shape)
     return decode(_open(source.path, source.name, source.form))

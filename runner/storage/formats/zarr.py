@@ -28,7 +28,7 @@ from zarr.core.buffer import default_buffer_prototype
 from meshrun.runner.errors import RunError, UserError, first_line
 from meshrun.runner.options.form import Form
 from meshrun.runner.region import HostArray, Region, Shape, chunk_region, overlapping_chunks
-from meshrun.runner.storage.file_errors import check_part, listing, not_shared, write_error
+from meshrun.runner.storage.file_errors import listing, not_shared, write_error
 from meshrun.runner.storage.formats.containers import link_folder, only_array, prefixes
 from meshrun.runner.storage.formats.declared_form import NUMBERS
 from meshrun.runner.storage.formats.sliced_array import Unmapped
@@ -74,7 +74,7 @@ class ZarrSource:
             raise not_shared(self.path, reason) from reason
 
     def read(self, region: Region, target: HostArray) -> None:
-        check_part(target, self.dtype, region)
+        region.check(target, self.dtype)
         if region.size == 0:
             return
         for place in overlapping_chunks(region, self.chunks):
@@ -240,7 +240,7 @@ class ZarrSink:
             raise not_shared(self.path, reason) from reason
 
     def write(self, region: Region, array: HostArray) -> None:
-        check_part(array, self.dtype, region)
+        region.check(array, self.dtype)
         if not _aligned(region, self.chunks, self.shape):
             raise ValueError(f"region {region} cuts chunks of {self.chunks} that other ranks may write")
         if array.size == 0:

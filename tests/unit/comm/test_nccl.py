@@ -593,9 +593,22 @@ def test_bindings_that_are_not_there(stub: Stub) -> None:
 
 def test_arrays_cross_as_bytes_and_are_reduced_in_place(stub: Stub) -> None:
     body = """
+import numpy
+
 def array(address, size, dtype, itemsize):
     flags = Some(c_contiguous=True)
-    return Some(data=Some(ptr=address), size=size, dtype=dtype, nbytes=size * itemsize, flags=flags)
+    return Cells(data=Some(ptr=address), size=size, dtype=dtype, nbytes=size * itemsize, flags=flags)
+
+class Cells(Some):
+    def view(self, dtype):
+        size = numpy.dtype(dtype).itemsize
+        return array(self.data.ptr, self.nbytes // size, dtype, size)
+
+    def astype(self, dtype):
+        return array(self.data.ptr + 1000, self.size, dtype, numpy.dtype(dtype).itemsize)
+
+    def __setitem__(self, cells, values):
+        note("copied", values.data.ptr, self.data.ptr)
 
 comm = NcclComm(ThreadComm())
 tell([
@@ -603,11 +616,15 @@ tell([
     noted(lambda: comm.exchange([(1, array(100, 3, "float64", 8))], [(2, array(200, 5, "int16", 2))])),
     noted(lambda: comm.exchange([], [])),
     noted(lambda: comm.all_reduce(array(300, 7, "float16", 2), "max")),
-    refused(comm.all_reduce, array(300, 7, "complex64", 8), "sum"),
+    refused(comm.all_reduce, array(300, 7, "complex64", 8), "prod"),
+    noted(lambda: comm.all_reduce(array(300, 7, "complex64", 8), "sum")),
+    noted(lambda: comm.all_reduce(array(300, 7, "int16", 2), "sum")),
+    noted(lambda: comm.all_reduce(array(300, 7, "bool", 1), "sum")),
+    noted(lambda: comm.all_reduce(array(300, 7, "bool", 1), "prod")),
     noted(comm.close),
 ])
 """
-    label, exchanged, nothing, reduced, refused, closed = stub.run(body)
+    label, exchanged, nothing, reduced, refused, parts, wide, either, both, closed = stub.run(body)
     assert label == f"NCCL 2.28.9 ({stub.library})"
     assert exchanged == group(
         ["ncclRecv", 200, 10, 1, 2, COMM, STREAM], ["ncclSend", 100, 24, 1, 1, COMM, STREAM]
@@ -615,6 +632,11 @@ tell([
     assert nothing == []
     assert reduced == [["ncclAllReduce", 300, 300, 7, 6, 2, COMM, STREAM]]
     assert refused[0] == "UserError"
+    # Types that NCCL lacks: the parts of complex numbers, wider integers, the larger or smaller of two bools.
+    assert parts == [["ncclAllReduce", 300, 300, 14, 7, 0, COMM, STREAM]]
+    assert wide == [["ncclAllReduce", 1300, 1300, 7, 2, 0, COMM, STREAM], ["copied", 1300, 300]]
+    assert either == [["ncclAllReduce", 300, 300, 7, 1, 2, COMM, STREAM]]
+    assert both == [["ncclAllReduce", 300, 300, 7, 1, 3, COMM, STREAM]]
     assert closed == [["synchronize"], ["ncclCommDestroy", COMM]]
 
 

@@ -141,9 +141,9 @@ def test_the_kernel_of_steps_is_compiled_when_it_is_prepared(monkeypatch: pytest
     """And launched by a pass that stores beyond some side; one that stores nothing is another kernel."""
     compiled: list[bool] = []
 
-    def compile_source(kernel: DeviceKernel, source: str, name: str) -> Any:
+    def compile_source(kernel: DeviceKernel, source: str, name: str, shared: int) -> Any:
         compiled.append("copy_beyond" in source)
-        return lambda *launch: None
+        return lambda *launch, shared_mem: None
 
     monkeypatch.setattr(DeviceKernel, "_compiled", compile_source)
     monkeypatch.setattr(DeviceKernel, "most_steps", 1)
@@ -164,9 +164,9 @@ def test_blocks_of_other_lengths_with_the_same_tile_share_a_kernel(monkeypatch: 
     """As the blocks of several steps between two exchanges, each of which is longer than the next."""
     texts: list[str] = []
 
-    def compile_source(kernel: DeviceKernel, source: str, name: str) -> Any:
+    def compile_source(kernel: DeviceKernel, source: str, name: str, shared: int) -> Any:
         texts.append(source)
-        return lambda *launch: None
+        return lambda *launch, shared_mem: None
 
     monkeypatch.setattr(DeviceKernel, "_compiled", compile_source)
     program = example("seven_point", "float32", 3)

@@ -141,6 +141,23 @@ def test_what_is_rounded_differs_in_last_bits_only(
             assert_close(one, np.ascontiguousarray(other), ulps)
 
 
+def test_magnitudes_are_computed_in_vectors(compiler: Compiler, tmp_path: Path) -> None:
+    """With the bits of NumPy's hypot of floats, which is the library's."""
+    bits = np.random.default_rng(0).integers(0, 2**32, (2, 400, 300), np.uint32)
+    a, b = bits.view("f4")
+    with np.errstate(all="ignore"):
+        b[::2] = np.nextafter(a[::2], np.float32(0))
+    a[:7, :7], b[:7, :7] = np.meshgrid(np.array(SPECIAL, "f4"), np.array(SPECIAL, "f4"))
+    inputs = [Operand(name, a.dtype) for name in "ab"]
+    program = trace(np.hypot, inputs, ((0, 0), (0, 0)), {}, frozenset(), ["size"])
+    out = np.empty_like(a)
+    build(program, compiler, tmp_path).run([a, b], [out], ((0, 0), (0, 0)))
+    with np.errstate(all="ignore"):
+        assert np.array_equal(out, np.hypot(a, b), equal_nan=True)
+    (library,) = tmp_path.rglob("*.so")
+    assert b"hypotf" not in library.read_bytes()
+
+
 SPECIAL = [0.0, -0.0, 1.0, -1.5, np.inf, -np.inf, np.nan]
 
 
@@ -151,8 +168,9 @@ SPECIAL = [0.0, -0.0, 1.0, -1.5, np.inf, -np.inf, np.nan]
         lambda z, w: (np.isnan(z), np.isinf(z), np.isfinite(z), ~z.astype(bool), np.abs(z), np.conj(z)),
         lambda z, w: (z + w, z - w, -z, np.logical_and(z, w), np.logical_or(z, w), np.logical_xor(z, w)),
         lambda z, w: (np.sqrt(z), z / w, np.logical_not(z), z * 1, z.real, z.imag),
+        lambda z, w: (z / w.real, w.imag / z, z * w.imag, z / 2, 1j * z, z / -0.0),
     ],
-    ids=["comparisons", "tests", "sums", "quotients"],
+    ids=["comparisons", "tests", "sums", "quotients", "of real numbers"],
 )
 def test_zeros_infinities_and_nan_are_numpys(function: Callable[..., Any]) -> None:
     real, imag = np.meshgrid(SPECIAL, SPECIAL)

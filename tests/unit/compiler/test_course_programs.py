@@ -476,14 +476,127 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "outside",
         "copy",
     ),
+    "a global counter": (
+        "N = 0\ndef f(u):\n    global N\n    N += 1  # here\n    return u * N",
+        "changes N, which is outside",
+        "step",
+    ),
+    "a counter around it": (
+        "def make():\n    n = 0\n    def f(u):\n        nonlocal n\n        n += 1  # here\n"
+        "        return u * n\n    return f\nf = make()",
+        "changes n, which is outside",
+        "step",
+    ),
+    "a list that grows": (
+        "LOG = []\ndef f(u):\n    LOG.append(1)  # here\n    return u * len(LOG)",
+        "changes LOG, which is outside",
+        "an input",
+    ),
+    "a list of fields": (
+        "LOG = []\ndef keep(u):\n    LOG.append(u)  # here\ndef f(u):\n    keep(u)\n    return u + 1",
+        "changes LOG, which is outside",
+        "an input",
+    ),
+    "a state in a dict": (
+        "STATE = {'t': 0.0}\ndef f(u):\n    STATE['t'] += 0.1  # here\n    return u + STATE['t']",
+        "changes STATE, which is outside",
+        "an input",
+    ),
+    "an attribute": (
+        "class Solver:\n    n = 0\nsolver = Solver()\ndef f(u):\n"
+        "    solver.n += 1  # here\n    return u * solver.n",
+        "changes solver, which is outside",
+        "step",
+    ),
+    "an attribute of a class": (
+        "class Solver:\n    n = 0\ndef f(u):\n    Solver.n += 1  # here\n    return u * Solver.n",
+        "changes Solver, which is outside",
+        "step",
+    ),
+    "an attribute of itself": (
+        "def f(u):  # here\n    f.n = getattr(f, 'n', 0) + 1\n    return u * f.n",
+        "changes an attribute of f",
+        "step",
+    ),
+    "an object of its own": (
+        "class Clock:\n    t = 0.0\n    def tick(self):\n        self.t += 0.1\n        return self.t\n"
+        "clock = Clock()\ndef f(u):\n    return u + clock.tick()  # here",
+        "changes clock, which is outside",
+        "an input",
+    ),
+    "an array in a dict": (
+        "D = {'w': np.zeros(17)}\ndef f(u):\n    D['w'] += 1  # here\n    return u * D['w']",
+        "changes D, which is outside",
+        "an input",
+    ),
+    "a function of each cell": (
+        "g = np.vectorize(lambda x: max(x, 0.0))\ndef f(u):\n    return g(u)  # here",
+        "calls a function for each cell",
+        r"np\.where",
+    ),
+    "a change every second call": (
+        "CALLS = []\nRATE = [0.1]\ndef f(u):\n    CALLS.append(0)  # here\n    if len(CALLS) % 2 == 0:\n"
+        "        RATE[0] /= 2\n    return u * RATE[0]",
+        "changes CALLS, which is outside",
+        "",
+    ),
+    "a gather by cells": (
+        "def f(u):\n    j = (3 * u).astype(int)\n    return u[j, 0]  # here",
+        "picks cells by an array of integers",
+        "points",
+    ),
+    "a float as an index": (
+        "def f(u):\n    n = u.shape[0] / 2\n    u[n] = 1  # here\n    return u",
+        "IndexError: only integers, slices.*not float",
+        "",
+    ),
+    "a name as an index": ("def f(u):\n    return u['x']  # here", "IndexError.*not str", ""),
+    "a number of a reduction": (
+        "def f(u):\n    return u / float(u.sum())  # here",
+        "converts a value of a reduction",
+        "the value as it is",
+    ),
+    "a printed value": (
+        "def f(u):\n    print(f'{u.max():.3f}')  # here\n    return u",
+        "formats a value",
+        "series=",
+    ),
+    "objects": ("def f(u):\n    return u.astype(object)  # here", "computes in object", "float64"),
+    "texts": ("def f(u):\n    return u.astype(str)  # here", "computes in <U", "float64"),
+    "no end": (
+        "def f(u):\n    def g(n):\n        return g(n + 1)  # here\n    return g(0) * u",
+        "calls itself too deep",
+        "loop",
+    ),
+    "a misspelt method": ("def f(u):\n    return u.maxx()  # here", "no attribute 'maxx'", ""),
+    "too many results": ("def f(u):\n    return u, u + 1  # here", "returns 2 results, not 1", "outputs=2"),
+    "nothing": ("def f(u):\n    v = 2 * u  # here", "returns nothing", "return"),
+    "a dict": ("def f(u):\n    return {'u': u}  # here", "returns a dict", "return with an array"),
+    "a transposed field": ("def f(u):\n    return u.T  # here", "axes of its inputs", "order"),
+    "a transform": (
+        "def f(u):\n    return np.fft.fft2(u).real  # here",
+        r"numpy\.fft\.fft2",
+        r"meshrun\.fft",
+    ),
+    "one row with all": ("def f(u):\n    return u - u[0]  # here", "combines one row", "input"),
+    "a mask of numpy.ma": (
+        "def f(u):\n    return np.ma.masked_less(u, 0.5).filled(0)  # here",
+        "calls numpy.ma",
+        "map_blocks",
+    ),
+    "a buffer": (
+        "def f(u):\n    return memoryview(u)  # here",
+        "bytes-like object is required, not an array",
+        "",
+    ),
 }
 
 
 def compiled(text: str) -> Any:
     name = f"<course {abs(hash(text))}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
-    space: dict[str, Any] = {}
-    exec(compile(text, name, "exec"), space)
+    space: dict[str, Any] = {"__name__": "course"}
+    exec(compile(text, name, "exec", dont_inherit=True), space)
     return space["f"]
 
 
@@ -514,6 +627,81 @@ def check_close(function: Any, arrays: list[Any], names: list[str]) -> None:
     for one, other in zip(found, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert np.allclose(one, other, rtol=1e-13, atol=1e-13)
+
+
+def test_a_table_that_is_made_when_it_is_needed_first_is_no_state() -> None:
+    text = """
+TABLES = {}
+def weights(n):
+    if n not in TABLES:
+        TABLES[n] = [1 / (k + 1) for k in range(n)]
+    return TABLES[n]
+def f(u):
+    for k, w in enumerate(weights(3)):
+        u = u + w * np.roll(u, k, axis=0)
+    return u
+"""
+    check(compiled(PREAMBLE + text), field(19, 17))
+
+
+OBJECTS: dict[str, str] = {
+    "a solver": """
+class Operator:
+    order = 2
+    def __init__(self, h): self.h = h
+    @property
+    def scale(self): return 1 / self.h**self.order
+class Laplace(Operator):
+    def __init__(self, h):
+        super().__init__(h)
+        self.calls = 0
+    def __call__(self, u):
+        found = np.zeros(u.shape)
+        found[1:-1] = self.scale * (u[2:] - 2 * u[1:-1] + u[:-2])
+        return found
+    @staticmethod
+    def walls(u): u[0] = u[-1] = 0
+solver = Laplace(0.5)
+def f(u):
+    u = u + 0.01 * solver(u)
+    Laplace.walls(u)
+    return u
+""",
+    "an object that it makes": """
+from dataclasses import dataclass
+@dataclass
+class Grid:
+    u: object
+    def sides(self):
+        found = np.empty(self.u.shape)
+        found[...] = np.roll(self.u, 1, 0) + np.roll(self.u, -1, 0)
+        return found
+def f(u):
+    return Grid(u).sides()
+""",
+    "a partial": """
+from functools import partial
+def weighted(u, w):
+    found = np.zeros(u.shape)
+    found[1:] = w * u[:-1]
+    return found
+third = partial(weighted, w=1 / 3)
+def f(u): return third(u)
+""",
+    "a check": """
+import copy
+def f(u):
+    if not isinstance(u, np.ndarray): raise TypeError
+    v = copy.deepcopy(u)
+    v[0] = 1
+    return u + v
+""",
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_objects_of_the_users_compute_with_whole_arrays(name: str) -> None:
+    check(compiled(PREAMBLE + OBJECTS[name]), field(19, 17))
 
 
 @pytest.mark.parametrize("name", REFUSED)

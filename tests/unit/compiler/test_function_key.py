@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import time
@@ -12,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import meshrun
+from meshrun.jobs.filters.grayscale import grayscale
+from meshrun.jobs.filters.laplacian import laplacian
 from meshrun.runner.compiler.trace.function_key import key_of
 
 CODE = """
@@ -22,6 +26,7 @@ from numpy import where, sqrt
 
 GAIN, FLAG, NAME, TABLE, WEIGHTS = 2.0, True, "a", {"a": [1, 2]}, np.array([1.0, 2.0])
 BIG = np.zeros(10_000)
+NAMES = {"a", "b"}
 
 def helper(x):
     return x * GAIN
@@ -39,6 +44,7 @@ def through_helpers(x): return deeper(x)
 def in_lambda(x): return (lambda y: y * GAIN)(x)
 def in_comprehension(x): return sum(one * GAIN for one in (x, x))
 def table(x): return x * TABLE["a"][0]
+def names(x): return x * (NAME in NAMES) + len(set(NAME))
 def weights(x): return x * WEIGHTS[0]
 def settings(x): return x * module.gain
 def of_module(x): return module.scale(x)
@@ -95,6 +101,7 @@ def user() -> Any:
 
 HAVE_KEYS = [
     "plain", "global_number", "through_helpers", "in_lambda", "in_comprehension", "table", "weights",
+    "names",
     "settings", "of_module", "constants", "default", "xps", "caught", "recursive",
 ]  # fmt: skip
 HAVE_NONE = [
@@ -127,6 +134,7 @@ CHANGES: list[tuple[str, Callable[[Any], Any]]] = [
     ("recursive", lambda user: setattr(user, "GAIN", 3.0)),
     ("recursive", lambda user: setattr(user.recursive, "__defaults__", (4,))),
     ("table", lambda user: user.TABLE["a"].__setitem__(0, 9)),
+    ("names", lambda user: user.NAMES.add("c")),
     ("weights", lambda user: user.WEIGHTS.__setitem__(0, 9)),
     ("settings", lambda user: setattr(user.module, "gain", 4.0)),
     ("settings", lambda user: setattr(user, "module", SimpleNamespace(gain=1))),
@@ -208,3 +216,28 @@ def test_a_function_of_the_same_text_elsewhere_is_another(user: Any) -> None:
     assert key_of(other.global_number) == key_of(user.global_number)  # it reads the same
     other.GAIN = 7.0
     assert key_of(other.global_number) != key_of(user.global_number)
+
+
+def test_a_job_has_a_key_of_each_of_its_functions(user: Any) -> None:
+    def out(shape: Any, dtype: Any, *, rate: float) -> Any:
+        return shape, np.dtype(np.float32) if rate else dtype
+
+    def check(shape: Any, dtype: Any, **given: Any) -> None:
+        if len(shape) < 2:
+            raise ValueError(given)
+
+    job = meshrun.map_blocks(out=out, check=check)(user.plain)
+    assert key_of([job.out, job.check]) is not None
+    other = meshrun.map_blocks(out=lambda shape, dtype: (shape, dtype))(user.plain)
+    assert key_of(other.out) != key_of(job.out)
+
+
+def test_functions_of_meshruns_jobs_are_the_same_as_long_as_it_runs() -> None:
+    assert key_of(laplacian.function) == key_of(laplacian.function) is not None
+    assert key_of(laplacian.function) != key_of(grayscale.function)
+
+    @functools.wraps(laplacian.function)
+    def wrapped(block: Any, **given: Any) -> Any:
+        return time.time()
+
+    assert key_of(wrapped) is None

@@ -467,11 +467,11 @@ def test_more_rows_than_a_launch_takes_are_parts(
     """Of arrays whose pitches may differ."""
     program, widths, rows = example("gray_scott", "float32"), ((1, 1), (1, 1)), []
 
-    def compiled(kernel: DeviceKernel, source: str, name: str) -> Callable[..., None]:
+    def compiled(kernel: DeviceKernel, source: str, name: str, shared: int) -> Callable[..., None]:
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
         (run,) = launchers(folder, [SimpleNamespace(source=source, name=name)])
 
-        def launch(grid: Any, block: Any, arguments: Any) -> None:
+        def launch(grid: Any, block: Any, arguments: Any, shared_mem: int) -> None:
             rows.append(int(arguments[-6]))  # before length1, tiles1 with its factor and bits, and shift
             run(grid, block, arguments)
 

@@ -511,9 +511,9 @@ def test_vectors_need_rows_equally_far_apart() -> None:
     floats = memory[first : first + 2048].view(np.float32)
     near, far = floats[:256].reshape(8, 32), floats[:512].reshape(8, 64)[:, :32]
     mask = memory[first : first + 1024].reshape(8, 128)[:, :32]
-    assert takes_vectors([near, near, mask], Tuning())
-    assert takes_vectors([far, mask], Tuning())
-    assert not takes_vectors([near, far], Tuning())
+    assert takes_vectors([near, near, mask], Tuning(), 2)
+    assert takes_vectors([far, mask], Tuning(), 2)
+    assert not takes_vectors([near, far], Tuning(), 2)
 
 
 def test_components_are_not_read_by_vectors() -> None:

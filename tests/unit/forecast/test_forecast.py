@@ -17,8 +17,8 @@ from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.forecast.machine import Machine, Rate, nominal, nominal_cpu
-from meshrun.runner.forecast.maps import compare, record
-from meshrun.runner.forecast.model import Forecast, by_ranks, enough, forecast
+from meshrun.runner.forecast.maps import record
+from meshrun.runner.forecast.model import Forecast, by_ranks, compare, enough, forecast
 from meshrun.runner.forecast.table import render
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import FILLS, ON_DEVICE

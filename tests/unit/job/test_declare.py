@@ -182,7 +182,7 @@ def neither_int_nor_text(block: Any, *, size: int | str = 1) -> Any:
         (no_option_can_be_a_list, "sizes"),
         (a_type_of_unknown_name, "OnlyForTheTypeChecker"),
         (neither_int_nor_text, "size"),
-        (lambda: None, "block"),
+        (lambda: None, "no parameter for an array"),
     ],
 )
 def test_signatures_that_no_command_line_can_have(function: Callable[..., Any], word: str) -> None:

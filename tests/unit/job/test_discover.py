@@ -76,19 +76,19 @@ def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (
             TWO,
             ":plain",
-            "declares no job 'plain': function `plain` has no decorator. Try: put @meshrun.map_blocks",
+            "declares no job 'plain': function `plain` has no decorator. Try: put @meshrun.distribute",
         ),
         (TWO, ":missing", "declares no job 'missing': its jobs are edges, blur"),
         (
             "x = 1\n",
             "",
-            r"mine\.py declares no job: it has no function. Try: a function under @meshrun.map_blocks",
+            r"mine\.py declares no job: it has no function. Try: a function under @meshrun.distribute",
         ),
         ("x = 1\n", ":x", r"mine\.py declares no job 'x': `x` is an object of int$"),
         (
             "def f(a): ...\n",
             "",
-            r"declares no job: function `f` has no decorator. Try: put @meshrun.map_blocks above it",
+            r"declares no job: function `f` has no decorator. Try: put @meshrun.distribute, or .* above it",
         ),
         (
             "def f(a): ...\ndef g(a): ...\ndef _h(a): ...",

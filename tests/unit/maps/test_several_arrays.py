@@ -200,6 +200,9 @@ def test_a_wrong_cell_is_named_with_its_output(tmp_path: Path) -> None:
     [
         (0, None, "outputs is neither a number of results nor their names"),
         (("a", "a"), None, "outputs is neither a number of results nor their names"),
+        (2.0, None, "outputs is neither a number of results nor their names"),
+        ([["a"]], None, "outputs is neither a number of results nor their names"),
+        (1, 3, "feeds must name one input, or None, for each output"),
         (2, ("now",), "feeds must name one input, or None, for each output"),
         (2, ("now", "now"), "feeds must name one input, or None, for each output"),
         (2, ("now", "later"), "feeds must name one input, or None, for each output"),

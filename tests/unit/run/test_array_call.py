@@ -11,6 +11,8 @@ from numpy_kernel import NumpyKernel
 
 import meshrun
 from meshrun.runner.compiler import decide as fusing
+from meshrun.runner.errors import UserError
+from meshrun.runner.maps import planned_task
 from meshrun.runner.run import array_call
 
 GAIN = 2.0
@@ -37,7 +39,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[NumpyKernel]:
 
     monkeypatch.setattr("meshrun.runner.compiler.compiled.compile_for", compile_for)
     monkeypatch.setattr(fusing, "WORTH_COMPILING", 0)
-    array_call._KEPT.clear()
+    planned_task.forget_tasks()
     return kernels
 
 
@@ -115,10 +117,10 @@ def test_jobs_of_one_function_are_kept_apart(made: list[NumpyKernel]) -> None:
 
 
 def test_few_tasks_are_kept(made: list[NumpyKernel], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(array_call, "MOST_KEPT", 2)
+    monkeypatch.setattr(planned_task, "MOST_KEPT", 2)
     for rate in (1.0, 2.0, 3.0, 2.0, 1.0):
         slope(ARRAY, rate=rate)
-    assert len(array_call._KEPT) == 2
+    assert len(planned_task._KEPT) == 2
     assert len(made) == 4
 
 
@@ -149,3 +151,40 @@ def test_masked_cells_are_refused() -> None:
     result = np.empty((3, 2))
     double.run(filled, result)
     np.testing.assert_array_equal(result, double(filled))
+
+
+@meshrun.distribute
+def halved(u: Any) -> Any:
+    if u.sum() > 0:
+        u = u / 2
+    return u
+
+
+def test_a_call_refuses_what_a_run_refuses() -> None:
+    for _ in range(2):
+        with pytest.raises(UserError, match="decides by the value of a reduction"):
+            halved(ARRAY)
+
+
+def test_a_function_of_whole_arrays_is_traced_once_for_all_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces, trace = [], array_call.with_inferred_halo
+
+    def counted(*arguments: Any) -> Any:
+        traces.append(arguments)
+        return trace(*arguments)
+
+    monkeypatch.setattr(array_call, "with_inferred_halo", counted)
+
+    @meshrun.distribute
+    def scaled(u: Any, *, rate: float = 1.0, centred: bool = False) -> Any:
+        print("called")
+        return rate * (u - 1 if centred else u)
+
+    assert [scaled([1, 2], rate=rate).tolist() for rate in (1.0, 2.0, 3.0)] == [[1, 2], [2, 4], [3, 6]]
+    assert capsys.readouterr().out == 3 * "called\n"
+    assert len(traces) == 1
+    scaled(np.array([1, 2]), centred=True)
+    scaled(np.array([1.0, 2.0]))
+    assert len(traces) == 3

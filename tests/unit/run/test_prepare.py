@@ -35,7 +35,7 @@ def counted(world: Any, input: Any, memory: int) -> int:
     ("job", "steps", "module", "name"),
     [
         (same, None, prepare, "join"),
-        (same, None, prepare, "planned"),
+        (same, None, prepare, "plan_alone"),
         (same, None, prepare, "limits"),
         (same, 3, prepare, "check_steps"),
         (same, 3, prepare, "limits"),

@@ -41,18 +41,18 @@ class Limits:
 
 
 RUNS: dict[str, tuple[Any, Options, Limits]] = {
-    "in memory": (laplacian, Options(device="cpu"), Limits(56, 418, 8)),
+    "in memory": (laplacian, Options(device="cpu"), Limits(40, 300, 8)),
     "20 fused steps": (
         heat,
         Options(device="cpu", fuse="require", steps=StepOptions(20)),
-        Limits(82, 1530, 14),
+        Limits(53, 620, 14),
     ),
     "streamed": (
         laplacian,
         Options(device="cpu", stream=StreamOptions(chunk_bytes=1 << 16)),
-        Limits(66, 740, 14),
+        Limits(59, 692, 14),
     ),
-    "job": (doubled, Options(device="cpu"), Limits(34, 212, 12)),
+    "job": (doubled, Options(device="cpu"), Limits(27, 201, 12)),
 }
 
 
@@ -60,7 +60,7 @@ RUNS: dict[str, tuple[Any, Options, Limits]] = {
 def test_a_run_takes_a_short_route(name: str, tmp_path: Path) -> None:
     job, options, limits = RUNS[name]
     np.save(tmp_path / "in.npy", np.random.default_rng(0).random((96, 128), np.float32))
-    # The first run imports modules and compiles the kernel.
+    # The first run imports modules, plans the task and compiles the kernel.
     _, route = (route_of(job, tmp_path / "in.npy", tmp_path / "out.npy", {}, options) for _ in range(2))
     assert len(route.files) <= limits.files, route
     assert route.changes <= limits.changes, route

@@ -318,6 +318,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="not computed in chunks"):
             run(acoustic, inputs, outputs, {}, Options(device="cpu", steps=steps, stream=chunks))
     with pytest.raises(UserError, match="series are not names"):
+        distribute(series=3)(lambda u: u)
+    with pytest.raises(UserError, match="series are not names"):
         distribute(outputs=("u",), series=("u",))(lambda u: (u, 1))
 
     @distribute(series=("field",))

@@ -56,6 +56,11 @@ for state in rated.iterate(np.ones((3, 4)), steps=4, every=2, rate=0.1):
     print(state)
 print(plain(np.ones(3)), rated(np.ones((3, 3)), rate=2.0), size.run("a.npy").items())
 
+meshrun.map_blocks(boundary=("wrap", (0.0, "nearest")))
+meshrun.map_blocks(boundary={"p": ("wrap", (0.0, "inflow")), "q": "mirror", "r": 1.5})
+rated.run("a.npy", "b.npy", boundary={"block": (("nearest", 0.0), "wrap")})
+meshrun.map_blocks(boundary=("wrap", ("wrap", "wrap", "wrap")))  # E
+meshrun.map_blocks(boundary={"p": None})          # E
 meshrun.map_blocks(bound="wrap")                  # E
 meshrun.map_blocks(boundary="foo")                # E
 meshrun.map_blocks(fuse="maybe")                  # E

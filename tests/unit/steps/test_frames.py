@@ -25,7 +25,8 @@ from meshrun.runner.plan.task import plan_task
 from meshrun.runner.report.colors import NOT_A_NUMBER, indices, palette, value_range
 from meshrun.runner.report.summary import render
 from meshrun.runner.run.execute import Options, run
-from meshrun.runner.steps.observers.frames import LINE, picture_slices
+from meshrun.runner.steps.observers.frame_view import picture_slices
+from meshrun.runner.steps.observers.frames import LINE
 from meshrun.runner.storage.formats import frame_files
 from meshrun.runner.world.world import open_world
 

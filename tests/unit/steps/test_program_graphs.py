@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fused import GXX, launchers
 
-from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.comm.threads import ThreadComm, run_ranks
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.device.api import NotCapturable
 from meshrun.runner.errors import UserError
@@ -21,9 +21,13 @@ from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.programs import kernel as program_kernel
 from meshrun.runner.run.declare import distribute
 from meshrun.runner.run.execute import Options, run
+from meshrun.runner.steps import halo_path
 from meshrun.runner.system.compiler import NotCompiled
 from meshrun.runner.world.world import World, open_world
+from tests.facts.host_halo import HostTables
+from tests.facts.host_halo import compiled as compiled_halos
 from tests.facts.queued_device import GraphBackend
+from tests.facts.reducing_steps import apart, centred, conjugate, energy, every_size, mean
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="needs g++")
 
@@ -76,10 +80,25 @@ class NoGraphs(Gpu):
 launched: list[str] = []
 
 
+@pytest.fixture(scope="module")
+def made() -> dict[str, Any]:
+    """Return the kernels that are compiled, by their texts."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def halos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled_halos(tmp_path_factory.mktemp("halos"))
+
+
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: dict[str, Any] = {}
+def gpu(monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], halos: Path) -> None:
     launched.clear()
+    monkeypatch.setattr(
+        halo_path,
+        "find_tables",
+        lambda world, ndim: HostTables(halos) if world.backend.device.kind == "cuda" else None,
+    )
     one_at_a_time = threading.Lock()
 
     def compiled(source: str, name: str) -> Callable[..., None]:
@@ -92,8 +111,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
                 text: Any = type("Text", (), {"source": source, "name": name})
                 (made[source],) = launchers(Path(folder), [text])
 
-        def launch(*arguments: Any) -> None:
-            launched.append(name + (" reducing" if "keep_best<" in source.partition("__global__")[2] else ""))
+        def launch(*arguments: Any, shared_mem: int = 0) -> None:
+            body = source.partition("__global__")[2]
+            launched.append(name + (" reducing" if "keep_best<" in body or "keep_sum<" in body else ""))
             with one_at_a_time:  # a kernel's threads are counted in global variables
                 made[source](*arguments)
 
@@ -137,6 +157,90 @@ def test_numpys_bits(tmp_path: Path, gpu: None, job: Any, steps: int, ranks: int
     for one, want in zip(found, plain(tmp_path, job, steps), strict=True):
         assert one.tobytes() == np.asarray(want).tobytes()
     assert record["steps"]["graph"] == (ranks == 1)
+
+
+def stepped(folder: Path, function: Any, arrays: dict[str, Any], steps: int, ranks: int, kind: str) -> Any:
+    """Return the record and the results of a run by GPUs or CPUs."""
+    job = distribute(outputs=tuple(arrays))(function)
+    given, made = ([folder / f"{key}{end}.npy" for key in arrays] for end in ("", "_after"))
+    for path, one in zip(given, arrays.values(), strict=True):
+        np.save(path, one)
+
+    def rank(control: Any) -> Any:
+        world = open_world("cpu", control=control)
+        if kind == "gpu":
+            world.backend = Gpu()
+        return run(job, given, made, {}, Options(steps=StepOptions(steps=steps)), world=world)
+
+    record = run_ranks(ranks, rank)[0]
+    return record, [np.load(path) for path in made]
+
+
+def state(function: Any, dtype: str, shape: tuple[int, ...] = (33, 25)) -> dict[str, Any]:
+    u = np.random.default_rng(0).normal(size=shape).astype(dtype)
+    if function is conjugate:
+        return {"x": u * 0, "r": u, "p": u * 0, "rs": np.vdot(u, u), "beta": u[0, 0] * 0}
+    return {"u": u, "t": np.zeros((), dtype)}
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        (mean, "float32"),
+        (energy, "float64"),
+        (centred, "float32"),
+        (every_size, "float64"),
+        *((conjugate, "float32"), (apart, "float64")),
+    ],
+)
+def test_sums_have_the_same_bits_everywhere(
+    tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, function: Any, dtype: str
+) -> None:
+    monkeypatch.setattr(ThreadComm, "capturable", True)
+    arrays = state(function, dtype)
+    _, wanted = stepped(tmp_path, function, arrays, 37, 1, "cpu")
+    for ranks, kind in ((3, "cpu"), (1, "gpu"), (2, "gpu"), (5, "gpu")):
+        record, found = stepped(tmp_path, function, arrays, 37, ranks, kind)
+        assert [one.tobytes() for one in found] == [one.tobytes() for one in wanted], (ranks, kind)
+        assert record["steps"]["graph"] == (kind == "gpu")
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [(1, "cpu"), (3, "cpu"), (1, "gpu"), (2, "gpu")])
+def test_a_result_that_later_stages_read_beside_has_numpys_bits(
+    tmp_path: Path, gpu: None, ranks: int, kind: str
+) -> None:
+    def chained(u, t):
+        for _ in range(9):  # costs more than to write it
+            u = (u * u + np.roll(u, 1, 1)) / (u * u + 2) + np.roll(u, 1, 0) / 4
+        most = np.max(u)
+        t += np.max(np.roll(u, 2, 0) - np.roll(u, -1, 1)) / most
+        return u, t
+
+    arrays = state(chained, "float32")
+    _, found = stepped(tmp_path, chained, arrays, 5, ranks, kind)
+    wanted = list(arrays.values())
+    for _ in range(5):
+        wanted = list(chained(wanted[0].copy(), wanted[1].copy()))
+    assert [one.tobytes() for one in found] == [np.asarray(one).tobytes() for one in wanted]
+
+
+def test_sums_are_near_numpys(tmp_path: Path, gpu: None) -> None:
+    arrays = state(energy, "float64")
+    _, found = stepped(tmp_path, energy, arrays, 5, 2, "gpu")
+    wanted = [one.copy() for one in arrays.values()]
+    for _ in range(5):
+        wanted = list(energy(*wanted))
+    np.testing.assert_allclose(found[1], wanted[1], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("function", "passes"), [(mean, 1), (energy, 1), (centred, 1), (conjugate, 2), (apart, 1)]
+)
+def test_a_pass_adds_what_it_computes(tmp_path: Path, gpu: None, function: Any, passes: int) -> None:
+    stepped(tmp_path, function, state(function, "float32"), 3, 1, "gpu")
+    found = [one for one in launched if one != "values"]
+    before = {mean: 1, centred: 2}.get(function, 0)  # of the first step alone
+    assert len(found) == before + 3 * passes
 
 
 def test_a_step_reads_the_state_once(tmp_path: Path, gpu: None) -> None:

@@ -71,9 +71,9 @@ def test_a_function_that_takes_its_place_takes_single_steps_in_one_copy() -> Non
     assert choose_steps(task, 4, one_copy=True).lowered.startswith("a function with `here`")
 
 
-@pytest.mark.parametrize(("side", "steps"), [(128, 4), (256, 1), (512, 1)])
-def test_small_volumes_exchange_less_often(side: int, steps: int) -> None:
-    """If they are so small that one exchange of more bytes takes less time than several."""
+@pytest.mark.parametrize("side", [64, 128, 512])
+def test_volumes_exchange_before_each_step(side: int) -> None:
+    """Layers that are computed twice cost more than exchanges save."""
 
     @meshrun.map_blocks(halo=4, boundary="wrap", outputs=("after", "old"), feeds=("now", "before"))
     def wave(now: Any, before: Any, speed: Any) -> Any:
@@ -85,7 +85,7 @@ def test_small_volumes_exchange_less_often(side: int, steps: int) -> None:
     task = plan_task(wave, {}, [known] * 3, 2)
     reads = reads_of(task, traced(task))
     task = replace(task, results=(known,) * 2, kernel=task_of(1).kernel, reads=reads)
-    assert choose_steps(task, on_device=True) == StepCounts(1, steps)
+    assert choose_steps(task, on_device=True) == StepCounts(1, 1)
 
 
 def test_steps_between_exchanges_receive_more_of_a_field_that_one_step_reads_at_its_own_cells() -> None:

@@ -16,6 +16,7 @@ import meshrun
 from meshrun.runner.arrays.block_layout import BlockLayout
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
+from meshrun.runner.options.stream_options import StreamOptions
 
 pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")
 STEPS = 7
@@ -33,7 +34,22 @@ def rolled_with_edges(u):
     return new
 
 
-FUNCTIONS = {"heat": whole.heat, "rolled": rolled_with_edges, "stages": whole.runge_kutta}
+def periodic(u):
+    """Both axes have ends that meet, written by hand."""
+    new = u.copy()
+    sides = u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2]
+    new[1:-1, 1:-1] += 0.2 * (sides - 4 * u[1:-1, 1:-1])
+    new[0], new[-1] = new[-2], new[1]
+    new[:, 0], new[:, -1] = new[:, -2], new[:, 1]
+    return new
+
+
+FUNCTIONS = {
+    "heat": whole.heat,
+    "rolled": rolled_with_edges,
+    "stages": whole.runge_kutta,
+    "periodic": periodic,
+}
 LAYOUTS = [(1, None), (2, None), (3, "1x3"), (4, "2x2")]
 
 
@@ -66,7 +82,7 @@ def check(
 
 @pytest.mark.parametrize("every", [None, 3])
 @pytest.mark.parametrize(("ranks", "grid"), LAYOUTS)
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", FUNCTIONS.keys() - {"periodic"})
 def test_single_passes(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch,
     name: str, ranks: int, grid: str | None, every: int | None,
@@ -75,14 +91,35 @@ def test_single_passes(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "grid"), [(1, None), (2, None), pytest.param(4, "2x2", marks=pytest.mark.nightly)]
+    ("ranks", "grid"),
+    [
+        (1, None),
+        (2, None),
+        *(pytest.param(*one, marks=pytest.mark.nightly) for one in ((4, "2x2"), (2, "1x2"))),
+    ],
 )
-@pytest.mark.parametrize("name", ["heat", "rolled"])
+@pytest.mark.parametrize("name", ["heat", "periodic", "rolled"])
 def test_several_steps_of_one_kernel(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, ranks: int, grid: str | None
 ) -> None:
     made = check(tmp_path, folder, monkeypatch, name, 3, ranks=ranks, grid=grid)
     assert all(kernel.launched for kernel in made)
+
+
+def test_fields_that_do_not_meet_yet_are_found_without_the_first_step(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostStepKernel, "first_steps", 0)
+    with pytest.raises(AssertionError):
+        check(tmp_path, folder, monkeypatch, "periodic", 3)
+
+
+def test_chunks_of_fields_with_ends_that_meet_take_single_steps(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is beyond an end of a chunk is not what a kernel of several steps reads there."""
+    made = check(tmp_path, folder, monkeypatch, "periodic", 3, stream=StreamOptions(chunk_bytes=1500))
+    assert not any(kernel.launched for kernel in made)
 
 
 def test_no_step_fills_cells_that_no_function_uses(

@@ -18,6 +18,7 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     PROCESSORS,
     REGISTERS,
     SHARED_BYTES,
+    VECTOR_BYTES,
     Axis,
     Ends,
     Layout,
@@ -28,12 +29,12 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     StepLaunch,
     StripLayout,
     Tuning,
-    address,
     best_height,
     far_of,
     layout_of,
     margin_of,
     numbers,
+    part_of,
     pitches,
     resident_warps,
     vector_items,
@@ -42,7 +43,7 @@ from meshrun.runner.compiler.cuda.steps.text import source
 from meshrun.runner.compiler.passes.branches import branches_of, leaves_out_masked
 from meshrun.runner.compiler.passes.exact_products import largest_field
 from meshrun.runner.compiler.trace.graph import Program
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.region import Array, Shape, address_of
 
 GROWTH = 1.35  # all registers over those counted, as measured
 BRANCH_REGISTERS = 18  # that both sides of branches need besides
@@ -52,6 +53,7 @@ FEW_BYTES = 96  # of a thread's registers in memory: they cost less than a block
 SPILLED = 1.05  # registers estimated over those of the fastest kernels, which keep some in memory
 MOST_STEPS = 8  # instructions limit kernels of more steps
 NEVER = -(2**31)  # a row before all others, as in kernels/steps.cuh
+SIDE_TILES = 3  # the first tile and the last two, as in kernels/steps_2d.cuh
 WAVES = 3  # of warps, at least: neighbours then read about the same rows, some of them from the cache
 BRANCH_WAVES = 9  # where some rows take longer than others: the processors are busy to the end
 
@@ -149,17 +151,29 @@ def _registers(layout: Layout, steps: int, tuning: Tuning) -> int:
     )
 
 
-def takes_vectors(arrays: Iterable[Array], tuning: Tuning) -> bool:
+def takes_pairs(program: Program) -> bool:
+    """Return whether vectors hold all cells: those of one component, or of two, as complex numbers."""
+    return all(one.components == 1 or one.trailing == (2,) for one in program.inputs)
+
+
+def takes_vectors(arrays: Iterable[Array], tuning: Tuning, axes: int) -> bool:
     """Return whether the rows of all arrays begin at addresses of whole vectors, equally far apart if their
-    elements are equally large."""
+    cells are equally large.
+
+    axes: of the grid. An array of pairs has one more; its vectors are at most of `VECTOR_BYTES`.
+    """
     arrays = list(arrays)
     items = vector_items(max(one.dtype.itemsize for one in arrays), tuning.columns)
-    strides = {one.dtype.itemsize: one.strides for one in arrays}
+    strides = {(one.dtype.itemsize, one.ndim): one.strides for one in arrays}
+
+    def begins_at_vectors(one: Array) -> bool:
+        size = min(items * math.prod(one.shape[axes:]) * one.dtype.itemsize, VECTOR_BYTES)
+        return all(step % size == 0 for step in (address_of(one), *one.strides[: axes - 1]))
+
     return all(
-        address(one) % (items * one.dtype.itemsize) == 0
-        and all(step % (items * one.dtype.itemsize) == 0 for step in one.strides[:-1])
-        and one.strides[-1] == one.dtype.itemsize
-        and one.strides == strides[one.dtype.itemsize]
+        begins_at_vectors(one)
+        and _cells_lie_together(one, axes)
+        and one.strides == strides[one.dtype.itemsize, one.ndim]
         for one in arrays
     )
 
@@ -181,14 +195,18 @@ def build(
     halos, over two axes only.
     """
     layout, chosen = layout_of(program, feeds), tuning or suggested(program)
+    if any(map(any, layout.filled)):
+        boundary = "nearest"  # no cell beyond the array is read
+    if any(layout.repeats) and boundary != "wrap":
+        raise NotFusable("has ends that meet, beside a boundary that does not wrap around")
     radius = layout.radius if program.axes > 1 else (0, *layout.radius)
     margin = margin_of(layout, steps, chosen)
     tile = LANES * chosen.columns
     if 2 * margin >= tile:
         raise NotFusable(f"{steps} steps need {margin} columns on each side of a tile of {tile}")
     vector = vector_items(layout.widest, chosen.columns) if chosen.vectors else 1
-    if vector > 1 and any(layout.operand(one).components > 1 for one in (*layout.state, *layout.fixed)):
-        raise NotFusable("has components, which vectors do not hold apart")
+    if vector > 1 and not takes_pairs(program):
+        raise NotFusable("has more than two components, which vectors do not hold apart")
     elsewhere = boundary in ("wrap", "none")
     if not elsewhere and any(
         one.reach > width for one, width in zip(layout.ends, layout.radius, strict=True)
@@ -210,13 +228,16 @@ def build(
         "AHEAD": chosen.ahead,
         "VECTOR": vector,
         "BLOCKS": chosen.blocks,
-        "SCALARS": program.scalars,
+        "SCALARS": layout.program.scalars,
         "LOW_Y": ends[-2].before,
         "HIGH_Y": ends[-2].after,
         "LOW_X": ends[-1].before,
         "HIGH_X": ends[-1].after,
         "FAR_X": far,
+        "REPEATS_Y": layout.repeats[-2] if program.axes > 1 else 0,
+        "REPEATS_X": layout.repeats[-1],
         **{f"STRIDE{n}": layout.operand(plane).components for n, plane in enumerate(layout.state)},
+        **{f"PART{n}": part_of(layout.operand(one), one[1]) for n, one in enumerate(layout.state)},
     }
     if program.axes == 3:
         valid_rows = step_kernel_3d.valid_rows(layout, steps, chosen)
@@ -235,20 +256,20 @@ def build(
     fast_ends = vector > 1 and known
     constants["SIDES_KNOWN"] = int(fast_ends)
     outside = cval if boundary == "constant" else 0.0
-    largest = largest_field(program, layout.feeds, steps, outside) if program.axes < 3 else 0.0
+    largest = largest_field(layout.program, layout.feeds, steps, outside) if program.axes < 3 else 0.0
     return StepKernel(
         program, layout.feeds, steps, chosen,
         source(layout, boundary, cval, name, constants, largest, sends=sends), name,
         LANES * chosen.warps, radius, margin, tile - 2 * margin, valid_rows,
         shared, registers, boundary == "wrap", fast_ends, bool(branches_of(layout.interior)), sends,
-        boundary == "none", program.scalars, ends, far,
+        boundary == "none", layout.program.scalars, ends, far,
     )  # fmt: skip
 
 
 def _constants(layout: Layout, tuning: Tuning, vector: int) -> tuple[dict[str, int], int]:
     """Return constants of kernels/steps_2d.cuh, and the bytes of a block's shared memory."""
-    sizes = {layout.operand(plane).dtype.itemsize for plane in layout.state}
-    one_pitch = vector > 1 and len(sizes) == 1
+    operands = [layout.operand(plane) for plane in layout.state]
+    one_pitch = vector > 1 and len({(one.dtype.itemsize, one.components) for one in operands}) == 1
     constants = {"BEYOND": layout.beyond, "ONE_PITCH": int(one_pitch)}
     near = layout.ends[0] if layout.program.axes > 1 else Ends()
     constants |= {"LATE": near.late, "KEPT": near.kept}
@@ -280,7 +301,7 @@ def arguments(
     """
     layout = layout_of(kernel.program, kernel.feeds)
     tuning = kernel.tuning
-    if tuning.vectors and not takes_vectors([*inputs, *outs], tuning):
+    if tuning.vectors and not takes_vectors([*inputs, *outs], tuning, len(axes)):
         raise ValueError("blocks whose rows do not begin where a vector may")
     if not all(_cells_lie_together(one, len(axes)) for one in [*inputs, *outs]):
         raise ValueError("blocks whose cells of a row lie apart in memory")
@@ -297,7 +318,10 @@ def arguments(
         high = inside[::-1].index(True) if True in inside else 0
         at_once = PROCESSORS * resident_warps(tuning, taken, kernel.shared)
         slow = _slow_rows(layout, kernel.steps, tuning, y, wraps=kernel.wraps)
-        strips = StripLayout(tiles, low + high, y.own, 2 * kernel.steps * kernel.radius[0], at_once, slow)
+        extra, along_x = 2 * kernel.steps * kernel.radius[0], kernel.ends[-1]
+        # Where rows take longer, too, strips at the ends are not as high as others.
+        sides = min(tiles - low - high, SIDE_TILES) if kernel.wraps and along_x.before + along_x.after else 0
+        strips = StripLayout(tiles, low + high, y.own, extra, at_once, slow, sides)
         height = tuning.rows or best_height(strips, BRANCH_WAVES if kernel.branches else WAVES)
         shorter, lead = strips.edge_height(height), strips.lead(height)
         cut = strips.cut(height)
@@ -307,15 +331,16 @@ def arguments(
     for place, component in layout.state:
         out = outs[layout.feeds.index(place)]
         for array in (inputs[place], out):
-            values += [address(array, component), *pitches(array, len(axes))]
+            values += [address_of(array) + component * array.dtype.itemsize, *pitches(array, len(axes))]
     for place, component in layout.fixed:
-        values += [address(inputs[place], component), *pitches(inputs[place], len(axes))]
+        array = inputs[place]
+        values += [address_of(array) + component * array.dtype.itemsize, *pitches(array, len(axes))]
     assert kernel.sends == (sending is not None)
     if sending is not None:
         values += sending.values(layout, cut)
     if kernel.scalars:
         assert scalars is not None
-        values.append(address(scalars))
+        values.append(address_of(scalars))
     return StepLaunch(grid, (kernel.threads, 1, 1), kernel.shared, tuple(values))
 
 

@@ -119,6 +119,7 @@ def constants(layout: Layout, steps: int, tuning: Tuning) -> tuple[dict[str, int
     reach = max(max(one[1]) for one in footprints)
     far = max((max(footprints[place][0]) for place, _ in layout.fixed), default=0)
     found = {"LOW_Z": layout.ends[0].before, "HIGH_Z": layout.ends[0].after}
+    found["ENDS_FILLED"] = int(any(map(any, layout.filled)))
     found |= {"H": tuning.lane_rows, "RZ": rz, "REACH_Y": reach, "REACH_Z": far, "LAG": lag, "SLOTS": slots}
     columns = LANES * tuning.columns
     total = VECTOR_BYTES + _aligned(4 * (rows + 2 * reach + 1 + columns + 4 * (ry + rx)))

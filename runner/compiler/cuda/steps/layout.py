@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.passes import ends as ends_pass
-from meshrun.runner.compiler.trace.graph import Operand, Program
+from meshrun.runner.compiler.passes.copied_ends import CopiedEnds, copied_ends_of
+from meshrun.runner.compiler.trace.graph import Extents, Operand, Program
 from meshrun.runner.region import Array
 
 LANES = 32
@@ -200,7 +201,8 @@ class Layout:
     """The planes of a program. state: those that outputs feed; fixed: those that no output feeds.
 
     interior: the program of cells far from all ends of the array; without conditions on the place, the
-    program itself. ends: per axis.
+    program itself. ends, repeats, filled: per axis; the latter, first_steps, and the program without the
+    conditions of ends that are copies as of `passes.copied_ends`.
     """
 
     program: Program
@@ -209,6 +211,9 @@ class Layout:
     fixed: tuple[Plane, ...]
     interior: Program
     ends: tuple[Ends, ...]
+    repeats: tuple[int, ...]
+    filled: Extents
+    first_steps: int
 
     def operand(self, plane: Plane) -> Operand:
         return self.program.inputs[plane[0]]
@@ -271,20 +276,40 @@ def layout_of(program: Program, feeds: Sequence[int | None]) -> Layout:
     for place, output in zip(fed, outputs, strict=True):
         if (inputs[place].dtype, inputs[place].trailing) != (output.dtype, output.trailing):
             raise NotFusable(f"has an output {output.name} unlike the input that it feeds")
-    planes = {(one.input, one.component) for one in program.loads}
-    state = tuple((place, one) for place in sorted(fed) for one in range(inputs[place].components))
-    inside = interior(program)
-    ends = _ends_of(program, tuple(fed))
-    layout = Layout(program, tuple(fed), state, tuple(sorted(planes - set(state))), inside, ends)
-    widest = max(*layout.radius, *(one.reach for one in ends))
+    copied = _copied_ends_of(program, tuple(fed))
+    layout = _layout(copied, tuple(fed))
+    if any(map(any, copied.filled)):
+        # Conditions are as fast at ends that read no further than others.
+        plain = _layout(CopiedEnds(program, copied.repeats, ((0, 0),) * program.axes), tuple(fed))
+        others = [max(layout.reach(place, axis) for place in fed) for axis in range(program.axes)]
+        further = any(one.reach > reach for one, reach in zip(layout.ends, others, strict=True))
+        if further or not plain.ends_read_further:
+            layout = plain
+    widest = max(*layout.radius, *(one.reach for one in layout.ends))
     if widest > WIDEST_READ:
         raise NotFusable(f"reads {widest} cells beside its own, more than {WIDEST_READ}")
     return layout
 
 
+def _layout(copied: CopiedEnds, fed: tuple[int, ...]) -> Layout:
+    program = copied.program
+    planes = {(one.input, one.component) for one in program.loads}
+    state = tuple((place, one) for place in sorted(fed) for one in range(program.inputs[place].components))
+    fixed = tuple(sorted(planes - set(state)))
+    ends = _ends_of(program, fed)
+    return Layout(
+        program, fed, state, fixed, interior(program), ends, copied.repeats, copied.filled, copied.first_steps
+    )
+
+
 @functools.lru_cache(maxsize=16)  # the choices of a kernel ask for those of one program again and again
 def interior(program: Program) -> Program:
     return ends_pass.interior(program)
+
+
+@functools.lru_cache(maxsize=16)
+def _copied_ends_of(program: Program, fed: tuple[int, ...]) -> CopiedEnds:
+    return copied_ends_of(program, fed)
 
 
 @functools.lru_cache(maxsize=16)
@@ -386,7 +411,8 @@ class StripLayout:
     """How a launch over two axes is cut: `tiles` warps beside one another compute all rows, strip by strip.
 
     edges: tiles at an end of the array, in the loop for edges. rows: in all. extra: rows of a strip before
-    and after its own ones. at_once: warps that the processors hold. slow: rows that take longer.
+    and after its own ones. at_once: warps that the processors hold. slow: rows that take longer. sides: other
+    tiles at an end, whose rows take longer: a strip of them begins first, and leaves time for one less.
     """
 
     tiles: int
@@ -395,6 +421,7 @@ class StripLayout:
     extra: int
     at_once: int
     slow: SlowRows
+    sides: int = 0
 
     def edge_height(self, height: int) -> int:
         """Return the rows of a strip of a tile at an edge, where those of others have `height`."""
@@ -414,7 +441,7 @@ class StripLayout:
         return found
 
     def warps(self, strips: int) -> int:
-        return (self.tiles + (EDGE_ROW - 1) * self.edges) * strips
+        return (self.tiles + (EDGE_ROW - 1) * self.edges + self.sides) * strips
 
     def row_time(self, height: int) -> float:
         """Return the time of a row of all warps of a scheduler, in instructions of one warp's row."""
@@ -465,16 +492,16 @@ def numbers(axis: Axis) -> tuple[int, ...]:
     return axis.own, axis.start, axis.length, axis.before, axis.after
 
 
-def address(array: Array, component: int = 0) -> int:
-    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
-    return int(interface["data"][0]) + component * int(array.dtype.itemsize)
-
-
 def pitches(array: Array, axes: int) -> tuple[int, ...]:
     """Return the elements between planes and between rows."""
     if axes == 1:
         return (0,)
     return tuple(int(step // array.dtype.itemsize) for step in array.strides[: axes - 1])
+
+
+def part_of(operand: Operand, component: int) -> int:
+    """Return which of a pair a component is; 0 of other cells."""
+    return component if operand.components == 2 else 0
 
 
 def cast(cval: float, dtype: np.dtype[Any]) -> Any:

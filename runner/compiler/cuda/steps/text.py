@@ -8,13 +8,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from meshrun.runner.compiler.cuda.steps.layout import Layout, cast
+from meshrun.runner.compiler.cuda.steps.layout import Layout, cast, part_of
 from meshrun.runner.compiler.operations import KERNELS, at_place, ctype, expression, literal, slot
 from meshrun.runner.compiler.passes.branches import Branch, cost, find_branches, write
 from meshrun.runner.compiler.passes.ends import specialised
 from meshrun.runner.compiler.passes.exact_products import with_exact_products
-from meshrun.runner.compiler.trace.graph import PLACES, Graph, Node, Offset, Program, in_order
+from meshrun.runner.compiler.trace.graph import BOOL, PLACES, Graph, Node, Offset, Program, in_order
 from meshrun.runner.device.api import HEADERS
+from meshrun.runner.region import Shape
 
 Results = tuple[tuple[Node, ...], ...]
 
@@ -43,10 +44,15 @@ def source(
     )
     axes = "zxy" if three else "xy"
     pitches = ["planes", "pitch"] if three else ["pitch"]
-    planes, fields = [], []  # fields: C++ type and name of each argument of 64 bits
+    fields = []  # C++ type and name of each argument of 64 bits
+    planes, singles, pairs = [], list[str](), list[str]()
     for number, plane in enumerate(layout.state):
         kind, operand = ctype(layout.operand(plane).dtype), layout.operand(plane)
         planes.append(f"X({number}, {kind}, {literal(cast(cval, operand.dtype), operand.dtype)})")
+        if constants["VECTOR"] == 1 or operand.components == 1:
+            singles.append(planes[-1])
+        elif plane[1] == 0:
+            pairs.append(f"X({number}, {number + 1}, {kind})")
         for side, pointer in (("in", f"const {kind}*"), ("out", f"{kind}*")):
             fields += [(pointer, f"{side}{number}"), *(("int64", f"{side}_{one}{number}") for one in pitches)]
     for number, plane in enumerate(layout.fixed):
@@ -57,7 +63,15 @@ def source(
         fields.append(("const uint64*", "scalars"))
     given = [*([numbers[0]] if three else numbers), *(f"{axis}{n}" for axis in axes for n in range(5))]
     values = [f"int({one})" for one in numbers]
-    values += [f"{{{', '.join(f'int({axis}{n})' for n in range(5))}}}" for axis in axes]
+    alike = dict.fromkeys(
+        axes, (0, 0, 0)
+    )  # the cells that equal others: the last ones, and those at each end
+    for axis, repeated, filled in zip(
+        "zyx"[-len(layout.repeats) :], layout.repeats, layout.filled, strict=True
+    ):
+        alike[axis] = (repeated, *filled)
+    for axis in axes:
+        values.append(f"{{{', '.join([*(f'int({axis}{n})' for n in range(5)), *map(str, alike[axis])])}}}")
     values += [f"{kind}({name})" if kind == "int64" else f"({kind})({name})" for kind, name in fields]
     signature = ", ".join(f"int64 {one}" for one in [*given, *(one for _, one in fields)])
     texts = _texts(layout, constants, cval, exact=largest > 0)
@@ -67,6 +81,8 @@ def source(
             f"#define LARGEST {largest.hex()}",
             f"#define BOUNDARY {boundary.upper()}",
             f"#define PLANES(X) {' '.join(planes)}",
+            f"#define SINGLES(X) {' '.join(singles)}",
+            f"#define PAIRS(X) {' '.join(pairs)}",
             file_text("operations.cuh"),
             *([file_text("flags.cuh", HEADERS)] if sends else []),
             file_text("steps.cuh"),
@@ -101,10 +117,12 @@ def _texts(layout: Layout, constants: dict[str, int], cval: float, *, exact: boo
         else ("const Rows& rows, int here, const Place& at, Row& out")
     )
 
-    def text(results: Results, *, exactly: bool = False, late: int = 0) -> list[str]:
+    def text(
+        results: Results, *, exactly: bool = False, whole_lanes: bool = False, late: int = 0
+    ) -> list[str]:
         one = replace(program, results=results)
         one, at_ends = with_exact_products(one) if exactly else one, results is not layout.interior.results
-        return body(layout, one, constants, cval, at_ends=at_ends, late=late)
+        return body(layout, one, constants, cval, at_ends=at_ends, whole_lanes=whole_lanes, late=late)
 
     def within(first: int, last: int) -> Results:
         """Return the results for some rows or planes, where conditions along its columns are open."""
@@ -117,7 +135,8 @@ def _texts(layout: Layout, constants: dict[str, int], cval: float, *, exact: boo
     parts = [("WHERE == INSIDE", inside)]
     if layout.has_ends:
         sides = program.results if axes == 1 else within(near.before, program.lengths[0] - near.after)
-        parts.append(("WHERE == SIDES", text(sides, exactly=exact)))
+        # Over fewer than three axes, lanes of these tiles are within the array, or beyond (`in_whole_lanes`).
+        parts.append(("WHERE == SIDES", text(sides, exactly=exact, whole_lanes=not three)))
     elif not three:
         parts = [("!EDGE", inside)]
     if near.late:
@@ -172,11 +191,13 @@ class LaneCells:
     """The values of a lane's cells, as nodes for the lane's first cell.
 
     A place or a condition on it is that of a cell, whose distance from the lane's first one is the leaf's
-    offset: beyond an array that wraps around, the cells of a lane need not follow each other.
+    offset: beyond an array that wraps around, the cells of a lane need not follow each other. columns: of a
+    lane, if its first cell is at a multiple of them in the array: a condition on the ends of the last axis is
+    then known for most cells of a lane; 0: it may be at any position. lengths: of the array, if any.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, columns: int, lengths: Shape) -> None:
+        self._graph, self._columns, self._lengths = graph, columns, lengths
         self._leaves: dict[tuple[str, Any, int], Node] = {}
 
     def moved(self, nodes: Iterable[Node], shift: Offset) -> list[Node]:
@@ -186,6 +207,9 @@ class LaneCells:
             if node.op in PLACES:
                 axis = node.value[0]
                 cell = (node.offset[0] if node.offset else 0) + shift[axis]
+                if (known := self._known(node, cell)) is not None:
+                    done[node] = self._graph.constant(known, BOOL)
+                    continue
                 leaf = replace(node, offset=(cell,))
                 done[node] = self._leaves.setdefault((node.op, node.value, cell), leaf)
             elif node.op == "load":
@@ -197,6 +221,20 @@ class LaneCells:
                 operands = [done[one] for one in node.operands]
                 done[node] = self._graph.operation(node.op, node.dtype, operands, node.line)
         return [done[node] for node in wanted]
+
+    def _known(self, node: Node, cell: int) -> bool | None:
+        """Return a condition if it is the same for the cells of all lanes, so far from the first one."""
+        if node.op != "inside" or not self._columns or node.value[0] != len(self._lengths) - 1:
+            return None
+        _, low, high, step = node.value
+
+        def before(position: int) -> int:
+            """Return how many of these cells are before a position of the array."""
+            return (position - cell % self._columns + self._columns - 1) // self._columns
+
+        every = before(self._lengths[-1])
+        holds = before(min(high, self._lengths[-1])) - before(max(low, 0)) if step == 1 else -1
+        return False if holds == 0 else True if holds == every else None
 
     def home(self, node: Node, axes: int) -> Node:
         """Return a node, moved so that the first that it reads is of the lane's first cell."""
@@ -375,13 +413,14 @@ class Writer:
             given = f"at.all.fixed{number}, at.all.fixed_planes{number}, at, at.plane + {first}"
             self._declare_once(f"const {kind}* {pointer}", f"plane_of<EDGE>({given})")
             given = f"int(at.all.fixed_pitch{number}), {operand.components}, at, {middle[0]}, {constant}"
-            text = f"fixed<EDGE>({pointer}, {given})"
+            text = f"fixed<EDGE, {part_of(operand, node.component)}>({pointer}, {given})"
         else:
             number = self.layout.fixed.index(plane)
             line = self._line(f"f{number}", others)
             pointers = ", ".join(f"at.all.{one}{number}" for one in ("fixed", "fixed_pitch"))
             away = ", ".join(map(str, others or [0]))
-            text = f"fixed<EDGE>({pointers}, {operand.components}, at, {away}, {constant})"
+            given = f"{operand.components}, at, {away}, {constant}"
+            text = f"fixed<EDGE, {part_of(operand, node.component)}>({pointers}, {given})"
         self._declare_once(f"const Lane<{kind}> {line}", text)
         return f"{line}.v[{column}]"
 
@@ -425,15 +464,16 @@ def body(
     cval: float,
     *,
     at_ends: bool = False,
+    whole_lanes: bool = False,
     late: int = 0,
 ) -> list[str]:
     """Return the statements that compute a lane's cells of all planes.
 
-    program: with the layout's planes. at_ends: as of `Writer`. late: how many rows further up the cells are
-    than the lane's row.
+    program: with the layout's planes. at_ends: as of `Writer`. whole_lanes: whether lanes begin at multiples
+    of their columns in the array. late: how many rows further up the cells are than the lane's row.
     """
     rows, columns = constants.get("H", 1), constants["C"]
-    lane = LaneCells(program.graph)
+    lane = LaneCells(program.graph, columns if whole_lanes else 0, program.lengths)
     writer = Writer(layout, columns, rows, cval, lane, at_ends)
     cells = []  # plane and cell of a result, and its node
     for row, column in product(range(rows), range(columns)):

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from meshrun.runner.compiler.cuda.steps import kernel_3d as step_kernel_3d
 from meshrun.runner.compiler.cuda.steps.kernel import fitting_steps, predicted_strips, valid_columns
@@ -46,10 +45,12 @@ ALIGNED = 128  # bytes from row to row of a sample are a multiple
 # blocks of 4 warps that a processor holds at least.
 INSTRUCTIONS = 36e12
 REACHED = {(4, 4): 0.82, (4, 3): 0.84, (4, 2): 0.84, (2, 4): 0.64, (2, 3): 0.37, (2, 2): 0.37}
+PAIRED = 0.95  # of that for four columns, with two of pairs
 SPILLED = 0.8  # of that, with branches and three blocks: 168 registers do not hold what branches need
 SINGLE = 0.93  # part of the memory's rate that a kernel of one step reaches
 UNEVEN = 1.35  # instructions of a program with branches over those of its common cells: some cells need all
 LAUNCH = 4e-6  # seconds of a pass beside its kernel: before and after it, and of an exchange
+SLOW = {"hypot": 20}  # operations that are as many others
 OTHERS = 2  # instructions for each cell beside the operations and the exchange with other lanes
 
 # (own cells of the inputs, of the outputs, what lies beside them): returns what takes the steps.
@@ -117,7 +118,11 @@ def seconds_per_cell(
     memory = (read * (1 + 1 / valid) / 2 + written) / choice.steps / DEVICE_MEMORY
     of_others = sum(one.offset[-1] != 0 for one in inside.loads) / tuning.columns
     operations = _operations(inside, exact)
-    rate = INSTRUCTIONS * REACHED[tuning.columns, tuning.blocks] * valid
+    # Two columns of pairs are as many elements of a lane as four others.
+    columns_of_one = min(tuning.columns * max(one.components for one in program.inputs), max(COLUMNS))
+    rate = INSTRUCTIONS * REACHED[columns_of_one, tuning.blocks] * valid
+    if columns_of_one > tuning.columns:
+        rate *= PAIRED
     if tuning.blocks > 2 and leaves_out_masked(inside):
         rate *= SPILLED
     if shape is not None and program.axes == 2 and all(shape):
@@ -134,7 +139,7 @@ def _operations(program: Program, exact: bool) -> int:
     # A mask is true in few cells; where a branch is for those for which it is not, all cells need it.
     nodes = common_nodes(with_exact_products(program) if exact else program, (True,))
     made = (one for one in nodes if one.op not in ("load", "constant", "scalar"))
-    operations = sum(2 if one.dtype.itemsize == 8 else 1 for one in made)
+    operations = sum((2 if one.dtype.itemsize == 8 else 1) * SLOW.get(one.op, 1) for one in made)
     return math.ceil(operations * UNEVEN) if leaves_out_masked(program) else operations
 
 
@@ -186,8 +191,7 @@ def fastest(
     rows = max(min(shape[0], cells // math.prod(shape[1 : program.axes])), 1)
     part = (rows, *shape[1 : program.axes])
     inputs, outs = (
-        [_ones(backend, part + one.trailing, one.dtype, aligned=not one.trailing) for one in operands]
-        for operands in (program.inputs, program.outputs)
+        [_ones(backend, part, one) for one in operands] for operands in (program.inputs, program.outputs)
     )
     axes = [Axis(length, 0, length) for length in part]
     times = []
@@ -209,12 +213,13 @@ def fastest(
     return possible[times.index(min(times))]
 
 
-def _ones(backend: Backend, shape: Shape, dtype: Any, *, aligned: bool) -> Array:
-    """Return ones, in rows that begin where a vector may if the last axis is one of the grid."""
-    unit = max(ALIGNED // dtype.itemsize, 1) if aligned else 1
-    whole = backend.empty((*shape[:-1], math.ceil(shape[-1] / unit) * unit), dtype)
+def _ones(backend: Backend, shape: Shape, operand: Operand) -> Array:
+    """Return ones, in rows that begin where a vector may. shape: of the grid."""
+    unit = max(ALIGNED // (operand.dtype.itemsize * operand.components), 1)
+    row = math.ceil(shape[-1] / unit) * unit
+    whole = backend.empty((*shape[:-1], row, *operand.trailing), operand.dtype)
     whole[...] = 1
-    return whole[..., : shape[-1]]
+    return whole[tuple(map(slice, shape))]
 
 
 def _bytes(choice: Choice) -> bytes:

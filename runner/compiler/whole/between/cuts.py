@@ -13,7 +13,15 @@ from dataclasses import replace
 from meshrun.runner.compiler.trace.array import MOST_NODES
 from meshrun.runner.compiler.trace.graph import Node, Offset, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.whole.graph import LEAVES, Cut, Definition, Reduction, StepSlot, WholeGraph
+from meshrun.runner.compiler.whole.graph import (
+    LEAVES,
+    POSITIONED,
+    Cut,
+    Definition,
+    Reduction,
+    StepSlot,
+    WholeGraph,
+)
 from meshrun.runner.compiler.whole.program import WholeProgram
 
 # Operations for each byte that is written and read again, of a 4-byte and of an 8-byte dtype.
@@ -68,8 +76,10 @@ class Needed:
         roots += [node for series in program.series for node in series.nodes]
         roots += [one for values in program.graph.picked if isinstance(values, tuple) for one in values]
         open_nodes = roots + [check.count for check in program.checks]
+        seen = set[Node]()
         while open_nodes:
-            for node in in_order([open_nodes.pop()]):
+            for node in in_order([open_nodes.pop()], seen):
+                seen.add(node)
                 number = node.input if node.op == "load" else node.value
                 if node.op == "load" and number in program.written and number not in self.written:
                     self.written[number] = program.written[number]
@@ -191,9 +201,7 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
 
     def of(nodes: Iterable[Node]) -> tuple[Node, ...]:
         wanted = list(nodes)
-        for node in in_order(wanted):
-            if node in done:
-                continue
+        for node in in_order(wanted, done):
             if node.op == "load" and node.input in needed.written:
                 if node.input in kept:
                     done[node] = graph.load_at(node.input, node.dtype, node.offset, node.component)
@@ -288,10 +296,9 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
 
     def of(nodes: Iterable[Node]) -> tuple[Node, ...]:
         wanted = list(nodes)
-        for node in in_order(wanted):
-            if node not in done:
-                operands = [done[one] for one in node.operands]
-                done[node] = rebuilt(graph, node, operands) if operands else node
+        for node in in_order(wanted, done):
+            operands = [done[one] for one in node.operands]
+            done[node] = rebuilt(graph, node, operands) if operands else node
         return tuple(done[node] for node in wanted)
 
     written = {number: of([node])[0] for number, node in program.written.items()}
@@ -313,7 +320,7 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
 
 def rebuilt(graph: WholeGraph, node: Node, operands: Sequence[Node]) -> Node:
     """Return an operation on other operands."""
-    if all(a is b for a, b in zip(operands, node.operands, strict=True)):
+    if tuple(operands) == node.operands:  # nodes are equal if they are the same
         return node
     return graph.operation(node.op, node.dtype, operands, node.line)
 
@@ -323,25 +330,24 @@ class _Nearest:
 
     def __init__(self, graph: WholeGraph, kept: set[int]) -> None:
         self._graph, self._kept = graph, kept
-        self._done: dict[tuple[Node, Offset], Node] = {}
+        self._done: dict[Offset, dict[Node, Node]] = {}
 
     def moved(self, node: Node, shift: Offset) -> Node:
         if not any(shift):
             return node
-        done = self._done
-        for one in in_order([node]):
-            if (one, shift) not in done:
-                done[one, shift] = self._one(one, shift)
-        return done[node, shift]
+        done = self._done.setdefault(shift, {})
+        for one in in_order([node], done):
+            done[one] = self._one(one, shift, done)
+        return done[node]
 
-    def _one(self, node: Node, shift: Offset) -> Node:
+    def _one(self, node: Node, shift: Offset, done: Mapping[Node, Node]) -> Node:
         graph = self._graph
         if node.op == "load":
             offset = tuple(a + b for a, b in zip(node.offset, shift, strict=True))
             return graph.load_at(node.input, node.dtype, offset, node.component)
         if node.op in LEAVES:
-            return graph.substituted([node], shift)[0]
-        return rebuilt(graph, node, [self._done[one, shift] for one in node.operands])
+            return graph.moved_leaf(node, shift) if node.op in POSITIONED else node
+        return rebuilt(graph, node, [done[one] for one in node.operands])
 
 
 class _Uniform:
@@ -366,9 +372,7 @@ class _Uniform:
     def of(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
         """Return nodes of cells, in which each value is computed once for all cells."""
         wanted, done = list(nodes), self._done
-        for node in in_order(wanted):
-            if node in done:
-                continue
+        for node in in_order(wanted, done):
             if node.op in LEAVES:
                 done[node] = node
                 continue

@@ -13,7 +13,7 @@ from typing import Any
 
 from meshrun.runner.compiler.trace.graph import Node, in_order
 from meshrun.runner.compiler.whole.between.cuts import Needed
-from meshrun.runner.compiler.whole.functions.outside import constants_of
+from meshrun.runner.compiler.whole.functions.outside import check_sizes, constants_of
 from meshrun.runner.compiler.whole.graph import Definition, Reduction, StepSlot, WholeGraph
 from meshrun.runner.compiler.whole.program import WholeInput, WholeProgram
 
@@ -47,6 +47,8 @@ def numbered(program: WholeProgram, function: Callable[..., Any]) -> WholeProgra
     # A graph with the final numbers, of the inputs, the tables, and the arrays between stages.
     own, space = len(inputs), program.space
     taken = [(old.tables.roots[number], axes) for number, axes in tables]
+    users = (node.line for node in nodes if any(one.op == "table" for one in node.operands))
+    check_sizes(function, taken, space, next(filter(None, users), 0))
     of_tables = [tuple(n if axis in axes else 0 for axis, n in enumerate(space)) for _, axes in taken]
     graph = WholeGraph([*old.lengths[:own], *of_tables, *old.lengths[own:]], space)
     graph.wraps = [*old.wraps[:own], *(set[int]() for _ in tables), *old.wraps[own:]]

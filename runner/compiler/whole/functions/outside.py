@@ -19,8 +19,10 @@ import numpy as np
 
 from meshrun.runner.compiler.trace.array import MOST_COMPONENTS, TracedArray
 from meshrun.runner.compiler.trace.functions.composites import MOST_ENTRIES, take
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import OUTSIDE, StepTape, taken_row
 from meshrun.runner.region import HostArray, Shape
+from meshrun.runner.report.units import bytes_text
 
 
 class LookupTable(np.ndarray[Any, Any]):
@@ -57,6 +59,9 @@ def protected(array: np.ndarray[Any, Any], tape: StepTape) -> np.ndarray[Any, An
     view = array.view(LookupTable)
     view._tape, view.flags.writeable = tape, False
     return view
+
+
+LARGEST_WHOLE = 64 << 20  # bytes of an array from outside of a function that every rank may hold whole
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,29 @@ def constants_of(
         values = root.transpose(order).reshape(shape)
         found.append(Constant(name, np.broadcast_to(values, space)))
     return found
+
+
+def check_sizes(
+    function: Callable[..., Any],
+    tables: Collection[tuple[HostArray, tuple[int, ...]]],
+    space: Shape,
+    line: int,
+) -> None:
+    """Raise NotTraceable for an array that is too large to be held whole, and that cannot be cut.
+
+    tables: as of `constants_of`. line: of the user's file, where one is used.
+    """
+    for root, axes in tables:
+        if root.nbytes > LARGEST_WHOLE and len(axes) < len(space):
+            shape = "x".join(map(str, root.shape))
+            reason = NotTraceable(
+                f"uses {_name_of(function, root) or 'an array'} of shape {shape} from outside, "
+                f"{bytes_text(root.nbytes)} that every rank would hold whole, and which cannot be cut: "
+                f"the fields have {len(space)} axes",
+                "an input of the function instead",
+            )
+            reason.line = line
+            raise reason
 
 
 def _name_of(function: Callable[..., Any], array: HostArray) -> str:

@@ -21,7 +21,7 @@ import tifffile
 from meshrun.runner.errors import RunError, first_line
 from meshrun.runner.options.form import Form
 from meshrun.runner.region import HostArray, Region, Shape, chunk_region, overlap, overlapping_chunks
-from meshrun.runner.storage.file_errors import check_part, not_shared
+from meshrun.runner.storage.file_errors import not_shared
 from meshrun.runner.storage.formats.sliced_array import Unmapped
 
 # Exceptions of tifffile and the codecs for files that they cannot read.
@@ -122,7 +122,7 @@ class PagesSource:
             raise RunError(f"{self.path} is broken or has changed", why=first_line(reason)) from reason
 
     def read(self, region: Region, target: HostArray) -> None:
-        check_part(target, self.dtype, region)
+        region.check(target, self.dtype)
         if region.size == 0:
             return
         box, long = self._box_in_page(region), tuple(0 if n == 1 else slice(None) for n in self.tail)

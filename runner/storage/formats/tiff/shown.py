@@ -14,7 +14,6 @@ import numpy as np
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.form import Form
 from meshrun.runner.region import HostArray, Region, Shape
-from meshrun.runner.storage.file_errors import check_part
 from meshrun.runner.storage.formats.image import Appearance
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.storage.formats.sliced_array import Unmapped
@@ -184,7 +183,7 @@ class ShownSource:
         return self.conversion.type_of(chunks, self.stored.dtype)[0] if self.conversion else chunks
 
     def read(self, region: Region, target: HostArray) -> None:
-        check_part(target, self.dtype, region)
+        region.check(target, self.dtype)
         if region.size == 0:
             return
         if self.conversion is None:

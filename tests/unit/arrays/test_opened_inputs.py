@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 import meshrun
-from meshrun.runner.arrays import decoded_inputs
-from meshrun.runner.arrays.decoded_inputs import check_decoded, open_decoded
+from meshrun.runner.arrays import load
+from meshrun.runner.arrays.load import check_decoded, open_decoded
 from meshrun.runner.errors import UserError
 from meshrun.runner.maps.reduce import Tiles
 from meshrun.runner.region import Region
@@ -44,7 +44,7 @@ def container(monkeypatch: pytest.MonkeyPatch) -> None:
     def decode(path: Path) -> Any:
         raise AssertionError(f"{path} was decoded")
 
-    monkeypatch.setattr(decoded_inputs, "host_memory", lambda: 10_000)
+    monkeypatch.setattr(load, "host_memory", lambda: 10_000)
     monkeypatch.setattr(image, "_decode", decode)
 
 

@@ -1,0 +1,67 @@
+"""Draw the results of the solvers, as docs/solvers.md shows them.
+
+    python3 examples/solvers/pictures.py [FOLDER]
+
+FOLDER: of the results; the pictures are written beside them. A result that is not there is left out.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+WARM = [(0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164)]
+SIGNED = [(59, 76, 192), (141, 176, 254), (242, 242, 242), (244, 154, 123), (180, 4, 38)]
+
+
+def colored(values, low, high, colors):
+    """Return a picture of cells, of colours between those of low and of high."""
+    places = np.clip((values - low) / (high - low), 0, 1) * (len(colors) - 1)
+    channels = [np.interp(places, np.arange(len(colors)), channel) for channel in zip(*colors, strict=True)]
+    return Image.fromarray(np.stack(channels, axis=-1).round().astype(np.uint8))
+
+
+def shear(populations):
+    """Return how fast the flow turns, of lattice Boltzmann populations."""
+    cx, cy = (0, 0, 1, 1, 1, 0, -1, -1, -1), (0, 1, 1, 0, -1, -1, -1, 0, 1)
+    density = populations.sum(axis=2)
+    ux, uy = populations @ cx / density, populations @ cy / density
+    return np.gradient(uy, axis=1) - np.gradient(ux, axis=0)
+
+
+def behind(values, solid):
+    """Return values with 0 in a body."""
+    return np.where(solid, 0, values)
+
+
+# Of each result: what is drawn, between which values, in which colours.
+PICTURES = {
+    "plate": ("warm", lambda u: (u, 0, 1, WARM)),
+    "burgers": ("u", lambda u: (u, 1, 2, WARM)),
+    "life": ("after", lambda board: (board, 0, 1, [(250, 250, 245), (0, 105, 92)])),
+    "channel": ("later", lambda f: (behind(shear(f), body()), -0.08, 0.08, SIGNED)),
+    "schroedinger": ("later_packet", lambda packet: (np.abs(packet), 0, 0.45, WARM)),
+    "tsunami": ("height", lambda height: (height, -0.08, 0.08, SIGNED)),
+    "maxwell": ("ez", lambda ez: (ez, -1.2, 1.2, SIGNED)),
+    "acoustic": ("now", lambda now: (now, *[-0.4 * np.abs(now).max(), 0.4 * np.abs(now).max()], SIGNED)),
+    "traces": ("traces", lambda rows: (rows, *[-0.2 * np.abs(rows).max(), 0.2 * np.abs(rows).max()], SIGNED)),
+}
+
+
+def body():
+    """Return the cylinder of the channel."""
+    row, column = np.ogrid[:100, :400]
+    return (column - 100) ** 2 + (row - 50) ** 2 < 25**2
+
+
+def main():
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    for name, (result, drawn) in PICTURES.items():
+        path = folder / f"{result}.npy"
+        if path.exists():
+            colored(*drawn(np.load(path))).save(folder / f"{name}.png", optimize=True)
+
+
+if __name__ == "__main__":
+    main()

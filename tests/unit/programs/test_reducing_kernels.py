@@ -1,0 +1,78 @@
+"""Which kernels of a step also do its reductions, and which arrays are written once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshrun.runner.programs.best import reducing_kernels, with_late_reductions
+from meshrun.runner.programs.stages import (
+    KernelStage,
+    StagedProgram,
+    with_results_as_arrays,
+)
+from tests.facts.program_runs import planned
+from tests.facts.reducing_steps import conjugate
+
+U, T = np.zeros((32, 32), np.float32), np.zeros((), np.float32)
+
+
+def step_of(function: Any, arrays: Any, kind: str = "cuda") -> tuple[StagedProgram, Any]:
+    """Return the stages of a step, and the reductions of this and the next step that each kernel does."""
+    feeds = range(len(arrays))
+    program = planned(function, arrays, [f"out{n}" for n in feeds], kind)
+    program = with_late_reductions(with_results_as_arrays(program, feeds))
+    found = reducing_kernels(program, feeds)
+    return program, {number: (one.within, one.ahead) for number, one in found.items()}
+
+
+def kinds(program: StagedProgram) -> str:
+    """Return a letter for each stage: reduction, value or kernel."""
+    return "".join(type(stage).__name__[0] for stage in program.stages)
+
+
+def test_conjugate_gradients_are_two_passes() -> None:
+    program, reducing = step_of(conjugate, [U, U, U, T, T])
+    assert kinds(program) == "RVKRV"
+    assert reducing == {2: ((3,), ())}
+    assert len(program.arrays) == 5  # nothing is written between
+
+
+def test_a_result_that_is_read_between_stages_is_written_once() -> None:
+    program, reducing = step_of(conjugate, [U, U, U, T, T], "cpu")
+    assert kinds(program) == "KRVKRV"
+    assert reducing == {0: ((1,), ()), 3: ((4,), ())}
+    assert [one.becomes for one in program.arrays] == [*[None] * 5, 1, None]
+    kernel = program.stages[3]
+    assert isinstance(kernel, KernelStage)
+    assert [(place.number, place.of_output) for place in kernel.writes] == [(0, True), (1, True)]
+
+
+def test_a_kernel_does_no_reduction_that_reads_further() -> None:
+    def beside(u, p, t):
+        t += np.sum(p * np.roll(p, 1, 0))
+        return u * 2 + np.roll(u, 2, 0) + p, p, t
+
+    program, reducing = step_of(beside, [U, U, T])
+    assert kinds(program) == "RVK"
+    assert reducing == {}
+
+
+def test_a_kernel_that_needs_a_sum_does_not_make_it() -> None:
+    def scaled(u, t):
+        total = np.sum(u * np.roll(u, 1, 0))
+        t += np.max(u)
+        return u / total + np.roll(u, 1, 0), t
+
+    program, reducing = step_of(scaled, [U, T])
+    assert kinds(program) == "RKRV"
+    assert reducing == {1: ((2,), ())}
+
+
+def test_sums_of_the_state_are_made_a_step_ahead() -> None:
+    def mean(u, t):
+        return u - np.mean(u) + np.roll(u, 1, 1), t + 1
+
+    program, reducing = step_of(mean, [U, T])
+    assert reducing == {kinds(program).index("K"): ((), (0,))}

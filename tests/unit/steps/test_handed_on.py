@@ -1,0 +1,172 @@
+"""Leapfrog schemes: a field that is in the next step what another is now is not copied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from host_halo import HostPeers, HostTables, compiled
+from numpy_kernel import NumpyKernel
+from step_runs import plain_loop, stepped
+
+import meshrun
+from meshrun.runner.options.choices import BOUNDARIES
+from meshrun.runner.options.step_options import SaveInterval
+from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.steps import halo_path
+from meshrun.runner.steps.stepper import Stepper
+
+WIDTHS = ((2, 1), (1, 2), (1, 1))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("halo"))
+
+
+def wave(now: Any, before: Any, speed: Any) -> Any:
+    """Read the field now at some offsets, what it was at the own cell."""
+    own = now[2:-1, 1:-2, 1:-1]
+    around = 3 * now[:-3, 1:-2, 1:-1] + 5 * now[3:, 3:, 2:] + 7 * now[2:-1, 3:, :-2]
+    return around * speed[2:-1, 1:-2, 1:-1] + 2 * own - before[2:-1, 1:-2, 1:-1], own
+
+
+def reads_beside(now: Any, before: Any, speed: Any) -> Any:
+    """Read what the field was beside the own cell: it may not be overwritten."""
+    return wave(now, before, speed)[0] + before[3:, 1:-2, 1:-1], now[2:-1, 1:-2, 1:-1]
+
+
+def reads_twice(now: Any, before: Any, speed: Any) -> Any:
+    """Another result needs what the field was."""
+    return *wave(now, before, speed), speed[2:-1, 1:-2, 1:-1] ^ before[2:-1, 1:-2, 1:-1]
+
+
+def shifted(now: Any, before: Any, speed: Any) -> Any:
+    """What is kept is not the own cell."""
+    return wave(now, before, speed)[0], now[3:, 1:-2, 1:-1]
+
+
+def in_turn(now: Any, before: Any, speed: Any) -> Any:
+    """Three fields in turn: the middle one is handed on, and one takes its place."""
+    own = now[2:-1, 1:-2, 1:-1]
+    return wave(now, before, speed)[0], own, before[2:-1, 1:-2, 1:-1]
+
+
+def other_order(now: Any, before: Any, speed: Any) -> Any:
+    """The results as `wave`'s, the second one first."""
+    return wave(now, before, speed)[::-1]
+
+
+def stays(now: Any, before: Any, speed: Any) -> Any:
+    """What the field was stays as it is."""
+    return wave(now, before, speed)[0], before[2:-1, 1:-2, 1:-1]
+
+
+CASES: dict[str, tuple[Any, list[int | None], dict[int, int]]] = {
+    "wave": (wave, [0, 1], {1: 0}),
+    "other order": (other_order, [1, 0], {1: 0}),
+    "beside": (reads_beside, [0, 1], {}),
+    "twice": (reads_twice, [0, 1, 2], {}),
+    "shifted": (shifted, [0, 1], {}),
+    "in turn": (in_turn, [0, 1, 2], {}),
+    "stays": (stays, [0, 1], {}),
+    "final": (wave, [0, None], {}),
+}
+
+
+def run(
+    folder: Path, patch: pytest.MonkeyPatch, name: str, boundary: str, steps: int = 7, **options: Any
+) -> tuple[bool, list[NumpyKernel]]:
+    """Return whether the results are those of a plain loop, and the kernels."""
+    function, feeds, _ = CASES[name]
+    kernels: list[NumpyKernel] = []
+
+    def compile_for(
+        device: Any, program: Any, widths: Any, arithmetic: str, feeds: Any, boundary: str, cval: float,
+        shape: Any, row: int,
+    ) -> Any:  # fmt: skip
+        kernels.append(NumpyKernel(program, widths, feeds, boundary, cval, 1, row=row))
+        return kernels[-1], "NumPy"
+
+    patch.setattr("meshrun.runner.compiler.compiled.compile_for", compile_for)
+    names = ("now", "before", "speed")
+    fed = [None if feed is None else names[feed] for feed in feeds]
+    job = meshrun.map_blocks(halo=WIDTHS, boundary=boundary, cval=9, outputs=len(feeds), feeds=fed)(function)
+    random = np.random.default_rng(3)
+    arrays = [random.integers(0, 2**32, (17, 7, 6), np.uint32) for _ in range(3)]
+    expected = plain_loop(function, arrays, steps, WIDTHS, boundary, feeds, 9)
+    results, _ = stepped(folder, job, arrays, steps, fuse="require", **options)
+    return all(map(np.array_equal, results, expected)), kernels
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_which_fields_are_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    same, kernels = run(tmp_path, monkeypatch, name, "wrap", devices=True)
+    assert same
+    assert kernels[0].handed_on == CASES[name][2]
+    less = kernels[0].without_handed_on()
+    assert len(less.program.outputs) == len(CASES[name][1]) - len(CASES[name][2])
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize(
+    ("ranks", "halo"), [(1, "auto"), (2, "direct"), (3, "direct"), (2, "nccl"), (3, "nccl")]
+)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_field_that_is_handed_on_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, boundary: str, ranks: int, halo: Any,
+    overlap: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(halo_path, "find_tables", lambda world, ndim: HostTables(library))
+    monkeypatch.setattr(
+        halo_path,
+        "find_peers",
+        lambda world, choice, ndim: "--halo nccl" if choice == "nccl" else HostPeers(world.control),
+    )
+    written: list[int] = []
+    bind = NumpyKernel.bind
+
+    def noted(kernel: Any, blocks: Any, outs: Any, *arguments: Any) -> Any:
+        written.append(len(outs))
+        return bind(kernel, blocks, outs, *arguments)
+
+    monkeypatch.setattr(NumpyKernel, "bind", noted)
+    options: dict[str, Any] = {"devices": True} if ranks == 1 else {"halo": halo, "overlap": overlap}
+    same, _ = run(tmp_path, monkeypatch, "wave", boundary, ranks=ranks, **options)
+    assert same
+    assert set(written) == {1}
+
+
+def test_several_steps_between_exchanges_write_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its halo is exchanged then."""
+    same, kernels = run(tmp_path, monkeypatch, "wave", "reflect", ranks=2, steps_per_exchange=2)
+    assert same
+    assert kernels[0].handed_on == {1: 0}
+
+
+def test_a_checkpoint_has_both_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an odd number of steps, from which a run resumes."""
+    advance = Stepper.advance
+
+    def failing(stepper: Stepper, steps: int, **options: Any) -> None:
+        if stepper.done == 3:
+            raise ValueError("as if the power went")
+        advance(stepper, steps, **options)
+
+    often: dict[str, Any] = {"ranks": 2, "checkpoint": SaveInterval(steps=3)}
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "advance", failing)
+        with pytest.raises(ValueError, match="power"):
+            run(tmp_path, monkeypatch, "wave", "mirror", **often)
+    taken: list[int] = []
+
+    def counted(stepper: Stepper, steps: int, **options: Any) -> None:
+        taken.append(steps)
+        advance(stepper, steps, **options)
+
+    monkeypatch.setattr(Stepper, "advance", counted)
+    same, _ = run(tmp_path, monkeypatch, "wave", "mirror", stream=StreamOptions(resume=True), **often)
+    assert same
+    assert sum(taken) == 4 * often["ranks"]
