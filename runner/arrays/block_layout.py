@@ -71,7 +71,7 @@ class BlockLayout:
         ]
         self.filled = self
         if read is not None and read != widths:
-            self.filled = BlockLayout(region, whole, cut, read, boundary, cval)
+            self.filled = BlockLayout(region, whole, cut, read, boundary, cval, padded=padded)
 
     @cached_property
     def core(self) -> Slices:

@@ -59,13 +59,15 @@ class Partition:
 
     `grid` has one entry per axis of `shape`; their product is the number of ranks. units: per leading axis,
     what lengths of blocks are multiples of, as the array's is; 1 along the other axes. starts: per axis,
-    where the blocks begin; (): they are balanced.
+    where the blocks begin; (): they are balanced. empty_halos: whether an empty block has a halo to fill: its
+    rank has cells of other arrays there.
     """
 
     shape: Shape
     grid: Shape
     units: Shape = ()
     starts: tuple[Shape, ...] = ()
+    empty_halos: bool = False
 
     @cached_property
     def size(self) -> int:

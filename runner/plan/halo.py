@@ -130,9 +130,12 @@ class AxisCopy:
 def axis_copies(
     partition: Partition, axis: int, coordinate: int, width: tuple[int, int], boundary: AxisModes
 ) -> list[AxisCopy]:
-    """Return the copies that fill block `coordinate` along `axis`; the first one is its own cells."""
+    """Return the copies that fill block `coordinate` along `axis`; the first one is its own cells.
+
+    None for an empty block, unless its halo is filled.
+    """
     start, stop = partition.bounds(axis, coordinate)
-    if start == stop:
+    if start == stop and not partition.empty_halos:
         return []
     low, high = width
     found = [AxisCopy(low, stop - start, start, 1, coordinate)]
@@ -213,7 +216,8 @@ def transfers(
         for axis in range(len(place))
     ]
     for box in product(*per_axis):
-        if any(copy is not copies[0] for copy, copies in zip(box, per_axis, strict=True)):
+        is_halo = any(copy is not copies[0] for copy, copies in zip(box, per_axis, strict=True))
+        if is_halo and all(copy.count for copy in box):
             yield _transfer(partition, receiver, box)
 
 

@@ -18,11 +18,11 @@ from meshrun.runner.compiler.trace.graph import Node, in_order
 from meshrun.runner.compiler.whole.between.cuts import rebuilt
 from meshrun.runner.compiler.whole.graph import Reduction, WholeGraph
 from meshrun.runner.compiler.whole.program import WholeOutput
+from meshrun.runner.programs.cells import StageCells
 from meshrun.runner.programs.stages import (
     KernelStage,
     ReductionStage,
     Stage,
-    StageCells,
     StagedProgram,
     ValueStage,
 )
@@ -50,6 +50,8 @@ def combined_cells(stage: ReductionStage) -> StageCells | None:
     whole = stage.value is not None and 0 not in reduction.length
     if reduction.ufunc not in ("maximum", "minimum", "add") or not real or not whole:
         return None
+    if cells.lattice is not None or _has_points(output.nodes):  # points are written after the kernel
+        return None
     # The kernel computes all cells of a box, also those between the ones that are reduced.
     space = tuple(
         first + length for first, length in zip(reduction.first, bounding_lengths(reduction), strict=True)
@@ -57,6 +59,18 @@ def combined_cells(stage: ReductionStage) -> StageCells | None:
     node = _inside(cells.program.graph, output.nodes[0], reduction, space, reduction.first)
     kept = _kept(cells.program.graph, output, node, reduction.ufunc)
     return replace(cells, program=replace(cells.program, outputs=(kept,)))
+
+
+def _can_reduce(stage: Stage) -> bool:
+    """Return whether a kernel that computes all cells of a stage at once could reduce them, too."""
+    if isinstance(stage, ValueStage) or not isinstance(stage.cells, StageCells):
+        return False
+    outputs = stage.cells.program.outputs
+    return stage.cells.lattice is None and not any(_has_points(one.nodes) for one in outputs)
+
+
+def _has_points(nodes: Sequence[Node]) -> bool:
+    return any(node.op == "point" for node in in_order(nodes))
 
 
 def _kept(graph: WholeGraph, output: WholeOutput, node: Node, combine: str) -> WholeOutput:
@@ -107,7 +121,9 @@ def _values_of(nodes: Iterable[Node]) -> set[int | None]:
 
 def _reads_no_more(stage: ReductionStage, kernel: Stage) -> bool:
     """Return whether a kernel has all cells that a reduction reads, in its blocks."""
-    if isinstance(kernel, ValueStage) or not set(stage.cells.reads) <= set(kernel.cells.reads):
+    if isinstance(kernel, ValueStage) or not _can_reduce(kernel):
+        return False
+    if not set(stage.cells.reads) <= set(kernel.cells.reads):
         return False
     for number, footprint in zip(stage.cells.reads, stage.cells.footprints, strict=True):
         most = kernel.cells.footprints[kernel.cells.reads.index(number)]
@@ -129,8 +145,9 @@ def reducing_kernels(program: StagedProgram, feeds: Sequence[int | None]) -> dic
         plain = isinstance(kernel, KernelStage) and all(
             one.shape == program.space for one in kernel.cells.program.outputs
         )
-        if not isinstance(kernel, KernelStage) or not plain:
+        if not isinstance(kernel, KernelStage) or not plain or not _can_reduce(kernel):
             continue
+        assert isinstance(kernel.cells, StageCells)
         reductions = _within_step(program, number, kernel, feeds)
         kept = {one: _kept_of(program, kernel, one, node) for one, node in reductions.items()}
         coming = ahead if number == ahead_by else {}
@@ -206,7 +223,9 @@ def _ahead(program: StagedProgram, feeds: Sequence[int | None]) -> tuple[int, di
     }
     last = max((number for number, _ in writers.values()), default=-1)
     kernel = program.stages[last] if last >= 0 else None
-    if not isinstance(kernel, KernelStage) or len(program.space) != len(kernel.cells.program.space):
+    if not isinstance(kernel, KernelStage) or not _can_reduce(kernel):
+        return -1, {}
+    if len(program.space) != len(kernel.cells.program.space):
         return -1, {}
     state = {
         feed: writers[output][1]

@@ -6,6 +6,7 @@ No stage waits for the host to know a value: values are arrays of shape () on th
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from meshrun.runner.arrays.reduce import first_extreme, reduce_axes, reduce_own
 from meshrun.runner.compiler.cuda.single_pass import key_of
 from meshrun.runner.compiler.cuda.values import SUM_COPIES, SUM_WORDS, BestKey, Key, SumKey, emit, emit_totals
 from meshrun.runner.compiler.trace.graph import Node, compute, in_order, slot_of
+from meshrun.runner.compiler.whole.between.levels import LevelGrid, whole_space
 from meshrun.runner.compiler.whole.graph import ValueCheck
 from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.plan.grid import Partition
@@ -29,11 +31,12 @@ from meshrun.runner.plan.halo import check_widths
 from meshrun.runner.plan.steps import LINE
 from meshrun.runner.programs import exact_sum
 from meshrun.runner.programs.best import ReducingKernel, combined_cells
+from meshrun.runner.programs.cells import LevelCells, StageCells
 from meshrun.runner.programs.kernel import CellKernel, bind_values
+from meshrun.runner.programs.level_kernel import LevelKernel, Target, level_partition
 from meshrun.runner.programs.stages import (
     KernelStage,
     ReductionStage,
-    StageCells,
     StagedProgram,
     ValueStage,
 )
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 MEASURED = 256  # exchanges between GPUs that are timed; the others are assumed to take as long
 SLOT = np.dtype(np.uint64)
 # Bytes of cells that are computed and reduced at once: in a cache; on a device, all.
+LEAST_COMPILED = 1 << 16  # cells of a level, on CPUs, for which kernels are compiled
 SLAB = {"cpu": 1 << 20, "cuda": 1 << 60}
 
 
@@ -90,6 +94,10 @@ class ProgramRun:
         dimensions = len(program.space)
         self.partition = Partition(program.space, self.grid[:dimensions])
         self.region = self.partition[world.rank]
+        lattices = {one.lattice for one in program.arrays if one.lattice is not None}
+        self._levels: dict[LevelGrid | None, Partition] = {None: self.partition}
+        self._levels |= {one: level_partition(self.partition, one) for one in lattices}
+        self._levels[whole_space(dimensions)] = self.partition
         # On a GPU, no stage waits for the host: values are computed by a kernel, once they are read.
         self._on_gpu = self.compiled and world.backend.device.kind == "cuda"
         self.plans = [self._plan(number) for number in range(len(program.arrays))]
@@ -102,6 +110,7 @@ class ProgramRun:
         # What kernels that fill halos are given; None: NumPy or CuPy copies.
         self.tables: DeviceTables | None = None
         self._kernels: dict[tuple[int, str], CellKernel] = {}
+        self._between: dict[int, LevelKernel] = {}
         self._bound: dict[tuple[Any, ...], Callable[[], None]] = {}
         self._reduced: dict[tuple[int, Shape], Array] = {}
         # The cells of the reductions that a kernel can do, and what they are combined to: keys and sums.
@@ -131,9 +140,14 @@ class ProgramRun:
             return None
         rest = (1,) * (len(one.shape) - len(self.program.space))
         wide = ((0, 0),) * len(rest)
-        check_widths(one.widths + wide, one.shape)
+        partition = Partition(one.shape, self.partition.grid + rest)
+        if one.lattice is not None:
+            partition = self._levels[one.lattice]
+        # Between levels, the halo in memory may be wider than an array; less of it is read.
+        has_levels = any(array.lattice is not None for array in self.program.arrays)
+        check_widths((one.read if has_levels else one.widths) + wide, one.shape)
         plan = HaloPlan(
-            Partition(one.shape, self.partition.grid + rest),
+            partition,
             self.world.rank,
             one.widths + wide,
             "wrap" if one.wraps else "constant",
@@ -153,19 +167,17 @@ class ProgramRun:
             return []
         own: dict[tuple[int, str], tuple[str, int]] = {}
         for number, stage in enumerate(self.program.stages):
-            if isinstance(stage, ValueStage):
+            if isinstance(stage, ValueStage) or not self._is_worth_compiling(stage.cells.lattice):
                 continue
-            combined = self._combined.get(number)
-            kind, cells = "", stage.cells
-            if combined is not None:
-                kind, cells = "reduced", combined
-            elif number in self.reducing:
-                kind, cells = "reducing", self.reducing[number].cells
-            elif isinstance(stage, ReductionStage) and self._loaded(stage) is not None:
+            if isinstance(stage.cells, LevelCells):
+                levels = self._level_kernel(number, stage.cells)
+                if levels.reason:
+                    own[number, ""] = levels.reason, levels.line
                 continue
-            kernel = self._kernel(number, cells, kind)
-            if kernel.kernel is None and self.region.size:
-                own[number, kind] = kernel.reason, kernel.line
+            for kind, cells in self._kinds(number, stage).items():
+                kernel = self._kernel(number, cells, kind)
+                if kernel.kernel is None and self._region(cells).size:
+                    own[number, kind] = kernel.reason, kernel.line
         failed: dict[tuple[int, str], tuple[str, int]] = {}
         for of_rank in self.world.control.allgather(own):
             failed = of_rank | failed
@@ -177,6 +189,20 @@ class ProgramRun:
             if kind == "reduced":
                 del self._combined[number]
         return [(number, *why) for (number, _), why in sorted(failed.items())]
+
+    def _kinds(self, number: int, stage: KernelStage | ReductionStage) -> dict[str, StageCells]:
+        """Return what the kernel of a stage computes, by its kind; nothing for cells that are only read."""
+        assert isinstance(stage.cells, StageCells)
+        if number in self._combined:
+            return {"reduced": self._combined[number]}
+        if number in self.reducing:
+            return {"reducing": self.reducing[number].cells}
+        is_read = isinstance(stage, ReductionStage) and self._loaded(stage) is not None
+        return {} if is_read else {"": stage.cells}
+
+    def _region(self, cells: StageCells | LevelCells) -> Region:
+        """Return this rank's cells of a stage, per position or per cell of its lattice."""
+        return self._levels[cells.lattice][self.world.rank]
 
     def forget(self) -> None:
         """Forget what was reduced ahead: the inputs are not what the last step wrote."""
@@ -310,7 +336,7 @@ class ProgramRun:
                 return check
         return None
 
-    def _exchange(self, cells: StageCells) -> None:
+    def _exchange(self, cells: StageCells | LevelCells) -> None:
         """Fill the halos that a stage reads, where they are stale."""
         stale = []
         for number, footprint in zip(cells.reads, cells.footprints, strict=True):
@@ -351,9 +377,23 @@ class ProgramRun:
         key = number, kind
         if key not in self._kernels:
             with self.phases("prepare"):
-                shape = self.region.shape
-                self._kernels[key] = CellKernel(cells, self.world.backend, shape, compiled=self.compiled)
+                shape = self._region(cells).shape
+                compiled = self.compiled and self._is_worth_compiling(cells.lattice)
+                self._kernels[key] = CellKernel(cells, self.world.backend, shape, compiled=compiled)
         return self._kernels[key]
+
+    def _level_kernel(self, number: int, cells: LevelCells) -> LevelKernel:
+        if number not in self._between:
+            with self.phases("prepare"):
+                compiled = self.compiled and self._is_worth_compiling(cells.lattice)
+                self._between[number] = LevelKernel(cells, self.world.backend, self.region, compiled=compiled)
+        return self._between[number]
+
+    def _is_worth_compiling(self, lattice: LevelGrid | None) -> bool:
+        """Return whether a compiler takes less time than NumPy's functions save: not for small levels."""
+        if lattice is None or self.world.backend.device.kind == "cuda":
+            return True
+        return math.prod(lattice.lengths(self.program.space)) >= LEAST_COMPILED
 
     def _blocks(self, cells: StageCells) -> list[Array]:
         """Return the blocks that a stage reads, with a halo as wide as the stage's."""
@@ -374,7 +414,7 @@ class ProgramRun:
             targets.append(outs[place.number] if array is None else array.interior)
             if array is not None:
                 array.written()
-        if self.region.size:
+        if self._region(stage.cells).size:
             # To bind a kernel to its arrays takes the host longer than a small block takes the device.
             read = (self.arrays[place] for place in stage.cells.reads)
             key = number, *map(id, read), *map(id, targets)
@@ -386,7 +426,14 @@ class ProgramRun:
 
     def _bind(self, number: int, stage: KernelStage, targets: Sequence[Array]) -> Callable[[], None]:
         """Return what computes the own cells of a stage's results."""
-        start, blocks = self.region.start, self._blocks(stage.cells)
+        region = self._region(stage.cells)
+        if isinstance(stage.cells, LevelCells):
+            arrays = {
+                place: array for place in stage.cells.reads if (array := self.arrays[place]) is not None
+            }
+            written = [Target(target, region.start) for target in targets]
+            return self._level_kernel(number, stage.cells).bind(arrays, written, self.values.row)
+        start, blocks = region.start, self._blocks(stage.cells)
         if number in self.reducing:
             reducing = self.reducing[number]
             views = self._key_views((*reducing.within, *reducing.ahead), self.region.shape)
@@ -438,11 +485,12 @@ class ProgramRun:
 
     def _view_partition(self, stage: ReductionStage) -> Partition:
         """Return how the cells that are reduced are split: a cell is on the rank of its position."""
-        reduction, starts = stage.reduction, []
+        reduction, starts, lattice = stage.reduction, [], stage.cells.lattice
+        partition = self._levels[lattice]
         for axis, (first, step, length) in enumerate(
             zip(reduction.first, reduction.step, reduction.length, strict=True)
         ):
-            cuts = [self.partition.bounds(axis, part)[0] for part in range(self.partition.grid[axis])]
+            cuts = [partition.bounds(axis, part)[0] for part in range(partition.grid[axis])]
             starts.append((0, *(min(max(-(-(cut - first) // step), 0), length) for cut in cuts[1:])))
         return Partition(reduction.length, self.partition.grid, starts=tuple(starts))
 
@@ -498,14 +546,15 @@ class ProgramRun:
         """Return the cells `begin` to before `end` of those that are reduced."""
         reduction, cells = stage.reduction, stage.cells
         shape = tuple(b - a for a, b in zip(begin, end, strict=True))
-        if 0 in shape or self.region.size == 0:
+        region = self._region(cells)
+        if 0 in shape or region.size == 0:
             return self.world.backend.empty(tuple(shape), cells.program.outputs[0].dtype)
         first = tuple(a + j * s for a, j, s in zip(reduction.first, begin, reduction.step, strict=True))
         last = tuple(
             a + (j - 1) * s + 1 for a, j, s in zip(reduction.first, end, reduction.step, strict=True)
         )
         every = tuple(slice(None, None, step) for step in reduction.step)
-        corner = tuple(a - b for a, b in zip(first, self.region.start, strict=True))
+        corner = tuple(a - b for a, b in zip(first, region.start, strict=True))
         lengths = tuple(b - a for a, b in zip(first, last, strict=True))
         blocks = self._blocks(cells)
         load = self._loaded(stage)

@@ -12,9 +12,10 @@ from meshrun.runner.compiler.compiled import compile_for
 from meshrun.runner.compiler.cuda.values import ValueKernel
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
+from meshrun.runner.compiler.whole.point_pass import point_writes, without_points
 from meshrun.runner.device.api import Backend
 from meshrun.runner.plan.task import TaskKernel
-from meshrun.runner.programs.stages import StageCells
+from meshrun.runner.programs.cells import StageCells
 from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.compiler import NotCompiled
 
@@ -45,11 +46,13 @@ class CellKernel:
         self.cells, self._backend = cells, backend
         self.reason, self.line = "" if compiled else "too little work for a compiler", 0
         self.kernel: TaskKernel | None = None
-        self.pieces = functools.lru_cache(MOST_KEPT)(functools.partial(pieces_of, cells.program.program))
+        whole = cells.program.program
+        # Cells that depend on a write to points are computed after all others.
+        self._points, self._program = point_writes(whole, cells.widths), without_points(whole)
+        self.pieces = functools.lru_cache(MOST_KEPT)(functools.partial(pieces_of, self._program))
         if compiled and 0 not in shape:
             try:
-                program = cells.program.program
-                self.kernel, _ = compile_for(backend.device, program, cells.widths, shape=shape)
+                self.kernel, _ = compile_for(backend.device, self._program, cells.widths, shape=shape)
             except (NotTraceable, NotCompiled) as failure:
                 self.reason, self.line = failure.reason, failure.line
 
@@ -64,12 +67,17 @@ class CellKernel:
         """
         if 0 in outs[0].shape:
             return _nothing
+        fill: Callable[[], None] = functools.partial(self._fill, blocks, outs, first, scalars)
         if self.kernel is not None:
-            return self.kernel.bind(blocks, outs, first, scalars)
-        return functools.partial(self._fill, blocks, outs, first, scalars)
+            fill = self.kernel.bind(blocks, outs, first, scalars)
+        if self._points is None:
+            return fill
+        return functools.partial(
+            _call_both, fill, functools.partial(self._points.fill, blocks, outs, first, scalars)
+        )
 
     def _fill(self, blocks: Sequence[Array], outs: Sequence[Array], first: Shape, scalars: Array) -> None:
-        program, xp = self.cells.program.program, self._backend.xp
+        program, xp = self._program, self._backend.xp
         last = tuple(a + n for a, n in zip(first, outs[0].shape, strict=False))
         for piece in self.pieces(first, last):
             for part in self._slabs(piece):
@@ -87,6 +95,11 @@ class CellKernel:
         for begin in range(piece.first[0], piece.last[0], step):
             end = min(begin + step, piece.last[0])
             yield replace(piece, first=(begin, *piece.first[1:]), last=(end, *piece.last[1:]))
+
+
+def _call_both(one: Callable[[], None], other: Callable[[], None]) -> None:
+    one()
+    other()
 
 
 def _nothing() -> None:

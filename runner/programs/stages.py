@@ -9,57 +9,27 @@ A stage reads what stages before it have written, never what it writes itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
-from meshrun.runner.compiler.whole.between.cuts import rebuilt
-from meshrun.runner.compiler.whole.graph import Cut, InputValue, Reduction, ValueCheck, WholeGraph
-from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram
+from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space
+from meshrun.runner.compiler.whole.graph import Cut, InputValue, Reduction, ValueCheck
+from meshrun.runner.compiler.whole.program import WholeOutput, WholeProgram
+from meshrun.runner.programs.cells import LevelCells, StageCells, level_cells, stage_cells, with_levels
 from meshrun.runner.region import Shape
 
 NO_WIDTH = (0, 0)
 
 
 @dataclass(frozen=True, eq=False)
-class StageCells:
-    """Nodes that are computed for each cell of a box of positions.
-
-    program: of the arrays in `reads` alone, which it numbers from 0. reads: numbers of the program's arrays.
-    values: numbers of the values that it reads.
-    """
-
-    program: WholeProgram
-    reads: tuple[int, ...]
-    values: tuple[int, ...]
-
-    @cached_property
-    def footprints(self) -> tuple[Extents, ...]:
-        """How far from the own cell each array is read, per axis of space."""
-        return tuple(self.program.footprint(number) for number in range(len(self.reads)))
-
-    @cached_property
-    def widths(self) -> Extents:
-        """How far from the own cell any array is read."""
-        axes = range(len(self.program.space))
-        return tuple(
-            (
-                max((one[axis][0] for one in self.footprints), default=0),
-                max((one[axis][1] for one in self.footprints), default=0),
-            )
-            for axis in axes
-        )
-
-
-@dataclass(frozen=True, eq=False)
 class KernelStage:
     """Compute cells of arrays. writes: numbers of arrays, or of outputs where `of_output`, per result."""
 
-    cells: StageCells
+    cells: StageCells | LevelCells
     writes: tuple[ArrayPlace, ...]
 
 
@@ -95,8 +65,9 @@ Stage = KernelStage | ReductionStage | ValueStage
 class ProgramArray:
     """An array of a program.
 
-    widths: of its halo in memory, per axis of space; read: of the part that some stage reads. wraps: whether
-    it is read around its ends. becomes: the input whose cells it is in the next step, if any.
+    shape: of its cells. widths: of its halo in memory, per axis of space; read: of the part that some stage
+    reads. wraps: whether it is read around its ends. lattice: the positions of its cells; None: all. becomes:
+    the input whose cells it is in the next step, if any.
     """
 
     name: str
@@ -105,6 +76,7 @@ class ProgramArray:
     widths: Extents
     read: Extents
     wraps: bool
+    lattice: LevelGrid | None = None
     becomes: int | None = None
 
 
@@ -157,29 +129,39 @@ def plan_program(program: WholeProgram) -> StagedProgram:
         ]
         outputs.append(replace(output, nodes=tuple(nodes)))
     program = replace(program, outputs=tuple(outputs))
+    try:
+        return _planned(*with_levels(program))
+    except Misaligned:  # every array has all positions
+        return _planned(program, {})
+
+
+def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedProgram:
+    """Return the stages. where: of arrays that have not all positions, the lattice. Raises Misaligned."""
     order = _Order(program)
-    stages = tuple(_stages(program, order))
     dimensions, count = len(program.space), len(program.inputs)
     numbers = [*range(count), *sorted([*program.written, *program.reduced])]
     places = {number: place for place, number in enumerate(numbers)}
-    stages = tuple(_renumbered(stage, places) for stage in stages)
+    stages = tuple(_renumbered(stage, places) for stage in _stages(program, order, where))
     arrays = []
     for place, number in enumerate(numbers):
+        lattice = where.get(number)
         if number < count:
             one = program.inputs[number]
-            name, shape, dtype = one.name, one.shape, one.dtype
+            name, dtype = one.name, one.dtype
+            # In memory, an input has all positions.
+            shape = (*program.space, *one.shape[dimensions:]) if one.shape else ()
         else:
             name, shape = f"array {place - count + 1}", program.space
+            if lattice is not None:
+                shape = lattice.lengths(shape)
             dtype = (
                 program.written[number].dtype if number in program.written else program.reduced[number].dtype
             )
         memory, read = _widths_of(stages, place, dimensions)
-        wraps = any(
-            cells.program.graph.wraps[cells.reads.index(place)]
-            for cells in map(_cells_of, stages)
-            if cells is not None and place in cells.reads
+        wraps = bool(program.graph.wraps[number]) and any(
+            cells is not None and place in cells.reads for cells in map(_cells_of, stages)
         )
-        arrays.append(ProgramArray(name, shape, dtype, memory, read, wraps))
+        arrays.append(ProgramArray(name, shape, dtype, memory, read, wraps, lattice))
     return StagedProgram(
         program.space,
         tuple(arrays),
@@ -205,7 +187,7 @@ def with_results_as_arrays(program: StagedProgram, feeds: Sequence[int | None]) 
     """
     arrays, stages = list(program.arrays), list[Stage]()
     for stage in program.stages:
-        if not isinstance(stage, KernelStage):
+        if not isinstance(stage, KernelStage) or not isinstance(stage.cells, StageCells):
             stages.append(stage)
             continue
         outputs, left = stage.cells.program.outputs, []
@@ -277,7 +259,9 @@ class _Order:
         """Return after how many kernel stages all that nodes read is there."""
         wanted, known = list(nodes), self._nodes
         for node in in_order(wanted, known):
-            if node.op == "load":
+            if node.op == "pick":
+                known[node] = self.of(self._program.graph.picked_nodes([node]))
+            elif node.op == "load":
                 known[node] = self.array(node.input)
             elif node.op == "scalar":
                 known[node] = self.value(node.value)
@@ -286,15 +270,19 @@ class _Order:
         return max((known[node] for node in wanted), default=0)
 
 
-def _stages(program: WholeProgram, order: _Order) -> Iterator[Stage]:
-    """Yield the stages. Each kernel stage computes all that can be computed after the one before it."""
+def _stages(program: WholeProgram, order: _Order, where: Mapping[int, LevelGrid]) -> Iterator[Stage]:
+    """Yield the stages. Each kernel stage computes all that can be computed after those before it.
+
+    where: of arrays that have not all positions, the lattice; a stage is of one lattice.
+    """
     fields = [number for number, output in enumerate(program.outputs) if output.shape]
     last = 1 + max((order.of(program.outputs[number].nodes) for number in fields), default=-1)
     last = max([last, *(order.array(number) for number in program.written)])
     for turn in range(last + 1):
         written = [number for number in sorted(program.written) if order.array(number) == turn]
         outputs = [number for number in fields if 1 + order.of(program.outputs[number].nodes) == turn]
-        if written or outputs:
+        for lattice in dict.fromkeys([*(where.get(number) for number in written), *(None for _ in outputs)]):
+            own = [number for number in written if where.get(number) == lattice]
             results = [
                 WholeOutput(
                     f"array {number}",
@@ -303,16 +291,32 @@ def _stages(program: WholeProgram, order: _Order) -> Iterator[Stage]:
                     (program.written[number],),
                     (),
                 )
-                for number in written
-            ] + [program.outputs[number] for number in outputs]
-            places = [ArrayPlace(number) for number in written] + [
-                ArrayPlace(number, True) for number in outputs
+                for number in own
             ]
-            yield KernelStage(_cells(program, results), tuple(places))
-        yield from _between(program, order, turn)
+            places = [ArrayPlace(number) for number in own]
+            if lattice is None:
+                results += [program.outputs[number] for number in outputs]
+                places += [ArrayPlace(number, True) for number in outputs]
+            yield KernelStage(_cells(program, results, where, lattice), tuple(places))
+        yield from _between(program, order, turn, where)
 
 
-def _between(program: WholeProgram, order: _Order, turn: int) -> Iterator[Stage]:
+def _cells(
+    program: WholeProgram,
+    results: Sequence[WholeOutput],
+    where: Mapping[int, LevelGrid],
+    lattice: LevelGrid | None = None,
+) -> StageCells | LevelCells:
+    """Return what is computed at the positions of a lattice; None: at all."""
+    nodes = in_order(node for result in results for node in result.nodes)
+    if lattice is None and not any(node.op == "load" and node.input in where for node in nodes):
+        return stage_cells(program, results)
+    return level_cells(program, results, lattice or whole_space(len(program.space)), where)
+
+
+def _between(
+    program: WholeProgram, order: _Order, turn: int, where: Mapping[int, LevelGrid]
+) -> Iterator[Stage]:
     """Yield the reductions and the arithmetic of values between two kernel stages, in an order that works."""
     arrays = [number for number in program.reduced if order.array(number) == turn]
     values = [
@@ -340,7 +344,17 @@ def _between(program: WholeProgram, order: _Order, turn: int) -> Iterator[Stage]
             for place, node in enumerate(definition.nodes)
         ]
         value, array = (None, number) if kind == "array" else (number, None)
-        yield ReductionStage(definition, _cells(program, results), value, array)
+        lattice = next((where[load.input] for load in definition.nodes if load.input in where), None)
+        cells = _cells(program, results, where, lattice)
+        assert isinstance(cells, StageCells)
+        if lattice is not None:  # cells of an array of this lattice
+            pairs = [*zip(definition.first, definition.step, definition.length, strict=True)]
+            definition = replace(
+                definition,
+                first=tuple(lattice.cell(axis, first) for axis, (first, *_) in enumerate(pairs)),
+                step=tuple(max(s // n, 1) for (_, s, _), n in zip(pairs, lattice.step, strict=True)),
+            )
+        yield ReductionStage(definition, cells, value, array)
     if expressions:
         yield ValueStage(tuple(expressions))
 
@@ -355,48 +369,18 @@ def _reads(program: WholeProgram, one: tuple[str, int]) -> set[tuple[str, int]]:
     return arrays | {("value", node.value) for node in nodes if node.op == "scalar"}
 
 
-def _cells(program: WholeProgram, results: Sequence[WholeOutput]) -> StageCells:
-    """Return results as a program of the arrays that they read."""
-    nodes = in_order(node for result in results for node in result.nodes)
-    reads = tuple(sorted({node.input for node in nodes if node.op == "load"}))
-    places = {number: place for place, number in enumerate(reads)}
-    source = program.graph
-    graph = WholeGraph([source.lengths[number] for number in reads], program.space)
-    for number, place in places.items():
-        graph.wraps[place] = set(source.wraps[number])
-    done: dict[Node, Node] = {}
-    for node in nodes:
-        if node.op == "load":
-            done[node] = graph.load(places[node.input], node.dtype, node.offset, node.component)
-        elif not node.operands:
-            done[node] = graph.leaf(node)
-        else:
-            done[node] = rebuilt(graph, node, [done[one] for one in node.operands])
-    outputs = tuple(replace(one, nodes=tuple(done[node] for node in one.nodes)) for one in results)
-    inputs = tuple(_input(program, number) for number in reads)
-    values = tuple(sorted({node.value for node in nodes if node.op == "scalar"}))
-    return StageCells(WholeProgram(program.space, inputs, outputs, graph, {}), reads, values)
-
-
-def _input(program: WholeProgram, number: int) -> WholeInput:
-    if number < len(program.inputs):
-        return program.inputs[number]
-    dtype = program.written[number].dtype if number in program.written else program.reduced[number].dtype
-    return WholeInput(f"array{number}", program.space, dtype)
-
-
 def _renumbered(stage: Stage, places: dict[int, int]) -> Stage:
     """Return a stage with the program's final numbers of arrays."""
     if isinstance(stage, ValueStage):
         return stage
-    cells = replace(stage.cells, reads=tuple(places[number] for number in stage.cells.reads))
     if isinstance(stage, ReductionStage):
-        return replace(stage, cells=cells, array=None if stage.array is None else places[stage.array])
+        array = None if stage.array is None else places[stage.array]
+        return replace(stage, cells=stage.cells.renumbered(places), array=array)
     writes = tuple(one if one.of_output else ArrayPlace(places[one.number]) for one in stage.writes)
-    return KernelStage(cells, writes)
+    return KernelStage(stage.cells.renumbered(places), writes)
 
 
-def _cells_of(stage: Stage) -> StageCells | None:
+def _cells_of(stage: Stage) -> StageCells | LevelCells | None:
     return None if isinstance(stage, ValueStage) else stage.cells
 
 
@@ -405,7 +389,7 @@ def _widths_of(stages: Sequence[Stage], place: int, dimensions: int) -> tuple[Ex
     memory = read = (NO_WIDTH,) * dimensions
     for cells in map(_cells_of, stages):
         if cells is not None and place in cells.reads:
-            memory = _wider(memory, cells.widths)
+            memory = _wider(memory, cells.memory(place))
             read = _wider(read, cells.footprints[cells.reads.index(place)])
     return memory, read
 

@@ -22,8 +22,10 @@ from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.programs.best import ReducingKernel, reducing_kernels, with_late_reductions
+from meshrun.runner.programs.cells import kernels_of
 from meshrun.runner.programs.stages import (
     KernelStage,
+    ProgramArray,
     Stage,
     StagedProgram,
     ValueStage,
@@ -129,18 +131,19 @@ def _stages_report(
         facts.append((f"stage {number + 1}", _stage(staged, stage) + by.get(number, "")))
         if not isinstance(stage, KernelStage):
             continue
-        cells = reducing[number].cells if number in reducing else stage.cells
-        program = in_real_parts(cells.program.program)
-        if cpu:
-            sources.append(host_source.source([program]))
-        else:
-            sources.append(single_pass.emit(with_units(merge_components(program)[0])).source)
+        for cells in kernels_of(reducing[number].cells if number in reducing else stage.cells):
+            program = in_real_parts(cells.program.program)
+            if cpu:
+                sources.append(host_source.source([program]))
+            else:
+                sources.append(single_pass.emit(with_units(merge_components(program)[0])).source)
     for cut in staged.cuts:
         if not cut.repeated:
             continue
-        name = staged.arrays[cut.number].name if cut.written else f"line {cut.line}"
+        written = cut.number >= 0
+        name = staged.arrays[cut.number].name if written else f"line {cut.line}"
         again = f"{counted(cut.repeated, 'operation')} of a cell again, for {cut.distances} distances"
-        what = "written, instead of" if cut.written else "not written, but"
+        what = "written, instead of" if written else "not written, but"
         facts.append((name, f"{what} {again}; its bytes take as long as {cut.worth}"))
     return KernelReport("\n".join(sources), facts)
 
@@ -152,11 +155,11 @@ def _stage(staged: StagedProgram, stage: Stage) -> str:
     reads = []
     for number, extents in zip(stage.cells.reads, stage.cells.footprints, strict=True):
         reach = _reach(extents)
-        reads.append(f"{staged.arrays[number].name} {reach}")
+        reads.append(f"{_named(staged.arrays[number])} {reach}")
     source = ", ".join(reads) or "no array"
     if isinstance(stage, KernelStage):
         written = [
-            staged.outputs[one.number].name if one.of_output else staged.arrays[one.number].name
+            staged.outputs[one.number].name if one.of_output else _named(staged.arrays[one.number])
             for one in stage.writes
         ]
         operations = counted(stage.cells.program.operations, "operation")
@@ -164,6 +167,11 @@ def _stage(staged: StagedProgram, stage: Stage) -> str:
     reduction = stage.reduction
     axes = "all axes" if stage.value is not None else f"axes {', '.join(map(str, reduction.axes))}"
     return f"reduces ({reduction.ufunc}, line {reduction.line}) over {axes}: {source}"
+
+
+def _named(array: ProgramArray) -> str:
+    """Return the name of an array, with its lengths if it has fewer cells than the function's."""
+    return array.name if array.lattice is None else f"{array.name} ({' x '.join(map(str, array.shape))})"
 
 
 def _edges(kernel: StepKernel) -> list[tuple[str, str]]:

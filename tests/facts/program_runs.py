@@ -30,12 +30,15 @@ def planned(
     return plan_program(trace_whole(function, inputs, parameters, names, kind=kind))
 
 
-def run_program(program: StagedProgram, arrays: Arrays, grid: tuple[int, ...]) -> list[Any]:
+def run_program(
+    program: StagedProgram, arrays: Arrays, grid: tuple[int, ...], *, compiled: bool = False
+) -> list[Any]:
     """Return the outputs of one run; a value must be the same on every rank."""
 
     def rank(control: Any) -> Any:
         world = open_world("cpu", control=control)
-        run = ProgramRun(world, program, grid, Phases(world.backend.synchronize))
+        run = ProgramRun(world, program, grid, Phases(world.backend.synchronize), compiled)
+        assert run.prepare() == []
         for number, (whole, plan) in enumerate(zip(arrays, run.plans, strict=False)):
             if plan is not None:
                 array = empty_array(world, plan, whole.dtype)

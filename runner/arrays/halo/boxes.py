@@ -238,7 +238,15 @@ def _nothing(peer: int) -> list[int]:
 def _layout(field: FieldHalos, rank: int) -> BlockLayout:
     partition = field.partition
     cut = [parts > 1 for parts in partition.grid]
-    layout = BlockLayout(partition[rank], partition.shape, cut, field.widths, field.boundary, read=field.read)
+    layout = BlockLayout(
+        partition[rank],
+        partition.shape,
+        cut,
+        field.widths,
+        field.boundary,
+        read=field.read,
+        padded=partition.empty_halos,
+    )
     layout.aligned = field.aligned
     return layout
 

@@ -170,7 +170,7 @@ class HaloPlan(BlockLayout):
         super().__init__(partition[rank], partition.shape, cut, widths, boundary, cval, padded=padded)
         self.partition, self.declared = partition, widths
         if read is not None and read != widths:
-            self.filled = HaloPlan(partition, rank, read, boundary, cval)
+            self.filled = HaloPlan(partition, rank, read, boundary, cval, padded=partition.empty_halos)
         # Whole axes without their halo: the part that the exchange works on.
         self.inner: Slices = tuple(
             slice(None) if is_cut else core for is_cut, core in zip(cut, self.core, strict=True)

@@ -30,7 +30,7 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import Timed, nodes_of
 from meshrun.runner.compiler.whole.functions.masks import Picked, picked, write_masked
 from meshrun.runner.compiler.whole.functions.outside import Line, root_of
-from meshrun.runner.compiler.whole.graph import EVERY_SECOND, Reduction, ValueCheck, WholeGraph
+from meshrun.runner.compiler.whole.graph import EVERY_SECOND, Reduction, ValueCheck, WholeGraph, assumed
 from meshrun.runner.compiler.whole.points import (
     MOST_POINTS,
     Listed,
@@ -149,6 +149,7 @@ class Tracing(TracedCall):
         self.checks: list[ValueCheck] = []
         self._lines = 0
         self.tape.lift = self.lift
+        self.levels: set[Shape] = set()  # steps along all axes of space, of coarse grids
         self.has_inner = False  # whether inputs have axes that are none of space
 
     def lift(self, array: np.ndarray[Any, Any]) -> Whole:
@@ -163,7 +164,7 @@ class Tracing(TracedCall):
 
     def axes_of(self, shape: Shape) -> tuple[Axis, ...]:
         """Return the axes of a new array: along space where it is as long, from the first axis on."""
-        steps = steps_of(shape, self.space)
+        steps = steps_of(shape, self.space, self.levels)
         along = [Along(axis, 0, step, n) for axis, (step, n) in enumerate(zip(steps, shape, strict=False))]
         return (*along, *(Inner(length) for length in shape[len(along) :]))
 
@@ -296,6 +297,9 @@ def made(
             "np.zeros_like(field) + line for a line of numbers",
         )
     storage = Storage(flat, {axis.axis: axis for axis in axes if isinstance(axis, Along)}, origin)
+    steps = tuple(one.step for _, one in sorted(storage.extents.items()) if one.axis >= 0)
+    if len(steps) == len(recorder.space) and min(steps, default=1) > 1:
+        recorder.levels.add(steps)
     cells = np.arange(len(flat)).reshape(nodes.shape)
     return Whole(recorder, storage, tuple(axes), dict(fixed), cells, dtype)
 
@@ -427,12 +431,16 @@ class Whole(TracedArray):
 
     def moved(self, nodes: Iterable[Node], shift: Shape) -> list[Node]:
         """Return values of this array's for the position that is `shift` ahead."""
-        graph, space = self._recorder.graph, self._recorder.space
-        extents = [one for one in self._storage.extents.values() if one.axis >= 0]
+        graph = self._recorder.graph
         # An array between stages has the positions of space, and no more.
-        if all(one.first >= 0 and one.stop <= space[one.axis] for one in extents):
-            return graph.moved(nodes, shift)
-        return graph.substituted(nodes, shift)
+        return graph.moved(nodes, shift) if self._is_within_space else graph.substituted(nodes, shift)
+
+    @property
+    def _is_within_space(self) -> bool:
+        """Whether all cells of its memory are at positions of space."""
+        space = self._recorder.space
+        extents = [one for one in self._storage.extents.values() if one.axis >= 0]
+        return all(one.first >= 0 and one.stop <= space[one.axis] for one in extents)
 
     def _of_cells(self) -> bool:
         """Return whether its values differ from cell to cell, or are one cell's."""
@@ -540,6 +548,8 @@ class Whole(TracedArray):
         layout, (_, nodes) = recorder.aligned([target, given])
         if tuple(layout.axes) != target._axes:
             raise NotTraceable("writes cells of a field into an array that has no axis of it")
+        if given._is_within_space and not self._is_within_space:
+            nodes = graph.kept(nodes)  # what moves with a longer array is read from one of space
         nodes = target.cast(nodes, self.dtype)
         # One element along axes of space; the others as the target's.
         whole = np.broadcast_to(nodes, tuple(a.length if isinstance(a, Inner) else 1 for a in target._axes))
@@ -549,9 +559,14 @@ class Whole(TracedArray):
         after = self.merged(before, whole.reshape(before.shape))
         values = graph.written(after.ravel()) if conditions else after.ravel()
         for cell, old, new in zip(target._cells.ravel(), before.ravel(), values, strict=True):
-            chosen = new
+            # Where a cell is written, what the same cells were before is needed by no result.
+            known = dict.fromkeys(conditions, True)
+            chosen = assumed(new, known)
             for condition in conditions:
-                chosen = graph.operation("where", old.dtype, (condition, chosen, old), line)
+                known[condition] = False
+                kept = assumed(old, known)
+                del known[condition]
+                chosen = graph.operation("where", old.dtype, (condition, chosen, kept), line)
             storage.nodes[cell] = chosen
         if not storage.changed:
             storage.changed, storage.line = True, line

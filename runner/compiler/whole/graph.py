@@ -157,7 +157,7 @@ class WholeGraph(Graph):
     def array_between(self, node: Node) -> int:
         """Return the number of the array that holds a node's values, if it is written."""
         if node not in self._numbers:
-            self._numbers[node] = self._new_array(self.space)
+            self._numbers[node] = self.new_array(self.space)
             self.between[self._numbers[node]] = node
         return self._numbers[node]
 
@@ -165,7 +165,7 @@ class WholeGraph(Graph):
         """Return the load of a reduction's result along some axes."""
         if reduction not in self._numbers:
             lengths = tuple(0 if axis in reduction.axes else n for axis, n in enumerate(self.space))
-            self._numbers[reduction] = self._new_array(lengths)
+            self._numbers[reduction] = self.new_array(lengths)
             self.between[self._numbers[reduction]] = reduction
         return self.load(self._numbers[reduction], reduction.dtype, (0,) * len(self.space))
 
@@ -194,7 +194,8 @@ class WholeGraph(Graph):
         points, number, shift = node.value
         return self._pick(points, number, shift, node.dtype)
 
-    def _new_array(self, lengths: Shape) -> int:
+    def new_array(self, lengths: Shape) -> int:
+        """Return the number of a further array. lengths: as of `lengths`."""
         self.lengths.append(lengths)
         self.wraps.append(set())
         return len(self.lengths) - 1
@@ -222,6 +223,11 @@ class WholeGraph(Graph):
     def _pick(self, points: int, number: int, shift: Offset | None, dtype: np.dtype[Any]) -> Node:
         key = "pick", points, number, shift
         return self._node(key, lambda: Node("pick", dtype, value=(points, number, shift)))
+
+    def picked_nodes(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return the values that lists have, where these are computed, of `pick` among some nodes."""
+        lists = {node.value[1] for node in nodes if node.op == "pick"}
+        return [one for number in sorted(lists) for one in self.picked[number] if isinstance(one, Node)]
 
     def for_other_list(self, nodes: Iterable[Node], other: int, shift: Offset) -> list[Node]:
         """Return the values at a list's points for those of another list, which lie `shift` before them."""
@@ -321,15 +327,27 @@ class WholeGraph(Graph):
         """
         if not any(shift):
             return list(nodes)
-        every = frozenset(range(len(self.space)))
         found = []
         for node in nodes:
-            on = self.dependence(node)
-            if node.op not in LEAVES and "load" in on.leaves and not on.on_points and every <= on.axes:
+            if self._is_stored(node):
                 found.append(self.load(self.array_between(node), node.dtype, shift))
             else:
                 found += self.substituted([node], shift)
         return found
+
+    def kept(self, nodes: HostArray) -> HostArray:
+        """Return the same values, those that may be written between two stages read from the array."""
+        found: HostArray = nodes.copy()
+        zero = (0,) * len(self.space)
+        for place, node in np.ndenumerate(nodes):
+            if self._is_stored(node):
+                found[place] = self.load(self.array_between(node), node.dtype, zero)
+        return found
+
+    def _is_stored(self, node: Node) -> bool:
+        """Return whether a value of each position is computed of cells."""
+        every, on = frozenset(range(len(self.space))), self.dependence(node)
+        return node.op not in LEAVES and "load" in on.leaves and not on.on_points and every <= on.axes
 
     def substituted(self, nodes: Iterable[Node], shift: Offset) -> list[Node]:
         """Return the same values for the position that is `shift` ahead, computed there."""
@@ -479,3 +497,10 @@ class WholeGraph(Graph):
         if leaf.op in ("place", "inside"):
             return (leaf.value[0],)
         return leaf.value if leaf.op == "table" else ()
+
+
+def assumed(node: Node, known: Mapping[Node, bool]) -> Node:
+    """Return what a choice is where some conditions are known. Other nodes stay as they are."""
+    while node.op == "where" and node.operands[0] in known:
+        node = node.operands[1 if known[node.operands[0]] else 2]
+    return node

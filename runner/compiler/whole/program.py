@@ -114,6 +114,23 @@ class WholeProgram:
         return bool(self.between or self.values)
 
     @cached_property
+    def has_strides(self) -> bool:
+        """Whether some cells are computed at every second position, or further apart, as coarse grids are."""
+        return any(node.op == "inside" and node.value[3] > 1 for node in self.nodes)
+
+    @cached_property
+    def has_levels(self) -> bool:
+        """Whether the cells of some array between stages are read at multiples of a distance alone.
+
+        So are those of a coarse grid.
+        """
+        distances: dict[int, int] = {}
+        for node in self.nodes:
+            if node.op == "load" and isinstance(self.between.get(node.input), Node):
+                distances[node.input] = math.gcd(distances.get(node.input, 0), *node.offset)
+        return max(distances.values(), default=0) > 1
+
+    @cached_property
     def program(self) -> Program:
         """The program of each cell, for kernels."""
         dimensions = len(self.space)

@@ -6,7 +6,7 @@ coarse one at position 2 i, 4 i and so on. What an array does not have at a posi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
 
 import numpy as np
@@ -70,12 +70,20 @@ def subgrid_of(shape: Shape, space: Shape) -> Subgrid:
     return Subgrid(shape, tuple(steps))
 
 
-def steps_of(shape: Shape, space: Shape) -> list[int]:
+def steps_of(shape: Shape, space: Shape, levels: Collection[Shape] = ()) -> list[int]:
     """Return the steps along the leading axes of an array that the function makes, as suits space.
 
     It is a coarse grid if it is one along all axes. Along a single one it may be a short table: only half as
-    many elements are a grid.
+    many elements are a grid. An array that is twice as coarse as a grid of the function is a grid, too.
+
+    levels: of coarse grids that the function has, the steps.
     """
+    for level in levels:
+        for coarser in (level, tuple(2 * step for step in level)):
+            cells = [-(-n // step) for n, step in zip(space, coarser, strict=True)]
+            nested = zip(shape, cells, strict=False)
+            if len(shape) >= len(space) and all(n and 0 <= most - n <= 1 for n, most in nested):
+                return list(coarser)
 
     def steps() -> Iterator[int | None]:
         before = 1

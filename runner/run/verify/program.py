@@ -18,7 +18,7 @@ from meshrun.runner.region import HostArray, Region
 from meshrun.runner.run.verify.compare import differs
 from meshrun.runner.run.verify.results import Mismatch, drop_cached, mismatch_error
 from meshrun.runner.spelling import option
-from meshrun.runner.storage.formats.registry import Sink, Source, read_back, reopen
+from meshrun.runner.storage.formats.registry import Sink, Source, own_source, read_back, reopen
 from meshrun.runner.system.host_memory import free_host_memory
 from meshrun.runner.world.world import World
 
@@ -65,7 +65,7 @@ def _plain(task: Task, sources: Sequence[Source], steps: int) -> list[HostArray]
     """Return the results of the plain function after so many steps."""
     arrays = []
     taken = len(task.job.arrays) - len(task.job.constants)  # the others are known to the function
-    for source in map(reopen, sources[:taken]):
+    for source in map(reopen, map(own_source, sources[:taken])):
         array = np.empty(source.shape, source.dtype)
         source.read(Region((0,) * array.ndim, array.shape), array)
         arrays.append(array)
@@ -89,7 +89,7 @@ def _compared(task: Task, number: int, written: Source, expected: HostArray, ste
     """Return what is wrong of output `number`; None if nothing is."""
     everything = Region((0,) * expected.ndim, expected.shape)
     got = np.empty(expected.shape, written.dtype)
-    written.read(everything, got)
+    own_source(written).read(everything, got)
     tolerance = 0.0
     if expected.dtype.kind == "f" and (_rounds(task) or task.job.program.inexact):
         finite = np.abs(expected[np.isfinite(expected)])

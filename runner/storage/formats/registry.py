@@ -320,6 +320,11 @@ def reopen(source: Source) -> Source:
     return decode(_open(source.path, source.name, source.form))
 
 
+def own_source(source: Source) -> Source:
+    """Return the source of an array's own cells."""
+    return source.source if isinstance(source, SpreadSource) else source
+
+
 def read_back(sink: Sink) -> Source:
     """Open the file that `sink` has written, like any file of its format, and decode it."""
     if isinstance(sink, SpreadSink):

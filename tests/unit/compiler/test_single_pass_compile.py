@@ -17,6 +17,9 @@ from meshrun.runner.compiler.cuda.fill import kernel_of
 from meshrun.runner.compiler.cuda.single_pass import emit
 from meshrun.runner.compiler.passes.ends import interior
 from meshrun.runner.compiler.trace.graph import Operand, merge_components
+from meshrun.runner.programs.cells import LevelCells, kernels_of
+from tests.facts.program_runs import planned
+from tests.unit.programs.test_levels import two_grids
 
 ARCHITECTURES = ("90", "80", "100")
 
@@ -101,3 +104,14 @@ def test_cells_near_the_ends_cost_the_interior_no_registers(
         assert set(re.findall(r"(\d+) bytes spill stores", log)) == {"0"}
         registers += map(int, re.findall(r"Used (\d+) registers", log))
     assert registers[0] <= max(registers[1] + MORE_REGISTERS, 32)
+
+
+def test_kernels_between_levels_compile() -> None:
+    """Those that read and write neighbours in a row as components."""
+    arrays = [np.random.default_rng(0).random((21, 17), dtype=np.float32) for _ in range(2)]
+    stages = planned(two_grids, arrays, ("u",), kind="cuda").kernels
+    between = [stage.cells for stage in stages if isinstance(stage.cells, LevelCells)]
+    programs = [one.program.program for cells in between for one in kernels_of(cells)]
+    assert any(one.components > 1 for program in programs for one in (*program.inputs, *program.outputs))
+    for program in {one.text(): one for one in programs}.values():
+        assert "warning" not in log_of(emit(merge_components(program)[0]), ARCHITECTURES[0])

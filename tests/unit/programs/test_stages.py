@@ -367,3 +367,20 @@ def test_what_a_stage_reduces_is_not_written() -> None:
     program = planned(lambda u: u / np.max(np.abs(u) + 1), [field(12, 9)], ["out"])
     assert [type(stage) for stage in program.stages[:1]] == [ReductionStage]
     assert program.intermediates == ()
+
+
+def test_a_sweep_with_edges_is_one_stage() -> None:
+    """What a sweep reads of the array before it, at the own cell and beside it, comes from one array."""
+
+    def sweeps(u, f):
+        for _ in range(6):
+            new = u.copy()
+            around = (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - f[1:-1, 1:-1]) / 4
+            new[1:-1, 1:-1] = u[1:-1, 1:-1] + 0.8 * (around - u[1:-1, 1:-1])
+            u = new
+        return u
+
+    program = check(sweeps, field(12, 11), field(12, 11, seed=1))
+    assert len(program.kernels) == len(program.intermediates) + 1 <= 6
+    for stage in program.kernels:
+        assert len(stage.cells.reads) <= 3  # u, f, and one more for the edges

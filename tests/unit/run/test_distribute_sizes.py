@@ -188,3 +188,31 @@ def test_sizes_that_share_no_grid_are_named(tmp_path: Path) -> None:
     np.save(tmp_path / "u.npy", np.ones((20, 40)))
     with pytest.raises(UserError, match="share no grid along axis 1"):
         run(apart, *paths, {}, Options(device="cpu"))
+
+
+@distribute(outputs=("u", "c", "e"))
+def in_stages(u, c):
+    """Sweeps of a coarse grid, which is an input, and a value of it; a coarser result."""
+    r = u - np.roll(u, 1, axis=0)
+    c += r[::2, ::2]
+    e = c.copy()
+    for _ in range(3):
+        e[1:-1, 1:-1] = e[1:-1, 1:-1] / 2 + np.sqrt(np.abs(e[2:, 1:-1] * e[:-2, 1:-1] + e[1:-1, 2:] + 1))
+    u[::2, ::2] -= e
+    return u, c, e[::2, ::2] + e.max()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_levels_of_a_function_in_stages(tmp_path: Path, ranks: int) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.random((33, 25), dtype=np.float32), rng.random((17, 13), dtype=np.float32)]
+    inputs, outputs = ([tmp_path / f"{one}{kind}.npy" for one in "uce"] for kind in ("", "_after"))
+    for path, array in zip(inputs, arrays, strict=False):
+        np.save(path, array)
+    options = Options(verify="full", steps=StepOptions(steps=3))
+    on_ranks(ranks, in_stages, inputs[:2], outputs, options)
+    u, c = (array.copy() for array in arrays)
+    for _ in range(3):
+        u, c, e = in_stages.function(u, c)
+    for path, want in zip(outputs, (u, c, e), strict=True):
+        np.testing.assert_array_equal(np.load(path), want)

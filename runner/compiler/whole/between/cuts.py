@@ -7,9 +7,8 @@ where the operations that would be repeated take longer than its bytes. Edges do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from meshrun.runner.compiler.trace.array import MOST_NODES
 from meshrun.runner.compiler.trace.graph import Node, Offset, in_order
@@ -28,6 +27,12 @@ from meshrun.runner.compiler.whole.program import WholeProgram
 # Operations for each byte that is written and read again, of a 4-byte and of an 8-byte dtype.
 OPERATIONS_PER_BYTE = {"cuda": {4: 7.0, 8: 3.5}, "cpu": {4: 2.0, 8: 1.0}}
 FREE = ("cast", "where", *LEAVES)
+MOST_FUSED = 96  # nodes of an array that is computed where it is read, of a function with coarse grids
+MOST_MADE = 16 * MOST_NODES  # nodes that are made while arrays are computed where they are read
+
+
+class TooManyNodes(Exception):
+    """More nodes than `MOST_MADE` would be made."""
 
 
 def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
@@ -38,17 +43,22 @@ def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
     """
     needed = Needed(program)
     staged = bool(needed.reduced or needed.values)
-    if staged and (program.graph.points or any(program.graph.vary(one.nodes) for one in program.series)):
-        raise NotTraceable("has points beside reductions", "one function for each")
-    if program.graph.points or (program.series and not staged):
+    if staged and any(program.graph.vary(one.nodes) for one in program.series):
+        raise NotTraceable(
+            "has series of values at points beside reductions", "one function for each, or values as series"
+        )
+    if not staged and (program.graph.points or program.series):
         kind = None
     cuts = _cuts(program, needed, kind or "cpu")
     choices = [[]] if kind is None else [[number for number, cut in cuts.items() if cut.written], list(cuts)]
     for kept in choices:
-        found = _with_arrays(program, needed, set(kept))
+        try:
+            found = _with_arrays(program, needed, set(kept))
+        except TooManyNodes:
+            continue
         if kind is not None:
             found = _with_shared(found, kind)
-        if len(_nodes_of(found)) <= MOST_NODES:
+        if _most_nodes(found) <= MOST_NODES:
             program.graph.cuts += tuple(cuts.values())
             return found
         program.graph.cuts = ()
@@ -95,25 +105,53 @@ def _cuts(program: WholeProgram, needed: Needed, kind: str) -> dict[int, Cut]:
     roots = [node for output in program.outputs for node in output.nodes]
     roots += [node for reduction in needed.reductions for node in reduction.nodes]
 
+    # What an array holds may be used at the own cell too, where it is no load.
+    defines = {node: number for number, node in needed.written.items()}
+    found: dict[int, Cut] = {}
+
+    def of_array(node: Node) -> bool:
+        """Return whether a node is read from an array, or may be: that of one that is decided later."""
+        number = defines.get(node)
+        return number is not None and (number not in found or found[number].written)
+
     def note(nodes: Iterable[Node], distances: Iterable[Offset]) -> int:
-        path = _main_path(space, nodes)
+        path = _main_path(program, nodes, of_array)
         for node in path:
             if node.op == "load" and node.input in uses:
                 uses[node.input] |= {_near(space, node.offset, further) for further in distances}
+            elif of_array(node):
+                uses[defines[node]] |= {_near(space, zero, further) for further in distances}
         return sum(node.op not in FREE for node in path)
 
-    note(roots, [(0,) * len(space)])
-    found = {}
+    # Arrays that are read at one distance are part of what reads them: so is their work.
+    zero, reads = (0,) * len(space), dict[int, list[tuple[int, Offset]]]()
+    work: dict[int, int] = {}
+    for number, wanted in [(-1, roots), *((number, [node]) for number, node in needed.written.items())]:
+        others = {node: other for node, other in defines.items() if other != number}
+        path = _main_path(program, wanted, others.__contains__)
+        reads[number] = [(one.input, one.offset) for one in path if one.op == "load" and one.input in uses]
+        reads[number] += [(others[one], zero) for one in path if one in others]
+        work[number] = sum(one.op not in FREE for one in path)
+    distances_of: dict[int, set[Offset]] = {}
+    for read in [one for several in reads.values() for one in several]:
+        distances_of.setdefault(read[0], set()).add(read[1])
+    for number in sorted(needed.written):
+        parts = {one for one, _ in reads[number] if one < number and len(distances_of[one]) == 1}
+        work[number] += sum(work[one] for one in parts)
+
+    note(roots, [zero])
     for number in sorted(needed.written, reverse=True):
         node, distances = needed.written[number], uses[number]
-        own = _main_path(space, [node])
-        operations = sum(one.op not in FREE for one in own)
+        del defines[node]
+        operations = work[number]
         size = max(node.dtype.itemsize, 1)
         rate = OPERATIONS_PER_BYTE["cpu" if kind == "cpu" else "cuda"][8 if size > 4 else 4]
         repeated = max(len(distances) - 1, 0) * operations
         cut = Cut(number, node.line, len(distances), repeated, int(2 * size * rate))
         found[number] = cut
-        note([node], [(0,) * len(space)] if cut.written else distances)
+        note([node], [zero] if cut.written else distances)
+        if cut.written:
+            defines[node] = number
     return dict(sorted(found.items()))
 
 
@@ -125,8 +163,13 @@ def _near(space: Sequence[int], offset: Offset, further: Offset) -> Offset:
     return tuple(around)
 
 
-def _main_path(space: Sequence[int], nodes: Iterable[Node]) -> list[Node]:
-    """Return the nodes that most cells need: of conditions on the position, the branch of more cells."""
+def _main_path(
+    program: WholeProgram, nodes: Iterable[Node], stop: Callable[[Node], bool] | None = None
+) -> list[Node]:
+    """Return the nodes that most cells need: of conditions on the position, the branch of more cells.
+
+    stop: returns whether what a node is computed of is left out. None: it never is.
+    """
     found: dict[Node, None] = {}
     open_nodes = list(nodes)
     while open_nodes:
@@ -134,10 +177,15 @@ def _main_path(space: Sequence[int], nodes: Iterable[Node]) -> list[Node]:
         if node in found:
             continue
         found[node] = None
+        if stop is not None and stop(node):
+            continue
         if node.op == "where" and node.operands[0].op == "inside":
             axis, low, high, step = node.operands[0].value
-            if step == 1 and axis >= 0:
-                most = 2 * (min(high, space[axis]) - max(low, 0)) >= space[axis]
+            # One position may be half of the cells of a coarse grid.
+            coarse = program.has_strides and high - low == 1
+            if step == 1 and axis >= 0 and not coarse:
+                length = program.space[axis]
+                most = 2 * (min(high, length) - max(low, 0)) >= length
                 open_nodes.append(node.operands[1 if most else 2])
                 continue
         open_nodes += node.operands
@@ -149,6 +197,7 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
     graph, done = program.graph, dict[Node, Node]()
     definitions: dict[int, Node] = {}
     nearest = _Nearest(graph, kept)
+    zero, before = (0,) * len(program.space), len(graph)
 
     def of(nodes: Iterable[Node]) -> tuple[Node, ...]:
         wanted = list(nodes)
@@ -158,6 +207,8 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
                     done[node] = graph.load_at(node.input, node.dtype, node.offset, node.component)
                 else:
                     done[node] = nearest.moved(definitions[node.input], node.offset)
+                    if len(graph) - before > MOST_MADE:
+                        raise TooManyNodes
             elif node.op in LEAVES:
                 done[node] = node
             else:
@@ -167,6 +218,13 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
     # Arrays and the values that they need, in the function's order.
     for number in sorted(needed.written):
         (definitions[number],) = of([needed.written[number]])
+        # From level to level, expressions would grow: what has become long is written.
+        fused = len(in_order([definitions[number]]))
+        if program.has_strides and fused > MOST_FUSED:
+            kept.add(number)
+        if number in kept:  # other stages read what one has written, also of the own cell
+            node = needed.written[number]
+            done[node] = graph.load_at(number, node.dtype, zero)
     uniform = _Uniform(graph)
 
     def cells(nodes: Iterable[Node]) -> tuple[Node, ...]:
@@ -209,7 +267,7 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
     # How many stages compute each node.
     computing: dict[Node, int] = {}
     for roots in stages:
-        for node in _main_path(program.space, roots):
+        for node in _main_path(program, roots):
             computing[node] = computing.get(node, 0) + 1
     # From the results down, the first that is worth its bytes.
     chosen: dict[Node, Node] = {}
@@ -221,7 +279,7 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
         seen.add(node)
         again = computing.get(node, 1) - 1
         if again and node.op not in LEAVES and node not in program.written.values():
-            own = [one for one in _main_path(program.space, [node]) if one.op not in FREE]
+            own = [one for one in _main_path(program, [node]) if one.op not in FREE]
             varies = all(graph.varies([node], axis) for axis in range(len(program.space)))
             size = max(node.dtype.itemsize, 1)
             worth = int(2 * size * OPERATIONS_PER_BYTE[kind][8 if size > 4 else 4])
@@ -341,11 +399,11 @@ class _Uniform:
         return scalar
 
 
-def _nodes_of(program: WholeProgram) -> list[Node]:
-    """Return all nodes of all stages."""
-    roots: list[Any] = [node for output in program.outputs for node in output.nodes]
-    roots += program.written.values()
+def _most_nodes(program: WholeProgram) -> int:
+    """Return the number of nodes of the largest stage."""
+    stages: list[Sequence[Node]] = [[node for output in program.outputs for node in output.nodes]]
+    stages += [[node] for node in program.written.values()]
     definitions: Mapping[int, Definition] = program.values
     for one in (*program.reduced.values(), *definitions.values()):
-        roots += one.nodes if isinstance(one, Reduction) else [one] if isinstance(one, Node) else []
-    return in_order(roots)
+        stages.append(one.nodes if isinstance(one, Reduction) else [one] if isinstance(one, Node) else [])
+    return max(len(in_order(nodes)) for nodes in stages)

@@ -1,0 +1,411 @@
+"""Levels: which positions each array between stages needs, so that a coarse grid has no others in memory.
+
+All nodes are values per position of one space. An array that is read at every second position alone, as a
+coarse grid is, can be stored as these positions; then a stage that computes it does a quarter of the work of
+one in the fine grid, in two dimensions. From the results down, `lattices` finds the positions at which each
+array is read. `cells_of` writes the nodes of a stage as values per cell of a lattice: conditions on the
+position become conditions on the cell, and offsets become distances between cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshrun.runner.compiler.trace.graph import BOOL, PLACE, Node, in_order
+from meshrun.runner.compiler.whole.graph import Reduction, WholeGraph
+from meshrun.runner.compiler.whole.program import WholeProgram
+from meshrun.runner.region import Shape
+
+FEW = 3  # positions that are looked at one by one
+MOST_PHASES = 64  # lattices in which a stage is computed, of one that reads coarser arrays
+
+
+@dataclass(frozen=True)
+class LevelGrid:
+    """Positions of space: along each axis first, first + step, and so on, to the end of space."""
+
+    first: Shape
+    step: Shape
+
+    @property
+    def is_space(self) -> bool:
+        """Whether these are all positions."""
+        return set(self.step) <= {1}
+
+    def lengths(self, space: Shape) -> Shape:
+        """Return the number of positions along each axis."""
+        return tuple(
+            max(-(-(n - first) // step), 0)
+            for n, first, step in zip(space, self.first, self.step, strict=True)
+        )
+
+    def cell(self, axis: int, position: int) -> int:
+        """Return the first cell that is at a position along an axis, or after it."""
+        return max(-(-(position - self.first[axis]) // self.step[axis]), 0)
+
+
+def whole_space(dimensions: int) -> LevelGrid:
+    """Return the lattice of all positions."""
+    return LevelGrid((0,) * dimensions, (1,) * dimensions)
+
+
+@dataclass(frozen=True)
+class Progression:
+    """Positions along an axis: from low to high, one every `step`; step is 0 if low is high."""
+
+    low: int
+    high: int
+    step: int
+
+    def __len__(self) -> int:
+        return 1 if self.step == 0 else (self.high - self.low) // self.step + 1
+
+    @property
+    def positions(self) -> range:
+        return range(self.low, self.high + 1, self.step or 1)
+
+    def joined(self, other: Progression | None) -> Progression:
+        """Return the progression of fewest positions that has those of both."""
+        if other is None:
+            return self
+        low, high = min(self.low, other.low), max(self.high, other.high)
+        return Progression(low, high, math.gcd(self.step, other.step, abs(self.low - other.low)))
+
+    def between(self, low: int, high: int) -> Progression | None:
+        """Return the positions from low to high, or None."""
+        if self.step == 0:
+            return self if low <= self.low <= high else None
+        first = self.low + max(-(-(low - self.low) // self.step), 0) * self.step
+        last = self.high - max(-(-(self.high - high) // self.step), 0) * self.step
+        return None if first > last else Progression(first, last, self.step if first < last else 0)
+
+    def shared(self, first: int, step: int) -> Progression | None:
+        """Return the positions that are first plus a multiple of step, or None."""
+        if self.step == 0:
+            return self if (self.low - first) % step == 0 else None
+        divisor = math.gcd(self.step, step)
+        if (first - self.low) % divisor:
+            return None
+        turns = (first - self.low) // divisor * pow(self.step // divisor, -1, step // divisor)
+        low = self.low + self.step * (turns % (step // divisor))
+        return self._from(low, self.step // divisor * step)
+
+    def _from(self, low: int, step: int) -> Progression | None:
+        if low > self.high:
+            return None
+        high = low + (self.high - low) // step * step
+        return Progression(low, high, step if high > low else 0)
+
+    def moved(self, shift: int) -> Progression:
+        return Progression(self.low + shift, self.high + shift, self.step)
+
+    def within(self, condition: Node) -> Progression | None:
+        """Return the positions at which a condition on the position is true, or None."""
+        _, low, high, step = condition.value
+        inner = self.between(low, high - 1)
+        return inner and inner.shared(low, step)
+
+    def without(self, condition: Node) -> Progression | None:
+        """Return the positions at which it is false, and perhaps more; None if there are none."""
+        _, low, high, step = condition.value
+        inner = self.between(low, high - 1)
+        true = inner and inner.shared(low, step)
+        if inner is None or true is None:
+            return self
+        parts = [self.between(self.low, low - 1), self.between(high, self.high)]
+        if len(inner) <= FEW:
+            false = sorted({*inner.positions} - {*true.positions})
+            parts += [Progression(at, at, 0) for at in false]
+        elif true.step == 2 * inner.step:
+            other = inner.low + (inner.step if true.low == inner.low else 0)
+            parts.append(inner._from(other, true.step))
+        elif len(true) < len(inner):
+            parts.append(inner)
+        found: Progression | None = None
+        for part in parts:
+            found = found if part is None else part.joined(found)
+        return found
+
+
+Demand = tuple[Progression, ...]  # the positions along each axis of space
+
+
+def lattices(program: WholeProgram, reduced: Collection[int] = ()) -> dict[int, LevelGrid]:
+    """Return the positions at which each of the arrays that stages write is read.
+
+    reduced: numbers of arrays that reductions alone read, at the own cell.
+    """
+    graph, space, written = program.graph, program.space, program.written
+    demands: dict[int, Demand] = {}
+    everywhere = tuple(_steps(0, 1, n) for n in space)
+
+    def note(nodes: Sequence[Node], demand: Demand) -> None:
+        for number, needed in _loads_of(graph, nodes, demand):
+            if number in written:
+                known = demands.get(number)
+                demands[number] = needed if known is None else _joined(needed, known)
+
+    for output in program.outputs:
+        if output.shape:
+            note(output.nodes, everywhere)
+    for one in [*program.reduced.values(), *program.values.values()]:
+        if isinstance(one, Reduction) and 0 not in one.length:
+            note(one.nodes, _of_reduction(one))
+    found: dict[int, LevelGrid] = {}
+    for number in reversed(_in_order_of_reads(written)):
+        single = number in reduced
+        found[number] = _lattice(demands.get(number, everywhere), space, graph.wraps[number], single=single)
+        cells = found[number]
+        counts = cells.lengths(space)
+        whole = tuple(map(_steps, cells.first, cells.step, counts))
+        note([written[number]], whole)
+    return found
+
+
+def _of_reduction(reduction: Reduction) -> Demand:
+    return tuple(map(_steps, reduction.first, reduction.step, reduction.length))
+
+
+def _lattice(demand: Demand, space: Shape, wraps: set[int], *, single: bool) -> LevelGrid:
+    """Return the lattice of all positions at which an array is read.
+
+    One that is read around the ends of space goes on there as between them. single: whether it may be of one
+    position along an axis.
+    """
+    pairs = []
+    for axis, (one, n) in enumerate(zip(demand, space, strict=True)):
+        step = one.step or (n if single else 1)
+        step = 1 if axis in wraps and n % step else step
+        pairs.append((one.low % step, step))
+    return LevelGrid(tuple(first for first, _ in pairs), tuple(step for _, step in pairs))
+
+
+def _in_order_of_reads(written: Mapping[int, Node]) -> list[int]:
+    """Return the numbers of arrays, each after those that it is computed of."""
+    found: dict[int, None] = {}
+    open_numbers = list(written)[::-1]
+    reads = {
+        number: {one.input for one in in_order([node]) if one.op == "load" and one.input in written}
+        for number, node in written.items()
+    }
+    while open_numbers:
+        number = open_numbers[-1]
+        missing = [one for one in reads[number] if one not in found]
+        if missing and number not in found:
+            open_numbers += missing
+        else:
+            found.setdefault(number, None)
+            open_numbers.pop()
+    return list(found)
+
+
+def _joined(one: Demand, other: Demand) -> Demand:
+    return tuple(a.joined(b) for a, b in zip(one, other, strict=True))
+
+
+def _demands(nodes: Sequence[Node], demand: Demand) -> dict[Node, Demand]:
+    """Return the positions at which each node is needed, for nodes that are needed at some."""
+    found = dict.fromkeys(nodes, demand)
+
+    def need(node: Node, wanted: Demand) -> None:
+        found[node] = _joined(wanted, found[node]) if node in found else wanted
+
+    for node in reversed(in_order(nodes)):
+        if node not in found:
+            continue  # in no branch that is taken
+        wanted = found[node]
+        if node.op != "where" or node.operands[0].op != "inside":
+            for operand in node.operands:
+                need(operand, wanted)
+            continue
+        condition, chosen, other = node.operands
+        axis = condition.value[0]
+        need(condition, wanted)
+        for operand, along in (
+            (chosen, wanted[axis].within(condition)),
+            (other, wanted[axis].without(condition)),
+        ):
+            if along is not None:
+                need(operand, (*wanted[:axis], along, *wanted[axis + 1 :]))
+    return found
+
+
+def _loads_of(graph: WholeGraph, nodes: Sequence[Node], demand: Demand) -> Iterable[tuple[int, Demand]]:
+    """Yield the arrays that nodes read, each with the positions at which it is."""
+    for node, wanted in _demands(nodes, demand).items():
+        if node.op != "load":
+            continue
+        parts = [
+            _read_along(one, shift, n, wraps=axis in graph.wraps[node.input])
+            for axis, (one, shift, n) in enumerate(zip(wanted, node.offset, graph.space, strict=True))
+        ]
+        if all(part is not None for part in parts):
+            yield node.input, tuple(part for part in parts if part is not None)
+
+
+def _read_along(positions: Progression, shift: int, length: int, *, wraps: bool) -> Progression | None:
+    """Return the positions that are read along an axis; None if none is one of the array's."""
+    moved = positions.moved(shift)
+    inner = moved.between(0, length - 1)
+    if not wraps:
+        return inner
+    for beyond, further in (
+        (moved.between(-length, -1), length),
+        (moved.between(length, 2 * length - 1), -length),
+    ):
+        if beyond is not None:
+            inner = beyond.moved(further).joined(inner)
+    return inner
+
+
+class Misaligned(Exception):
+    """An array is read between its cells, or its cells in too many ways."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """How the cells of a lattice read an array.
+
+    array: number. ratio: cells of the array from one cell of the lattice to the next, per axis. Along the
+    last axis, so many cells of the array are the components of one. index: the array's cell that is read for
+    cell 0, per axis; below the ratio, and 0 along the last axis.
+    """
+
+    array: int
+    ratio: Shape
+    index: Shape
+
+
+def phases_of(lattice: LevelGrid, nodes: Sequence[Node], where: Mapping[int, LevelGrid]) -> Shape:
+    """Return in how many lattices along each axis the cells of one are computed, as some arrays are coarser.
+
+    Raises Misaligned if these are too many.
+    """
+    steps = list(lattice.step)
+    for number in {node.input for node in in_order(nodes) if node.op == "load"}:
+        if number in where:
+            steps = [math.lcm(a, b) for a, b in zip(steps, where[number].step, strict=True)]
+    found = tuple(a // b for a, b in zip(steps, lattice.step, strict=True))
+    if math.prod(found) > MOST_PHASES:
+        raise Misaligned
+    return found
+
+
+def part_of(lattice: LevelGrid, phases: Shape, phase: Shape) -> LevelGrid:
+    """Return the lattice of every `phases`-th cell of a lattice along each axis, from cell `phase` on."""
+    axes = zip(lattice.first, lattice.step, phase, strict=True)
+    first = tuple(a + step * at for a, step, at in axes)
+    return LevelGrid(first, tuple(step * n for step, n in zip(lattice.step, phases, strict=True)))
+
+
+@dataclass(eq=False)
+class LatticeGraph:
+    """Nodes per cell of lattices.
+
+    source: the program, whose nodes are per position. where: of its arrays that have not all positions, the
+    lattice. graph: of the new nodes. reads: the inputs of the new nodes, in order. offsets: of each array,
+    how far from the own position it is read.
+    """
+
+    source: WholeProgram
+    where: Mapping[int, LevelGrid]
+    graph: WholeGraph
+    reads: dict[Read, int] = field(default_factory=dict)
+    offsets: dict[int, list[Shape]] = field(default_factory=dict)
+
+    def of(self, nodes: Sequence[Node], lattice: LevelGrid) -> tuple[Node, ...]:
+        """Return nodes per position as nodes per cell. Raises Misaligned."""
+        graph, done = self.graph, dict[Node, Node]()
+        counts = lattice.lengths(self.source.space)
+        if 0 in counts:
+            return tuple(graph.constant(np.zeros((), node.dtype), node.dtype) for node in nodes)
+        demands = _demands(nodes, tuple(map(_steps, lattice.first, lattice.step, counts)))
+        open_nodes = list(nodes)[::-1]
+        while open_nodes:
+            node = open_nodes[-1]
+            # What no cell chooses is not computed.
+            needed: Sequence[Node] = node.operands
+            chosen = _only_choice(node, demands)
+            if chosen is not None:
+                needed = (chosen,)
+            missing = [one for one in needed if one not in done]
+            if missing and node not in done:
+                open_nodes += missing[::-1]
+                continue
+            open_nodes.pop()
+            if node in done:
+                continue
+            if not node.operands:
+                done[node] = self._leaf(node, lattice)
+            elif chosen is not None:
+                done[node] = done[chosen]
+            else:
+                operands = [done[one] for one in node.operands]
+                done[node] = graph.operation(node.op, node.dtype, operands, node.line)
+        return tuple(done[node] for node in nodes)
+
+    def _leaf(self, node: Node, lattice: LevelGrid) -> Node:
+        graph = self.graph
+        if node.op == "place":
+            axis, shift = node.value
+            first, step = lattice.first[axis], lattice.step[axis]
+            if step == 1:
+                return graph.place(axis, shift + first)
+            scaled = graph.operation("multiply", PLACE, (graph.place(axis), graph.constant(step, PLACE)))
+            return graph.operation("add", PLACE, (scaled, graph.constant(shift + first, PLACE)))
+        if node.op == "inside":
+            return self._inside(node, lattice)
+        if node.op == "load":
+            return self._load(node, lattice)
+        return graph.leaf(node)
+
+    def _inside(self, node: Node, lattice: LevelGrid) -> Node:
+        """Return the condition of cells; a constant if it is the same for all of them."""
+        axis = node.value[0]
+        first, every = lattice.first[axis], lattice.step[axis]
+        count = lattice.lengths(self.source.space)[axis]
+        positions = _steps(first, every, count) if count else None
+        true = positions and positions.within(node)
+        if true is None or len(true) == count:
+            return self.graph.constant(true is not None, BOOL)
+        begin, end = ((at - first) // every for at in (true.low, true.high))
+        return self.graph.inside(axis, begin, end + 1, max(true.step // every, 1))
+
+    def _load(self, node: Node, lattice: LevelGrid) -> Node:
+        space = self.source.space
+        cells = self.where.get(node.input) or whole_space(len(space))
+        ratio, index = [], []
+        axes = zip(lattice.first, lattice.step, node.offset, cells.first, cells.step, strict=True)
+        for first, step, offset, first_cell, every in axes:
+            if step % every or (first + offset - first_cell) % every:
+                raise Misaligned
+            ratio.append(step // every)
+            index.append((first + offset - first_cell) // every)
+        self.offsets.setdefault(node.input, []).append(node.offset)
+        phase = [at % n for at, n in zip(index, ratio, strict=True)]
+        distance = tuple(at // n for at, n in zip(index, ratio, strict=True))
+        inputs = self.source.inputs
+        inner = inputs[node.input].shape[len(space) :] if node.input < len(inputs) else ()
+        component = phase[-1] * math.prod(inner) + node.component
+        read = Read(node.input, tuple(ratio), (*phase[:-1], 0))
+        number = self.reads.setdefault(read, len(self.reads))
+        return self.graph.load(number, node.dtype, distance, component)
+
+
+def _only_choice(node: Node, demands: Mapping[Node, Demand]) -> Node | None:
+    """Return what a choice by position is wherever it is needed; None if it is not one of its two values."""
+    if node.op != "where" or node.operands[0].op != "inside":
+        return None
+    condition, chosen, other = node.operands
+    along = demands[node][condition.value[0]]
+    if along.within(condition) is None:
+        return other
+    return chosen if along.without(condition) is None else None
+
+
+def _steps(first: int, step: int, count: int) -> Progression:
+    return Progression(first, first + step * (count - 1), step if count > 1 else 0)

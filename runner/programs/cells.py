@@ -1,0 +1,285 @@
+"""What a stage computes for each cell, and the arrays that it reads: of one grid, or between two levels.
+
+A stage between levels reads arrays of finer and coarser grids than the one whose cells it computes. It is
+computed in parts, each of which reads every array at cells in equal steps. A row is of one part; neighbours
+in a row are components of one cell of a part, so that a kernel reads and writes whole rows. Where a rank's
+row begins or ends within such a cell, the components that the rank has are computed by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
+from meshrun.runner.compiler.whole.between.cuts import rebuilt
+from meshrun.runner.compiler.whole.between.levels import (
+    LatticeGraph,
+    LevelGrid,
+    Read,
+    lattices,
+    part_of,
+    phases_of,
+    whole_space,
+)
+from meshrun.runner.compiler.whole.graph import Definition, Reduction, WholeGraph
+from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram
+from meshrun.runner.region import Shape
+
+
+@dataclass(frozen=True, eq=False)
+class StageCells:
+    """Nodes that are computed for each cell of a box.
+
+    program: of the arrays in `reads` alone, which it numbers from 0. reads: numbers of the program's arrays.
+    values: numbers of the values that it reads. lattice: the positions of the cells, and of those of all
+    arrays in `reads`; None: all.
+    """
+
+    program: WholeProgram
+    reads: tuple[int, ...]
+    values: tuple[int, ...]
+    lattice: LevelGrid | None = None
+
+    @cached_property
+    def footprints(self) -> tuple[Extents, ...]:
+        """How far from the own cell each array is read, per axis of space."""
+        return tuple(self.program.footprint(number) for number in range(len(self.reads)))
+
+    @cached_property
+    def widths(self) -> Extents:
+        """How far from the own cell any array is read."""
+        axes = range(len(self.program.space))
+        return tuple(
+            (
+                max((one[axis][0] for one in self.footprints), default=0),
+                max((one[axis][1] for one in self.footprints), default=0),
+            )
+            for axis in axes
+        )
+
+    def memory(self, number: int) -> Extents:
+        """Return how wide the halo of an array must be in memory."""
+        return self.widths if number in self.reads else ((0, 0),) * len(self.widths)
+
+    def renumbered(self, places: Mapping[int, int]) -> StageCells:
+        return replace(self, reads=tuple(places[number] for number in self.reads))
+
+
+@dataclass(frozen=True, eq=False)
+class LevelPart:
+    """Some of the cells of a stage between levels.
+
+    cells: what is computed, per cell of `lattice`. views: how each input is read. every, phase: which of the
+    written arrays' cells these are, per axis. components: cells of a row that are one cell here; their
+    `every` is counted from the first one.
+    """
+
+    cells: StageCells
+    lattice: LevelGrid
+    views: tuple[Read, ...]
+    every: Shape
+    phase: Shape
+    components: int
+
+
+@dataclass(frozen=True, eq=False)
+class LevelCells:
+    """Cells of arrays of one lattice that are computed of arrays of others.
+
+    program: what is computed, per position. parts: all cells. ends: the same, without components, if parts
+    have some. reads, values: as of `StageCells`. footprints: how far from the own position each array is
+    read, in cells of that array.
+    """
+
+    program: WholeProgram
+    lattice: LevelGrid
+    parts: tuple[LevelPart, ...]
+    ends: tuple[LevelPart, ...]
+    reads: tuple[int, ...]
+    footprints: tuple[Extents, ...]
+    values: tuple[int, ...]
+
+    def memory(self, number: int) -> Extents:
+        """Return how wide the halo of an array must be in memory, for views of its block."""
+        wide = [(0, 0)] * len(self.lattice.step)
+        for part in (*self.parts, *self.ends):
+            for view in part.views:
+                if view.array == number:
+                    for axis, ((low, high), n) in enumerate(zip(part.cells.widths, view.ratio, strict=True)):
+                        before, after = wide[axis]
+                        wide[axis] = max(before, n * (low + 1) + 1), max(after, n * (high + 2) + 1)
+        return tuple(wide)
+
+    def renumbered(self, places: Mapping[int, int]) -> LevelCells:
+        def moved(part: LevelPart) -> LevelPart:
+            views = tuple(replace(one, array=places[one.array]) for one in part.views)
+            return replace(part, cells=part.cells.renumbered(places), views=views)
+
+        reads = tuple(places[number] for number in self.reads)
+        return replace(
+            self, parts=tuple(map(moved, self.parts)), ends=tuple(map(moved, self.ends)), reads=reads
+        )
+
+
+def kernels_of(cells: StageCells | LevelCells) -> list[StageCells]:
+    """Return what the kernels of a stage compute, one for each."""
+    return [cells] if isinstance(cells, StageCells) else [one.cells for one in (*cells.parts, *cells.ends)]
+
+
+def stage_cells(program: WholeProgram, results: Sequence[WholeOutput]) -> StageCells:
+    """Return results as a program of the arrays that they read, all of which have all positions."""
+    nodes = in_order(node for result in results for node in result.nodes)
+    reads = tuple(sorted({node.input for node in nodes if node.op == "load"}))
+    places = {number: place for place, number in enumerate(reads)}
+    source = program.graph
+    graph = WholeGraph([source.lengths[number] for number in reads], program.space)
+    graph.points, graph.picked = source.points, source.picked
+    for number, place in places.items():
+        graph.wraps[place] = set(source.wraps[number])
+    done: dict[Node, Node] = {}
+    for node in nodes:
+        if node.op == "load":
+            done[node] = graph.load(places[node.input], node.dtype, node.offset, node.component)
+        elif not node.operands:
+            done[node] = graph.leaf(node)
+        else:
+            done[node] = rebuilt(graph, node, [done[one] for one in node.operands])
+    outputs = tuple(replace(one, nodes=tuple(done[node] for node in one.nodes)) for one in results)
+    inputs = tuple(_input(program, number) for number in reads)
+    values = _values(in_order([*nodes, *graph.picked_nodes(nodes)]))
+    return StageCells(WholeProgram(program.space, inputs, outputs, graph, {}), reads, values)
+
+
+def level_cells(
+    program: WholeProgram, results: Sequence[WholeOutput], lattice: LevelGrid, where: Mapping[int, LevelGrid]
+) -> StageCells | LevelCells:
+    """Return results at the positions of a lattice. Raises Misaligned.
+
+    where: of arrays that have not all positions, the lattice.
+    """
+    nodes = [node for result in results for node in result.nodes]
+    phases = phases_of(lattice, nodes, where)
+    offsets: dict[int, list[Shape]] = {}
+    parts, ends = [], []
+    for rows in product(*map(range, phases[:-1])):
+        parts.append(_part(program, results, lattice, where, (phases, (*rows, 0)), offsets))
+        for at in range(phases[-1]) if phases[-1] > 1 else ():
+            ends.append(_part(program, results, lattice, where, (phases, (*rows, at)), offsets, single=True))
+
+    # All arrays have the cells of this lattice: it is a grid of its own.
+    every = whole_space(len(program.space))
+    if len(parts) == 1 and all(where.get(view.array, every) == lattice for view in parts[0].views):
+        return replace(parts[0].cells, lattice=lattice)
+
+    reads = tuple(sorted(offsets))
+    footprints = []
+    for number in reads:
+        steps = where.get(number, every).step
+        columns = list(zip(*offsets[number], strict=True))
+        footprints.append(
+            tuple(
+                (max(0, -(min(column) // step)), max(0, -(-max(column) // step)))
+                for column, step in zip(columns, steps, strict=True)
+            )
+        )
+    return LevelCells(
+        replace(program, outputs=tuple(results), between={}, values={}),
+        lattice, tuple(parts), tuple(ends), reads, tuple(footprints), _values(in_order(nodes)),
+    )  # fmt: skip
+
+
+def _part(
+    program: WholeProgram,
+    results: Sequence[WholeOutput],
+    lattice: LevelGrid,
+    where: Mapping[int, LevelGrid],
+    chosen: tuple[Shape, Shape],
+    offsets: dict[int, list[Shape]],
+    *,
+    single: bool = False,
+) -> LevelPart:
+    """Return one part of the cells of a lattice.
+
+    chosen: the number of parts per axis, and which one. offsets: of each array that is read, at which; more
+    are added. single: whether cells have no components.
+    """
+    every, phase = chosen
+    components = 1 if single else every[-1]
+    cells = part_of(lattice, every, phase)
+    space = cells.lengths(program.space)
+    made = LatticeGraph(program, where, WholeGraph([], space), offsets=offsets)
+    dimensions = len(space)
+    outputs = []
+    for result in results:
+        inner = result.shape[dimensions:] if result.shape else ()
+        nodes: list[Node] = []
+        for component in range(components):
+            nodes += made.of(result.nodes, part_of(lattice, every, (*phase[:-1], phase[-1] + component)))
+        shape = (*space, *((components,) if components > 1 else ()), *inner)
+        outputs.append(WholeOutput(result.name, shape, result.dtype, tuple(nodes), ()))
+    inputs = []
+    for read in made.reads:
+        one = _input(program, read.array)
+        inner = one.shape[dimensions:]
+        merged = (read.ratio[-1],) if read.ratio[-1] > 1 else ()
+        inputs.append(WholeInput(one.name, (*space, *merged, *inner), one.dtype))
+    made.graph.lengths = [space for _ in inputs]
+    made.graph.wraps = [set(program.graph.wraps[read.array]) for read in made.reads]
+    values = _values(in_order(node for output in outputs for node in output.nodes))
+    whole = WholeProgram(space, tuple(inputs), tuple(outputs), made.graph, {})
+    stage = StageCells(whole, tuple(read.array for read in made.reads), values)
+    return LevelPart(stage, cells, tuple(made.reads), every, phase, components)
+
+
+def with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGrid]]:
+    """Return the lattice of each array that has not all positions, and the program.
+
+    Reductions of cells of such arrays are reductions of further arrays, of their cells.
+    """
+    if not (program.has_strides and program.has_levels) or program.graph.points:
+        return program, {}
+    where = _coarse(lattices(program))
+    if not where:
+        return program, {}
+    graph, written, values = program.graph, program.written, dict[int, Definition](program.values)
+    reduced = []
+    for number, one in program.values.items():
+        if isinstance(one, Reduction) and _reads_some(one.nodes, where) and 0 not in one.length:
+            (node,) = one.nodes
+            if node.op == "load" and not any(node.offset):
+                continue
+            array = graph.new_array(program.space)
+            written[array] = node
+            reduced.append(array)
+            load = graph.load(array, node.dtype, (0,) * len(program.space))
+            values[number] = replace(one, nodes=(load,))
+    if any(_reads_some(one.nodes, where) for one in program.reduced.values()):
+        return program, {}
+    program = replace(program, between={**written, **program.reduced}, values=values)
+    return program, _coarse(lattices(program, reduced))
+
+
+def _coarse(found: Mapping[int, LevelGrid]) -> dict[int, LevelGrid]:
+    return {number: one for number, one in found.items() if not one.is_space}
+
+
+def _reads_some(nodes: Sequence[Node], where: Mapping[int, Any]) -> bool:
+    return any(node.op == "load" and node.input in where for node in in_order(nodes))
+
+
+def _values(nodes: Sequence[Node]) -> tuple[int, ...]:
+    return tuple(sorted({node.value for node in nodes if node.op == "scalar"}))
+
+
+def _input(program: WholeProgram, number: int) -> WholeInput:
+    if number < len(program.inputs):
+        return program.inputs[number]
+    dtype: np.dtype[Any]
+    dtype = program.written[number].dtype if number in program.written else program.reduced[number].dtype
+    return WholeInput(f"array{number}", program.space, dtype)

@@ -1,0 +1,314 @@
+"""Functions with coarse grids: levels with partitions of their own, compared with NumPy to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshrun.runner.compiler.trace.graph import Graph
+from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole.between.levels import LevelGrid, Progression
+from meshrun.runner.plan.grid import Partition
+from meshrun.runner.programs import execute
+from meshrun.runner.programs.cells import LevelCells
+from meshrun.runner.programs.level_kernel import level_partition
+from meshrun.runner.programs.stages import StagedProgram
+from tests.facts.program_runs import plain, planned, run_program
+
+GRIDS = [(1, 1), (2, 1), (3, 1), (5, 1), (2, 2)]
+
+
+def field(*shape: int, dtype: Any = "f4", seed: int = 0) -> Any:
+    return np.random.default_rng(seed).random(shape).astype(dtype)
+
+
+def check(function: Any, *arrays: Any, names: Any = ("out",), grids: Any = GRIDS) -> StagedProgram:
+    """Compare the results with NumPy's, to the bit."""
+    wanted = plain(function, arrays)
+    program = planned(function, arrays, names)
+    for grid in grids:
+        for one, want in zip(run_program(program, arrays, grid), wanted, strict=True):
+            assert (one.dtype, one.shape) == (want.dtype, want.shape)
+            np.testing.assert_array_equal(one, want, err_msg=str(grid))
+    return program
+
+
+def smoothed(u: Any, f: Any, h: float, sweeps: int) -> Any:
+    """Damped Jacobi sweeps for Poisson's equation between fixed edges."""
+    for _ in range(sweeps):
+        new = u.copy()
+        around = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
+        new[1:-1, 1:-1] = u[1:-1, 1:-1] + 0.8 * ((around - h * h * f[1:-1, 1:-1]) / 4 - u[1:-1, 1:-1])
+        u = new
+    return u
+
+
+def residual(u: Any, f: Any, h: float) -> Any:
+    r = np.zeros_like(u)
+    around = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
+    r[1:-1, 1:-1] = f[1:-1, 1:-1] - (around - 4 * u[1:-1, 1:-1]) / (h * h)
+    return r
+
+
+def restricted(r: Any) -> Any:
+    """Full weighting."""
+    c = np.zeros(((r.shape[0] + 1) // 2, (r.shape[1] + 1) // 2), r.dtype)
+    rows = r[1:-3:2] + 2 * r[2:-2:2] + r[3:-1:2]
+    c[1:-1, 1:-1] = (rows[:, 1:-3:2] + 2 * rows[:, 2:-2:2] + rows[:, 3:-1:2]) / 16
+    return c
+
+
+def prolonged(c: Any, shape: Any) -> Any:
+    """Bilinear interpolation."""
+    fine = np.zeros(shape, c.dtype)
+    fine[::2, ::2] = c
+    fine[1::2, ::2] = (c[:-1] + c[1:]) / 2
+    fine[:, 1::2] = (fine[:, :-2:2] + fine[:, 2::2]) / 2
+    return fine
+
+
+def cycle(u: Any, f: Any, *, h: float = 0.1, bottom: int = 20) -> Any:
+    """A V-cycle of vertex-centred grids."""
+    if min(u.shape) <= 3 or min(u.shape) % 2 == 0:
+        return smoothed(u, f, h, bottom)
+    u = smoothed(u, f, h, 2)
+    c = restricted(residual(u, f, h))
+    e = cycle(np.zeros(c.shape, c.dtype), c, h=2 * h, bottom=bottom)
+    return smoothed(u + prolonged(e, u.shape), f, h, 2)
+
+
+def two_grids(u: Any, f: Any) -> Any:
+    u = smoothed(u, f, 0.1, 2)
+    c = restricted(residual(u, f, 0.1))
+    return smoothed(u + prolonged(smoothed(np.zeros_like(c), c, 0.2, 4), u.shape), f, 0.1, 2)
+
+
+def jacobi(u: Any, f: Any, sweeps: int) -> Any:
+    for _ in range(sweeps):
+        p = np.pad(u, 1)
+        u = u + 0.8 * ((p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:] - f) / 4 - u)
+    return u
+
+
+def cell_cycle(u: Any, f: Any, *, least: int = 4) -> Any:
+    """A V-cycle of cell-centred grids: means of four cells, and cells repeated."""
+    n, m = u.shape
+    if min(n, m) < least or n % 2 or m % 2:
+        return jacobi(u, f, 8)
+    u = jacobi(u, f, 2)
+    p = np.pad(u, 1)
+    r = f - (p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:] - 4 * u)
+    c = r.reshape(n // 2, 2, m // 2, 2).mean(axis=(1, 3))
+    e = cell_cycle(np.zeros_like(c), c, least=least)
+    return jacobi(u + np.repeat(np.repeat(e, 2, axis=0), 2, axis=1), f, 2)
+
+
+def levels_of(program: StagedProgram) -> set[int]:
+    return {one.lattice.step[0] for one in program.intermediates if one.lattice is not None}
+
+
+def test_two_grids() -> None:
+    program = check(two_grids, field(21, 17), field(21, 17, seed=1))
+    assert levels_of(program) >= {2}
+    coarse = {
+        one.shape for one in program.intermediates if one.lattice is not None and one.lattice.step == (2, 2)
+    }
+    assert (11, 9) in coarse
+    assert any(isinstance(stage.cells, LevelCells) for stage in program.kernels)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(33, 33), (65, 17), (25, 41)])
+def test_cycles_of_vertices(rows: int, columns: int) -> None:
+    """Down to 3 cells along an axis, on more ranks than that; odd sizes end where they do not nest."""
+    program = check(cycle, field(rows, columns), field(rows, columns, seed=1))
+    assert max(levels_of(program)) >= min(rows, columns) // 4 // 2
+
+
+def test_cycle_of_many_levels() -> None:
+    program = check(cycle, field(129, 129), field(129, 129, seed=1), grids=[(1, 1), (3, 1), (5, 1)])
+    assert levels_of(program) >= {2, 4, 8, 16, 32, 64}
+    assert (3, 3) in {one.shape for one in program.intermediates}
+    # Four sweeps, a restriction and a correction of each level, and the sweeps of the last one.
+    assert len(program.stages) < 6 * 10 + 21
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(32, 32), (48, 20)])
+def test_cycles_of_cells(rows: int, columns: int) -> None:
+    program = check(cell_cycle, field(rows, columns), field(rows, columns, seed=1))
+    assert max(levels_of(program)) >= 4
+
+
+def test_sizes_that_do_not_nest_are_refused_as_by_numpy() -> None:
+    def once(u, f):
+        c = restricted(residual(u, f, 0.1))
+        return u + prolonged(c, u.shape)
+
+    check(once, field(33, 21), field(33, 21, seed=1))
+    with pytest.raises(ValueError, match="could not broadcast"):
+        plain(once, [field(100, 100), field(100, 100)])
+    with pytest.raises((ValueError, NotTraceable)) as refused:
+        planned(once, [field(100, 100), field(100, 100)], ("out",))
+    assert "(49,50)" in str(refused.value).replace(" ", "") or "broadcast" in str(refused.value)
+
+
+def test_compiled_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels read and write rows whose neighbours are components of a cell, and the ends of rows."""
+    monkeypatch.setattr(execute, "LEAST_COMPILED", 0)
+
+    def transfers(u):
+        c = u[::2, ::2] * 2 + u[1::2, 1::2][: (u.shape[0] + 1) // 2]
+        for _ in range(2):
+            around = np.sqrt(np.abs(c[2:] * c[:-2] + c[1:-1] * 3 + 1))
+            c[1:-1] = c[1:-1] / 2 + around * c[2:] - around * c[:-2] + around * around
+        u[::2, ::2] += c
+        u[1::2] = u[::2] * 3 - u[1::2]
+        return u + np.roll(u, 1, axis=1)
+
+    u = field(12, 14)
+    (want,) = plain(transfers, [u])
+    program = planned(transfers, [u], ("out",))
+    assert levels_of(program)
+    for grid in ((1, 1), (1, 3), (5, 1)):
+        (found,) = run_program(program, [u], grid, compiled=True)
+        np.testing.assert_array_equal(found, want, err_msg=str(grid))
+
+
+def test_reductions_of_levels() -> None:
+    def norms(u, f):
+        c = restricted(residual(u, f, 0.1))
+        d = smoothed(c, c * 2, 0.2, 2)
+        return u * d.max() + d[2, 3] - np.abs(d[1:-1, ::2]).max() + d[1:].min(), (d > 0).sum(), c.argmax()
+
+    program = check(norms, field(33, 21), field(33, 21, seed=1), names=("out", "count", "where"))
+    assert levels_of(program) >= {2}
+
+
+def test_lines_volumes_and_halves_of_axes() -> None:
+    def lines(u):
+        c = u[::2] * 3
+        for _ in range(3):
+            c[1:-1] = c[:-2] + c[2:] - c[1:-1]
+        d = c[::2] + 0
+        d[1:-1] = np.sqrt(d[:-2] + d[2:] + 100)
+        fine = np.zeros_like(u)
+        fine[::4] = d
+        fine[2::4] = c[1::2] - d[1:]
+        return u + fine
+
+    check(lines, field(41), grids=[(1,), (2,), (3,), (5,), (11,)])
+
+    def volume(u):
+        c = (u[::2, ::2, ::2] + u[1::2, 1::2, ::2]) / 2
+        c = c + np.roll(c, 1, axis=0) + np.roll(np.sqrt(c), -1, axis=2)
+        c = c - np.roll(c * c + c, 1, axis=1)
+        return u + np.repeat(np.repeat(np.repeat(c, 2, axis=0), 2, axis=1), 2, axis=2)
+
+    check(volume, field(12, 8, 16), grids=[(1, 1, 1), (2, 1, 1), (5, 1, 1), (2, 2, 1), (1, 2, 3)])
+
+    def columns(u):
+        c = u[:, ::2] + u[:, 1::2] * 2
+        for _ in range(2):
+            c = c + np.roll(np.exp2(c / 99), 1, axis=1) + np.roll(c, 1, axis=0)
+        u[:, ::2] -= c
+        u[:, 1::2] += c
+        return u
+
+    check(columns, field(9, 20), grids=[*GRIDS, (1, 5)])
+
+
+TRANSFERS = {
+    "every second": lambda u: u[::2, ::2] + 1,
+    "the others": lambda u: u[1::2, 1::2] * 2,
+    "weighted": lambda u: (u[:-2:2, ::2] + 2 * u[1:-1:2, ::2] + u[2::2, ::2])[:, : (u.shape[1] + 1) // 2] / 4,
+}  # fmt: skip
+
+
+@st.composite
+def programs(draw: Any) -> tuple[tuple[int, int], list[Any]]:
+    """Return lengths, and what a random program does: sweeps, a level down, one up."""
+    half = draw(st.tuples(st.integers(5, 12), st.integers(5, 9)))
+    odd = draw(st.booleans())
+    kinds = st.sampled_from(["sweep", "down", "up", "shift", "mask", "max", "edge"])
+    return tuple(4 * n + odd for n in half), draw(st.lists(kinds, min_size=3, max_size=12))
+
+
+@settings(max_examples=settings.default.max_examples // 4, deadline=None)
+@given(programs(), st.sampled_from(["f4", "f8", "i4"]), st.sampled_from(GRIDS))
+def test_random_programs(program: Any, dtype: str, grid: Any) -> None:
+    (rows, columns), steps = program
+
+    def function(u):
+        stack = [u]
+        for number, step in enumerate(steps):
+            top = stack[-1]
+            if step == "sweep":
+                new = top.copy()
+                new[1:-1, 1:-1] += top[:-2, 1:-1] - top[2:, 1:-1] * 3 + top[1:-1, :-2] + top[1:-1, 2:]
+                stack[-1] = new
+            elif step == "down" and min(top.shape) > 8:
+                stack.append(top[::2, ::2] * 2 + 1 if number % 2 else top[::2, ::2] - top.max())
+            elif step == "up" and len(stack) > 1:
+                coarse = stack.pop()
+                fine = stack[-1].copy()
+                fine[::2, ::2] += coarse
+                if fine.shape[0] % 2:
+                    fine[1::2, ::2] -= coarse[:-1] + coarse[1:]
+                else:
+                    fine[1::2, 1::2] = coarse
+                stack[-1] = fine
+            elif step == "shift":
+                stack[-1] = top + np.roll(top * 2, 1, axis=number % 2)
+            elif step == "mask":
+                top[top > 3] -= 2
+            elif step == "max":
+                stack[-1] = top - top[1:-1].max()
+            elif step == "edge":
+                stack[-1] = top = top.copy()
+                top[0], top[:, -1] = top[1], 2
+        while len(stack) > 1:
+            coarse = stack.pop()
+            stack[-1][::2, ::2] -= coarse
+        return stack[0] * 1
+
+    u = (field(rows, columns, dtype="f8") * 9 - 4).astype(dtype)
+    try:
+        wanted = plain(function, [u])
+        staged = planned(function, [u], ("out",))
+    except NotTraceable:
+        return
+    (found,) = run_program(staged, [u], grid)
+    np.testing.assert_array_equal(found, wanted[0])
+
+
+@given(st.integers(0, 9), st.integers(1, 4), st.integers(1, 9), st.data())
+def test_positions_within_and_without_a_condition(low: int, step: int, count: int, data: Any) -> None:
+    """What a condition picks is exact; what it leaves has all positions at which it is false."""
+    one = Progression(low, low + step * (count - 1), step if count > 1 else 0)
+    first, length, every = (data.draw(st.integers(*some)) for some in ((-3, 30), (1, 30), (1, 6)))
+    condition = Graph().inside(0, first, first + length, every)
+    true = {at for at in one.positions if at in range(*condition.value[1:])}
+    within, without = one.within(condition), one.without(condition)
+    assert ({*within.positions} if within else set()) == true
+    false = {*one.positions} - true
+    assert false <= ({*without.positions} if without else set()) <= {*one.positions}
+    other = Progression(first, first, 0)
+    assert {first, *one.positions} <= {*one.joined(other).positions}
+
+
+@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 9), st.data())
+def test_cells_are_on_the_rank_of_their_positions(length: int, parts: int, step: int, data: Any) -> None:
+    first = data.draw(st.integers(0, step - 1))
+    space, lattice = Partition((length,), (parts,)), LevelGrid((first,), (step,))
+    cells = level_partition(space, lattice)
+    at = 0
+    for rank in range(parts):
+        (start,), (stop,) = cells[rank].start, cells[rank].stop
+        assert start == at
+        at = stop
+        for cell in range(start, stop):
+            assert space[rank].start[0] <= first + step * cell < space[rank].stop[0]
+    assert at == len(range(first, length, step))
