@@ -737,6 +737,13 @@ def taken(operand: Whole) -> Nodes:
     for place, node in np.ndenumerate(nodes):
         if any(graph.varies([node], axis) for axis in operand._fixed):
             (cell_node,) = graph.substituted([node], shift)
-            cell = Reduction("take", (cell_node,), node.dtype, first, ones, ones, axes, line)
-            nodes[place] = graph.value(cell, node.dtype)
+            kind, cells = real_dtype(node.dtype), [cell_node]
+            if node.dtype.kind == "c":
+                cells = [graph.operation(part, kind, cells, line) for part in ("real", "imag")]
+            values = [
+                graph.value(Reduction("take", (one,), kind, first, ones, ones, axes, line), kind)
+                for one in cells
+            ]
+            is_complex = node.dtype.kind == "c"
+            nodes[place] = graph.operation("complex", node.dtype, values, line) if is_complex else values[0]
     return nodes
