@@ -35,6 +35,7 @@ from meshrun.runner.compiler.whole.points import (
     MOST_POINTS,
     Listed,
     accumulated,
+    is_line,
     listed_axes,
     picks_points,
     read_index,
@@ -226,7 +227,7 @@ class Tracing(TracedCall):
             along = [(move, axis) for move, axis in here if isinstance(axis, Along)]
             listed = next((axis for _, axis in here if isinstance(axis, Listed)), None)
             if listed is not None:
-                if along:
+                if not all(is_line(axis) for _, axis in along):
                     raise NotTraceable("combines points with an axis of a field")
                 layout.axes.append(listed)
                 continue

@@ -317,9 +317,7 @@ def _var(
     if mean is NOT_GIVEN:
         mean = np.true_divide(_sum(a, axis, of_cells, None, True, where=where), count).astype(of_cells)
     apart = np.subtract(array.astype(of_cells, copy=False), mean)
-    squares: Any = (
-        np.multiply(apart, np.conjugate(apart)).real if of_cells.kind == "c" else np.multiply(apart, apart)
-    )
+    squares: Any = np.multiply(apart, np.conjugate(apart) if of_cells.kind == "c" else apart).real
     cells = Picked(a.mask, squares) if isinstance(a, Picked) else squares
     total = _sum(cells, axis, adding, None, keep, where=where)
     count = _count_of(a, axes, where, keepdims=keep)
