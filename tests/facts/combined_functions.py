@@ -13,9 +13,10 @@ import numpy as np
 import meshrun
 from meshrun.runner.job.declaration import Job
 
-STEPS = 5  # the most that a table in time has rows for
+STEPS = 5  # rows of a table in time
 FEATURES = (
-    "complex", "edges", "time", "points", "constants", "exact", "sums", "coarse", "leapfrog", "series", "third",
+    "complex", "edges", "time", "points", "constants", "exact", "sums", "coarse", "leapfrog", "series",
+    "third",
 )  # fmt: skip
 
 # Statements by feature. They read and write fields {a}, {b}, {c}; w is coarse, t is a value.
@@ -86,7 +87,8 @@ COARSE = (
     "{a}[::2, ::2] += 0.25 * w",
     "{a} += 0.125 * np.repeat(np.repeat(w, 2, 0), 2, 1)[: {a}.shape[0], : {a}.shape[1]]",
     "w[0], w[-1] = w[1], w[-2]",
-    "e = np.zeros_like({a})\n    e[::2, ::2] = w\n    e[1:-1:2] = 0.5 * e[:-2:2] + 0.5 * e[2::2]\n    {a} += 0.25 * e",
+    "e = np.zeros_like({a})\n    e[::2, ::2] = w\n    e[1:-1:2] = 0.5 * e[:-2:2] + 0.5 * e[2::2]\n"
+    "    {a} += 0.25 * e",
 )
 COARSE_CONSTANTS = ("w = w * 0.5 + 0.25 * SMALL", "w[0] = SMALL[1] * 0.5")
 COARSE_TIME = ("w[0] = table[step, 1]", "w = w * 0.5 + 0.125 * table[step, 0]")
@@ -94,8 +96,8 @@ COARSE_EXACT = ("{a} = {a} * 0.5 + 0.125 * w.max()", "w = w / (np.abs(w).max() +
 COARSE_SUMS = ("w -= 0.5 * w.mean()", "t += 0.125 * w.sum() / w.size", "{a} -= 0.25 * w.mean()")
 
 POOLS = {
-    "edges": EDGES, "complex": COMPLEX, "time": TIME, "points": POINTS, "constants": CONSTANTS, "exact": EXACT,
-    "sums": SUMS, "coarse": COARSE,
+    "edges": EDGES, "complex": COMPLEX, "time": TIME, "points": POINTS, "constants": CONSTANTS,
+    "exact": EXACT, "sums": SUMS, "coarse": COARSE,
 }  # fmt: skip
 COARSE_POOLS = {
     "constants": COARSE_CONSTANTS, "time": COARSE_TIME, "exact": COARSE_EXACT, "sums": COARSE_SUMS,
@@ -138,15 +140,11 @@ class Combined:
             with np.errstate(all="ignore"):
                 results = [np.asarray(one) for one in job.function(*state, rate=rate, **more)]
             fields, row = results[: len(self.outputs)], results[len(self.outputs) :]
-            for name, result in zip(self.outputs, fields, strict=True):
-                number = self.names.index(name)
-                assert (result.dtype, result.shape) == (state[number].dtype, state[number].shape)
-                state[number] = result.copy()
             rows.append(row)
-            # A result that is not fed back starts each step as it did.
-            for number, name in enumerate(self.names):
-                if name not in self.outputs:
-                    state[number] = self.arrays[number].copy()
+            # What no result feeds starts each step as it was.
+            fed = dict(zip(self.outputs, fields, strict=True))
+            pairs = zip(self.names, self.arrays, strict=True)
+            state = [np.array(fed.get(name, array)) for name, array in pairs]
         return [*fields, *(np.stack([row[number] for row in rows]) for number in range(len(self.series)))]
 
 
@@ -210,7 +208,8 @@ def combined(random: Random, features: set[str]) -> Combined:
     )
     if "t" in dtypes and series:
         series = ["total"]
-    results = ["old" if name == "v" and "leapfrog" in features else name for name in outputs]
+    typed = {name: f"{name}.astype({dtypes[name]!r}, copy=False)" for name in outputs}
+    results = ["old" if name == "v" and "leapfrog" in features else typed[name] for name in outputs]
     results += [SERIES[name] for name in series]
     head = ", ".join(dtypes) + (", step, table: meshrun.Series" if timed else "")
     text = "\n".join(
