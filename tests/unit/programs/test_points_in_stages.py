@@ -38,7 +38,13 @@ def in_sweeps(u):
     return u, (u > 1).sum()
 
 
-@pytest.mark.parametrize("function", [sources, by_a_value, in_sweeps])
+def beside_lines(u):
+    """Points beside what is reduced along an axis, which has one cell there."""
+    u[YS, XS] += V
+    return u - u.max(axis=0) + u.min(axis=1, keepdims=True), u.max()
+
+
+@pytest.mark.parametrize("function", [sources, by_a_value, in_sweeps, beside_lines])
 def test_the_bits_are_numpys(function: Any) -> None:
     u = np.random.default_rng(0).random((12, 13)) * 4
     wanted = plain(function, [u])

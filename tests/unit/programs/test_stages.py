@@ -131,6 +131,52 @@ def test_sums(name: str) -> None:
     check(SUMS[name], field(13, 11), exact=False)
 
 
+COMPLEX = {
+    "sum": lambda u: u - u.sum() / 200,
+    "mean along an axis": lambda u: u - u.mean(axis=1, keepdims=True),
+    "vdot": lambda u: u * np.vdot(u, np.roll(u, 1, 0)) / 100,
+    "magnitude": lambda u: u / (np.abs(np.vdot(u, 1j * u)) + 1),
+    "norm": lambda u: u / np.linalg.norm(u),
+    "std": lambda u: u * u.std() + u.var(axis=0),
+    "one cell": lambda u: u - u[3, 4] * 2,
+    "in a selection": lambda u: np.where(u.real > 0.2, u, u.mean()),
+    "in an exponent": lambda u: u * np.exp(1j * u.real.max()),
+}
+
+
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_numbers(name: str, dtype: str) -> None:
+    u = (field(9, 8) / 4 + 1j * field(9, 8, seed=1) / 4).astype(dtype)
+    wanted = plain(COMPLEX[name], [u])[0]
+    program = planned(COMPLEX[name], [u], ["out"])
+    parts = [run_program(program, [u], grid)[0] for grid in ((1, 1), (3, 1), (2, 2))]
+    assert {one.tobytes() for one in parts} == {parts[0].tobytes()}
+    assert parts[0].dtype == wanted.dtype
+    np.testing.assert_allclose(parts[0], wanted, rtol=0, atol=ROUNDED[wanted.real.dtype])
+
+
+def test_complex_values_are_results_and_inputs() -> None:
+    def overlap(u, z):
+        z = z * 1j + u.sum()
+        return u * z, z
+
+    for dtype in ("c8", "c16"):
+        u, z = (field(9, 8) + 1j * field(9, 8, seed=1)).astype(dtype), np.array(0.5 - 2j, dtype)
+        wanted = plain(overlap, [u, z])
+        for grid in ((1, 1), (3, 1)):
+            found = run_program(planned(overlap, [u, z], ["u", "z"]), [u, z], grid)
+            for one, want in zip(found, wanted, strict=True):
+                assert one.dtype == want.dtype
+                np.testing.assert_allclose(one, want, rtol=20 * ROUNDED[want.real.dtype])
+
+
+@pytest.mark.parametrize("name", ["max", "prod", "argmax", "ptp"])
+def test_complex_numbers_have_no_order(name: str) -> None:
+    with pytest.raises(NotTraceable, match="reduces complex numbers"):
+        planned(lambda u: u * getattr(np, name)(u), [field(8, 8).astype("c8")], ["out"])
+
+
 @pytest.mark.parametrize("dtype", ["bool", "i1", "u4", "i8", "f2", "f4"])
 def test_dtypes(dtype: str) -> None:
     def reduced(u):

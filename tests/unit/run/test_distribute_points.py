@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import meshrun
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.run.declare import distribute
@@ -83,3 +84,41 @@ def test_steps_in_a_cache_see_the_points_of_earlier_ones(
 ) -> None:
     monkeypatch.setattr("meshrun.runner.compiler.cpp.host.strip_rows", lambda *_: 3)
     compare(tmp_path, job, ranks, "a kernel")
+
+
+COLUMNS = np.arange(M)
+LINE, COLUMN = POINTS.random(M).astype(np.float32), POINTS.random((N, 1)).astype(np.float32)
+
+
+@distribute(outputs=("u",))
+def beside_lines(u):
+    """Points beside arrays from outside that broadcast."""
+    u[SY, SX] += AMPLITUDES
+    return u * COLUMN + np.roll(u, 1, 1) * LINE
+
+
+@pytest.mark.parametrize("kind", ["steps", "a kernel", "two steps between exchanges", "in chunks"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_points_beside_arrays_that_broadcast(tmp_path: Path, ranks: int, kind: str) -> None:
+    compare(tmp_path, beside_lines, ranks, kind)
+
+
+@pytest.mark.parametrize("fuse", ["off", "require"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_an_array_times_a_number_of_the_step_has_a_value_for_each_point(
+    tmp_path: Path, ranks: int, fuse: Any
+) -> None:
+    @distribute(outputs=("u",))
+    def shots(u, step, table: meshrun.Series):
+        u[SY, SX] += AMPLITUDES * table[step]
+        u[3, COLUMNS] = u[4, COLUMNS] * (LINE * table[step])
+        return u
+
+    start, table = POINTS.random((N, M), dtype=np.float32), POINTS.random(STEPS).astype(np.float32)
+    np.save(tmp_path / "u.npy", start)
+    wanted = start.copy()
+    for step in range(STEPS):
+        wanted = shots.function(wanted, step, table)
+    options = Options(verify="full", fuse=fuse, steps=StepOptions(steps=STEPS))
+    on_ranks(ranks, shots, [tmp_path / "u.npy"], [tmp_path / "out.npy"], options, table=table)
+    assert np.load(tmp_path / "out.npy").tobytes() == wanted.tobytes()

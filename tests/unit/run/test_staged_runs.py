@@ -103,6 +103,28 @@ def test_a_run_is_resumed_from_its_checkpoint(
     assert np.load(files[1][1]).tobytes() == np.asarray(stepped(9, files)[1]).tobytes()
 
 
+def test_verification_allows_what_float32_sums_round(tmp_path: Path) -> None:
+    """Results of other dtypes have the rounding of the sums that they are computed of."""
+
+    @distribute(outputs=("u", "psi"))
+    def drifted(u, psi, k):
+        return u - 0.25 * k.mean(), psi / np.linalg.norm(psi) + 1j * k.sum() / k.size
+
+    rng = np.random.default_rng(3)
+    k = np.ones((33, 25), np.float32)
+    k[0, 0] = 2.0**24  # from here on, every second whole number is a float32
+    assert k.sum() != np.float32(k.sum(dtype=float))
+    arrays = [rng.random((33, 25)), rng.random((33, 25)) + 1j, k]
+    inputs = [tmp_path / f"{number}.npy" for number in range(3)]
+    for path, one in zip(inputs, arrays, strict=True):
+        np.save(path, one)
+    outputs = [tmp_path / "u.npy", tmp_path / "psi.npy"]
+    on_ranks(2, drifted, (inputs, outputs), Options(verify="full"))
+    wanted = drifted.function(*arrays)
+    for path, want in zip(outputs, wanted, strict=True):
+        np.testing.assert_allclose(np.load(path), want, rtol=1e-5)
+
+
 def test_arrays_between_stages(files: Any, tmp_path: Path) -> None:
     @distribute
     def advected(u, *, dt: float = 0.1):

@@ -224,3 +224,24 @@ def test_which_parameters_are_the_number_of_the_step() -> None:
 
     assert services(annotated) == (True, [])
     assert services(optional) == (False, ["step"])
+
+
+@pytest.mark.parametrize("fuse", ["off", "require"])
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+def test_complex_fields_take_numbers_of_the_step(tmp_path: Path, dtype: str, fuse: Any) -> None:
+    @distribute
+    def driven(psi, step, table: meshrun.Series):
+        psi = psi + table[step, 0] * 0.5
+        psi[0] = table[step, 1]
+        psi[3, 4] += 0.25 * (step % 3)
+        psi[5] += 1j * table[step, 1]
+        return psi.astype(dtype)
+
+    start = np.random.default_rng(0).random(SHAPE).astype(dtype) * (1 + 2j)
+    np.save(tmp_path / "psi.npy", start)
+    wanted = start
+    for step in range(STEPS):
+        wanted = driven.function(wanted.copy(), step, TABLE)
+    options = Options(verify="full", fuse=fuse, steps=StepOptions(steps=STEPS))
+    on_ranks(2, driven, tmp_path / "psi.npy", tmp_path / "out.npy", options, TABLE)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), wanted)
