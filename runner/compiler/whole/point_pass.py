@@ -317,8 +317,9 @@ class SeriesPass:
 
     def inputs_read(self, fed: Sequence[bool]) -> set[int]:
         """Return the inputs of whose blocks series are computed. fed: as of `recorded`."""
-        computed = [node for one, known in zip(self.series, fed, strict=True) if not known for node in one.nodes]
-        return {node.input for node in in_order(computed) if node.op == "load"}
+        computed = (one for one, known in zip(self.series, fed, strict=True) if not known)
+        nodes = in_order(node for one in computed for node in one.nodes)
+        return {node.input for node in nodes if node.op == "load"}
 
     def gather(self, number: int, own: Array, first: Shape, last: Shape, xp: ModuleType) -> Array:
         """Return (components, points) of a series of the output that has it.
