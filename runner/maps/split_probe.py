@@ -3,7 +3,7 @@
 A small array is computed whole, and cut in two and in three along each axis that a run may cut. The calls
 are those of a run, on its device if the function is called there, with its boundary, parameters and dtypes.
 A function that raises on every small array is not judged: the run shows its error. One whose calls take
-longer than `PATIENCE` is called on parts of two, and not on those of three.
+longer than `PATIENCE` is called on parts of two, and not on those of three, and on no cells of either sign.
 """
 
 from __future__ import annotations
@@ -74,8 +74,11 @@ def refusal(task: Task, backend: Backend, host: str = "") -> UserError | None:
     needs = needs_of(task.job.function, len(task.shape), task.parameters)
     with hide_output(failures=False), np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for magnitude in (1.0, *needs.magnitudes):
-            for sample in _samples(task, needs.lengths, magnitude):
+        began, trials = time.monotonic(), [(magnitude, False) for magnitude in (1.0, *needs.magnitudes)]
+        for magnitude, signed in (*trials, (1.0, True)):
+            if signed and time.monotonic() > began + PATIENCE:
+                break
+            for sample in _samples(task, needs.lengths, magnitude, signed=signed):
                 judged, difference = _judged(sample, backend, host)
                 if difference is not None:
                     return _error(task, difference)
@@ -84,10 +87,10 @@ def refusal(task: Task, backend: Backend, host: str = "") -> UserError | None:
     return None
 
 
-def _samples(task: Task, lengths: Sequence[int], magnitude: float) -> Iterator[Sample]:
+def _samples(task: Task, lengths: Sequence[int], magnitude: float, *, signed: bool) -> Iterator[Sample]:
     """Yield the samples, up to the first whose results `out=` cannot declare."""
     try:
-        yield from samples(task, lengths, magnitude)
+        yield from samples(task, lengths, magnitude, signed=signed)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # a user's function may raise anything

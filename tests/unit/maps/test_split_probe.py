@@ -104,6 +104,43 @@ def test_a_function_that_raises_on_some_values_is_tried_on_others() -> None:
     assert "`new[0] = 0`" in str(refused(of_its_length, (50, 1000)))
 
 
+def first_is_positive(u: Any) -> Any:
+    return u + (1 if u[0, 0] > 0 else 0)
+
+
+def last_is_negative(u: Any) -> Any:
+    return u + 1 if u[-1, 3] < 0 else u
+
+
+def highest(u: Any) -> Any:
+    """The parts of an array that grows have theirs beyond their last cell."""
+    row, column = np.unravel_index(np.argmax(u), u.shape)
+    u[row, column] = 0
+    return u[2:-2, 2:-2]
+
+
+def middle_is_positive(u: Any) -> Any:
+    return u * 2 if u[u.shape[0] // 2, 0] > 0 else u
+
+
+@pytest.mark.parametrize(
+    ("function", "halo"),
+    [(first_is_positive, 0), (last_is_negative, 0), (middle_is_positive, 0), (highest, 2)],
+)
+@pytest.mark.parametrize("dtype", ["f8", "i4"])
+def test_cells_of_either_sign_show_what_growing_ones_do_not(function: Any, halo: int, dtype: str) -> None:
+    assert refused(function, (40, 30), dtype=dtype, halo=halo) is not None
+
+
+def test_a_function_that_raises_on_negative_cells_is_judged_by_others() -> None:
+    def of_positive(u: Any) -> Any:
+        if u.min() < 0:
+            raise ValueError
+        return np.sqrt(u)
+
+    assert refused(of_positive, (40, 30)) is None
+
+
 def test_a_function_that_always_raises_is_left_to_the_run() -> None:
     def broken(u: Any) -> Any:
         raise ValueError("not today")
