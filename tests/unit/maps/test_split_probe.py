@@ -169,6 +169,24 @@ def test_other_numbers_at_each_call_are_said_to_be_that() -> None:
     assert said.startswith("job <lambda> returns other numbers at each call")
 
 
+def test_cells_that_are_kept_for_the_next_call_are_said_to_be_that() -> None:
+    kept: dict[str, Any] = {}
+
+    def before(u: Any) -> Any:
+        last, kept["u"] = kept.get("u", u), u.copy()
+        return u + last
+
+    assert str(refused(before, (19, 17))).startswith("job before returns other numbers at each call")
+    tables: dict[Any, Any] = {}
+
+    def table(u: Any) -> Any:
+        if u.shape not in tables:
+            tables[u.shape] = np.full(u.shape[1], 2.0)
+        return u * tables[u.shape]
+
+    assert refused(table, (19, 17)) is None
+
+
 def test_results_of_another_size_and_inputs_of_other_shapes_are_judged() -> None:
     def half(shape: Any, dtype: Any) -> Any:
         return (shape[0] // 2, *shape[1:]), dtype
