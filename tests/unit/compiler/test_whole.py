@@ -226,6 +226,11 @@ def test_what_is_refused_has_its_line(line: str, says: str) -> None:
     assert refused.value.line == 3
 
 
+def test_a_program_is_shown_in_a_length_that_does_not_grow_with_its_uses() -> None:
+    doubled = compiled("def f(u):\n    for _ in range(20):\n        u = u + u\n    return u\n")
+    assert len(repr(traced(doubled, [field(11, 11)], ("out",)))) < 10_000
+
+
 @pytest.mark.parametrize("mutant", ["edges of every array", "no wrap", "aliased late"])
 def test_the_comparison_finds(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from meshrun.runner.compiler.whole import array
