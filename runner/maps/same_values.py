@@ -126,6 +126,6 @@ def other_values(job: Job, rank: int, mine: Mapping[str, str], its: Mapping[str,
     return UserError(
         f"job {job.name} computes something else on rank {rank} than on rank 0",
         why=why,
-        hint="random numbers with a seed, np.random.default_rng(7), or an input or a parameter of the function",
+        hint="random numbers with a seed, np.random.default_rng(7), or an input of the function",
         everywhere=True,
     )

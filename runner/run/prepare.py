@@ -223,7 +223,9 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
     # Refuse a function that each process has with values of its own.
     other = differing_rank([summary for *_, summary in everyone])
     if other is not None:
-        world.on_root(lambda: known.check_split(world, task))  # has the line of numbers that each call changes
+        world.on_root(
+            lambda: known.check_split(world, task)
+        )  # has the line of numbers that each call changes
         texts = world.control.allgather(value_texts(known.declared.function))
         raise other_values(run.job, other, texts[0], texts[other])
     return Prepared(known, task, fusion, memory, too_large)

@@ -473,7 +473,7 @@ class Whole(TracedArray):
         if picks_points(index):
             if (rows := rows_of(self, index)) is not None:
                 axis, indices = rows
-                return np.stack([self[row] for row in indices], axis)  # type: ignore[arg-type]
+                return np.stack([self[row] for row in indices], axis)
             target = self._at_points(index)
             return made(
                 self._recorder, target._axes, {}, target.read().reshape(target._cells.shape), self.dtype
@@ -588,7 +588,7 @@ class Whole(TracedArray):
     def _write_rows(self, axis: int, indices: Sequence[tuple[Any, ...]], value: Any) -> None:
         """Write rows that an index array picks, in its order. axis: along which they are."""
         # The right side is read before a row is written; a number stays as Python has it.
-        given = value if isinstance(value, TracedArray) or np.ndim(value) == 0 else np.asarray(value)
+        given: Any = value if isinstance(value, TracedArray) or np.ndim(value) == 0 else np.asarray(value)
         given = given.copy() if np.ndim(given) else given
         ndim, back = np.ndim(given), self.ndim - axis
         shape = self[indices[0]].shape
@@ -596,8 +596,12 @@ class Whole(TracedArray):
         if not _fits(np.shape(given), shape):
             raise ValueError(f"could not broadcast input array from shape {given.shape} into shape {shape}")
         for number, row in enumerate(indices):
-            own = number if ndim >= back and given.shape[-back] > 1 else 0
-            self[row] = given[(Ellipsis, own, *[slice(None)] * (back - 1))] if ndim >= back else given
+            if ndim < back:
+                self[row] = given
+                continue
+            own = number if given.shape[-back] > 1 else 0
+            part = (Ellipsis, own, *[slice(None)] * (back - 1))
+            self[row] = given[part]
 
     def _at_points(self, index: Any) -> Whole:
         """Return the array's memory at a list of points."""

@@ -227,7 +227,7 @@ def test_what_is_refused_has_its_line(line: str, says: str) -> None:
 
 
 def test_a_program_is_shown_in_a_length_that_does_not_grow_with_its_uses() -> None:
-    doubled = compiled("def f(u):\n    for _ in range(20):\n        u = u + u\n    return u\n")
+    doubled = compiled("def f(u):\n    for _ in range(14):\n        u = u + u\n    return u\n")
     assert len(repr(traced(doubled, [field(11, 11)], ("out",)))) < 10_000
 
 

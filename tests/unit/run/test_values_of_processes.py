@@ -32,7 +32,7 @@ def helper(noise: Any) -> Callable[..., Any]:
     def shaken(u: Any) -> Any:
         return u + noise
 
-    return lambda u: shaken(u)
+    return lambda u: shaken(u) * 2
 
 
 def branch(noise: Any) -> Callable[..., Any]:
@@ -84,9 +84,7 @@ def on_ranks(tmp_path: Path, declare: Any, made: Any, values: list[Any], steps: 
     return np.load(tmp_path / "o.npy")
 
 
-CASES = [(meshrun.distribute, one) for one in WHOLE] + [
-    (meshrun.map_blocks, one) for one in BLOCKS
-]
+CASES = [(meshrun.distribute, one) for one in WHOLE] + [(meshrun.map_blocks, one) for one in BLOCKS]
 
 
 @pytest.mark.parametrize(("declare", "made"), CASES)
