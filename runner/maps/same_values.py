@@ -24,7 +24,7 @@ from meshrun.runner.maps.reduce import to_host
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, HostArray
 
-ROUNDING = 4096  # times the epsilon of a result's dtype: how far the arithmetic of two hosts may differ
+ROUNDING = 64  # times the epsilon of a result's dtype: how far the arithmetic of two hosts may differ
 SHOWN = 3  # names of variables in a message
 
 
@@ -101,7 +101,7 @@ def _sum(result: HostArray) -> ResultSum:
     epsilon = float(np.finfo(result.dtype).eps) if result.dtype.kind in "fc" else 0.0
     cells = np.nan_to_num(result.astype(complex).ravel(), nan=1e3, posinf=1e4, neginf=-1e4)
     weights = np.random.default_rng(0).uniform(0.5, 1, cells.size)
-    tolerance = max(ROUNDING * epsilon, 1e-13)
+    tolerance = max(ROUNDING * epsilon, 1e-14)
     return ResultSum(complex(cells @ weights), float(np.abs(cells) @ weights), tolerance)
 
 

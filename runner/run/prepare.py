@@ -221,7 +221,7 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
     memory = tuple(limit for _, limit, *_ in everyone)
     too_large = any(too_large for _, _, too_large, _ in everyone)
     # Refuse a function that each process has with values of its own.
-    other = differing_rank([summary for *_, summary in everyone])
+    other = differing_rank([summary for *_, summary in everyone]) if world.size > 1 else None
     if other is not None:
         world.on_root(
             lambda: known.check_split(world, task)

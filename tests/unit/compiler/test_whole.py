@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -224,6 +225,13 @@ def test_what_is_refused_has_its_line(line: str, says: str) -> None:
     with pytest.raises(NotTraceable, match=says) as refused:
         traced(function, [field(11, 11)], ("out",))
     assert refused.value.line == 3
+
+
+def test_a_coroutine_is_refused_and_nothing_is_said_of_it_later(recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.raises(NotTraceable, match="returns a coroutine"):
+        traced(compiled("async def f(u):\n    return u\n"), [field(11, 11)], ("out",))
+    gc.collect()
+    assert [str(one.message) for one in recwarn] == []
 
 
 def test_a_program_is_shown_in_a_length_that_does_not_grow_with_its_uses() -> None:
