@@ -7,6 +7,7 @@ globals that it names. Each value gets a text that is the same in every process 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -63,6 +64,16 @@ def captured(job: Job) -> Captured:
         except _Unknown as reason:
             unknown[name] = str(reason)
     return Captured(values, unknown)
+
+
+def value_texts(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the text of each variable outside of a function that it names; not of one without a text."""
+    inner = inspect.unwrap(function)
+    texts: dict[str, str] = {}
+    for name, value in named(inner).items() if isinstance(inner, FunctionType) else ():
+        with contextlib.suppress(_Unknown):
+            texts[name] = _text(value, ())
+    return texts
 
 
 def source_file(function: Callable[..., Any]) -> Path | None:

@@ -2,7 +2,8 @@
 
 The cells differ from each other and grow along every axis, so that sums, medians, orders and branches on
 values differ from part to part. A few are negative, in the last corner only: where a function makes NaN of
-them, it does so in one part, and a sum over all cells shows it.
+them, it does so in one part, and a sum over all cells shows it. Other arrays have cells of either sign, in no
+order: the first cell of a part may be negative, and its largest is not its last.
 """
 
 from __future__ import annotations
@@ -50,13 +51,18 @@ class Sample:
 
 
 def samples(
-    task: Task, needed: Sequence[int] = (), magnitude: float = 1.0, *, short: bool = True
+    task: Task,
+    needed: Sequence[int] = (),
+    magnitude: float = 1.0,
+    *,
+    short: bool = True,
+    signed: bool = False,
 ) -> Iterator[Sample]:
     """Yield samples for a function that may raise on some of them: other cells, then longer axes.
 
     needed: cells that a part has at least along each axis, where memory allows. magnitude: of the cells in
     the middle. short: axes that are not cut may be shorter than the task's; else, results have the
-    task's lengths along them.
+    task's lengths along them. signed: cells of either sign, in no order, instead.
     """
     small = _small(task, needed, short=short)
     tried = [small]
@@ -67,7 +73,7 @@ def samples(
         tried.append(own)
     elif short and _most_cells(longest := _longest(task, small)) <= MOST_LONG:  # for an index not written
         tried.append(longest)
-    fillings: list[Any] = [partial(_growing, magnitude), _unit, _zeros]
+    fillings: list[Any] = [_signed] if signed else [partial(_growing, magnitude), _unit, _zeros]
     for shapes in dict.fromkeys(map(tuple, tried)):
         sized = _with_shapes(task, shapes)
         for fill in fillings if short else reversed(fillings):  # zeros suffice for the types of results
@@ -176,6 +182,17 @@ def _growing(
         return np.where(negative & (dtype.kind == "i"), -found, found).astype(dtype)
     found = magnitude * (0.5 + draws) * RANGE ** (2 * way - 1)
     found = np.where(negative, -found, found)
+    return (found if dtype.kind == "f" else found + 1j * rng.permutation(found)).astype(dtype)
+
+
+def _signed(rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any], leading: int) -> HostArray:
+    """Return cells of either sign, whose largest are anywhere."""
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    if dtype.kind in "iu":
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        return rng.integers(max(-LARGEST, low), min(LARGEST, high) + 1, shape).astype(dtype)
+    found = rng.normal(size=shape)
     return (found if dtype.kind == "f" else found + 1j * rng.permutation(found)).astype(dtype)
 
 

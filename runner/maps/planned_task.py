@@ -14,8 +14,10 @@ from meshrun.runner.compiler.decide import Fusion, fused_alone
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.compiler.trace.function_key import key_of
+from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.in_memory import halo_plans
+from meshrun.runner.maps.same_values import ValueSummary, summary_of
 from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.plan.chunking import block_memory
@@ -35,7 +37,7 @@ class PlannedTask:
     declared: the job as it was given. task: of the job with its halo, without a kernel. alone: with a kernel
     in place of the function, where this rank has one. needed: bytes of this rank's block, whole in memory.
     fusion: why it has a kernel or none; None: it was not to have one. checked: the grids for which
-    `check_split` has passed, each with whether the task had a kernel.
+    `check_split` has passed, each with whether the task had a kernel. summarized: of `summary`.
     """
 
     declared: Job
@@ -44,6 +46,7 @@ class PlannedTask:
     needed: int
     fusion: Fusion | None
     checked: set[tuple[Shape, bool]] = field(default_factory=set)
+    summarized: ValueSummary | None = None
 
     @cached_property
     def stages(self) -> list[int]:
@@ -54,6 +57,14 @@ class PlannedTask:
     def whole_plans(self) -> list[HaloPlan]:
         """The layout of each input's block if one rank has all of it."""
         return halo_plans(self.alone, 0)
+
+    def summary(self, world: World) -> ValueSummary:
+        """Return what ranks compare, so that all of them compute the same function."""
+        if self.summarized is None:
+            # A function that became a kernel has been compared with it in NumPy.
+            backend = world.backend if self.alone.kernel is None else CpuBackend()
+            self.summarized = summary_of(self.alone, backend)
+        return self.summarized
 
     def check_split(self, world: World, task: Task) -> None:
         """Raise UserError if the result of a task depends on how its array is cut. On one rank.

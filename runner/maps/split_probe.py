@@ -3,7 +3,7 @@
 A small array is computed whole, and cut in two and in three along each axis that a run may cut. The calls
 are those of a run, on its device if the function is called there, with its boundary, parameters and dtypes.
 A function that raises on every small array is not judged: the run shows its error. One whose calls take
-longer than `PATIENCE` is called on parts of two, and not on those of three.
+longer than `PATIENCE` is called on parts of two, and not on those of three, and on no cells of either sign.
 """
 
 from __future__ import annotations
@@ -74,49 +74,69 @@ def refusal(task: Task, backend: Backend, host: str = "") -> UserError | None:
     needs = needs_of(task.job.function, len(task.shape), task.parameters)
     with hide_output(failures=False), np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for magnitude in (1.0, *needs.magnitudes):
-            for sample in _samples(task, needs.lengths, magnitude):
-                judged, difference = _judged(sample, backend, host)
+        first: tuple[_Calls, Results] | None = None
+        began, trials = time.monotonic(), [(magnitude, False) for magnitude in (1.0, *needs.magnitudes)]
+        for magnitude, signed in (*trials, (1.0, True)):
+            if signed and time.monotonic() > began + PATIENCE:
+                break
+            for sample in _samples(task, needs.lengths, magnitude, signed=signed):
+                calls = _Calls(sample, backend, host)
+                whole = calls.whole()
+                if first is None and whole is not None:
+                    first = calls, whole
+                judged, difference = (False, None) if whole is None else _judged(calls, whole)
                 if difference is not None:
                     return _error(task, difference)
                 if judged:
                     break
+        # A function that keeps cells for its next call returns other ones after those of other arrays.
+        if first is not None and not _same_again(*first):
+            return _error(task, Difference(0, everywhere=True, rounding=None, repeatable=False))
     return None
 
 
-def _samples(task: Task, lengths: Sequence[int], magnitude: float) -> Iterator[Sample]:
+def _samples(task: Task, lengths: Sequence[int], magnitude: float, *, signed: bool) -> Iterator[Sample]:
     """Yield the samples, up to the first whose results `out=` cannot declare."""
     try:
-        yield from samples(task, lengths, magnitude)
+        yield from samples(task, lengths, magnitude, signed=signed)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # a user's function may raise anything
         return
 
 
-def _judged(sample: Sample, backend: Backend, host: str) -> tuple[bool, Difference | None]:
-    """Compare a sample's results with those of its parts.
+@dataclass
+class _Calls:
+    """Calls of a function on a sample and on its parts.
 
-    Return whether there were results of the whole and of a part along each axis that may be cut, and the
-    first difference. A function whose calls take long is called on no parts of three."""
-    task, xp, until = sample.task, backend.xp, time.monotonic() + PATIENCE
-    shape, axes = task.shape, [axis for axis, cut in enumerate(task.cut_axes) if cut]
-    unwritten: list[Array] | None = None  # poisoned results, of a function that fills them
+    unwritten: poisoned results, of a function that fills them.
+    """
 
-    def computed(axis: int, first: int, last: int, part: int = 0, parts: int = 1) -> Results | None:
+    sample: Sample
+    backend: Backend
+    host: str
+    unwritten: list[Array] | None = None
+
+    def whole(self) -> Results | None:
+        """Return the results for all cells, on the host; None if the function raises."""
+        return self.computed(0, 0, self.sample.task.shape[0])
+
+    def computed(self, axis: int, first: int, last: int, part: int = 0, parts: int = 1) -> Results | None:
         """Return the results for cells of an axis, on the host; None if the function raises."""
-        nonlocal unwritten
+        task, xp = self.sample.task, self.backend.xp
+        shape = task.shape
         offset, own = [0] * len(shape), list(shape)
         offset[axis], own[axis] = first, last - first
-        here = BlockContext(part, parts, host, tuple(offset), tuple(own), shape, backend.stream, xp)
+        stream = self.backend.stream
+        here = BlockContext(part, parts, self.host, tuple(offset), tuple(own), shape, stream, xp)
         ends = (last + sum(field.widths[axis]) for field in task.fields)
-        padded = zip(sample.padded, ends, strict=True)
+        padded = zip(self.sample.padded, ends, strict=True)
         try:
             if parts == 1:
-                unwritten = poisoned(backend, task.filled(shape))
+                self.unwritten = poisoned(self.backend, task.filled(shape))
             blocks = [xp.array(whole[_along(axis, first, end)]) for whole, end in padded]
-            outs = unwritten and [
-                out[_result_cells(shape, axis, first, last, out)].copy() for out in unwritten
+            outs = self.unwritten and [
+                out[_result_cells(shape, axis, first, last, out)].copy() for out in self.unwritten
             ]
             # The whole's results are checked, and those of parts compared with them.
             results = (task.call if parts == 1 else task.returned)(blocks, here, outs)
@@ -126,9 +146,20 @@ def _judged(sample: Sample, backend: Backend, host: str) -> tuple[bool, Differen
         except BaseException:  # a user's function may raise anything
             return None
 
-    whole = computed(0, 0, shape[0])
-    if whole is None:
-        return False, None
+
+def _same_again(calls: _Calls, whole: Results) -> bool:
+    """Return whether the function returns the same results again."""
+    again = calls.whole()
+    return again is not None and all(map(_equal, whole, again))
+
+
+def _judged(calls: _Calls, whole: Results) -> tuple[bool, Difference | None]:
+    """Compare a sample's results with those of its parts.
+
+    Return whether there were results of a part along each axis that may be cut, and the first difference. A
+    function whose calls take long is called on no parts of three."""
+    task, until = calls.sample.task, time.monotonic() + PATIENCE
+    shape, axes = task.shape, [axis for axis, cut in enumerate(task.cut_axes) if cut]
     seen: set[int] = set()
     # All axes are cut in two, then in three.
     cut = ((axis, ends) for axis in axes for ends in cuts(shape[axis], task.units[axis]))
@@ -137,7 +168,7 @@ def _judged(sample: Sample, backend: Backend, host: str) -> tuple[bool, Differen
         for part, (first, last) in enumerate(pairwise(ends)):
             if parts > 2 and time.monotonic() > until:
                 return seen == set(axes), None
-            results = computed(axis, first, last, part, parts)
+            results = calls.computed(axis, first, last, part, parts)
             cells = [_result_cells(shape, axis, first, last, result) for result in whole]
             expected = [result[own] for result, own in zip(whole, cells, strict=True)]
             # The run shows the error of a part without results, if its blocks raise it too.
@@ -146,9 +177,7 @@ def _judged(sample: Sample, backend: Backend, host: str) -> tuple[bool, Differen
             seen.add(axis)
             difference = _difference(axis, expected, results)
             if difference is not None:
-                again = computed(0, 0, shape[0])
-                same = again is not None and all(map(_equal, whole, again))
-                return True, Difference(axis, *difference, same)
+                return True, Difference(axis, *difference, _same_again(calls, whole))
     return seen == set(axes), None
 
 

@@ -52,7 +52,7 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     """
     _check_arrays(job, arrays)
     if job.whole:  # in this process the arrays are whole
-        wholes = [one if hasattr(one, "dtype") else np.asarray(one) for one in arrays]
+        wholes = [one if hasattr(one, "__cuda_array_interface__") else _whole_array(one) for one in arrays]
         completed = job.complete(parameters)
         _check_traceable(job, wholes, completed)
         return call_whole(job, wholes, completed)
@@ -95,14 +95,19 @@ def host_array(array: Any) -> HostArray:
 
     Raises UserError for an array with masked cells, whose mask a job does not see.
     """
+    found = _whole_array(array)
+    return found.astype(found.dtype.newbyteorder("="), copy=False)
+
+
+def _whole_array(array: Any) -> HostArray:
+    """Return a plain array with the memory of an input, which may be of a subclass such as np.matrix."""
     if count := masked_cells(array):
         raise UserError(
             "the input is a masked array, and a job does not see its mask",
             got=counted(count, "masked cell"),
             hint="array.filled(value), or the mask as another input",
         )
-    found = np.asarray(array)
-    return found.astype(found.dtype.newbyteorder("="), copy=False)
+    return np.asarray(array)
 
 
 def iterate(

@@ -169,7 +169,8 @@ class Stepper(StepBlocks[DistributedArray]):
     def _may_be_handed_on(self, counts: StepCounts) -> dict[int, int]:
         """Return the fields that share their two blocks with another, {before: now}; see `steps.blocks`.
 
-        With several steps between two exchanges, their halos are exchanged, too.
+        With several steps between two exchanges, their halos are exchanged, too. Series are computed after
+        the step, of what the fields were.
         """
         task = self.task
         in_place = task.fills and task.strided_out and None not in task.feed_numbers
@@ -183,6 +184,10 @@ class Stepper(StepBlocks[DistributedArray]):
             and task.fields[before].partition == task.fields[now].partition
             and task.fields[before].subgrid == task.fields[now].subgrid
         }
+        series, feeds = task.job.series_pass, task.feed_numbers
+        if series is not None:
+            known = [same is not None and feeds[same] is not None for same in series.same_as]
+            alike = {before: now for before, now in alike.items() if before not in series.inputs_read(known)}
         return alike if len(alike) == len(task.kernel.handed_on) else {}
 
     def _longest_graph(self) -> int:

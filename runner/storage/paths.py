@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from meshrun.runner.errors import UserError
@@ -12,6 +13,7 @@ from meshrun.runner.errors import UserError
 BESIDE = len(".." + 12 * "x" + ".partial")  # bytes by which a temporary name is longer than the output's
 RUN = "[0-9a-f]{12}"  # a run's id
 KEPT = "stream"  # in place of the run's id in the temporary name of an output that can be resumed
+MOST_KEPT = 1024  # paths that are parsed; a run asks for the same ones many times
 CONTAINERS = (".zarr", ".h5", ".hdf5")
 NODES = (
     "zarr.json",
@@ -60,6 +62,7 @@ def _check_outside_containers(what: str, path: Path) -> None:
             )
 
 
+@lru_cache(MOST_KEPT)
 def split(path: Path) -> tuple[Path, str | None]:
     """Split `file.h5:/group/name` into the file and the array's name; None for other paths."""
     found = CONTAINER.fullmatch(str(path))
@@ -102,6 +105,7 @@ def is_kept(partial: Path) -> bool:
     return any(part.endswith(f".{KEPT}.partial") for part in partial.parts)
 
 
+@lru_cache(MOST_KEPT)
 def suffix(path: Path) -> str:
     """Return the suffix that determines the format, also of a temporary name: .NAME.SUFFIX.RUN.partial."""
     name = Path(path.name)

@@ -70,6 +70,30 @@ def test_a_wave_overwrites_the_field_that_was(tmp_path: Path, boundary: str, sha
         assert np.load(path).tobytes() == field.tobytes()
 
 
+@meshrun.distribute(outputs=2, feeds=("now", "before"), series="trace")
+def struck(now: Any, before: Any) -> Any:
+    """A wave with sources and receivers, of whole numbers modulo 2^32."""
+    new = np.roll(now, 3, 0) + np.uint32(3) * np.roll(now, -4, 1) + np.roll(now, 1, 2) - before
+    at = np.array([0, 3, 8, 3]), np.array([0, 2, 9, 2]), np.array([5, 2, 0, 2])
+    new[at] += np.uint32(7)
+    return new, now, new[at]
+
+
+@pytest.mark.parametrize("shape", [(9, 10, 11), (64, 64, 64)])
+def test_a_wave_with_points_overwrites_the_field_that_was(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    fields: Any = list(np.random.default_rng(1).integers(0, 2**32, (2, *shape), np.uint32))
+    paths = [tmp_path / f"{name}.npy" for name in ("now", "before", "next", "last", "trace")]
+    for path, field in zip(paths, fields, strict=False):
+        np.save(path, field)
+    run(struck, paths[:2], paths[2:], {}, Options(device="cuda", fuse="require", steps=StepOptions(40)))
+    rows = []
+    for _ in range(40):
+        *fields, row = struck.function(*(field.copy() for field in fields))
+        rows.append(row)
+    for path, field in zip(paths[2:], (*fields, np.stack(rows)), strict=True):
+        assert np.load(path).tobytes() == field.tobytes()
+
+
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(2, 3, 5), (37, 23, 29), (50, 203, 190)])

@@ -38,7 +38,7 @@ class Node:
 
     op: str
     dtype: np.dtype[Any]
-    operands: tuple[Node, ...] = ()
+    operands: tuple[Node, ...] = field(default=(), repr=False)  # shared ones would be shown at each use
     input: int = -1
     offset: Offset = ()
     component: int = 0

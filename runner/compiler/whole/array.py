@@ -39,6 +39,7 @@ from meshrun.runner.compiler.whole.points import (
     listed_axes,
     picks_points,
     read_index,
+    rows_of,
     with_one_list,
 )
 from meshrun.runner.compiler.whole.sizes import steps_of
@@ -471,6 +472,9 @@ class Whole(TracedArray):
         if isinstance(index, Whole) and index.dtype == bool and index.ndim:
             return picked(self, index)
         if picks_points(index):
+            if (rows := rows_of(self, index)) is not None:
+                axis, indices = rows
+                return np.stack([self[row] for row in indices], axis)
             target = self._at_points(index)
             return made(
                 self._recorder, target._axes, {}, target.read().reshape(target._cells.shape), self.dtype
@@ -533,6 +537,9 @@ class Whole(TracedArray):
         if isinstance(index, Whole) and index.dtype == bool:
             write_masked(self, index, value)
             return
+        if picks_points(index) and (rows := rows_of(self, index)) is not None:
+            self._write_rows(*rows, value)
+            return
         target = self._at_points(index) if picks_points(index) else self.view(index)
         given = recorder.operand(value, self.dtype)
         # A view that is reversed is written in order, and what is written is reversed.
@@ -578,6 +585,24 @@ class Whole(TracedArray):
         if method == "at" and inputs[0] is self:
             return accumulated(ufunc, *inputs)
         return super().__array_ufunc__(ufunc, method, *inputs, **options)
+
+    def _write_rows(self, axis: int, indices: Sequence[tuple[Any, ...]], value: Any) -> None:
+        """Write rows that an index array picks, in its order. axis: along which they are."""
+        # The right side is read before a row is written; a number stays as Python has it.
+        given: Any = value if isinstance(value, TracedArray) or np.ndim(value) == 0 else np.asarray(value)
+        given = given.copy() if np.ndim(given) else given
+        ndim, back = np.ndim(given), self.ndim - axis
+        shape = self[indices[0]].shape
+        shape = (*shape[:axis], len(indices), *shape[axis:])
+        if not _fits(np.shape(given), shape):
+            raise ValueError(f"could not broadcast input array from shape {given.shape} into shape {shape}")
+        for number, row in enumerate(indices):
+            if ndim < back:
+                self[row] = given
+                continue
+            own = number if given.shape[-back] > 1 else 0
+            part = (Ellipsis, own, *[slice(None)] * (back - 1))
+            self[row] = given[part]
 
     def _at_points(self, index: Any) -> Whole:
         """Return the array's memory at a list of points."""

@@ -86,7 +86,7 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
         return replace(found, program=program)
     return replace(
         found,
-        function=BlockFunction(job.function, without_points(program.program), halo, points),
+        function=BlockFunction(job.function, without_points(program.program), halo, points, program),
         services=frozenset({"here", "xp", "out"}),
         strided_out=True,
     )
@@ -133,6 +133,7 @@ class BlockFunction:
     program: what it computes for each cell, but for those that depend on points.
     widths: of the blocks' halo, per grid axis.
     points: the other cells, which are computed after them; None: there are none.
+    whole: all that the function computes.
     """
 
     def __init__(
@@ -140,10 +141,11 @@ class BlockFunction:
         function: Callable[..., Any],
         program: Program,
         widths: Extents,
-        points: PointWrites | None = None,
+        points: PointWrites | None,
+        whole: WholeProgram,
     ) -> None:
         functools.update_wrapper(self, function)
-        self.program, self.points, self._widths = program, points, widths
+        self.program, self.points, self._widths, self.whole = program, points, widths, whole
         self._pieces: dict[tuple[Shape, Shape], list[UniformBox]] = {}
 
     def __call__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,12 +38,28 @@ class PointKernel:
     first_steps: ClassVar[int] = 0
     finds_ends: ClassVar[Sequence[int]] = ()
     stores_beyond: ClassVar[bool] = False
-    handed_on: ClassVar[Mapping[int, int]] = {}  # points read inputs after the other cells are written
     _tables: dict[Any, list[Table]] = field(default_factory=dict)
 
+    @functools.cached_property
+    def handed_on(self) -> Mapping[int, int]:
+        """The inputs whose next values another input has now; see `TaskKernel`.
+
+        None if a point reads what was there before the other cells were written.
+        """
+        read = {node.input for one in self.sets for node in one.order if node.op == "load"}
+        dense = self.dense.handed_on
+        return {} if self.code is None or read & dense.keys() else dense
+
     def without_handed_on(self) -> PointKernel:
-        """Return the kernel itself."""
-        return self
+        """Return the kernel of the results that no input has now; see `TaskKernel`."""
+        assert not isinstance(self.dense, HostKernel)
+        kept = [number for number, feed in enumerate(self.dense.feeds) if feed not in self.handed_on]
+        cells = tuple(self.points.cells[number] for number in kept)
+        outputs = tuple(self.points.outputs[number] for number in kept)
+        points = replace(self.points, cells=cells, outputs=outputs)
+        less = PointKernel(self.dense.without_handed_on(), points)
+        less.compile()
+        return less
 
     @functools.cached_property
     def sets(self) -> list[PointSet]:

@@ -314,6 +314,12 @@ class SeriesPass:
         every = in_order(node for one, same in pairs if not after or same is None for node in one.nodes)
         return any(node.op == "load" and any(node.offset) for node in every)
 
+    def inputs_read(self, fed: Sequence[bool]) -> set[int]:
+        """Return the inputs of whose blocks series are computed. fed: as of `recorded`."""
+        computed = (one for one, known in zip(self.series, fed, strict=True) if not known)
+        nodes = in_order(node for one in computed for node in one.nodes)
+        return {node.input for node in nodes if node.op == "load"}
+
     def gather(self, number: int, own: Array, first: Shape, last: Shape, xp: ModuleType) -> Array:
         """Return (components, points) of a series of the output that has it.
 

@@ -21,7 +21,8 @@ from meshrun.runner.region import HostArray, Shape
 
 MOST_POINTS = 1 << 16
 AN_INDEX_EACH = "an index array or a number for each axis of the field, such as u[ys, xs]"
-A_ROW_EACH = f"{AN_INDEX_EACH}; u[0] = u[-1] = v for single rows"
+MOST_ROWS = 8  # that an index array picks of a field, each of which is read and written by itself
+A_ROW_EACH = f"{AN_INDEX_EACH}; an index array of at most {MOST_ROWS} rows, such as u[[0, -1]]; or slices"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,23 @@ def _is_list(item: Any) -> bool:
     return isinstance(item, np.ndarray) and item.dtype.kind in "iu" and item.ndim > 0
 
 
+def rows_of(array: Any, index: Any) -> tuple[int, list[tuple[Any, ...]]] | None:
+    """Return the axis along which an index array picks rows of a field, and the index of each row.
+
+    None if the index picks anything else, or more than `MOST_ROWS`.
+    """
+    items = _full_index(array.ndim, index)
+    lists = [axis for axis, item in enumerate(items) if not isinstance(item, slice)]
+    if len(lists) != 1 or not _is_list(items[lists[0]]):
+        return None
+    (axis,) = lists
+    chosen = np.asarray(items[axis])
+    others = [number for number in range(array.ndim) if number != axis and array.is_cells(number)]
+    if not array.is_cells(axis) or not others or chosen.ndim != 1 or not 0 < len(chosen) <= MOST_ROWS:
+        return None
+    return axis, [(*items[:axis], int(row), *items[axis + 1 :]) for row in chosen]
+
+
 def read_index(array: Any, index: Any) -> PointIndex:
     """Return what an index with arrays picks of a traced array. Raises IndexError as NumPy does."""
     items = _full_index(array.ndim, index)
@@ -74,7 +92,8 @@ def read_index(array: Any, index: Any) -> PointIndex:
         is_cells = array.is_cells(number)
         if isinstance(item, slice):
             if is_cells:
-                raise NotTraceable("picks rows of a field by an array", A_ROW_EACH)
+                count = max((np.size(one) for one in items if _is_list(one)), default=0)
+                raise NotTraceable(f"picks {count} rows of a field by an array", A_ROW_EACH)
             inner.append(item)
             continue
         numbers.append(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -144,10 +145,14 @@ class WholeProgram:
         )
         return program if program.has_places else replace(program, lengths=())
 
-    @property
+    @cached_property
     def fingerprint(self) -> tuple[str, ...]:
         """What tells the program from others."""
-        return self.listing.text(), self.tape.text(), *(one.digest for one in self.constants)
+        graph = self.graph
+        given = [*graph.points, *(one for one in graph.picked if isinstance(one, np.ndarray))]
+        of_points = hashlib.sha256(b"".join(np.ascontiguousarray(one).tobytes() for one in given)).hexdigest()
+        digests = [one.digest for one in self.constants]
+        return self.listing.text(), self.tape.text(), of_points, *digests
 
     @cached_property
     def listing(self) -> Program:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from itertools import combinations
+from types import CoroutineType
 from typing import Any
 
 import numpy as np
@@ -243,6 +244,8 @@ def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> 
         one = _as_space(recorder, result)
         if not isinstance(one, Whole) or one._recorder is not recorder:
             what = "an array" if isinstance(one, Whole) else f"a {type(one).__name__}"
+            if isinstance(one, CoroutineType):
+                one.close()  # Python would warn that it was never awaited
             raise NotTraceable(f"returns {what} that does not come from its arrays", FIELD)
         if not one._axes:
             outputs.append(WholeOutput(name, (), one.dtype, tuple(taken(one).ravel()), ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -207,7 +208,7 @@ def test_random_programs(text: str) -> None:
         ("u[...] = u[3:4]", "one row of an array with all rows"),
         ("u[...] = u.T", "different axes|could not broadcast"),
         ("u[:6] = u[::2]", "every second"),
-        ("u[[1, 2]] = 3", "picks rows of a field by an array"),
+        ("u[[*range(9)]] = 3", "picks 9 rows of a field by an array"),
         ("u[...] = u[::-1]", "reverses"),
         ("u[...] = np.sort(u)", r"numpy\.sort"),
         ("u += np.random.random((11, 11))", "something else at each call"),
@@ -224,6 +225,18 @@ def test_what_is_refused_has_its_line(line: str, says: str) -> None:
     with pytest.raises(NotTraceable, match=says) as refused:
         traced(function, [field(11, 11)], ("out",))
     assert refused.value.line == 3
+
+
+def test_a_coroutine_is_refused_and_nothing_is_said_of_it_later(recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.raises(NotTraceable, match="returns a coroutine"):
+        traced(compiled("async def f(u):\n    return u\n"), [field(11, 11)], ("out",))
+    gc.collect()
+    assert [str(one.message) for one in recwarn] == []
+
+
+def test_a_program_is_shown_in_a_length_that_does_not_grow_with_its_uses() -> None:
+    doubled = compiled("def f(u):\n    for _ in range(14):\n        u = u + u\n    return u\n")
+    assert len(repr(traced(doubled, [field(11, 11)], ("out",)))) < 10_000
 
 
 @pytest.mark.parametrize("mutant", ["edges of every array", "no wrap", "aliased late"])

@@ -56,6 +56,22 @@ def one_point(u):
     return u
 
 
+def edge_rows(u):
+    """The right side first, rows in their order, of a repeated row the last."""
+    u[[0, -1]] = 7
+    u[:, [0, -1]] = u[:, [1, -2]] + 1
+    u[[1, 2]] = u[[2, 1]]
+    u[[3, 4]] = u[2:4]
+    u[[5, 5, -5]] = np.arange(3.0)[:, None]
+    u[[6, 7]] = np.arange(22.0).reshape(2, 11)
+    u[[8]] = np.arange(11)
+    u[1:-1, [2, 4]] += np.array([2, 3])
+    u[..., [-3]] *= 2
+    v = u.T
+    v[[0, -1]] -= 1
+    return u
+
+
 def accumulated(u):
     np.add.at(u, (MANY[0], MANY[1]), np.arange(40) * 0.1)
     np.subtract.at(u, (YS, XS), 2)
@@ -78,7 +94,7 @@ def components(w):
     return w
 
 
-FUNCTIONS = [around_the_end, between_lists, one_point, accumulated, of_views]
+FUNCTIONS = [around_the_end, between_lists, one_point, edge_rows, accumulated, of_views]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -184,8 +200,11 @@ def test_series_are_computed_from_blocks() -> None:
     [
         ("u[[1, 14], [2, 3]] = 0", "IndexError: index 14 is out of bounds for axis 0 with size 14"),
         ("u[[1, 2], [2, -12]] += 1", "IndexError: index -12 is out of bounds for axis 1 with size 11"),
-        ("u[[1, 2]] = 0", "picks rows of a field"),
-        ("u[:, [1, 2]] = 0", "picks rows of a field"),
+        ("u[[*range(9)]] = 0", "picks 9 rows of a field"),
+        ("np.add.at(u, [1, 2], 1)", "picks 2 rows of a field"),
+        ("u[[0, 14]] = 0", "IndexError: index 14 is out of bounds for axis 0 with size 14"),
+        ("u[[0, -1]] = [1, 2]", "could not broadcast"),
+        ("u[:, [0, -1, 1]] = u[:, :2]", "could not broadcast"),
         ("u[[1, 2], [3, 4]] = u[[4, 5], [3, 1]]", "different lists of points"),
         ("u[[1, 2], [3, 4]] = u[5, 5]", "different places"),
         ("u[1:3, 0] = u[[1, 2], [3, 4]]", "points"),

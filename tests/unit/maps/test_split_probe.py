@@ -104,6 +104,43 @@ def test_a_function_that_raises_on_some_values_is_tried_on_others() -> None:
     assert "`new[0] = 0`" in str(refused(of_its_length, (50, 1000)))
 
 
+def first_is_positive(u: Any) -> Any:
+    return u + (1 if u[0, 0] > 0 else 0)
+
+
+def last_is_negative(u: Any) -> Any:
+    return u + 1 if u[-1, 3] < 0 else u
+
+
+def highest(u: Any) -> Any:
+    """The parts of an array that grows have theirs beyond their last cell."""
+    row, column = np.unravel_index(np.argmax(u), u.shape)
+    u[row, column] = 0
+    return u[2:-2, 2:-2]
+
+
+def middle_is_positive(u: Any) -> Any:
+    return u * 2 if u[u.shape[0] // 2, 0] > 0 else u
+
+
+@pytest.mark.parametrize(
+    ("function", "halo"),
+    [(first_is_positive, 0), (last_is_negative, 0), (middle_is_positive, 0), (highest, 2)],
+)
+@pytest.mark.parametrize("dtype", ["f8", "i4"])
+def test_cells_of_either_sign_show_what_growing_ones_do_not(function: Any, halo: int, dtype: str) -> None:
+    assert refused(function, (40, 30), dtype=dtype, halo=halo) is not None
+
+
+def test_a_function_that_raises_on_negative_cells_is_judged_by_others() -> None:
+    def of_positive(u: Any) -> Any:
+        if u.min() < 0:
+            raise ValueError
+        return np.sqrt(u)
+
+    assert refused(of_positive, (40, 30)) is None
+
+
 def test_a_function_that_always_raises_is_left_to_the_run() -> None:
     def broken(u: Any) -> Any:
         raise ValueError("not today")
@@ -130,6 +167,24 @@ def test_other_numbers_at_each_call_are_said_to_be_that() -> None:
     generator = np.random.default_rng()
     said = str(refused(lambda u: u + generator.random(), (40,)))
     assert said.startswith("job <lambda> returns other numbers at each call")
+
+
+def test_cells_that_are_kept_for_the_next_call_are_said_to_be_that() -> None:
+    kept: dict[str, Any] = {}
+
+    def before(u: Any) -> Any:
+        last, kept["u"] = kept.get("u", u), u.copy()
+        return u + last
+
+    assert str(refused(before, (19, 17))).startswith("job before returns other numbers at each call")
+    tables: dict[Any, Any] = {}
+
+    def table(u: Any) -> Any:
+        if u.shape not in tables:
+            tables[u.shape] = np.full(u.shape[1], 2.0)
+        return u * tables[u.shape]
+
+    assert refused(table, (19, 17)) is None
 
 
 def test_results_of_another_size_and_inputs_of_other_shapes_are_judged() -> None:

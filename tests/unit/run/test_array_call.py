@@ -147,10 +147,41 @@ def test_masked_cells_are_refused() -> None:
     ):
         with pytest.raises(meshrun.UserError, match=r"the input is a masked array.* 2 masked cells"):
             call(masked)
+    whole = meshrun.distribute(lambda array: 2 * array, name="whole")
+    for call in (
+        whole,
+        lambda array: whole.iterate(array, steps=2),
+        lambda array: whole.run(array, np.empty((3, 2))),
+    ):
+        with pytest.raises(meshrun.UserError, match=r"the input is a masked array.* 2 masked cells"):
+            call(masked)
     filled = np.ma.masked_array(np.ones((3, 2)))
     result = np.empty((3, 2))
     double.run(filled, result)
     np.testing.assert_array_equal(result, double(filled))
+
+
+class Matrix(np.ndarray):
+    """As np.matrix has it."""
+
+    def __mul__(self, other: Any) -> Any:
+        return self @ other
+
+
+def test_a_call_of_whole_arrays_computes_what_a_run_does_for_subclasses() -> None:
+    """For a matrix, `*` is not of each cell; an array of the caller is changed in any case."""
+
+    def squared(u: Any) -> Any:
+        u[0] = 1
+        return u * u
+
+    job = meshrun.distribute(squared, feeds=("u",))
+    for kind in (Matrix, np.ma.MaskedArray):
+        given = np.arange(9.0).reshape(3, 3).view(kind)
+        result = job(given)
+        assert type(result) is np.ndarray
+        np.testing.assert_array_equal(result, np.square([[1, 1, 1], [3, 4, 5], [6, 7, 8]]))
+        np.testing.assert_array_equal(np.asarray(given)[0], [1, 1, 1])
 
 
 @meshrun.distribute

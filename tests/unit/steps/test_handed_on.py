@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,22 @@ import numpy as np
 import pytest
 from host_halo import HostPeers, HostTables, compiled
 from numpy_kernel import NumpyKernel
+from queued_device import QueuedBackend
 from step_runs import plain_loop, stepped
 
 import meshrun
+from meshrun.runner.compiler.compiled import compile_points
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
+from meshrun.runner.compiler.traced import traced
+from meshrun.runner.compiler.whole.point_kernel import PointKernel
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.step_options import SaveInterval
 from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.plan.task import plan_task
+from meshrun.runner.report.phases import Phases
 from meshrun.runner.steps import halo_path
 from meshrun.runner.steps.stepper import Stepper
+from meshrun.runner.world.world import single_rank_world
 
 WIDTHS = ((2, 1), (1, 2), (1, 1))
 
@@ -170,3 +179,93 @@ def test_a_checkpoint_has_both_fields(tmp_path: Path, monkeypatch: pytest.Monkey
     same, _ = run(tmp_path, monkeypatch, "wave", "mirror", stream=StreamOptions(resume=True), **often)
     assert same
     assert sum(taken) == 4 * often["ranks"]
+
+
+@meshrun.distribute(outputs=("next", "last"), feeds=("now", "before"), series=("trace", "speed", "was"))
+def heard(now: Any, before: Any) -> Any:
+    """A wave in a volume; rows are read of the results, of what was, and of both."""
+    new = now.copy()
+    new[1:-1, 1:-1, 1:-1] = now[2:, 1:-1, 1:-1] + now[:-2, 1:-1, 1:-1] - before[1:-1, 1:-1, 1:-1]
+    at = np.array([3, 5]), np.array([2, 2]), np.array([1, 4])
+    return new, now, new[at], (new - before)[at], before[at]
+
+
+@pytest.mark.parametrize(("series", "handed_on"), [((0,), {1: 0}), ((1,), {}), ((2,), {}), ((0, 2), {})])
+def test_what_a_series_reads_after_a_step_is_kept(series: tuple[int, ...], handed_on: dict[int, int]) -> None:
+    known = ((9, 8, 7), np.dtype(np.float32))
+    job = with_inferred_halo(heard, [known] * 2, {})
+    task = plan_task(job, {}, [known] * 2, 1)
+    program = traced(task)
+    kernel = NumpyKernel(program, task.widths, task.feed_numbers, task.boundary, 0, 1)
+    assert kernel.handed_on == {1: 0}
+    rows = task.job.series_pass
+    chosen = {
+        name: tuple(getattr(rows, name)[number] for number in series)
+        for name in ("same_as", "names", "types", "series", "cells")
+    }
+    job = replace(task.job, series_pass=replace(rows, **chosen))
+    world = single_rank_world(QueuedBackend())
+    stepper = Stepper(world, replace(task, job=job, kernel=kernel), Phases(world.backend.synchronize))
+    assert stepper.handed_on == handed_on
+
+
+YS, XS, ZS = np.array([0, 3, 8, 3]), np.array([0, 2, 6, 2]), np.array([5, 2, 0, 2])
+
+
+def struck(now: Any, before: Any, *, kick: int = 7) -> Any:
+    """Add to what the other cells have, once per point."""
+    new = np.roll(now, 1, 0) + 3 * np.roll(now, -1, 1) - before
+    new[YS, XS, ZS] += np.uint32(kick)
+    return new, now
+
+
+def struck_in_another_order(now: Any, before: Any, *, kick: int = 7) -> Any:
+    """As `struck`, the field that is handed on first."""
+    return struck(now, before, kick=kick)[::-1]
+
+
+def struck_by_what_was(now: Any, before: Any) -> Any:
+    """A point needs what was there, after the other cells are written."""
+    new = np.roll(now, 1, 0) - before
+    new[YS, XS, ZS] += before[YS, XS, ZS]
+    return new, now
+
+
+@pytest.mark.parametrize(
+    ("function", "feeds", "handed_on"),
+    [
+        (struck, ("now", "before"), {1: 0}),
+        (struck_in_another_order, ("before", "now"), {1: 0}),
+        (struck_by_what_was, ("now", "before"), {}),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_points_are_written_over_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any, feeds: Any, handed_on: Any, ranks: int
+) -> None:
+    taken: list[Any] = []
+
+    def compile_for(
+        device: Any, program: Any, widths: Any, arithmetic: str, feeds: Any, boundary: str, cval: float,
+        shape: Any, row: int,
+    ) -> Any:  # fmt: skip
+        return NumpyKernel(program, widths, feeds, boundary, cval, 1, row=row), "NumPy"
+
+    may_be = Stepper._may_be_handed_on
+    monkeypatch.setattr("meshrun.runner.compiler.compiled.compile_for", compile_for)
+    monkeypatch.setattr(
+        PointKernel, "compile", lambda kernel: setattr(kernel, "code", compile_points(kernel.sets))
+    )
+    monkeypatch.setattr(
+        Stepper, "_may_be_handed_on", lambda *known: taken.append(may_be(*known)) or taken[-1]
+    )
+    fields = list(np.random.default_rng(5).integers(0, 2**32, (2, 9, 7, 6), np.uint32))
+    job = meshrun.distribute(outputs=2, feeds=feeds)(function)
+    results, _ = stepped(tmp_path, job, fields, 5, fuse="require", ranks=ranks)
+    known = dict(zip(("now", "before"), fields, strict=True))
+    for _ in range(5):
+        wanted = function(known["now"].copy(), known["before"].copy())
+        known = dict(zip(feeds, wanted, strict=True))
+    for result, one in zip(results, wanted, strict=True):
+        assert result.tobytes() == one.tobytes()
+    assert taken == [handed_on] * ranks

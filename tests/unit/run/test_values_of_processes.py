@@ -1,0 +1,109 @@
+"""Functions that name values of their process: other ones on each rank are refused, equal ones are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshrun
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import UserError
+from meshrun.runner.options.step_options import StepOptions
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.world.world import open_world
+
+YS, XS = np.array([2, 5, 9]), np.array([3, 3, 8])
+
+
+def row(noise: Any) -> Callable[..., Any]:
+    return lambda u: u + noise
+
+
+def number(noise: Any) -> Callable[..., Any]:
+    gain = float(noise[0])
+    return lambda u: u * gain
+
+
+def helper(noise: Any) -> Callable[..., Any]:
+    def shaken(u: Any) -> Any:
+        return u + noise
+
+    return lambda u: shaken(u) * 2
+
+
+def branch(noise: Any) -> Callable[..., Any]:
+    upwards = bool(noise[0] > 0.6)
+    return lambda u: u + 1 if upwards else u - 1
+
+
+def at_points(noise: Any) -> Callable[..., Any]:
+    def f(u: Any) -> Any:
+        u[YS, XS] += noise[:3]
+        return u
+
+    return f
+
+
+def points(noise: Any) -> Callable[..., Any]:
+    ys = (noise[:3] * 11).astype(int)
+
+    def f(u: Any) -> Any:
+        u[ys, XS] += 1
+        return u
+
+    return f
+
+
+def normalized(noise: Any) -> Callable[..., Any]:
+    """Of several stages."""
+    return lambda u: u / (u * noise).max()
+
+
+def not_traced(noise: Any) -> Callable[..., Any]:
+    return lambda u: np.where(np.isin(u, [-99.0]), u, u + noise)
+
+
+WHOLE = [row, number, helper, branch, at_points, points, normalized]
+BLOCKS = [row, number, helper, branch, not_traced]
+
+
+def on_ranks(tmp_path: Path, declare: Any, made: Any, values: list[Any], steps: int | None) -> Any:
+    np.save(tmp_path / "u.npy", np.random.default_rng(3).random((12, 13)))
+
+    def rank(control: Any) -> Any:
+        job = declare(made(values[control.rank]))
+        world = open_world("cpu", control=control)
+        options = Options(steps=StepOptions(steps))
+        return run(job, [tmp_path / "u.npy"], [tmp_path / "o.npy"], {}, options, world=world)
+
+    run_ranks(len(values), rank)
+    return np.load(tmp_path / "o.npy")
+
+
+CASES = [(meshrun.distribute, one) for one in WHOLE] + [(meshrun.map_blocks, one) for one in BLOCKS]
+
+
+@pytest.mark.parametrize(("declare", "made"), CASES)
+@pytest.mark.parametrize("steps", [None, 2])
+def test_other_values_on_a_rank_are_refused(tmp_path: Path, declare: Any, made: Any, steps: Any) -> None:
+    values = [np.random.default_rng(seed).random(13) for seed in (0, 0, 1)]
+    with pytest.raises(UserError) as refused:
+        on_ranks(tmp_path, declare, made, values, steps)
+    assert "computes something else on rank 2 than on rank 0" in str(refused.value)
+    if made is row:
+        assert "noise of each process has other values" in str(refused.value)
+    assert not (tmp_path / "o.npy").exists()
+
+
+@pytest.mark.parametrize(("declare", "made"), CASES)
+def test_equal_values_are_not(tmp_path: Path, declare: Any, made: Any) -> None:
+    noise = np.random.default_rng(0).random(13)
+    found = on_ranks(tmp_path, declare, made, [noise.copy() for _ in range(3)], 2)
+    u = np.load(tmp_path / "u.npy")
+    for _ in range(2):
+        u = made(noise)(u)
+    np.testing.assert_array_equal(found, u)
