@@ -238,8 +238,13 @@ class ProgramRun:
             else:
                 self._compute_values(stage)
         self._set_values()
-        for output, value in self.program.results.items():
-            outs[output][...] = self.values.views[value]
+        parts = (
+            (getattr(outs[output], part) if len(values) > 1 else outs[output], value)
+            for output, values in self.program.results.items()
+            for part, value in zip(("real", "imag"), values, strict=False)
+        )
+        for out, value in parts:
+            out[...] = self.values.views[value]
         for number, check in enumerate(self.program.checks):
             failed = self._failed[number : number + 1]
             xp, count = self.world.xp, self.values.views[check.count.value]
@@ -322,8 +327,9 @@ class ProgramRun:
 
     def set_inputs(self, arrays: Sequence[DistributedArray]) -> None:
         """Set the values that are inputs. arrays: of all inputs."""
-        for value, number in self.program.inputs.items():
-            self.values.views[value][...] = arrays[number].interior
+        for value, one in self.program.inputs.items():
+            given = arrays[one.number].interior
+            self.values.views[value][...] = getattr(given, one.part) if one.part else given
 
     def set_step(self, slots: Array) -> None:
         """Set the values that the host computes for each step. slots: of the step's tape."""

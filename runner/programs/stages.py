@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space
 from meshrun.runner.compiler.whole.graph import Cut, InputValue, Reduction, ValueCheck
@@ -85,9 +86,9 @@ class StagedProgram:
     """A function of whole arrays in stages.
 
     space: lengths of the axes that are split. arrays: the function's inputs first; an input of shape () is a
-    value. outputs: the function's. dtypes: of the values, the slots of the step's tape first. inputs: of each
-    value that is an input, its number. results: of each output of shape (), its value. cuts: why
-    arrays are written, or are not.
+    value. outputs: the function's. dtypes: of the values, the slots of the step's tape first. inputs: the
+    values that are inputs. results: of each output of shape (), its value, or those of its real and its
+    imaginary part. cuts: why arrays are written, or are not.
     """
 
     space: Shape
@@ -95,8 +96,8 @@ class StagedProgram:
     outputs: tuple[WholeOutput, ...]
     stages: tuple[Stage, ...]
     dtypes: dict[int, np.dtype[Any]]
-    inputs: dict[int, int]
-    results: dict[int, int]
+    inputs: dict[int, InputValue]
+    results: dict[int, tuple[int, ...]]
     checks: tuple[ValueCheck, ...]
     cuts: tuple[Cut, ...]
     function_inputs: int
@@ -168,11 +169,11 @@ def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedPro
         program.outputs,
         stages,
         order.dtypes,
-        {value: one.number for value, one in program.values.items() if isinstance(one, InputValue)},
+        {value: one for value, one in program.values.items() if isinstance(one, InputValue)},
         {
-            number: one.nodes[0].value
+            number: tuple(node.value for node in one.nodes[0].operands or one.nodes)
             for number, one in enumerate(program.outputs)
-            if one.nodes[0].op == "scalar" and not one.shape
+            if not one.shape
         },
         program.checks,
         tuple(replace(cut, number=places.get(cut.number, -1)) for cut in program.graph.cuts),
@@ -248,7 +249,8 @@ class _Order:
             one = self._program.values[number]
             if isinstance(one, InputValue):
                 self._values[number] = 0
-                self.dtypes[number] = self._program.inputs[one.number].dtype
+                dtype = self._program.inputs[one.number].dtype
+                self.dtypes[number] = real_dtype(dtype) if one.part else dtype
             else:
                 nodes = one.nodes if isinstance(one, Reduction) else one.operands
                 self._values[number] = self.of(nodes)

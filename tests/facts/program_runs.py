@@ -45,8 +45,9 @@ def run_program(
                 poison(array.block)
                 array.interior[...] = whole[array.region.slices]
                 run.arrays[number] = array
-        for value, number in program.inputs.items():
-            run.values.views[value][...] = arrays[number]
+        for value, one in program.inputs.items():
+            given = arrays[one.number]
+            run.values.views[value][...] = getattr(given, one.part) if one.part else given
         outs = []
         for one in program.outputs:
             shape = run.region.shape + one.shape[len(program.space) :] if one.shape else ()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.array import real_dtype
-from meshrun.runner.compiler.trace.graph import Graph, Node, Operand, Program
+from meshrun.runner.compiler.trace.graph import Graph, Node, Operand, Program, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.region import Array
 
@@ -56,6 +56,22 @@ def in_real_parts(program: Program) -> Program:
     results = tuple(tuple(part for node in result for part in parts[node]) for result in program.results)
     inputs, outputs = tuple(map(_real_operand, program.inputs)), tuple(map(_real_operand, program.outputs))
     return replace(program, inputs=inputs, outputs=outputs, results=results, graph=write.graph)
+
+
+def value_in_parts(graph: Graph, node: Node) -> Parts:
+    """Return the parts of an expression of scalars and constants, as expressions of real numbers.
+
+    graph: of the expression, and of its parts. Raises NotTraceable for functions of complex numbers that have
+    no real form.
+    """
+    write, parts = _Writer(graph), dict[Node, Parts]()
+    for one in in_order([node]):
+        try:
+            parts[one] = write.node(one, [parts[operand] for operand in one.operands])
+        except NotTraceable as reason:
+            reason.line = one.line
+            raise
+    return parts[node]
 
 
 def _real_operand(one: Operand) -> Operand:

@@ -382,9 +382,17 @@ def nodes_of(graph: Graph, timed: Timed, kind: np.dtype[Any] | None = None) -> n
     dtype = timed.dtype_of(kind)
     if value.size > MOST_ELEMENTS:
         raise NotTraceable(f"computes with {value.size} elements of a table for each cell")
+    nodes = np.empty(value.shape, object)
+    if dtype.kind == "c":
+        of_parts = np.dtype(f"f{dtype.itemsize // 2}")
+        real, imag = (
+            nodes_of(graph, Timed(timed._tape, getattr(timed, part)._number, of_parts)).ravel()
+            for part in ("real", "imag")
+        )
+        nodes.ravel()[:] = [graph.operation("complex", dtype, pair) for pair in zip(real, imag, strict=True)]
+        return nodes
     if dtype.kind not in "biuf" or dtype.itemsize > SLOT:
         raise NotTraceable(f"computes with {dtype}", "numbers of at most 8 bytes")
-    nodes = np.empty(value.shape, object)
     for number in range(value.size):
         slot = timed._tape.slot(timed._number, number, dtype)
         nodes.ravel()[number] = graph.step_slot(slot, dtype)

@@ -35,6 +35,7 @@ from meshrun.runner.compiler.whole.points import (
     MOST_POINTS,
     Listed,
     accumulated,
+    is_line,
     listed_axes,
     picks_points,
     read_index,
@@ -227,7 +228,7 @@ class Tracing(TracedCall):
             along = [(move, axis) for move, axis in here if isinstance(axis, Along)]
             listed = next((axis for _, axis in here if isinstance(axis, Listed)), None)
             if listed is not None:
-                if along:
+                if not all(is_line(axis) for _, axis in along):
                     raise NotTraceable("combines points with an axis of a field")
                 layout.axes.append(listed)
                 continue
@@ -762,6 +763,13 @@ def taken(operand: Whole) -> Nodes:
     for place, node in np.ndenumerate(nodes):
         if any(graph.varies([node], axis) for axis in operand._fixed):
             (cell_node,) = graph.substituted([node], shift)
-            cell = Reduction("take", (cell_node,), node.dtype, first, ones, ones, axes, line)
-            nodes[place] = graph.value(cell, node.dtype)
+            kind, cells = real_dtype(node.dtype), [cell_node]
+            if node.dtype.kind == "c":
+                cells = [graph.operation(part, kind, cells, line) for part in ("real", "imag")]
+            values = [
+                graph.value(Reduction("take", (one,), kind, first, ones, ones, axes, line), kind)
+                for one in cells
+            ]
+            is_complex = node.dtype.kind == "c"
+            nodes[place] = graph.operation("complex", node.dtype, values, line) if is_complex else values[0]
     return nodes

@@ -50,9 +50,13 @@ class Reduction:
 
 @dataclass(frozen=True)
 class InputValue:
-    """A value that is an input of the function. number: of the input."""
+    """A value that is an input of the function, or a part of one.
+
+    number: of the input. part: "real" or "imag" of a complex number; else "".
+    """
 
     number: int
+    part: str = ""
 
 
 @dataclass(frozen=True)

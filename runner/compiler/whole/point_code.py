@@ -158,15 +158,15 @@ def is_computable(sets: Sequence[PointSet]) -> bool:
 
 def _elements(graph: WholeGraph, node: Node, here: HostArray, place: PointPlace) -> HostArray:
     """Return the elements that a load reads, counted from an array's address."""
-    block, lengths = place.inputs[node.input], graph.lengths[node.input]
-    had = [axis for axis, length in enumerate(lengths) if length]
+    # The block of an array that broadcasts has all axes, too: it repeats its cells.
+    block, axes = place.inputs[node.input], len(graph.space)
     total = np.zeros(len(here), np.int64)
-    for axis, stride in zip(had, block.strides, strict=False):
+    for axis, stride in enumerate(block.strides[:axes]):
         at = here[:, axis] + node.offset[axis]
-        at = at % lengths[axis] if place.whole[axis] else at
+        at = at % graph.space[axis] if place.whole[axis] else at
         total += (at - place.origin[axis]) * stride
-    inner = np.unravel_index(node.component, block.shape[len(had) :] or (1,))
-    total += sum(int(one) * stride for one, stride in zip(inner, block.strides[len(had) :], strict=False))
+    inner = np.unravel_index(node.component, block.shape[axes:] or (1,))
+    total += sum(int(one) * stride for one, stride in zip(inner, block.strides[axes:], strict=False))
     return total // int(block.itemsize)
 
 

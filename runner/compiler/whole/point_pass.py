@@ -144,11 +144,10 @@ class PointCells:
         found: dict[Node, Any] = {}
         for node in self.order:
             if node.op == "load":
-                lengths = self.graph.lengths[node.input]
+                # The block of an array that broadcasts has all axes, too: it repeats its cells.
                 found[node] = tuple(
                     asarray(_cells(blocks, axis, here[:, axis] + offset, length))
-                    for axis, (offset, length) in enumerate(zip(node.offset, lengths, strict=True))
-                    if length
+                    for axis, (offset, length) in enumerate(zip(node.offset, self.space, strict=True))
                 )
             elif node.op in ("point", "pick"):
                 points, *_, shift = node.value

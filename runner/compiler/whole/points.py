@@ -163,7 +163,7 @@ def with_one_list(graph: WholeGraph, operands: Sequence[tuple[Sequence[Any], Nod
         if any(isinstance(axis, Listed) for axis in axes):
             found[number] = _from_other_list(graph, points, backs, mine, nodes)
         elif any(mine[back].length > 1 for back in backs if back in mine):
-            found[number] = _picked(graph, points, backs, mine, nodes)
+            found[number] = _picked(graph, points, backs, mine, _elements(graph, axes, nodes))
     return found
 
 
@@ -187,6 +187,24 @@ def _from_other_list(
     moved = np.empty(nodes.shape, object)
     moved.ravel()[:] = graph.for_other_list(nodes.ravel(), points, tuple(map(int, apart[0])))
     return moved
+
+
+def is_line(axis: Any) -> bool:
+    """Return whether an axis is one of a line of numbers, which is along no axis of space."""
+    return not isinstance(axis, Listed) and getattr(axis, "axis", 0) < 0
+
+
+def _elements(graph: WholeGraph, axes: Sequence[Any], nodes: Nodes) -> Nodes:
+    """Return a node for each element along axes that are lines, such as those of an array times a number."""
+    lines = [number for number, axis in enumerate(axes) if is_line(axis)]
+    if not lines:
+        return nodes
+    shape = [axis.length if number in lines else nodes.shape[number] for number, axis in enumerate(axes)]
+    full, found = np.broadcast_to(nodes, shape), np.empty(shape, object)
+    for index in np.ndindex(*shape):
+        at = {axes[n].axis: axes[n].first + axes[n].step * index[n] for n in lines}
+        (found[index],) = graph.at_places([full[index]], at)
+    return found
 
 
 def _picked(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.compiler.trace.outside_state import ChangesOutside
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
@@ -152,7 +153,12 @@ def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
     """Return the stand-in of an input."""
     dimensions = len(recorder.space)
     if not one.shape:  # a value
-        node = recorder.graph.value(InputValue(number), one.dtype)
+        graph, kind = recorder.graph, real_dtype(one.dtype)
+        if one.dtype.kind == "c":
+            parts = [graph.value(InputValue(number, part), kind) for part in ("real", "imag")]
+            node = graph.operation("complex", one.dtype, parts)
+        else:
+            node = graph.value(InputValue(number), one.dtype)
         return made(recorder, (), {}, np.full((), node, object), one.dtype, number)
     subgrid = subgrid_of(one.shape, recorder.space)
     pairs = zip(subgrid.every, one.shape[:dimensions], strict=True)

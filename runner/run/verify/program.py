@@ -7,6 +7,7 @@ what is on the disk. Where sums are added in another order, floats may differ by
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -91,9 +92,11 @@ def _compared(task: Task, number: int, written: Source, expected: HostArray, ste
     got = np.empty(expected.shape, written.dtype)
     own_source(written).read(everything, got)
     tolerance = 0.0
-    if expected.dtype.kind == "f" and (_rounds(task) or task.job.program.inexact):
+    rounded = _rounded(task)
+    if expected.dtype.kind in "fc" and (rounded or task.job.program.inexact):
         finite = np.abs(expected[np.isfinite(expected)])
-        tolerance = steps * ROUNDED * float(np.finfo(expected.dtype).eps) * float(finite.max(initial=0.0))
+        eps = max(float(np.finfo(one).eps) for one in (expected.dtype, *rounded))
+        tolerance = steps * ROUNDED * eps * float(finite.max(initial=0.0))
     bad = differs(got, expected, tolerance)
     if not np.any(bad):
         return None
@@ -105,11 +108,12 @@ def _compared(task: Task, number: int, written: Source, expected: HostArray, ste
     )
 
 
-def _rounds(task: Task) -> bool:
-    """Return whether some sum or product is rounded in another order than NumPy's."""
+def _rounded(task: Task) -> set[np.dtype[Any]]:
+    """Return the dtypes of sums and products that are rounded in another order than NumPy's."""
     program = task.job.program
     reductions = [one for one in program.values.values() if isinstance(one, Reduction)]
-    return any(
-        one.ufunc in ("add", "multiply") and one.dtype.kind == "f"
+    return {
+        one.dtype
         for one in (*reductions, *program.reduced.values())
-    )
+        if one.ufunc in ("add", "multiply") and one.dtype.kind == "f"
+    }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from meshrun.runner.compiler.passes.real_parts import value_in_parts
 from meshrun.runner.compiler.trace.array import MOST_NODES
 from meshrun.runner.compiler.trace.graph import Node, Offset, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -392,8 +393,12 @@ class _Uniform:
         return tuple(self.value(node) for node in self.of(nodes))
 
     def value(self, node: Node) -> Node:
+        """Return the scalar of a value; of a complex one, the number that its two scalars are."""
         if node.op == "scalar":
             return node
+        if any(one.dtype.kind == "c" for one in in_order([node])):
+            parts = [self.value(part) for part in value_in_parts(self._graph, node)]
+            return parts[0] if len(parts) == 1 else self._graph.operation("complex", node.dtype, parts)
         scalar = self._graph.value(node, node.dtype)
         self.made[scalar.value] = node
         return scalar

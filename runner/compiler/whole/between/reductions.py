@@ -31,6 +31,7 @@ from meshrun.runner.compiler.whole.graph import Reduction, ValueCheck
 from meshrun.runner.compiler.whole.module import evaluated
 
 NOT_GIVEN: Any = np._NoValue
+BY_PARTS = "the real and the imaginary parts, each by itself"
 # Of each ufunc, what changes no cell that it is combined with.
 IDENTITY: dict[Any, Any] = {np.add: 0, np.multiply: 1, np.logical_and: True, np.logical_or: False}
 
@@ -82,14 +83,15 @@ def _with_axes(a: Whole, ndim: int, axes: Sequence[int]) -> Whole:
 def _over_space(kind: str, a: Whole, axes: Sequence[int], dtype: np.dtype[Any] | None = None) -> Any:
     """Reduce axes of space; each remaining element of a cell by itself."""
     recorder, graph = a._recorder, a._recorder.graph
-    if a.dtype.kind == "c":
-        raise NotTraceable(
-            f"reduces complex numbers (numpy.{kind})", "the real and the imaginary parts, each by itself"
-        )
+    if a.dtype.kind == "c" and kind != "add":
+        raise NotTraceable(f"reduces complex numbers (numpy.{kind})", BY_PARTS)
     taken = [a._axes[axis] for axis in axes]
     kept = [axis for number, axis in enumerate(a._axes) if number not in axes]
     if any(isinstance(axis, Along) and axis.axis < 0 for axis in a._axes):
         return _of_line(kind, a, axes)
+    if a.dtype.kind == "c":
+        real, imag = (_over_space(kind, a.part(name), axes) for name in ("real", "imag"))
+        return real.new(recorder.each("complex", a.dtype, real.read(), imag.read()), a.dtype)
     along = {axis.axis: axis for axis in taken if isinstance(axis, Along)}
     along |= {axis: Along(axis, at, 1, 1) for axis, at in a._fixed.items()}
     remain = {axis.axis for axis in kept if isinstance(axis, Along)}
@@ -172,6 +174,8 @@ def _extreme_of(dtype: np.dtype[Any], ufunc: Any) -> Any:
     """Return what changes no cell that it is compared with."""
     if dtype.kind == "b":
         return ufunc is np.minimum
+    if dtype.kind == "c":
+        raise NotTraceable(f"reduces complex numbers (numpy.{ufunc.__name__})", BY_PARTS)
     if dtype.kind == "f":
         return np.inf if ufunc is np.minimum else -np.inf
     limits = np.iinfo(dtype)
@@ -308,11 +312,12 @@ def _var(
     ddof, mean = options.get("correction", ddof), options.get("mean", NOT_GIVEN)
     kind = np.var(np.ones(1, array.dtype), **({} if dtype is None else {"dtype": dtype})).dtype
     adding = np.dtype(np.float32) if kind == np.float16 and dtype is None else kind
+    of_cells = np.result_type(adding, array.dtype) if array.dtype.kind == "c" else adding
     count = _count_of(a, axes, where, keepdims=True)
     if mean is NOT_GIVEN:
-        mean = np.true_divide(_sum(a, axis, adding, None, True, where=where), count).astype(adding)
-    apart = np.subtract(array.astype(adding, copy=False), mean)
-    squares: Any = np.multiply(apart, apart)
+        mean = np.true_divide(_sum(a, axis, of_cells, None, True, where=where), count).astype(of_cells)
+    apart = np.subtract(array.astype(of_cells, copy=False), mean)
+    squares: Any = np.multiply(apart, np.conjugate(apart) if of_cells.kind == "c" else apart).real
     cells = Picked(a.mask, squares) if isinstance(a, Picked) else squares
     total = _sum(cells, axis, adding, None, keep, where=where)
     count = _count_of(a, axes, where, keepdims=keep)
@@ -366,7 +371,7 @@ def _vdot(a: Any, b: Any) -> Any:
         if a.size != b.size:
             raise ValueError("cannot reshape array")
         raise NotTraceable("takes numpy.vdot of arrays of different shapes", "arrays of one shape")
-    return _product(a, b)
+    return _product(np.conjugate(a), b) if a.dtype.kind == "c" else _product(a, b)
 
 
 def _product(a: Any, b: Any) -> Any:
