@@ -8,12 +8,14 @@ function, and the result would depend on the number of ranks.
 from __future__ import annotations
 
 import hashlib
+import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from meshrun.runner.compiler.captured import value_texts
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.samples import samples
 from meshrun.runner.device.api import Backend, poisoned
@@ -23,6 +25,7 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.maps.reduce import to_host
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, HostArray
+from meshrun.runner.world.world import World
 
 ROUNDING = 64  # times the epsilon of a result's dtype: how far the arithmetic of two hosts may differ
 SHOWN = 3  # names of variables in a message
@@ -67,7 +70,8 @@ def summary_of(task: Task, backend: Backend) -> ValueSummary:
     job = task.job
     program = job.program or getattr(job.function, "whole", None)
     if program is not None:
-        return ValueSummary(hashlib.sha256("\n".join(program.fingerprint).encode()).hexdigest())
+        text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(program.fingerprint))  # addresses differ
+        return ValueSummary(hashlib.sha256(text.encode()).hexdigest())
     if job.split_dependent or any(0 in field.shape for field in task.fields):
         return ValueSummary()
     with hide_output(failures=False), np.errstate(all="ignore"), warnings.catch_warnings():
@@ -113,17 +117,22 @@ def differing_rank(summaries: Sequence[ValueSummary | None]) -> int | None:
     return next((n for n, one in enumerate(summaries) if one is not None and one.differs(first)), None)
 
 
-def other_values(job: Job, rank: int, mine: Mapping[str, str], its: Mapping[str, str]) -> UserError:
-    """Return the error for a function that is another one on a rank.
+def refuse_other_values(world: World, job: Job, summaries: Sequence[ValueSummary | None]) -> None:
+    """Raise UserError on every rank if a rank's function is not that of rank 0. Collective if so.
 
-    mine, its: the values that the function names, as text, on rank 0 and on that rank.
+    The error names the variables outside of the function that have other values there.
     """
+    rank = differing_rank(summaries)
+    if rank is None:
+        return
+    texts = world.control.allgather(value_texts(job.function))
+    mine, its = texts[0], texts[rank]
     names = [name for name, text in mine.items() if its.get(name, text) != text]
     listed = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
     why = "random numbers, the time, hash(), a set's order or the rank's number are different in each process"
     if names:
         why = f"{listed} of each process {'has' if len(names) == 1 else 'have'} other values"
-    return UserError(
+    raise UserError(
         f"job {job.name} computes something else on rank {rank} than on rank 0",
         why=why,
         hint="random numbers with a seed, np.random.default_rng(7), or an input of the function",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from meshrun.runner.arrays.inputs import Inputs, input_key, note
 from meshrun.runner.arrays.load import open_decoded, planned_type, spread_sources
 from meshrun.runner.arrays.store import open_sinks
-from meshrun.runner.compiler.captured import Captured, captured, value_texts
+from meshrun.runner.compiler.captured import Captured, captured
 from meshrun.runner.compiler.decide import Fusion, fused_alone, not_one_kernel
 from meshrun.runner.compiler.traced import check_tables
 from meshrun.runner.compiler.whole.functions.outside import Constant
@@ -26,7 +26,7 @@ from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.maps.planned_task import PlannedTask, plan_alone
-from meshrun.runner.maps.same_values import ValueSummary, differing_rank, other_values
+from meshrun.runner.maps.same_values import ValueSummary, differing_rank, refuse_other_values
 from meshrun.runner.maps.streamed.chunk_agreement import limits
 from meshrun.runner.options.form import forms_of_inputs
 from meshrun.runner.options.run_options import Options
@@ -220,14 +220,12 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
         task, fusion = agreed_kernel(world, task, known.alone, fusions, mode, steps or 1)
     memory = tuple(limit for _, limit, *_ in everyone)
     too_large = any(too_large for _, _, too_large, _ in everyone)
-    # Refuse a function that each process has with values of its own.
-    other = differing_rank([summary for *_, summary in everyone]) if world.size > 1 else None
-    if other is not None:
-        world.on_root(
-            lambda: known.check_split(world, task)
-        )  # has the line of numbers that each call changes
-        texts = world.control.allgather(value_texts(known.declared.function))
-        raise other_values(run.job, other, texts[0], texts[other])
+    # Refuse a function that each process has with values of its own. If each call changes them, the check of
+    # the split names the line.
+    summaries = [summary for *_, summary in everyone]
+    if world.size > 1 and differing_rank(summaries) is not None:
+        world.on_root(lambda: known.check_split(world, task))
+        refuse_other_values(world, known.declared, summaries)
     return Prepared(known, task, fusion, memory, too_large)
 
 

@@ -18,9 +18,11 @@ from meshrun.runner.arrays.fingerprint import task_fingerprint, warn_of_unknown
 from meshrun.runner.arrays.inputs import Inputs
 from meshrun.runner.arrays.load import open_decoded
 from meshrun.runner.compiler.decide import ImageKernels
+from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.files import check_own, sync_folder
 from meshrun.runner.maps.folders.engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
+from meshrun.runner.maps.same_values import refuse_other_values, summary_of
 from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import known_results, limits
 from meshrun.runner.maps.streamed.dispatch import draw, process_chunks, report, threads_of
@@ -160,6 +162,9 @@ class StreamedFolder:
 
         task = self.fuse(world.collective_call(plan_task))
         world.on_root(lambda: refuse_split(world, task))
+        if world.size > 1:
+            backend = world.backend if task.kernel is None else CpuBackend()
+            refuse_other_values(world, task.job, world.gather_calls(lambda: summary_of(task, backend)))
         task = known_results(world, task, [source])
         world.on_root(lambda: check(task))
         return task

@@ -99,6 +99,20 @@ def test_other_values_on_a_rank_are_refused(tmp_path: Path, declare: Any, made: 
     assert not (tmp_path / "o.npy").exists()
 
 
+def test_images_of_a_folder_are_computed_by_one_function(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(4):
+        np.save(tmp_path / "in" / f"{number}.npy", np.ones((12, 13)))
+
+    def rank(control: Any) -> None:
+        job = meshrun.map_blocks(row(np.random.default_rng(control.rank).random(13)))
+        run(job, tmp_path / "in", tmp_path / "out", world=open_world("cpu", control=control))
+
+    with pytest.raises(UserError, match="computes something else on rank 1 than on rank 0: noise of each"):
+        run_ranks(2, rank)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(("declare", "made"), CASES)
 def test_equal_values_are_not(tmp_path: Path, declare: Any, made: Any) -> None:
     noise = np.random.default_rng(0).random(13)
