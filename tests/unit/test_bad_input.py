@@ -169,7 +169,7 @@ CASES: list[tuple[str, ...]] = [
     # Jobs.
     ("run nosuch in.npy out.npy", "unknown job", "got nosuch", "laplacian", "FILE.py:NAME", "Try:"),
     ("run gone.py:edges in.npy out.npy", "gone.py does not exist"),
-    ("run none.py in.npy out.npy", "none.py declares no job: it has no function", "@meshrun.distribute, map_blocks"),
+    ("run none.py in.npy out.npy", "declares no job: it has no function", "@meshrun.distribute, map_blocks"),
     (f"run {OURS} in.npy out.npy", f"{OURS} declares", "expected one of", f"{OURS}:wide"),
     (f"run {OURS}:edges in.npy out.npy", "declares no job 'edges': its jobs are wide, needy, total"),
     ("run broken.py in.npy out.npy", "syntax error in broken.py, line 1: invalid syntax"),
