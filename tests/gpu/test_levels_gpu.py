@@ -19,7 +19,7 @@ from meshrun.runner.world.world import World, open_world
 from tests.unit.programs.test_levels import cell_cycle, cycle, two_grids
 
 pytestmark = pytest.mark.mpi
-STEPS = 20  # some of them in CUDA graphs
+STEPS = 43  # some of them in CUDA graphs
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def test_any_program_gives_the_bits_of_numpy(name: str) -> None:
     shapes += [chosen] if isinstance(chosen, SharedPlanes) else []
     for shape in shapes:
         kernel = emit(program, march=shape, apart=True)
-        for own in ((16, 16, 128), (37, 41, 331)):
+        for own in ((32, 16, 128), (37, 41, 331)):
             for odd in (0, 1, 3):
                 check(kernel, own, odd)
 
