@@ -30,10 +30,10 @@ from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import check_widths
 from meshrun.runner.plan.steps import LINE
 from meshrun.runner.programs import exact_sum
-from meshrun.runner.programs.best import ReducingKernel, combined_cells
 from meshrun.runner.programs.cells import LevelCells, StageCells
 from meshrun.runner.programs.kernel import CellKernel, bind_values
 from meshrun.runner.programs.level_kernel import LevelKernel, Target, level_partition
+from meshrun.runner.programs.reducing import ReducingKernel, combined_cells
 from meshrun.runner.programs.stages import (
     KernelStage,
     ReductionStage,

@@ -21,8 +21,8 @@ from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
-from meshrun.runner.programs.best import ReducingKernel, reducing_kernels, with_late_reductions
 from meshrun.runner.programs.cells import kernels_of
+from meshrun.runner.programs.reducing import ReducingKernel, reducing_kernels, with_late_reductions
 from meshrun.runner.programs.stages import (
     KernelStage,
     ProgramArray,

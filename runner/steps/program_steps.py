@@ -13,8 +13,8 @@ from meshrun.runner.compiler.decide import not_compiled
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.errors import RunError
-from meshrun.runner.programs.best import reducing_kernels, with_late_reductions
 from meshrun.runner.programs.execute import ProgramRun
+from meshrun.runner.programs.reducing import reducing_kernels, with_late_reductions
 from meshrun.runner.programs.stages import plan_program, with_results_as_arrays
 from meshrun.runner.region import Array
 from meshrun.runner.steps import halo_path

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.programs.best import reducing_kernels, with_late_reductions
+from meshrun.runner.programs.reducing import reducing_kernels, with_late_reductions
 from meshrun.runner.programs.stages import (
     KernelStage,
     StagedProgram,
