@@ -99,6 +99,9 @@ def with_points(side: int) -> Any:
     return acoustic_points
 
 
+acoustic_2048 = with_points(2048)  # of benchmarks/wave_peers.py
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
