@@ -136,6 +136,29 @@ def test_cycle_of_many_levels() -> None:
     assert len(program.stages) < 6 * 10 + 21
 
 
+def cycle_by_residuals(u: Any, f: Any, *, h: float = 0.1) -> Any:
+    """A V-cycle whose sweeps add residuals: of 3 x 3 cells, one is needed, as the others are zero."""
+
+    def swept(u: Any, f: Any, sweeps: int) -> Any:
+        for _ in range(sweeps):
+            new = u.copy()
+            new[1:-1, 1:-1] = u[1:-1, 1:-1] - 0.2 * h * h * residual(u, f, h)[1:-1, 1:-1]
+            u = new
+        return u
+
+    if min(u.shape) <= 3:
+        return swept(u, f, 5)
+    u = swept(u, f, 1)
+    c = restricted(residual(u, f, h))
+    e = cycle_by_residuals(np.zeros_like(c), c, h=2 * h)
+    return swept(u + prolonged(e, u.shape), f, 1)
+
+
+def test_a_grid_of_which_one_cell_is_needed() -> None:
+    program = check(cycle_by_residuals, field(65, 65), field(65, 65, seed=1), grids=[(1, 1), (3, 1)])
+    assert levels_of(program) >= {2, 4, 8, 16, 32}
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(32, 32), (48, 20)])
 def test_cycles_of_cells(rows: int, columns: int) -> None:
     program = check(cell_cycle, field(rows, columns), field(rows, columns, seed=1))

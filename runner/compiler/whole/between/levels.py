@@ -174,11 +174,12 @@ def _lattice(demand: Demand, space: Shape, wraps: set[int], *, single: bool) -> 
     """Return the lattice of all positions at which an array is read.
 
     One that is read around the ends of space goes on there as between them. single: whether it may be of one
-    position along an axis.
+    position along an axis. Otherwise one position is part of the coarsest grid that has it: of 3 vertices,
+    the one between two edges that are constants.
     """
     pairs = []
     for axis, (one, n) in enumerate(zip(demand, space, strict=True)):
-        step = one.step or (n if single else 1)
+        step = one.step or (n if single else one.low & -one.low or 1)
         step = 1 if axis in wraps and n % step else step
         pairs.append((one.low % step, step))
     return LevelGrid(tuple(first for first, _ in pairs), tuple(step for _, step in pairs))
