@@ -230,8 +230,8 @@ def test_what_is_refused_has_its_line(line: str, says: str) -> None:
 def test_a_coroutine_is_refused_and_nothing_is_said_of_it_later(recwarn: pytest.WarningsRecorder) -> None:
     with pytest.raises(NotTraceable, match="returns a coroutine"):
         traced(compiled("async def f(u):\n    return u\n"), [field(11, 11)], ("out",))
-    gc.collect()
-    assert [str(one.message) for one in recwarn] == []
+    gc.collect()  # other tests' objects, too, of which warnings may speak
+    assert [str(one.message) for one in recwarn if "coroutine" in str(one.message)] == []
 
 
 def test_a_program_is_shown_in_a_length_that_does_not_grow_with_its_uses() -> None:
