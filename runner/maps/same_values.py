@@ -18,13 +18,12 @@ import numpy as np
 from meshrun.runner.compiler.captured import value_texts
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.samples import samples
-from meshrun.runner.device.api import Backend, poisoned
+from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import UserError
-from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.maps.reduce import to_host
+from meshrun.runner.maps.split_probe import SampleCalls
 from meshrun.runner.plan.task import Task
-from meshrun.runner.region import Array, HostArray
+from meshrun.runner.region import HostArray
 from meshrun.runner.world.world import World
 
 ROUNDING = 64  # times the epsilon of a result's dtype: how far the arithmetic of two hosts may differ
@@ -78,27 +77,13 @@ def summary_of(task: Task, backend: Backend) -> ValueSummary:
         warnings.simplefilter("ignore")
         try:
             for sample in samples(task):
-                if (results := _results(sample.task, sample.padded, backend)) is not None:
+                if (results := SampleCalls(sample, backend, "").whole()) is not None:
                     return ValueSummary(sums=tuple(map(_sum, results)))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException:  # `out=` of a user may raise anything; the run shows it
             pass
     return ValueSummary()
-
-
-def _results(task: Task, padded: Sequence[HostArray], backend: Backend) -> list[HostArray] | None:
-    """Return the results for a small array, on the host; None if the function raises."""
-    xp, shape = backend.xp, task.shape
-    here = BlockContext(0, 1, "", (0,) * len(shape), shape, shape, backend.stream, xp)
-    try:
-        blocks: list[Array] = [xp.array(one) for one in padded]
-        results = task.call(blocks, here, poisoned(backend, task.filled(shape)))
-        return [np.asarray(one if xp is np else to_host(one)) for one in results]
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException:  # a user's function may raise anything; the run shows it
-        return None
 
 
 def _sum(result: HostArray) -> ResultSum:

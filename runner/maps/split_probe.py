@@ -74,13 +74,13 @@ def refusal(task: Task, backend: Backend, host: str = "") -> UserError | None:
     needs = needs_of(task.job.function, len(task.shape), task.parameters)
     with hide_output(failures=False), np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        first: tuple[_Calls, Results] | None = None
+        first: tuple[SampleCalls, Results] | None = None
         began, trials = time.monotonic(), [(magnitude, False) for magnitude in (1.0, *needs.magnitudes)]
         for magnitude, signed in (*trials, (1.0, True)):
             if signed and time.monotonic() > began + PATIENCE:
                 break
             for sample in _samples(task, needs.lengths, magnitude, signed=signed):
-                calls = _Calls(sample, backend, host)
+                calls = SampleCalls(sample, backend, host)
                 whole = calls.whole()
                 if first is None and whole is not None:
                     first = calls, whole
@@ -106,7 +106,7 @@ def _samples(task: Task, lengths: Sequence[int], magnitude: float, *, signed: bo
 
 
 @dataclass
-class _Calls:
+class SampleCalls:
     """Calls of a function on a sample and on its parts.
 
     unwritten: poisoned results, of a function that fills them.
@@ -147,13 +147,13 @@ class _Calls:
             return None
 
 
-def _same_again(calls: _Calls, whole: Results) -> bool:
+def _same_again(calls: SampleCalls, whole: Results) -> bool:
     """Return whether the function returns the same results again."""
     again = calls.whole()
     return again is not None and all(map(_equal, whole, again))
 
 
-def _judged(calls: _Calls, whole: Results) -> tuple[bool, Difference | None]:
+def _judged(calls: SampleCalls, whole: Results) -> tuple[bool, Difference | None]:
     """Compare a sample's results with those of its parts.
 
     Return whether there were results of a part along each axis that may be cut, and the first difference. A

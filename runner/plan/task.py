@@ -229,6 +229,11 @@ class Task:
         return self.fields[self.first].widths
 
     @property
+    def fills_in_place(self) -> bool:
+        """Whether a step's results are written where the next step reads them, not to other buffers."""
+        return self.fills and self.strided_out and None not in self.feed_numbers
+
+    @property
     def described_parameters(self) -> Parameters:
         """The parameters for a record, tables in time as what they are."""
         return self.job.described(self.parameters)

@@ -103,7 +103,7 @@ class StepBlocks(Generic[Block]):
         self._finals: list[Array] = []  # None for an output that feeds an input
         self._scratch: dict[tuple[int, ...], list[Array]] = {}
         # Whether the function fills the spare blocks, rather than buffers that are copied to them.
-        self._fills_in_place = task.fills and task.strided_out and None not in self.feeds
+        self._fills_in_place = task.fills_in_place
 
     def current_step(self) -> int:
         """Return the number of the step that is computed, from 0 on."""

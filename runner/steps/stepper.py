@@ -173,9 +173,8 @@ class Stepper(StepBlocks[DistributedArray]):
         the step, of what the fields were.
         """
         task = self.task
-        in_place = task.fills and task.strided_out and None not in task.feed_numbers
-        single = counts.per_kernel == counts.per_exchange == 1
-        if task.kernel is None or not single or self.one_by_one or self.one_copy or not in_place:
+        single = counts.per_kernel == counts.per_exchange == 1 and not self.one_by_one and not self.one_copy
+        if task.kernel is None or not single or not task.fills_in_place:
             return {}
         alike = {
             before: now
@@ -184,11 +183,9 @@ class Stepper(StepBlocks[DistributedArray]):
             and task.fields[before].partition == task.fields[now].partition
             and task.fields[before].subgrid == task.fields[now].subgrid
         }
-        series, feeds = task.job.series_pass, task.feed_numbers
-        if series is not None:
-            known = [same is not None and feeds[same] is not None for same in series.same_as]
-            alike = {before: now for before, now in alike.items() if before not in series.inputs_read(known)}
-        return alike if len(alike) == len(task.kernel.handed_on) else {}
+        series = task.job.series_pass
+        kept = series.inputs_read(task.feed_numbers) if series is not None else set[int]()
+        return alike if len(alike.keys() - kept) == len(task.kernel.handed_on) else {}
 
     def _longest_graph(self) -> int:
         """Return the steps of the longest graphs, the same on every rank."""

@@ -314,9 +314,13 @@ class SeriesPass:
         every = in_order(node for one, same in pairs if not after or same is None for node in one.nodes)
         return any(node.op == "load" and any(node.offset) for node in every)
 
-    def inputs_read(self, fed: Sequence[bool]) -> set[int]:
-        """Return the inputs of whose blocks series are computed. fed: as of `recorded`."""
-        computed = (one for one, known in zip(self.series, fed, strict=True) if not known)
+    def fed(self, feeds: Sequence[int | None]) -> list[bool]:
+        """Return whether each series is read of a field after the step: of an output that feeds an input."""
+        return [same is not None and feeds[same] is not None for same in self.same_as]
+
+    def inputs_read(self, feeds: Sequence[int | None]) -> set[int]:
+        """Return the inputs of whose blocks the other series are computed."""
+        computed = (one for one, known in zip(self.series, self.fed(feeds), strict=True) if not known)
         nodes = in_order(node for one in computed for node in one.nodes)
         return {node.input for node in nodes if node.op == "load"}
 

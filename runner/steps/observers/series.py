@@ -56,9 +56,7 @@ class SeriesRows:
         assert isinstance(self.task.job.series_pass, SeriesPass)
         self.series = self.task.job.series_pass
         of_each = zip(self.paths, self.series.names, self.series.types, strict=False)
-        feeds = self.task.feed_numbers
-        # Whether a series is read of a field after the step.
-        self._fed = [same is not None and feeds[same] is not None for same in self.series.same_as]
+        self._fed = self.series.fed(self.task.feed_numbers)
         self.files = [SeriesFile(path, name, *known) for path, name, known in of_each]
         cells = self.series.recorded(self._fed)
         outputs = [same if fed else None for same, fed in zip(self.series.same_as, self._fed, strict=True)]

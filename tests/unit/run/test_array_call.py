@@ -140,21 +140,15 @@ def test_an_array_in_another_byte_order_is_computed_in_the_machines(fuse: Any) -
 def test_masked_cells_are_refused() -> None:
     masked = np.ma.masked_less(np.arange(6.0).reshape(3, 2), 2)
     double = meshrun.map_blocks(lambda block: 2 * block, name="double")
-    for call in (
-        double,
-        lambda array: double.iterate(array, steps=2),
-        lambda array: double.run(array, np.empty((3, 2))),
-    ):
-        with pytest.raises(meshrun.UserError, match=r"the input is a masked array.* 2 masked cells"):
-            call(masked)
     whole = meshrun.distribute(lambda array: 2 * array, name="whole")
-    for call in (
-        whole,
-        lambda array: whole.iterate(array, steps=2),
-        lambda array: whole.run(array, np.empty((3, 2))),
-    ):
-        with pytest.raises(meshrun.UserError, match=r"the input is a masked array.* 2 masked cells"):
-            call(masked)
+    for job in (double, whole):
+        for call in (
+            job,
+            lambda array, job=job: job.iterate(array, steps=2),
+            lambda array, job=job: job.run(array, np.empty((3, 2))),
+        ):
+            with pytest.raises(meshrun.UserError, match=r"the input is a masked array.* 2 masked cells"):
+                call(masked)
     filled = np.ma.masked_array(np.ones((3, 2)))
     result = np.empty((3, 2))
     double.run(filled, result)
