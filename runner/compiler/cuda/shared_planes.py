@@ -276,20 +276,20 @@ def first_fills(rings: Sequence[Ring], pitches: Mapping[int, str]) -> Iterator[s
             newest = ring.slots - 1 - ring.shape.ahead
             for slot in range(newest + 1) if ahead == 0 else [newest + ahead]:
                 yield f"ring{ring.number}.fill({slot}, {pitches[ring.number]}, begin2, own{ring.number});"
-        yield "planes::commit();"
+        yield "commit_copies();"
 
 
 def next_fills(rings: Sequence[Ring], pitches: Mapping[int, str]) -> Iterator[str]:
     """Yield the statements that wait for a turn's planes and begin to copy one more of each ring."""
     shape = rings[0].shape
-    yield f"planes::wait<{shape.ahead - 1}>();"
+    yield f"await_copies<{shape.ahead - 1}>();"
     yield "__syncthreads();  // the planes are there, and the slots to fill are no longer read"
     yield f"if (turn <= {shape.planes - shape.ahead}) {{"
     for ring in rings:
         number = ring.number
         yield f"ring{number}.fill(next_slot{number}, {pitches[number]}, begin2, own{number});"
     yield "}"
-    yield "planes::commit();"
+    yield "commit_copies();"
 
 
 def read_lines(ring: Ring, lines: Mapping[Row, int]) -> Iterator[str]:

@@ -350,7 +350,7 @@ def _skeleton(*, beyond: bool, combined: bool, planes: bool) -> tuple[str, str]:
     paths = [HEADER, KERNELS / "packed.cuh", KERNELS / "single_pass.cuh"]
     paths += [KERNELS / "beyond.cuh"] if beyond else []
     paths += [KERNELS / name for name in ("best.cuh", "exact.cuh", "sums.cuh")] if combined else []
-    paths += [KERNELS / "shared_planes.cuh"] if planes else []
+    paths += [KERNELS / name for name in ("async_copies.cuh", "shared_planes.cuh")] if planes else []
     texts = [path.read_text(encoding="utf-8") for path in paths]
     headers = "\n".join(text.replace("#pragma once\n", "") for text in texts)
     return headers, (KERNELS / "single_pass.cu").read_text(encoding="utf-8")

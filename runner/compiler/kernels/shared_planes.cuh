@@ -16,36 +16,6 @@ extern __shared__ __align__(16) char shared_memory[];
 
 namespace planes {
 
-// Copy BYTES bytes of global memory to shared memory, without waiting for them.
-template <int BYTES> INLINE void copy(void* to, const void* from) {
-#ifdef __CUDACC_RTC__
-    const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(to));
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(BYTES) : "memory");
-#else
-    emulated::copy_later(to, from, BYTES);
-#endif
-}
-
-// End a group of copies.
-INLINE void commit() {
-#ifdef __CUDACC_RTC__
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#else
-    emulated::commit_copies();
-#endif
-}
-
-// Wait for this thread's copies, but for those of the NEWEST groups.
-template <int NEWEST> INLINE void wait() {
-#ifdef __CUDACC_RTC__
-    asm volatile("cp.async.wait_group %0;" ::"n"(NEWEST) : "memory");
-#else
-    emulated::wait_for_copies(NEWEST);
-#endif
-}
-
 // COUNT elements that are read at once.
 template <typename T, int COUNT> struct alignas(sizeof(T) * COUNT) Vector {
     T value[COUNT];
@@ -141,14 +111,14 @@ struct Ring {
             const int chunk = turn * THREADS + threadIdx.x;
             if (CHUNKS % THREADS != 0 && turn == TURNS - 1 && chunk >= CHUNKS) break;
             T* const to = memory + slot * SIZE + chunk * EACH;
-            if (whole[turn]) copy<16>(to, next + first[turn]);
+            if (whole[turn]) copy_async<16>(to, next + first[turn]);
             else
 #pragma unroll 1  // else what it computes for each element would stay in registers
                 for (int i = 0; i < EACH; ++i) {
                     const int beside = column_of(chunk) + i;
                     if (beside < -LEFT || beside >= COLUMNS + RIGHT) continue;
                     const C place = column + beside;
-                    copy<sizeof(T)>(to + i, next + first[turn] + (own(place) - place) + i);
+                    copy_async<sizeof(T)>(to + i, next + first[turn] + (own(place) - place) + i);
                 }
         }
         next += across;

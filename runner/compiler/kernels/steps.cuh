@@ -192,29 +192,6 @@ template <int PART, typename T> INLINE void read_part(T* into, const T* first) {
     UNROLL for (int c = 0; c < C; ++c) into[c] = parts[PART][c];
 }
 
-// Copies from memory to shared memory that go on beside the thread's work, in groups of one row.
-template <int BYTES> INLINE void copy_async(char* into, const void* from) {
-#ifdef __CUDACC_RTC__
-    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(into));
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(BYTES) : "memory");
-#else
-    std::memcpy(into, from, BYTES);
-#endif
-}
-INLINE void commit_copies() {
-#ifdef __CUDACC_RTC__
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// Wait for all of this thread's groups but the newest.
-template <int NEWEST> INLINE void await_copies() {
-#ifdef __CUDACC_RTC__
-    asm volatile("cp.async.wait_group %0;" ::"n"(NEWEST) : "memory");
-#endif
-}
-
 // Replace the rows (or planes) beyond the array, of those around `place` in a ring whose slot `here` holds it.
 template <int R, int SIZE, int CELLS, typename T>
 INLINE void fill_ring(T (&ring)[SIZE][CELLS], const Axis& axis, int place, int here, T constant) {

@@ -149,7 +149,7 @@ def placed(u: Any) -> Any:
     ("text", "instead"),
     [
         ("__syncthreads();", ""),
-        ("planes::wait<0>();", "planes::wait<1>();"),
+        ("await_copies<0>();", "await_copies<1>();"),
         ("slot0_4 == 5", "slot0_4 == 4"),
         ("own_place<Ends::wrap>(at, length2)", "at"),
     ],

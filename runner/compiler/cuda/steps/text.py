@@ -85,6 +85,7 @@ def source(
             f"#define PAIRS(X) {' '.join(pairs)}",
             file_text("operations.cuh"),
             *([file_text("flags.cuh", HEADERS)] if sends else []),
+            file_text("async_copies.cuh"),
             file_text("steps.cuh"),
             "namespace steps {",
             f"struct Arguments {{ int {', '.join(numbers)}; Axis {', '.join(axes)};",

@@ -2,6 +2,7 @@
 // waiting is poison until the thread waits for it.
 #pragma once
 
+#define COPIES_ARE_LATE
 #include "warps.h"
 
 #include <deque>
