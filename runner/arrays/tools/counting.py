@@ -1,0 +1,163 @@
+"""Counts of cells by value: histograms, and the number of each small integer."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from meshrun.runner.arrays.distributed_array import DistributedArray
+from meshrun.runner.arrays.tools.cells import check, check_alike, on_host, refuse
+from meshrun.runner.arrays.tools.fixed_point import bin_counts, binned_sums
+from meshrun.runner.errors import UserError
+from meshrun.runner.region import Array
+
+
+def histogram(
+    a: DistributedArray,
+    bins: int | str | Sequence[float] | npt.NDArray[Any] = 10,
+    range: tuple[float, float] | None = None,
+    density: bool | None = None,
+    weights: DistributedArray | None = None,
+) -> tuple[Array, Array]:
+    """Return the number of cells in each bin, and the bins' edges. Collective.
+
+    Parameters
+    ----------
+    a : DistributedArray
+        Of any shape; NaNs are counted in no bin.
+    bins : int or sequence
+        Number of bins of equal width, or their edges, which increase.
+    range : (float, float), optional
+        The first and the last edge. None: the smallest and the largest cell.
+    density : bool, optional
+        Whether to return the density, whose integral is 1, instead of counts.
+    weights : DistributedArray, optional
+        What each cell counts; split as `a`.
+
+    Returns
+    -------
+    counts, edges : numpy.ndarray or cupy.ndarray
+        The same on every rank, on its device. Edges and counts have NumPy's bits; sums of weights have the
+        same bits on any number of ranks, and agree with NumPy's within rounding.
+
+    Raises
+    ------
+    UserError
+        On every rank, for bins that NumPy refuses, for a number of bins by name, and for weights that are
+        split otherwise.
+
+    Examples
+    --------
+    >>> counts, edges = meshrun.histogram(meshrun.load(world, "u.npy"), bins=100)
+    """
+    check("histogram", a)
+    world, xp = a.world, a.world.xp
+    if isinstance(bins, str):
+        raise UserError(
+            "histogram chooses no number of bins",
+            got=f"bins={bins!r}",
+            expected="a number of bins, or their edges",
+            everywhere=True,
+        )
+    if weights is not None:
+        check("histogram", weights)
+        check_alike("histogram", a, weights, "weights")
+    cells = a.interior.reshape(-1)
+    if a.dtype.kind == "b":
+        if world.rank == 0:
+            warnings.warn("histogram counts bool cells as uint8", RuntimeWarning, stacklevel=2)
+        cells = cells.astype(np.uint8)
+
+    # NumPy's edges, of an array that has the smallest and the largest cell.
+    has_ends = range is None and np.ndim(bins) == 0 and 0 not in a.shape
+    ends = [on_host(a.min())[()], on_host(a.max())[()]] if has_ends else []
+    try:
+        edges = np.histogram_bin_edges(np.array(ends, cells.dtype), on_host(bins), range)
+    except (TypeError, ValueError) as failure:
+        raise refuse("histogram", failure) from failure
+    if np.ndim(bins) == 0:
+        cells = cells.astype(edges.dtype, copy=False)
+
+    # The bin of each cell; the last one has its right edge.
+    count, on_device = len(edges) - 1, xp.asarray(edges)
+    index = xp.searchsorted(on_device, cells, side="right") - 1
+    if len(edges):
+        index = xp.where(cells == on_device[-1], count - 1, index)
+    inside = (index >= 0) & (index < count)
+    index = index[inside]
+    counts: Array
+    if weights is None:
+        counts = bin_counts(world, index, max(count, 0))
+    elif weights.dtype.kind == "c":
+        of_cells = weights.interior.reshape(-1)[inside]
+        parts = [binned_sums(world, index, part, count) for part in (of_cells.real, of_cells.imag)]
+        counts = (parts[0] + 1j * parts[1]).astype(weights.dtype)
+    else:
+        counts = binned_sums(world, index, weights.interior.reshape(-1)[inside], count).astype(weights.dtype)
+    if density:
+        width = xp.asarray(np.diff(edges).astype(float))
+        counts = counts / width / counts.sum()
+    return counts, on_device
+
+
+def bincount(a: DistributedArray, weights: DistributedArray | None = None, minlength: int = 0) -> Array:
+    """Return how often each integer from 0 on occurs. Collective.
+
+    Parameters
+    ----------
+    a : DistributedArray
+        Of one axis, of integers of 0 or more.
+    weights : DistributedArray, optional
+        What each cell counts; split as `a`. Real numbers.
+    minlength : int
+        Fewest counts to return.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        Counts in int64 with NumPy's bits, or sums of weights in float64; the same on every rank, on its
+        device. Sums have the same bits on any number of ranks and agree with NumPy's within rounding.
+
+    Raises
+    ------
+    UserError
+        On every rank, for cells that are no integers of 0 or more, and for weights that are split otherwise.
+
+    Examples
+    --------
+    >>> sizes = meshrun.bincount(meshrun.load(world, "labels.npy"))
+    """
+    check("bincount", a)
+    if len(a.shape) != 1 or not np.can_cast(a.dtype, np.int64):
+        raise UserError(
+            "bincount takes an array of one axis of integers",
+            got=f"{a.dtype} of shape {a.shape}",
+            expected="a dtype whose values int64 has",
+            everywhere=True,
+        )
+    try:
+        length = operator.index(minlength)
+    except TypeError as failure:
+        raise refuse("bincount", failure) from failure
+    if length < 0:
+        raise UserError("bincount: minlength is negative", got=length, expected="0 or more", everywhere=True)
+    if a.shape[0]:
+        least, most = int(a.min()), int(a.max())
+        if least < 0:
+            raise UserError("bincount takes integers of 0 or more", got=least, everywhere=True)
+        length = max(length, most + 1)
+    bins = a.interior.astype(np.int64, copy=False)
+    if weights is None:
+        return bin_counts(a.world, bins, length)
+    check("bincount", weights)
+    check_alike("bincount", a, weights, "weights")
+    if not np.can_cast(weights.dtype, np.float64):
+        raise UserError(
+            "bincount takes weights that float64 has", got=f"weights of {weights.dtype}", everywhere=True
+        )
+    return binned_sums(a.world, bins, weights.interior, length)
