@@ -98,7 +98,10 @@ def histogram(
         parts = [binned_sums(world, index, part, count) for part in (of_cells.real, of_cells.imag)]
         counts = (parts[0] + 1j * parts[1]).astype(weights.dtype)
     else:
-        counts = binned_sums(world, index, weights.interior.reshape(-1)[inside], count).astype(weights.dtype)
+        counts = binned_sums(world, index, weights.interior.reshape(-1)[inside], count)
+        if weights.dtype.kind in "bi":  # what overflows wraps around, as in NumPy
+            counts = counts.astype(np.int64)
+        counts = counts.astype(weights.dtype)
     if density:
         width = xp.asarray(np.diff(edges).astype(float))
         counts = counts / width / counts.sum()

@@ -105,7 +105,7 @@ def median(a: DistributedArray, axis: int | None = None) -> Any:
     Parameters
     ----------
     a : DistributedArray
-        Of numbers, dates or times.
+        Of numbers or time differences.
     axis : int, optional
         Along which. None: of all cells.
 
@@ -118,7 +118,7 @@ def median(a: DistributedArray, axis: int | None = None) -> Any:
     Raises
     ------
     UserError
-        On every rank, if the array has no such axis.
+        On every rank, if the array has no such axis, or NumPy has no median of its dtype.
 
     Examples
     --------
@@ -138,7 +138,10 @@ def median(a: DistributedArray, axis: int | None = None) -> Any:
         middle = np.full(1, _not_a_number(a.dtype)) if count else np.empty(0, a.dtype)
     else:
         middle = order_statistics(world, cells, [(count - 1) // 2, count // 2][count % 2 :])
-    return as_device_array(world, np.median(middle))[()]
+    try:
+        return as_device_array(world, np.median(middle))[()]
+    except TypeError as failure:
+        raise refuse("median", failure) from failure
 
 
 def _quantiles(function: str, a: DistributedArray, q: npt.ArrayLike, axis: int | None, method: str) -> Any:

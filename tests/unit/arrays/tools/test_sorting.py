@@ -67,9 +67,7 @@ def test_cuts_are_those_of_the_whole_order(
     parts = [np.sort(random.integers(0, different, length)) for length in lengths]
     rank = np.repeat(np.arange(len(parts)), lengths)[np.argsort(np.concatenate(parts), kind="stable")]
     targets = sorted(int(fraction * sum(lengths)) for fraction in fractions)
-    for cuts in on_ranks(
-        len(lengths), lambda world: find_cuts(world, parts[world.rank], lengths, targets)
-    ):
+    for cuts in on_ranks(len(lengths), lambda world: find_cuts(world, parts[world.rank], lengths, targets)):
         for cut, target in zip(cuts, targets, strict=True):
             np.testing.assert_array_equal(cut, np.bincount(rank[:target], minlength=len(parts)))
 
@@ -104,7 +102,9 @@ def test_own_floats_are_sorted_as_integers(dtype: str, seed: int) -> None:
     cells = values("f8", 60, seed, "special").astype(dtype)
     if dtype in ("f2", "f4", "f8"):
         bits = random.integers(0, 256, (20, np.dtype(dtype).itemsize), dtype="u1").view(dtype)[:, 0]
-        bits.view(f"u{np.dtype(dtype).itemsize}")[::2] |= np.array(np.nan, dtype).view(f"u{np.dtype(dtype).itemsize}")
+        bits.view(f"u{np.dtype(dtype).itemsize}")[::2] |= np.array(np.nan, dtype).view(
+            f"u{np.dtype(dtype).itemsize}"
+        )
         cells = random.permutation(np.concatenate([cells, bits]))
     before = cells.tobytes()
     ours, numpys = sort_own(np, cells), np.sort(cells, kind="stable")
