@@ -11,7 +11,7 @@ from meshrun.runner.world.world import World
 
 
 @dataclass(frozen=True)
-class Routes:
+class RowRoutes:
     """Which of this rank's rows go to which rank.
 
     order: this rank's rows, sorted by owner. sent, received: the number of rows that go to each rank, and
@@ -38,7 +38,7 @@ class Routes:
         return placed
 
 
-def routes_to(world: World, owners: Array) -> Routes:
+def routes_to(world: World, owners: Array) -> RowRoutes:
     """Return the routes of rows to their owners. Collective.
 
     owners: for each of this rank's rows, the rank that gets it; on this rank's device.
@@ -48,7 +48,7 @@ def routes_to(world: World, owners: Array) -> Routes:
     ends = on_host(xp.searchsorted(owners[order], xp.arange(world.size + 1))).tolist()
     sent = [end - start for start, end in pairwise(ends)]
     traffic = world.control.allgather(sent)
-    return Routes(world, order, sent, [of_rank[world.rank] for of_rank in traffic])
+    return RowRoutes(world, order, sent, [of_rank[world.rank] for of_rank in traffic])
 
 
 def exchange_runs(world: World, rows: Array, sent: list[int], received: list[int]) -> Array:

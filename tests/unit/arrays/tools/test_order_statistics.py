@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from split_arrays import joined, on_ranks, same, split, split_values, values
+from split_arrays import joined, on_ranks, split, split_values, values
 
 from meshrun.runner.arrays.tools import order_statistics
 from meshrun.runner.arrays.tools.order_statistics import METHODS, median, percentile, quantile

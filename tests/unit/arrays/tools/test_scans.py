@@ -58,7 +58,9 @@ def test_scans_of_floats_have_the_same_bits_on_any_ranks(
         patch.setattr(scans, "CHUNK", chunk)
         ours = joined(on_ranks(int(np.prod(grid)), lambda world: function(split(world, whole, grid), axis)))
         alone = joined(on_ranks(1, lambda world: function(split(world, whole), axis)))
-    same(ours, alone)
+    # The sign of a NaN depends on the vector instructions.
+    same(np.where(np.isnan(ours), 0, ours), np.where(np.isnan(alone), 0, alone))
+    np.testing.assert_array_equal(ours, alone)
     # In the next longer dtype; a sum's error is that of its terms' sizes.
     numpys = SCANS[function](whole, axis)
     if function is cumsum and whole.dtype.kind == "f" and np.isfinite(whole).all():
