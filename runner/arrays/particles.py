@@ -15,7 +15,7 @@ import numpy as np
 from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.arrays.tools.cells import check, check_alike, like, made_of, of_lengths, on_host
-from meshrun.runner.arrays.tools.fixed_point import fixed_point, own_sums
+from meshrun.runner.arrays.tools.fixed_point import fixed_point
 from meshrun.runner.arrays.tools.routes import routes_to
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.halo import along
@@ -197,15 +197,14 @@ def deposit(
     corners = 1 if order == "nearest" else 2 ** len(grid.shape)
     form = fixed_point(world, weights.interior, corners)
     shape = tuple(length + 1 for length in grid.interior.shape)
-    sums = xp.zeros((form.slices, *shape), np.float64)
+    sums = xp.zeros((form.slices, int(np.prod(shape))), np.float64)
     floats = weights.interior.astype(np.float64)
     for cells, share in _corners("deposit", grid, positions, order):
         index = xp.zeros(floats.shape, np.int64)
         for axis, length in enumerate(shape):
             index = index * length + cells[axis]
-        shared = floats if share is None else floats * share
-        for number, part in enumerate(form.split(xp, shared)):
-            sums[number] += own_sums(xp, index, part, int(np.prod(shape))).reshape(shape)
+        form.add(xp, sums, index, floats if share is None else floats * share)
+    sums = sums.reshape(form.slices, *shape)
 
     # What is at the cell after the own ones belongs to the next rank.
     for axis in range(len(shape)):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.arrays.tools.cells import check, check_alike, on_host, refuse
-from meshrun.runner.arrays.tools.fixed_point import bin_counts, binned_sums
+from meshrun.runner.arrays.tools.fixed_point import binned_sums, fixed_point, own_counts, slabs
 from meshrun.runner.errors import UserError
 from meshrun.runner.region import Array
 
@@ -83,29 +83,47 @@ def histogram(
     if np.ndim(bins) == 0:
         cells = cells.astype(edges.dtype, copy=False)
 
-    # The bin of each cell; the last one has its right edge.
-    count, on_device = len(edges) - 1, xp.asarray(edges)
-    index = xp.searchsorted(on_device, cells, side="right") - 1
-    if len(edges):
-        index = xp.where(cells == on_device[-1], count - 1, index)
-    inside = (index >= 0) & (index < count)
-    index = index[inside]
+    on_device, count = xp.asarray(edges), max(len(edges) - 1, 0)
     counts: Array
     if weights is None:
-        counts = bin_counts(world, index, max(count, 0))
-    elif weights.dtype.kind == "c":
-        of_cells = weights.interior.reshape(-1)[inside]
-        parts = [binned_sums(world, index, part, count) for part in (of_cells.real, of_cells.imag)]
-        counts = (parts[0] + 1j * parts[1]).astype(weights.dtype)
+        counts = xp.zeros(count, np.int64)
+        for part in slabs(xp, cells.size):
+            index, inside = _bins(xp, on_device, cells[part])
+            counts += own_counts(xp, index[inside], count)
+        world.all_reduce(counts)
     else:
-        counts = binned_sums(world, index, weights.interior.reshape(-1)[inside], count)
-        if weights.dtype.kind in "bi":  # what overflows wraps around, as in NumPy
-            counts = counts.astype(np.int64)
-        counts = counts.astype(weights.dtype)
+        counts = _weighted(a, weights, cells, on_device)
     if density:
         width = xp.asarray(np.diff(edges).astype(float))
         counts = counts / width / counts.sum()
     return counts, on_device
+
+
+def _bins(xp: Any, edges: Array, cells: Array) -> tuple[Array, Array]:
+    """Return the bin of each cell, and whether there is one. The last bin has its right edge."""
+    count = len(edges) - 1
+    index = xp.searchsorted(edges, cells, side="right") - 1
+    if len(edges):
+        index = xp.where(cells == edges[-1], count - 1, index)
+    return index, (index >= 0) & (index < count)
+
+
+def _weighted(a: DistributedArray, weights: DistributedArray, cells: Array, edges: Array) -> Array:
+    """Return the sum of the weights in each bin, in the dtype of the weights. Collective."""
+    xp, count, of_cells = a.world.xp, max(len(edges) - 1, 0), weights.interior.reshape(-1)
+    is_complex = weights.dtype.kind == "c"
+    totals = []
+    for floats in (of_cells.real, of_cells.imag) if is_complex else (of_cells,):
+        form = fixed_point(a.world, floats)
+        sums = xp.zeros((form.slices, count), np.float64)
+        for part in slabs(xp, cells.size):
+            index, inside = _bins(xp, edges, cells[part])
+            form.add(xp, sums, index[inside], floats[part][inside])
+        totals.append(form.join(xp, a.world.all_reduce(sums)))
+    total = totals[0] + 1j * totals[1] if is_complex else totals[0]
+    if weights.dtype.kind in "bi":  # what overflows wraps around, as in NumPy
+        total = total.astype(np.int64)
+    return total.astype(weights.dtype)
 
 
 def bincount(a: DistributedArray, weights: DistributedArray | None = None, minlength: int = 0) -> Array:
@@ -156,7 +174,7 @@ def bincount(a: DistributedArray, weights: DistributedArray | None = None, minle
         length = max(length, most + 1)
     bins = a.interior.astype(np.int64, copy=False)
     if weights is None:
-        return bin_counts(a.world, bins, length)
+        return a.world.all_reduce(own_counts(a.world.xp, bins, length))
     check("bincount", weights)
     check_alike("bincount", a, weights, "weights")
     if not np.can_cast(weights.dtype, np.float64):

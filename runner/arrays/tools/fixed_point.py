@@ -17,6 +17,8 @@ from meshrun.runner.region import Array
 from meshrun.runner.world.world import World
 
 DIGITS = 64  # of the largest float, at least, that are added exactly
+HOST_SLAB = 1 << 16  # cells that are counted at a time
+DEVICE_SLAB = 1 << 26  # likewise on a device, whose launches take long
 MANTISSA = 52  # digits of a double; a sum of integers below 2^52 is exact
 
 
@@ -50,6 +52,11 @@ class FixedPoint:
         if self.odd:
             yield xp.where(finite, 0.0, floats)
 
+    def add(self, xp: Any, sums: Array, bins: Array, floats: Array) -> None:
+        """Add the slices of floats to the sums of their bins: an array of shape (slices, bins)."""
+        for number, part in enumerate(self.split(xp, floats)):
+            sums[number] += own_sums(xp, bins, part, sums.shape[1])
+
     def join(self, xp: Any, sums: Sequence[Array]) -> Array:
         """Return the sums of floats of the sums of their slices, as doubles."""
         total = xp.zeros(sums[0].shape, np.float64)
@@ -63,15 +70,16 @@ def fixed_point(world: World, floats: Array, terms: int = 1) -> FixedPoint:
 
     terms: how many terms of at most its size each float gives.
     """
-    xp = world.xp
-    finite = xp.isfinite(floats)
-    state = np.zeros(2)
-    if floats.size:
-        state[0] = float(xp.abs(xp.where(finite, floats, floats.dtype.type(0))).max())
-        state[1] = float(not finite.all())
-    known = world.control.allgather((*state.tolist(), floats.size))
-    largest, odd, count = max(k[0] for k in known), any(k[1] for k in known), sum(k[2] for k in known)
-    _, exponent = np.frexp(largest)
+    xp, own_largest, own_odd = world.xp, 0.0, False
+    for part in slabs(xp, floats.size):
+        some = floats[part].astype(np.float64)
+        finite = xp.isfinite(some)
+        own_odd = own_odd or not bool(finite.all())
+        own_largest = max(own_largest, float(xp.abs(xp.where(finite, some, 0.0)).max()))
+    of_ranks = world.control.allgather((own_largest, own_odd, int(floats.size)))
+    count = sum(number for _, _, number in of_ranks)
+    odd = any(is_odd for _, is_odd, _ in of_ranks)
+    _, exponent = np.frexp(max(largest for largest, _, _ in of_ranks))
     return FixedPoint(int(exponent), MANTISSA - max(count * terms, 1).bit_length(), odd)
 
 
@@ -81,8 +89,10 @@ def binned_sums(world: World, bins: Array, floats: Array, length: int) -> Array:
     bins: this rank's, from 0 to length - 1. floats: as many.
     """
     form = fixed_point(world, floats)
-    sums = [own_sums(world.xp, bins, part, length) for part in form.split(world.xp, floats)]
-    return form.join(world.xp, world.all_reduce(world.xp.stack(sums)))
+    sums = world.xp.zeros((form.slices, length), np.float64)
+    for part in slabs(world.xp, bins.size):
+        form.add(world.xp, sums, bins[part], floats[part])
+    return form.join(world.xp, world.all_reduce(sums))
 
 
 def own_sums(xp: Any, bins: Array, parts: Array, length: int) -> Array:
@@ -90,8 +100,14 @@ def own_sums(xp: Any, bins: Array, parts: Array, length: int) -> Array:
     return xp.bincount(bins, parts, minlength=length) if bins.size else xp.zeros(length, np.float64)
 
 
-def bin_counts(world: World, bins: Array, length: int) -> Array:
-    """Return the number of cells of all ranks in each bin, as int64 on every rank. Collective."""
-    xp = world.xp
+def own_counts(xp: Any, bins: Array, length: int) -> Array:
+    """Return the number of this rank's cells in each bin, as int64."""
     counts = xp.bincount(bins, minlength=length) if bins.size else xp.zeros(length, np.int64)
-    return world.all_reduce(counts.astype(np.int64, copy=False))
+    return counts.astype(np.int64, copy=False)
+
+
+def slabs(xp: Any, size: int) -> Iterator[slice]:
+    """Yield slices of so many cells that what is computed of them fits the cache, or a part of a device."""
+    most = HOST_SLAB if xp is np else DEVICE_SLAB
+    for first in range(0, size, most):
+        yield slice(first, min(first + most, size))
