@@ -74,18 +74,19 @@ def histogram(
         cells = cells.astype(np.uint8)
 
     # NumPy's edges, of an array that has the smallest and the largest cell.
-    has_ends = range is None and np.ndim(bins) == 0 and 0 not in a.shape
-    ends = [on_host(a.min())[()], on_host(a.max())[()]] if has_ends else []
+    if range is None and np.ndim(bins) == 0 and 0 not in a.shape:
+        ends = np.array([on_host(a.min())[()], on_host(a.max())[()]], cells.dtype)
+        range = (ends[0], ends[1])
     try:
-        edges = np.histogram_bin_edges(np.array(ends, cells.dtype), on_host(bins), range)
+        edges = np.histogram_bin_edges(np.empty(0, cells.dtype), on_host(bins), range)
     except (TypeError, ValueError) as failure:
         raise refuse("histogram", failure) from failure
-    if np.ndim(bins) == 0:
-        cells = cells.astype(edges.dtype, copy=False)
 
     on_device, count = xp.asarray(edges), max(len(edges) - 1, 0)
     counts: Array
-    if weights is None:
+    if weights is None and xp is np:
+        counts = world.all_reduce(np.histogram(cells, on_host(bins), range)[0])
+    elif weights is None:
         counts = xp.zeros(count, np.int64)
         for part in slabs(xp, cells.size):
             index, inside = _bins(xp, on_device, cells[part])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_arrays import on_ranks, same, split, split_values, values
 
+from meshrun.runner.arrays.tools import fixed_point as sums_of_slices
 from meshrun.runner.arrays.tools.counting import bincount, histogram
 from meshrun.runner.arrays.tools.fixed_point import binned_sums, fixed_point
 from meshrun.runner.errors import UserError
 from meshrun.runner.world.world import World
 
 FEWER = settings(max_examples=max(settings.default.max_examples // 2, 1))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_slabs() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sums_of_slices, "HOST_SLAB", 7)
+        yield
+
+
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")
 
 
@@ -45,7 +56,13 @@ def test_histograms_have_numpys_bits(drawn: Any, bins: Any, range: Any, density:
             assert raised.value.why == refusal
             world.control.barrier()
             return None
-        return histogram(split(world, whole, grid), bins, range, density)
+        array = split(world, whole, grid)
+        ones = split(world, np.ones(whole.shape, "i8"), grid)
+        # The bins of weights are found otherwise.
+        weighted = histogram(array, bins, range, density, ones)
+        counts = histogram(array, bins, range, density)
+        same(weighted[0], counts[0])
+        return counts
 
     for ours in on_ranks(int(np.prod(grid)), body):
         if numpys is not None:
