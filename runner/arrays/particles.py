@@ -14,7 +14,16 @@ import numpy as np
 
 from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.arrays.halo.exchange import HaloPlan
-from meshrun.runner.arrays.tools.cells import check, check_alike, like, made_of, of_lengths, on_host
+from meshrun.runner.arrays.tools.cells import (
+    lengths_of,
+    like,
+    made_of,
+    moved_to,
+    of_lengths,
+    on_host,
+    rows_of,
+    taken,
+)
 from meshrun.runner.arrays.tools.fixed_point import fixed_point
 from meshrun.runner.arrays.tools.routes import routes_to
 from meshrun.runner.errors import UserError
@@ -26,30 +35,31 @@ Corner = tuple[tuple[Array, ...], Array | None]
 
 
 def compress(mask: DistributedArray, *arrays: DistributedArray) -> tuple[DistributedArray, ...]:
-    """Return the rows of arrays where a mask holds; each rank keeps its own. Collective.
+    """Return the rows of arrays where a mask holds. Collective.
 
     Parameters
     ----------
     mask : DistributedArray
         Of bool, of shape (n,).
     *arrays : DistributedArray
-        Of n rows, split along axis 0 as `mask`.
+        Of n rows.
 
     Returns
     -------
     tuple of DistributedArray
-        Split along axis 0, in parts of as many rows as each rank has kept, in their order.
+        Split along axis 0, in parts of as many rows as each rank has kept of those that it has of the first
+        array, in their order.
 
     Raises
     ------
     UserError
-        On every rank, for a mask of another dtype, and for arrays that are split otherwise.
+        On every rank, for a mask of another dtype, and for arrays of another number of rows.
 
     Examples
     --------
     >>> x, v = meshrun.compress(inside, x, v)  # inside: whether a particle is in the box
     """
-    check("compress", mask)
+    *rows, mask = _as_rows("compress", (*arrays, mask))
     if len(mask.shape) != 1 or mask.dtype != np.bool_:
         raise UserError(
             "compress takes a mask of one axis",
@@ -57,11 +67,10 @@ def compress(mask: DistributedArray, *arrays: DistributedArray) -> tuple[Distrib
             expected="bool",
             everywhere=True,
         )
-    _check_rows("compress", mask, arrays)
     lengths = mask.world.control.allgather(int(mask.interior.sum()))
     return tuple(
         made_of(mask.world, of_lengths(lengths, array.shape[1:]), array.interior[mask.interior])
-        for array in arrays
+        for array in rows
     )
 
 
@@ -73,7 +82,7 @@ def owners(grid: DistributedArray, *positions: DistributedArray) -> DistributedA
     grid : DistributedArray
         Whose cells are split over the ranks.
     *positions : DistributedArray
-        Of shape (n,), in cells, one for each axis of the grid; alike split.
+        Of shape (n,), in cells, one for each axis of the grid.
 
     Returns
     -------
@@ -90,7 +99,7 @@ def owners(grid: DistributedArray, *positions: DistributedArray) -> DistributedA
     --------
     >>> x, v = meshrun.send_to_owners(meshrun.owners(rho, x), x, v)
     """
-    _check_positions("owners", grid, positions)
+    grid, positions, _ = _taken_particles("owners", grid, positions)
     world, xp = grid.world, grid.world.xp
     rank = xp.zeros(positions[0].interior.shape, np.int64)
     for axis, cells in enumerate(_cells_before("owners", grid, positions)):
@@ -109,7 +118,7 @@ def send_to_owners(ranks: DistributedArray, *arrays: DistributedArray) -> tuple[
     ranks : DistributedArray
         The rank that gets each row, of shape (n,) and integers, such as from `owners`.
     *arrays : DistributedArray
-        Of n rows, split along axis 0 as `ranks`.
+        Of n rows.
 
     Returns
     -------
@@ -120,13 +129,13 @@ def send_to_owners(ranks: DistributedArray, *arrays: DistributedArray) -> tuple[
     Raises
     ------
     UserError
-        On every rank, for a rank that does not exist, and for arrays that are split otherwise.
+        On every rank, for a rank that does not exist, and for arrays of another number of rows.
 
     Examples
     --------
     >>> x, v = meshrun.send_to_owners(meshrun.owners(rho, x), x, v)
     """
-    check("send_to_owners", ranks)
+    *rows, ranks = _as_rows("send_to_owners", (*arrays, ranks))
     world = ranks.world
     if len(ranks.shape) != 1 or ranks.dtype.kind not in "iu":
         raise UserError(
@@ -135,7 +144,6 @@ def send_to_owners(ranks: DistributedArray, *arrays: DistributedArray) -> tuple[
             expected="integers of one axis",
             everywhere=True,
         )
-    _check_rows("send_to_owners", ranks, arrays)
     of_rows = ranks.interior
     _refuse_any(
         ranks,
@@ -146,7 +154,7 @@ def send_to_owners(ranks: DistributedArray, *arrays: DistributedArray) -> tuple[
     routes = routes_to(world, of_rows)
     lengths = world.control.allgather(sum(routes.received))
     return tuple(
-        made_of(world, of_lengths(lengths, array.shape[1:]), routes.send(array.interior)) for array in arrays
+        made_of(world, of_lengths(lengths, array.shape[1:]), routes.send(array.interior)) for array in rows
     )
 
 
@@ -165,7 +173,7 @@ def deposit(
     positions : sequence of DistributedArray
         Of shape (n,), in cells, one for each axis of the grid; on the ranks that `owners` says.
     weights : DistributedArray
-        Of shape (n,), of floats; split as the positions.
+        Of shape (n,), of floats.
     order : {"linear", "nearest"}
         "linear" (cloud in cell) shares a weight among the cells around a particle by its distance to them;
         "nearest" gives it to the nearest cell.
@@ -185,9 +193,7 @@ def deposit(
     --------
     >>> rho = meshrun.deposit(rho, [x], charge)
     """
-    _check_positions("deposit", grid, positions)
-    check("deposit", weights)
-    check_alike("deposit", positions[0], weights, "weights")
+    grid, positions, (weights,) = _taken_particles("deposit", grid, positions, weights)
     _check_order("deposit", order)
     if weights.dtype.kind != "f":
         raise UserError("deposit takes weights that are floats", got=weights.dtype, everywhere=True)
@@ -241,7 +247,7 @@ def interpolate(
     --------
     >>> force = meshrun.interpolate(field, [x])
     """
-    _check_positions("interpolate", grid, positions)
+    grid, positions, _ = _taken_particles("interpolate", grid, positions)
     _check_order("interpolate", order)
     corners = [*_corners("interpolate", grid, positions, order)]
     haloed = grid
@@ -338,41 +344,43 @@ def _add_to_next(grid: DistributedArray, axis: int, sums: Array) -> Array:
     return world.xp.moveaxis(own, 0, axis + 1)
 
 
-def _check_positions(function: str, grid: object, positions: Sequence[DistributedArray]) -> None:
-    check(function, grid, *positions)
-    assert isinstance(grid, DistributedArray)
-    if not grid.shape or len(positions) != len(grid.shape):
+def _taken_particles(
+    function: str, grid: object, positions: Sequence[object], *others: object
+) -> tuple[DistributedArray, tuple[DistributedArray, ...], tuple[DistributedArray, ...]]:
+    """Return the grid, the positions, and other arrays of the particles split as the first of these."""
+    cells = taken(function, grid)
+    if not cells.shape or len(positions) != len(cells.shape):
         raise UserError(
             f"{function} takes a position for each axis of the grid",
-            got=f"{len(positions)} for shape {grid.shape}",
+            got=f"{len(positions)} for shape {cells.shape}",
             everywhere=True,
         )
-    for position in positions:
-        if len(position.shape) != 1 or position.dtype.kind != "f":
+    rows = _as_rows(function, (*positions, *others))
+    for array in rows:
+        if len(array.shape) != 1:
             raise UserError(
-                f"{function} takes positions of one axis",
-                got=f"{position.dtype} of shape {position.shape}",
-                expected="floats, in cells",
-                everywhere=True,
+                f"{function} takes a number for each particle", got=f"shape {array.shape}", everywhere=True
             )
-        check_alike(function, positions[0], position, "a position")
+    for position in rows[: len(positions)]:
+        if position.dtype.kind != "f":
+            raise UserError(
+                f"{function} takes positions that are floats", got=position.dtype, everywhere=True
+            )
+    return cells, tuple(rows[: len(positions)]), tuple(rows[len(positions) :])
 
 
-def _check_rows(function: str, first: DistributedArray, arrays: Sequence[DistributedArray]) -> None:
-    """Raise UserError unless arrays are split along axis 0 as `first` is."""
-    check(function, *arrays)
-    for array in arrays:
-        rows = [
-            (box.start[:1], box.stop[:1]) for box in map(array.partition.__getitem__, range(first.world.size))
-        ]
-        wanted = [(box.start, box.stop) for box in map(first.partition.__getitem__, range(first.world.size))]
-        if rows != wanted or array.partition.grid[0] != first.world.size:
-            raise UserError(
-                f"{function}: the rows of an array are not split as those of the first argument",
-                got=f"shape {array.shape} in parts {array.partition.grid}, beside shape {first.shape}",
-                hint="meshrun.compress, or send_to_owners, of all arrays of the particles at once",
-                everywhere=True,
-            )
+def _as_rows(function: str, arrays: Sequence[object]) -> list[DistributedArray]:
+    """Return arrays split along axis 0 alone, in the same rows as the first one. Collective."""
+    rows = [taken(function, array) for array in arrays]
+    if any(array.shape[:1] != rows[0].shape[:1] or not array.shape for array in rows):
+        raise UserError(
+            f"{function}: the arrays have different numbers of rows",
+            got="shapes " + ", ".join(str(array.shape) for array in rows),
+            everywhere=True,
+        )
+    world = rows[0].world
+    lengths = lengths_of(rows_of(rows[0]), world.size)
+    return [moved_to(array, of_lengths(lengths, array.shape[1:])) for array in rows]
 
 
 def _check_order(function: str, order: str) -> None:

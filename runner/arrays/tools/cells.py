@@ -18,29 +18,48 @@ from meshrun.runner.region import Array, HostArray, packed
 from meshrun.runner.world.world import World
 
 
-def check(function: str, *arrays: object) -> None:
-    """Raise UserError unless every argument is a distributed array."""
-    for array in arrays:
-        if not isinstance(array, DistributedArray):
-            raise UserError(
-                f"{function} takes arrays that are split over the ranks",
-                got=type(array).__name__,
-                expected="a meshrun.DistributedArray",
-                hint=f"numpy.{function} for an array of this process, or meshrun.load(world, path)",
-                everywhere=True,
-            )
+def taken(function: str, array: object) -> DistributedArray:
+    """Return an argument that is a distributed array, with a partition; UserError if it is none. Collective.
 
-
-def check_alike(function: str, array: DistributedArray, other: DistributedArray, name: str) -> None:
-    """Raise UserError unless `other` is split as `array`. name: of the argument `other`."""
-    if other.partition != array.partition:
+    The cells of a view, of which ranks have boxes that are no partition, are split evenly.
+    """
+    if not isinstance(array, DistributedArray):
         raise UserError(
-            f"{function}: {name} is not split as the array",
-            got=f"shape {other.shape} in parts {other.partition.grid}, beside shape {array.shape} "
-            f"in parts {array.partition.grid}",
-            hint="array.redistribute(split) for one of two arrays of one shape",
+            f"{function} takes arrays that are split over the ranks",
+            got=type(array).__name__,
+            expected="a meshrun.DistributedArray",
+            hint=f"numpy.{function} for an array of this process, or meshrun.load(world, path)",
             everywhere=True,
         )
+    parts: object = array.partition
+    if isinstance(parts, Partition):
+        return array
+    return moved_to(array, split_along(array.shape, 0, array.world.size))
+
+
+def moved_to(array: DistributedArray, partition: Partition) -> DistributedArray:
+    """Return an array under another partition: itself if ranks have the same cells there. Collective."""
+    if all(array.partition[rank] == partition[rank] for rank in range(array.world.size)):
+        return array
+    return made_of(
+        array.world, partition, array.world.redistribute(array.interior, array.partition, partition)
+    )
+
+
+def taken_beside(function: str, array: DistributedArray, other: object, name: str) -> DistributedArray:
+    """Return an argument, split as `array` is; UserError if its shape differs. Collective.
+
+    name: of the argument.
+    """
+    other = taken(function, other)
+    if other.shape != array.shape:
+        raise UserError(
+            f"{function}: {name} has not the shape of the array",
+            got=f"shape {other.shape}",
+            expected=f"shape {array.shape}",
+            everywhere=True,
+        )
+    return moved_to(other, array.partition)
 
 
 def refuse(function: str, failure: Exception) -> UserError:
@@ -107,14 +126,14 @@ def lengths_of(partition: Partition, ranks: int) -> list[int]:
 
 def order_of(array: DistributedArray) -> Partition:
     """Return how the cells of an array are split in C order, as one axis: by whole rows of axis 0."""
-    rows = _rows(array)
+    rows = rows_of(array)
     return of_lengths([rows[rank].size for rank in range(array.world.size)])
 
 
 def in_order(array: DistributedArray) -> tuple[Array, Partition]:
     """Return this rank's cells as one axis, in C order of the whole array, and how they are split. Collective
     if the array is split along other axes than the first."""
-    cells, rows = array.interior, _rows(array)
+    cells, rows = array.interior, rows_of(array)
     if rows != array.partition:
         cells = array.world.redistribute(cells, array.partition, rows)
     return packed(cells).reshape(-1), order_of(array)
@@ -122,12 +141,12 @@ def in_order(array: DistributedArray) -> tuple[Array, Partition]:
 
 def in_shape(array: DistributedArray, cells: Array) -> Array:
     """Return cells that `in_order` split in the shape of this rank's part; likewise collective."""
-    rows = _rows(array)
+    rows = rows_of(array)
     cells = cells.reshape(rows[array.world.rank].shape)
     return cells if rows == array.partition else array.world.redistribute(cells, rows, array.partition)
 
 
-def _rows(array: DistributedArray) -> Partition:
+def rows_of(array: DistributedArray) -> Partition:
     """Return the partition that splits an array along axis 0 alone: its own, if that does."""
     is_split = any(parts > 1 for parts in array.partition.grid[1:])
     return split_along(array.shape, 0, array.world.size) if is_split else array.partition

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshrun.runner.arrays.distributed_array import DistributedArray
-from meshrun.runner.arrays.tools.cells import check, check_alike, on_host, refuse
+from meshrun.runner.arrays.tools.cells import on_host, refuse, taken, taken_beside
 from meshrun.runner.arrays.tools.fixed_point import binned_sums, fixed_point, own_counts, slabs
 from meshrun.runner.errors import UserError
 from meshrun.runner.region import Array
@@ -37,7 +37,7 @@ def histogram(
     density : bool, optional
         Whether to return the density, whose integral is 1, instead of counts.
     weights : DistributedArray, optional
-        What each cell counts; split as `a`.
+        What each cell counts; of the shape of `a`.
 
     Returns
     -------
@@ -48,14 +48,14 @@ def histogram(
     Raises
     ------
     UserError
-        On every rank, for bins that NumPy refuses, for a number of bins by name, and for weights that are
-        split otherwise.
+        On every rank, for bins that NumPy refuses, for a number of bins by name, and for weights of another
+        shape.
 
     Examples
     --------
     >>> counts, edges = meshrun.histogram(meshrun.load(world, "u.npy"), bins=100)
     """
-    check("histogram", a)
+    a = taken("histogram", a)
     world, xp = a.world, a.world.xp
     if isinstance(bins, str):
         raise UserError(
@@ -65,8 +65,7 @@ def histogram(
             everywhere=True,
         )
     if weights is not None:
-        check("histogram", weights)
-        check_alike("histogram", a, weights, "weights")
+        weights = taken_beside("histogram", a, weights, "weights")
     cells = a.interior.reshape(-1)
     if a.dtype.kind == "b":
         if world.rank == 0:
@@ -135,7 +134,7 @@ def bincount(a: DistributedArray, weights: DistributedArray | None = None, minle
     a : DistributedArray
         Of one axis, of integers of 0 or more.
     weights : DistributedArray, optional
-        What each cell counts; split as `a`. Real numbers.
+        What each cell counts; of the shape of `a`. Real numbers.
     minlength : int
         Fewest counts to return.
 
@@ -148,13 +147,13 @@ def bincount(a: DistributedArray, weights: DistributedArray | None = None, minle
     Raises
     ------
     UserError
-        On every rank, for cells that are no integers of 0 or more, and for weights that are split otherwise.
+        On every rank, for cells that are no integers of 0 or more, and for weights of another shape.
 
     Examples
     --------
     >>> sizes = meshrun.bincount(meshrun.load(world, "labels.npy"))
     """
-    check("bincount", a)
+    a = taken("bincount", a)
     if len(a.shape) != 1 or not np.can_cast(a.dtype, np.int64):
         raise UserError(
             "bincount takes an array of one axis of integers",
@@ -176,8 +175,7 @@ def bincount(a: DistributedArray, weights: DistributedArray | None = None, minle
     bins = a.interior.astype(np.int64, copy=False)
     if weights is None:
         return a.world.all_reduce(own_counts(a.world.xp, bins, length))
-    check("bincount", weights)
-    check_alike("bincount", a, weights, "weights")
+    weights = taken_beside("bincount", a, weights, "weights")
     if not np.can_cast(weights.dtype, np.float64):
         raise UserError(
             "bincount takes weights that float64 has", got=f"weights of {weights.dtype}", everywhere=True

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.arrays.tools.cells import (
     as_device_array,
-    check,
     made_of,
     normal_axis,
     on_host,
     refuse,
+    taken,
     with_whole_lines,
     without_axis,
 )
@@ -66,7 +66,7 @@ def percentile(
     --------
     >>> low, high = meshrun.percentile(meshrun.load(world, "u.npy"), [5, 95])
     """
-    check("percentile", a)
+    a = taken("percentile", a)
     return _quantiles("percentile", a, q, axis, method)
 
 
@@ -95,7 +95,7 @@ def quantile(
     --------
     >>> third = meshrun.quantile(meshrun.load(world, "u.npy"), 1 / 3)
     """
-    check("quantile", a)
+    a = taken("quantile", a)
     return _quantiles("quantile", a, q, axis, method)
 
 
@@ -124,7 +124,7 @@ def median(a: DistributedArray, axis: int | None = None) -> Any:
     --------
     >>> middle = meshrun.median(meshrun.load(world, "u.npy"))
     """
-    check("median", a)
+    a = taken("median", a)
     world = a.world
     if axis is not None:
         axis = normal_axis("median", axis, len(a.shape))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshrun.runner.arrays.distributed_array import DistributedArray
-from meshrun.runner.arrays.tools.cells import check, in_balance, in_order, like, normal_axis, refuse
+from meshrun.runner.arrays.tools.cells import in_balance, in_order, like, normal_axis, refuse, taken
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.region import Array, packed
 from meshrun.runner.world.world import World
@@ -86,7 +86,7 @@ def cumprod(
 def _scanned(
     function: str, a: DistributedArray, axis: int | None, dtype: npt.DTypeLike | None
 ) -> DistributedArray:
-    check(function, a)
+    a = taken(function, a)
     try:
         result = getattr(np, function)(np.ones(1, a.dtype), dtype=dtype).dtype
     except (TypeError, ValueError) as failure:

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.arrays.tools.cells import (
-    check,
     in_balance,
     in_order,
     in_shape,
@@ -17,6 +16,7 @@ from meshrun.runner.arrays.tools.cells import (
     like,
     of_lengths,
     order_of,
+    taken,
 )
 from meshrun.runner.arrays.tools.routes import routes_to
 from meshrun.runner.arrays.tools.sorting import sort_cells, sort_with_indices
@@ -56,8 +56,9 @@ def searchsorted(
     --------
     >>> index = meshrun.searchsorted(meshrun.sort(keys), [0.5, 1.5])
     """
-    if not isinstance(a, DistributedArray):
-        check("searchsorted", v)
+    a = taken("searchsorted", a) if isinstance(a, DistributedArray) else a
+    if isinstance(v, DistributedArray) or not isinstance(a, DistributedArray):
+        v = taken("searchsorted", v)
     if side not in ("left", "right"):
         raise UserError("searchsorted: unknown side", got=side, expected="left or right", everywhere=True)
     if len(np.shape(a)) != 1:
@@ -126,7 +127,7 @@ def unique(
     --------
     >>> labels, counts = meshrun.unique(meshrun.load(world, "labels.npy"), return_counts=True)
     """
-    check("unique", a)
+    a = taken("unique", a)
     world, xp = a.world, a.world.xp
     cells, partition = in_order(a)
     indices: Array = None

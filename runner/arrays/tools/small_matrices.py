@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.arrays.distributed_array import DistributedArray
-from meshrun.runner.arrays.tools.cells import check, made_of, refuse
+from meshrun.runner.arrays.tools.cells import made_of, refuse, taken
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.region import Array, Shape
@@ -42,8 +42,7 @@ def solve(a: DistributedArray, b: DistributedArray) -> DistributedArray:
     --------
     >>> x = meshrun.solve(a, b)  # a: (n, m, 3, 3), b: (n, m, 3, 1)
     """
-    cells = _cells_of("solve", a)
-    check("solve", b)
+    a, b = _matrices("solve", a), taken("solve", b)
     if (
         len(b.shape) != len(a.shape)
         or b.shape[-2] != a.shape[-1]
@@ -56,7 +55,7 @@ def solve(a: DistributedArray, b: DistributedArray) -> DistributedArray:
             hint="b.reshape(..., k, 1) for one right side per cell",
             everywhere=True,
         )
-    own = b.interior
+    cells, own = a.interior, b.interior
     (x,) = _computed("solve", a, lambda part: (a.world.xp.linalg.solve(cells[part], own[part]),))
     return made_of(a.world, b.partition, x)
 
@@ -78,7 +77,8 @@ def inv(a: DistributedArray) -> DistributedArray:
     --------
     >>> inverse = meshrun.inv(metric)  # metric: (n, m, 2, 2)
     """
-    cells = _cells_of("inv", a)
+    a = _matrices("inv", a)
+    cells = a.interior
     (inverse,) = _computed("inv", a, lambda part: (a.world.xp.linalg.inv(cells[part]),))
     return made_of(a.world, a.partition, inverse)
 
@@ -100,7 +100,8 @@ def det(a: DistributedArray) -> DistributedArray:
     --------
     >>> volume = meshrun.det(jacobian)  # jacobian: (n, m, 3, 3)
     """
-    cells = _cells_of("det", a)
+    a = _matrices("det", a)
+    cells = a.interior
     (determinant,) = _computed("det", a, lambda part: (a.world.xp.linalg.det(cells[part]),))
     return made_of(a.world, _leading(a.partition, ()), determinant)
 
@@ -129,7 +130,8 @@ def eigh(a: DistributedArray, UPLO: str = "L") -> tuple[DistributedArray, Distri
     --------
     >>> stretch, axes = meshrun.eigh(strain)  # strain: (n, m, 3, 3)
     """
-    cells = _cells_of("eigh", a)
+    a = _matrices("eigh", a)
+    cells = a.interior
     if UPLO not in ("L", "U"):
         raise UserError("eigh: unknown triangle", got=UPLO, expected="L or U", everywhere=True)
     values, vectors = _computed("eigh", a, lambda part: tuple(a.world.xp.linalg.eigh(cells[part], UPLO)))
@@ -137,9 +139,9 @@ def eigh(a: DistributedArray, UPLO: str = "L") -> tuple[DistributedArray, Distri
     return made_of(world, _leading(a.partition, a.shape[-1:]), values), made_of(world, a.partition, vectors)
 
 
-def _cells_of(function: str, a: DistributedArray) -> Array:
-    """Return this rank's matrices; UserError unless they are square, and whole."""
-    check(function, a)
+def _matrices(function: str, array: object) -> DistributedArray:
+    """Return an argument that has matrices; UserError unless they are square, and whole."""
+    a = taken(function, array)
     if len(a.shape) < 2 or a.shape[-1] != a.shape[-2]:
         raise UserError(
             f"{function} takes a square matrix per cell",
@@ -154,7 +156,7 @@ def _cells_of(function: str, a: DistributedArray) -> Array:
             hint="array.redistribute(0)" if len(a.shape) > 2 else "numpy.linalg for one matrix",
             everywhere=True,
         )
-    return a.interior
+    return a
 
 
 def _computed(

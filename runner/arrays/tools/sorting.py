@@ -23,13 +23,13 @@ import numpy.typing as npt
 
 from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.arrays.tools.cells import (
-    check,
     in_order,
     lengths_of,
     like,
     made_of,
     normal_axis,
     on_host,
+    taken,
     with_whole_lines,
 )
 from meshrun.runner.arrays.tools.routes import exchange_runs
@@ -69,7 +69,7 @@ def sort(a: DistributedArray, axis: int | None = -1, kind: str | None = None) ->
     --------
     >>> ordered = meshrun.sort(meshrun.load(world, "keys.npy"))
     """
-    check("sort", a)
+    a = taken("sort", a)
     if axis is not None:
         axis = normal_axis("sort", axis, len(a.shape))
         if len(a.shape) > 1:
@@ -107,7 +107,7 @@ def argsort(a: DistributedArray, axis: int | None = -1, kind: str | None = None)
     --------
     >>> order = meshrun.argsort(meshrun.load(world, "keys.npy"))
     """
-    check("argsort", a)
+    a = taken("argsort", a)
     if axis is not None:
         axis = normal_axis("argsort", axis, len(a.shape))
         if len(a.shape) > 1:

@@ -142,6 +142,23 @@ def test_rows_that_are_kept_are_numpys(seed: int, ranks: int, size: int) -> None
         same(mine, numpys)
 
 
+def test_rows_stay_where_the_first_array_has_them() -> None:
+    """Of the other arrays, and of the mask, rows that are split otherwise move there."""
+    x, mask = np.arange(7.0), np.arange(7) % 3 != 1
+
+    def body(world: World) -> Any:
+        uneven = split(world, x, (3,), starts=(0, 1, 6))
+        pairs = split(world, np.stack([x, -x], 1), (1, 3) if world.size == 3 else (1,))
+        kept, both = compress(split(world, mask, (3,)), uneven, pairs)
+        there = send_to_owners(split(world, np.full(7, 2), (3,)), uneven, pairs)
+        return kept.interior.tolist(), both, there
+
+    found = on_ranks(3, body)
+    assert [kept for kept, *_ in found] == [[0], [2, 3, 5], [6]]
+    same(joined([both for _, both, _ in found]), np.stack([x, -x], 1)[mask])
+    same(found[2][2][1].interior, np.stack([x, -x], 1))
+
+
 def test_what_particles_cannot_do() -> None:
     def body(world: World) -> None:
         walls, ring = (field(world, np.zeros(6), (2,), boundary) for boundary in ("nearest", "wrap"))
@@ -160,17 +177,21 @@ def test_what_particles_cannot_do() -> None:
                 "on a rank that does not have its cell along axis 0: got 2.0",
             ),
             (lambda: interpolate(ring, [x, x]), "takes a position for each axis of the grid: got 2"),
-            (lambda: interpolate(ring, [whole]), "takes positions of one axis: got int64"),
+            (lambda: interpolate(ring, [whole]), "takes positions that are floats: got int64"),
             (lambda: deposit(ring, [x], whole), "takes weights that are floats"),
             (lambda: deposit(ring, [x], weights, "cubic"), "unknown order: got cubic"),  # type: ignore[arg-type]
             (lambda: send_to_owners(whole, x), "no such rank: got 2 on rank 1, expected 0 to 1"),
             (lambda: send_to_owners(x, x), "takes a rank for each row: got float64"),
             (lambda: compress(x, x), "takes a mask of one axis: got float64"),
             (
-                lambda: compress(split(world, np.ones(4, bool), (2,), starts=(0, 1)), x),
-                "rows of an array are not split as those of the first argument",
+                lambda: compress(split(world, np.ones(5, bool), (2,)), x),
+                "different numbers of rows: got shapes",
             ),
-            (lambda: deposit(ring, [x], split(world, np.ones(5), (2,))), "weights is not split as the array"),
+            (lambda: deposit(ring, [x], split(world, np.ones(5), (2,))), "different numbers of rows"),
+            (
+                lambda: interpolate(ring, [split(world, np.ones((4, 2)), (2,))]),
+                "takes a number for each particle",
+            ),
         ):
             with pytest.raises(UserError, match=message):
                 call()

@@ -157,6 +157,17 @@ def test_sums_are_those_of_exact_arithmetic() -> None:
     assert sums == [1]
 
 
+def test_weights_that_are_split_otherwise_are_moved() -> None:
+    labels, weights = np.arange(6) % 3, np.arange(6.0)
+
+    def body(world: World) -> Any:
+        array, moved = split(world, labels, (3,)), split(world, weights, (3,), starts=(0, 1, 5))
+        table = split(world, labels.reshape(2, 3), (1, 3)), split(world, weights.reshape(2, 3), (3,))
+        return bincount(array, moved).tolist(), histogram(table[0], 3, weights=table[1])[0].tolist()
+
+    assert on_ranks(3, body) == [([3, 5, 7], [3, 5, 7])] * 3
+
+
 def test_what_cannot_be_counted() -> None:
     def body(world: World) -> None:
         numbers, floats = split(world, np.array([1, -2, 3]), (2,)), split(world, np.zeros(3), (2,))
@@ -167,7 +178,7 @@ def test_what_cannot_be_counted() -> None:
             (lambda: histogram(floats, "auto"), "histogram chooses no number of bins"),
             (
                 lambda: histogram(floats, 3, weights=split(world, np.zeros(4), (2,))),
-                "weights is not split as",
+                "weights has not the shape of the array: got shape",
             ),
         ):
             with pytest.raises(UserError, match=message):

@@ -74,10 +74,11 @@ def test_scans_of_floats_have_the_same_bits_on_any_ranks(
         np.testing.assert_array_equal(np.isnan(ours), np.isnan(numpys))
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_minus_zeros_and_infinities_are_numpys() -> None:
     for cells in ([-0.0, -0.0, 1.0, np.inf, 2.0, -np.inf, 1.0], [np.nan, 1.0], [-0.0]):
         whole = np.array(cells)
-        with pytest.MonkeyPatch.context() as patch, np.errstate(invalid="ignore"):
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scans, "CHUNK", 3)
             same(
                 joined(on_ranks(2, lambda world, whole=whole: cumsum(split(world, whole, (2,))))),
