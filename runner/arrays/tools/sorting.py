@@ -129,11 +129,14 @@ def sort_cells(world: World, cells: Array, partition: Partition) -> tuple[Array,
 
     cells: this rank's, of one axis. partition: how they are split.
     """
-    ordered, even = sort_own(world.xp, cells), Partition(partition.shape, (world.size,))
+    ordered, has_twins = sort_own(world.xp, cells)
+    even = Partition(partition.shape, (world.size,))
     if world.size == 1:
         return ordered, even
+    has_twins = any(world.control.allgather(has_twins))
     sent, received = _runs(world, ordered, partition, even)
-    return sort_own(world.xp, exchange_runs(world, ordered, sent, received)), even
+    arrived = exchange_runs(world, ordered, sent, received)
+    return sort_own(world.xp, arrived, in_place=not has_twins)[0], even
 
 
 def sort_with_indices(world: World, cells: Array, partition: Partition) -> tuple[Array, Array, Partition]:
@@ -154,17 +157,22 @@ def sort_with_indices(world: World, cells: Array, partition: Partition) -> tuple
     return ordered[order], indices[order], even
 
 
-def sort_own(xp: Any, cells: Array) -> Array:
-    """Return cells of one axis sorted: the bits of a stable sort, by a sort of integers where that is exact.
+def sort_own(xp: Any, cells: Array, *, in_place: bool = False) -> tuple[Array, bool]:
+    """Return cells of one axis sorted, and whether equal cells may have different bits: zeros of both signs,
+    NaNs, and complex numbers.
+
+    These keep their order, as in a stable sort. in_place: whether `cells` may change: it has no such cells.
 
     The bits of a float, as a signed integer, are in the order of floats from 0 on, and in the opposite order
     below. Integers are sorted by digits on a GPU, and by vector instructions on a CPU.
     """
     dtype = cells.dtype
+    if dtype.kind in "biumM":
+        return _sorted(xp, cells, in_place), False
     if dtype.kind != "f" or dtype.itemsize > 8 or not dtype.isnative:
-        return xp.sort(cells, kind=_kind(dtype))
+        return xp.sort(cells, kind="stable"), True
     integer = np.dtype(f"i{dtype.itemsize}")
-    bits = xp.sort(packed(cells).view(integer))
+    bits = _sorted(xp, packed(cells).view(integer), in_place)
 
     # Where -0, -1, ... -infinity, negative NaNs, 0, 1, ... infinity and NaNs end.
     least = np.iinfo(integer).min
@@ -182,14 +190,22 @@ def sort_own(xp: Any, cells: Array) -> Array:
         bits[:negative] = bits[:negative][::-1].copy()
     result = bits.view(dtype)
 
-    # Equal cells with different bits, in their order: zeros of both signs, and NaNs.
+    # Equal cells with different bits, in their order.
     zeros -= negative
     if minus_zeros and zeros:
         result[finite - minus_zeros : finite + zeros] = cells[cells == 0]
     nans += len(bits) - ordered
     if nans:
         result[len(bits) - nans :] = cells[xp.isnan(cells)]
-    return result
+    return result, bool(minus_zeros or nans)
+
+
+def _sorted(xp: Any, cells: Array, in_place: bool) -> Array:
+    """Return integers, or what is ordered as integers are, sorted."""
+    if not in_place:
+        return xp.sort(cells)
+    cells.sort()
+    return cells
 
 
 def _kind(dtype: np.dtype[Any]) -> Any:

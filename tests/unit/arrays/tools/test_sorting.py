@@ -107,12 +107,23 @@ def test_own_floats_are_sorted_as_integers(dtype: str, seed: int) -> None:
         )
         cells = random.permutation(np.concatenate([cells, bits]))
     before = cells.tobytes()
-    ours, numpys = sort_own(np, cells), np.sort(cells, kind="stable")
+    (ours, _), numpys = sort_own(np, cells), np.sort(cells, kind="stable")
     assert cells.tobytes() == before
     if dtype == "g":  # whose padding has any bits
         np.testing.assert_array_equal(ours, numpys)
     else:
         same(ours, numpys)
+
+
+@pytest.mark.parametrize(
+    "pair", [(0.0, -0.0), (np.nan, -np.nan), (1.0, 2.0)], ids=["zeros", "NaNs", "neither"]
+)
+def test_equal_cells_of_two_ranks_keep_their_order(pair: Any) -> None:
+    """No rank alone has both."""
+    whole = np.repeat(np.array(pair, "f4"), [3, 5])
+    for cells in (whole, whole[::-1].copy()):
+        ordered = on_ranks(2, lambda world, cells=cells: sort(split(world, cells, (2,), starts=(0, 3))))
+        same(joined(ordered), np.sort(cells, kind="stable"))
 
 
 def test_what_cannot_be_sorted() -> None:
