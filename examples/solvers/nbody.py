@@ -40,8 +40,6 @@ def acceleration(world, x, mass, softening):
         # The block of the rank before, which has come around so far.
         owner = (world.rank - turn - 1) % world.size
         arriving = [world.backend.empty(part.partition[owner].shape, part.dtype) for part in (x, mass)]
-        world.exchange(
-            [(after, others), (after, masses)], [(before, arriving[0]), (before, arriving[1])]
-        )
+        world.exchange([(after, others), (after, masses)], [(before, arriving[0]), (before, arriving[1])])
         others, masses = arriving
     return total
