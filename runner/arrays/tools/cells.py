@@ -31,6 +31,8 @@ def taken(function: str, array: object) -> DistributedArray:
             hint=f"numpy.{function} for an array of this process, or meshrun.load(world, path)",
             everywhere=True,
         )
+    if not array.shape:
+        raise UserError(f"{function} takes an array with axes", got="shape ()", everywhere=True)
     parts: object = array.partition
     if isinstance(parts, Partition):
         return array
@@ -77,7 +79,7 @@ def normal_axis(function: str, axis: Any, ndim: int) -> int:
         raise UserError(
             f"{function}: the array has no such axis",
             got=axis,
-            expected=f"an axis of {ndim}" if ndim else "an array with axes",
+            expected=f"an axis of {ndim}",
             everywhere=True,
         )
     return number % ndim

@@ -6,7 +6,7 @@ is taken again, until so few are left that every rank sorts them. For 2^30 cells
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,29 +125,38 @@ def median(a: DistributedArray, axis: int | None = None) -> Any:
     >>> middle = meshrun.median(meshrun.load(world, "u.npy"))
     """
     a = taken("median", a)
-    world = a.world
     if axis is not None:
         axis = normal_axis("median", axis, len(a.shape))
+    count = int(np.prod(a.shape)) if axis is None or len(a.shape) == 1 else a.shape[axis]
+    middle = [(count - 1) // 2, count // 2][count % 2 :] if count else []
+
+    def mean(xp: Any, cells: Array) -> Array:
+        """Return the mean of the one or two cells in the middle, along the first axis."""
+        try:
+            return xp.mean(cells, axis=0)
+        except TypeError as failure:
+            raise refuse("median", failure) from failure
+
     if axis is not None and len(a.shape) > 1:
-        cells, partition = with_whole_lines(a, axis)
-        return made_of(world, without_axis(partition, axis), world.xp.median(cells, axis=axis))
-    # NumPy's median of the one or two cells in the middle.
+        return _of_lines(
+            a,
+            axis,
+            (),
+            lambda xp, ordered: mean(xp, ordered[middle[0] : middle[-1] + 1] if middle else ordered),
+        )
     cells = a.interior.reshape(-1)
-    count = int(np.prod(a.shape))
-    if not count or _has_nan(world, cells):
-        middle = np.full(1, _not_a_number(a.dtype)) if count else np.empty(0, a.dtype)
-    else:
-        middle = order_statistics(world, cells, [(count - 1) // 2, count // 2][count % 2 :])
-    try:
-        return as_device_array(world, np.median(middle))[()]
-    except TypeError as failure:
-        raise refuse("median", failure) from failure
+    if count and _has_nan(a.world, cells):
+        return as_device_array(a.world, mean(np, np.full(1, _not_a_number(a.dtype))))[()]
+    return as_device_array(a.world, mean(np, order_statistics(a.world, cells, middle)))[()]
 
 
 def _quantiles(function: str, a: DistributedArray, q: npt.ArrayLike, axis: int | None, method: str) -> Any:
     world = a.world
     weak = type(q) in (int, float)  # its dtype does not count in the result's
-    fractions = np.asarray(q, np.float64) / (100 if function == "percentile" else 1)
+    try:
+        fractions = np.asarray(q, np.float64) / (100 if function == "percentile" else 1)
+    except (TypeError, ValueError) as failure:
+        raise refuse(function, failure) from failure
     if method not in METHODS:
         raise UserError(
             f"{function} has no such method", got=repr(method), expected=" or ".join(METHODS), everywhere=True
@@ -162,11 +171,26 @@ def _quantiles(function: str, a: DistributedArray, q: npt.ArrayLike, axis: int |
     if 0 in (a.shape if axis is None else (a.shape[axis],)):
         raise UserError(f"{function} of an array without cells", got=f"shape {a.shape}", everywhere=True)
 
+    def between(xp: Any, cells: Array, share: npt.NDArray[np.float64] | None) -> Array:
+        """Return the quantiles of cells at the places that they need, along their first axes.
+
+        share: None, or how far between two.
+        """
+        if share is None:
+            return cells
+        further = (1,) * (cells.ndim - 1 - share.ndim)
+        try:
+            part = float(share) if weak else xp.asarray(share.reshape(share.shape + further))
+            return _between(xp, cells[0], cells[1], part)
+        except TypeError as failure:
+            raise refuse(function, failure) from failure
+
     # Along an axis of several: each rank has whole lines.
     if axis is not None and len(a.shape) > 1:
-        cells, partition = with_whole_lines(a, axis)
-        result = getattr(world.xp, function)(cells, q, axis=axis, method=method)
-        return made_of(world, without_axis(partition, axis, fractions.shape), result)
+        positions, share = _places(fractions, a.shape[axis], method)
+        return _of_lines(
+            a, axis, fractions.shape, lambda xp, ordered: between(xp, ordered[xp.asarray(positions)], share)
+        )
 
     cells, count = a.interior.reshape(-1), int(np.prod(a.shape))
     positions, share = _places(fractions, count, method)
@@ -175,12 +199,28 @@ def _quantiles(function: str, a: DistributedArray, q: npt.ArrayLike, axis: int |
     else:
         wanted, inverse = np.unique(positions, return_inverse=True)
         selected = order_statistics(world, cells, wanted.tolist())[inverse.reshape(positions.shape)]
-    if share is None:
-        return as_device_array(world, selected)[()]
-    try:
-        return as_device_array(world, _between(selected[0], selected[1], float(share) if weak else share))[()]
-    except TypeError as failure:
-        raise refuse(function, failure) from failure
+    return as_device_array(world, between(np, selected, share))[()]
+
+
+def _of_lines(
+    a: DistributedArray, axis: int, before: tuple[int, ...], compute: Callable[[Any, Array], Array]
+) -> DistributedArray:
+    """Return what `compute` returns of sorted lines, and NaN of those that have one. Collective.
+
+    before: further first axes of the result. compute: gets the array module, and the cells with the axis
+    sorted and first.
+    """
+    xp = a.world.xp
+    cells, partition = with_whole_lines(a, axis)
+
+    def computed() -> Array:
+        ordered = xp.moveaxis(xp.sort(cells, axis=axis), axis, 0)
+        result = compute(xp, ordered)
+        if len(ordered) and a.dtype.kind in "fcmM":
+            result = xp.where(xp.isnan(ordered[-1]), _not_a_number(result.dtype), result)
+        return result
+
+    return made_of(a.world, without_axis(partition, axis, before), a.world.collective_call(computed))
 
 
 def _places(
@@ -205,11 +245,11 @@ def _places(
     return np.stack([lower, np.minimum(lower + 1, count - 1)]), share
 
 
-def _between(low: HostArray, high: HostArray, share: Any) -> Any:
+def _between(xp: Any, low: Array, high: Array, share: Any) -> Array:
     """Return what lies between cells, in NumPy's order of operations: from the nearer one."""
-    difference = np.subtract(high, low)
-    result = np.add(low, difference * share)
-    return np.where(share >= 0.5, (high - difference * (1 - share)).astype(result.dtype), result)
+    difference = xp.subtract(high, low)
+    result = xp.add(low, difference * share)
+    return xp.where(share >= 0.5, (high - difference * (1 - share)).astype(result.dtype), result)
 
 
 def _has_nan(world: World, cells: Array) -> bool:

@@ -44,7 +44,9 @@ SAMPLES = 2048  # keys of a cut's window, of all ranks together, that are compar
 FEWEST_SAMPLES = 16  # likewise, of each rank: so many narrow a window by at least a factor of four
 
 
-def sort(a: DistributedArray, axis: int | None = -1, kind: str | None = None) -> DistributedArray:
+def sort(
+    a: DistributedArray, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None
+) -> DistributedArray:
     """Return a sorted copy of an array. Collective.
 
     Parameters
@@ -56,6 +58,8 @@ def sort(a: DistributedArray, axis: int | None = -1, kind: str | None = None) ->
         Along which to sort. None: all cells, as an array of one axis.
     kind : str, optional
         Any name that `numpy.sort` takes: every sort is stable.
+    stable : bool, optional
+        Likewise, any value.
 
     Returns
     -------
@@ -84,7 +88,9 @@ def sort(a: DistributedArray, axis: int | None = -1, kind: str | None = None) ->
     return like(a, ordered) if even == a.partition else made_of(a.world, even, ordered)
 
 
-def argsort(a: DistributedArray, axis: int | None = -1, kind: str | None = None) -> DistributedArray:
+def argsort(
+    a: DistributedArray, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None
+) -> DistributedArray:
     """Return the indices that sort an array, equal cells in their order. Collective.
 
     Parameters
@@ -95,6 +101,8 @@ def argsort(a: DistributedArray, axis: int | None = -1, kind: str | None = None)
         Along which to sort. None: all cells, whose indices are those in C order.
     kind : str, optional
         Any name that `numpy.argsort` takes: every sort is stable.
+    stable : bool, optional
+        Likewise, any value.
 
     Returns
     -------

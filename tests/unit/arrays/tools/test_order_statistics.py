@@ -55,9 +55,8 @@ def test_percentiles_are_numpys(data: Any, drawn: Any, method: str, q: Any, smal
     def body(world: World) -> Any:
         array = split(world, whole, grid)
         if numpys is None:
-            if axis is None or whole.ndim == 1:
-                with pytest.raises(UserError, match="percentile cannot take these arguments"):
-                    percentile(array, q, axis, method=method)
+            with pytest.raises(UserError, match="percentile cannot take these arguments"):
+                percentile(array, q, axis, method=method)
             return None
         return percentile(array, q, axis, method=method)
 
@@ -69,6 +68,21 @@ def test_percentiles_are_numpys(data: Any, drawn: Any, method: str, q: Any, smal
     if numpys is not None:
         for result in [joined(ours)] if axis is not None and whole.ndim > 1 else ours:
             equal(result, numpys)
+
+
+@FEWER
+@given(data=st.data(), drawn=split_values([*REALS[:-1], "c8"]))
+def test_medians_along_an_axis_are_numpys(data: Any, drawn: Any) -> None:
+    whole, grid = drawn
+    axis = data.draw(st.integers(-whole.ndim, whole.ndim - 1))
+    numpys = np.median(whole, axis)
+    ours = on_ranks(int(np.prod(grid)), lambda world: median(split(world, whole, grid), axis))
+    result = joined(ours) if whole.ndim > 1 else np.asarray(ours[0])
+    assert result.dtype == numpys.dtype
+    if whole.dtype.kind == "c":  # NaNs of any kind
+        np.testing.assert_array_equal(np.isnan(result), np.isnan(numpys))
+        result, numpys = np.where(np.isnan(result), 0, result), np.where(np.isnan(numpys), 0, numpys)
+    np.testing.assert_array_equal(result, numpys)
 
 
 @FEWER
@@ -123,6 +137,7 @@ def test_what_has_no_percentile() -> None:
         for arguments, message in (
             ((array, 101), "percentile out of range: got 101, expected from 0 to 100"),
             ((array, np.nan), "percentile out of range"),
+            ((array, "high"), "percentile cannot take these arguments: could not convert"),
             ((array, 5, 2), "no such axis"),
             ((split(world, np.zeros((0, 3)), (2,)), 5), "percentile of an array without cells"),
             ((split(world, np.zeros(3, "c8"), (2,)), 5), "percentile of complex numbers"),
@@ -131,6 +146,8 @@ def test_what_has_no_percentile() -> None:
                 percentile(*arguments)
         with pytest.raises(UserError, match="median cannot take these arguments"):
             median(split(world, np.zeros(3, "M8[s]"), (2,)))
+        with pytest.raises(UserError, match="median cannot take these arguments"):
+            median(split(world, np.zeros((3, 4), "M8[s]"), (2,)), 0)
         with pytest.raises(UserError, match="percentile has no such method: got 'hazen'"):
             percentile(array, 5, method="hazen")
         world.control.barrier()
