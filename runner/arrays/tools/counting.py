@@ -73,13 +73,14 @@ def histogram(
         cells = cells.astype(np.uint8)
 
     # NumPy's edges, of an array that has the smallest and the largest cell.
-    if range is None and np.ndim(bins) == 0 and 0 not in a.shape:
-        ends = np.array([on_host(a.min())[()], on_host(a.max())[()]], cells.dtype)
-        range = (ends[0], ends[1])
+    has_ends = range is None and np.ndim(bins) == 0 and 0 not in a.shape
+    ends = np.array([on_host(a.min())[()], on_host(a.max())[()]] if has_ends else [], cells.dtype)
     try:
-        edges = np.histogram_bin_edges(np.empty(0, cells.dtype), on_host(bins), range)
+        edges = np.histogram_bin_edges(ends, on_host(bins), range)
     except (TypeError, ValueError) as failure:
         raise refuse("histogram", failure) from failure
+    if has_ends:
+        range = (ends[0], ends[1])
 
     on_device, count = xp.asarray(edges), max(len(edges) - 1, 0)
     counts: Array

@@ -6,7 +6,8 @@ is taken again, until so few are left that every rank sorts them. For 2^30 cells
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from meshrun.runner.arrays.tools.cells import (
     without_axis,
 )
 from meshrun.runner.errors import UserError
+from meshrun.runner.plan.grid import Partition
 from meshrun.runner.region import Array, HostArray
 from meshrun.runner.world.world import World
 
@@ -125,36 +127,41 @@ def median(a: DistributedArray, axis: int | None = None) -> Any:
     >>> middle = meshrun.median(meshrun.load(world, "u.npy"))
     """
     a = taken("median", a)
+    world, xp = a.world, a.world.xp
+    try:
+        np.mean(np.zeros(1, a.dtype))
+    except TypeError as failure:
+        raise refuse("median", failure) from failure
     if axis is not None:
         axis = normal_axis("median", axis, len(a.shape))
-    count = int(np.prod(a.shape)) if axis is None or len(a.shape) == 1 else a.shape[axis]
-    middle = [(count - 1) // 2, count // 2][count % 2 :] if count else []
 
-    def mean(xp: Any, cells: Array) -> Array:
-        """Return the mean of the one or two cells in the middle, along the first axis."""
-        try:
-            return xp.mean(cells, axis=0)
-        except TypeError as failure:
-            raise refuse("median", failure) from failure
-
+    # Along an axis of several: each rank has whole lines.
     if axis is not None and len(a.shape) > 1:
-        return _of_lines(
-            a,
-            axis,
-            (),
-            lambda xp, ordered: mean(xp, ordered[middle[0] : middle[-1] + 1] if middle else ordered),
-        )
-    cells = a.interior.reshape(-1)
-    if count and _has_nan(a.world, cells):
-        return as_device_array(a.world, mean(np, np.full(1, _not_a_number(a.dtype))))[()]
-    return as_device_array(a.world, mean(np, order_statistics(a.world, cells, middle)))[()]
+        ordered, partition = _sorted_lines(a, axis)
+        middle = xp.mean(ordered[slice(*_middle(len(ordered)))], axis=0)
+        return made_of(world, without_axis(partition, axis), _with_nans(xp, ordered, middle))
+
+    # The mean of the one or two cells in the middle.
+    cells, count = a.interior.reshape(-1), int(np.prod(a.shape))
+    if count and _has_nan(world, cells):
+        selected = np.full(1, _not_a_number(a.dtype))
+    else:
+        selected = order_statistics(world, cells, range(*_middle(count)))
+    return as_device_array(world, np.mean(selected))[()]
+
+
+def _middle(count: int) -> tuple[int, int]:
+    """Return where the cells in the middle of so many begin, and end."""
+    return max((count - 1) // 2, 0), count // 2 + (count > 0)
 
 
 def _quantiles(function: str, a: DistributedArray, q: npt.ArrayLike, axis: int | None, method: str) -> Any:
-    world = a.world
+    world, xp = a.world, a.world.xp
     weak = type(q) in (int, float)  # its dtype does not count in the result's
     try:
         fractions = np.asarray(q, np.float64) / (100 if function == "percentile" else 1)
+        if method in ("linear", "midpoint"):
+            _between(np, np.zeros(1, a.dtype), np.zeros(1, a.dtype), 0.5)
     except (TypeError, ValueError) as failure:
         raise refuse(function, failure) from failure
     if method not in METHODS:
@@ -171,27 +178,14 @@ def _quantiles(function: str, a: DistributedArray, q: npt.ArrayLike, axis: int |
     if 0 in (a.shape if axis is None else (a.shape[axis],)):
         raise UserError(f"{function} of an array without cells", got=f"shape {a.shape}", everywhere=True)
 
-    def between(xp: Any, cells: Array, share: npt.NDArray[np.float64] | None) -> Array:
-        """Return the quantiles of cells at the places that they need, along their first axes.
-
-        share: None, or how far between two.
-        """
-        if share is None:
-            return cells
-        further = (1,) * (cells.ndim - 1 - share.ndim)
-        try:
-            part = float(share) if weak else xp.asarray(share.reshape(share.shape + further))
-            return _between(xp, cells[0], cells[1], part)
-        except TypeError as failure:
-            raise refuse(function, failure) from failure
-
     # Along an axis of several: each rank has whole lines.
     if axis is not None and len(a.shape) > 1:
-        positions, share = _places(fractions, a.shape[axis], method)
-        return _of_lines(
-            a, axis, fractions.shape, lambda xp, ordered: between(xp, ordered[xp.asarray(positions)], share)
-        )
+        ordered, partition = _sorted_lines(a, axis)
+        positions, share = _places(fractions, len(ordered), method)
+        result = _interpolated(xp, ordered[xp.asarray(positions)], share, weak)
+        return made_of(world, without_axis(partition, axis, fractions.shape), _with_nans(xp, ordered, result))
 
+    # Of all cells: on every rank.
     cells, count = a.interior.reshape(-1), int(np.prod(a.shape))
     positions, share = _places(fractions, count, method)
     if _has_nan(world, cells):
@@ -199,28 +193,20 @@ def _quantiles(function: str, a: DistributedArray, q: npt.ArrayLike, axis: int |
     else:
         wanted, inverse = np.unique(positions, return_inverse=True)
         selected = order_statistics(world, cells, wanted.tolist())[inverse.reshape(positions.shape)]
-    return as_device_array(world, between(np, selected, share))[()]
+    return as_device_array(world, _interpolated(np, selected, share, weak))[()]
 
 
-def _of_lines(
-    a: DistributedArray, axis: int, before: tuple[int, ...], compute: Callable[[Any, Array], Array]
-) -> DistributedArray:
-    """Return what `compute` returns of sorted lines, and NaN of those that have one. Collective.
-
-    before: further first axes of the result. compute: gets the array module, and the cells with the axis
-    sorted and first.
-    """
-    xp = a.world.xp
+def _sorted_lines(a: DistributedArray, axis: int) -> tuple[Array, Partition]:
+    """Return cells sorted along an axis, which comes first, and how they are split before. Collective."""
     cells, partition = with_whole_lines(a, axis)
+    return a.world.xp.moveaxis(a.world.xp.sort(cells, axis=axis), axis, 0), partition
 
-    def computed() -> Array:
-        ordered = xp.moveaxis(xp.sort(cells, axis=axis), axis, 0)
-        result = compute(xp, ordered)
-        if len(ordered) and a.dtype.kind in "fcmM":
-            result = xp.where(xp.isnan(ordered[-1]), _not_a_number(result.dtype), result)
+
+def _with_nans(xp: Any, ordered: Array, result: Array) -> Array:
+    """Return the result of sorted lines with NaN for those that have one."""
+    if not len(ordered) or ordered.dtype.kind not in "fcmM":
         return result
-
-    return made_of(a.world, without_axis(partition, axis, before), a.world.collective_call(computed))
+    return xp.where(xp.isnan(ordered[-1]), _not_a_number(result.dtype), result)
 
 
 def _places(
@@ -243,6 +229,15 @@ def _places(
         share = np.where(virtual % 1 == 0, 0.0, 0.5)
     lower = np.where(beyond, count - 1, lower).astype(np.int64)
     return np.stack([lower, np.minimum(lower + 1, count - 1)]), share
+
+
+def _interpolated(xp: Any, cells: Array, share: npt.NDArray[np.float64] | None, weak: bool) -> Array:
+    """Return the quantiles of the cells at `_places`. weak: whether the dtype of the share does not count."""
+    if share is None:
+        return cells
+    further = (1,) * (cells.ndim - 1 - share.ndim)
+    part = float(share) if weak else xp.asarray(share.reshape(share.shape + further))
+    return _between(xp, cells[0], cells[1], part)
 
 
 def _between(xp: Any, low: Array, high: Array, share: Any) -> Array:
@@ -324,16 +319,23 @@ def _cut(
     Parts of equal cells have their value. Each other part lacks at least one cell. Collective.
     """
     low, high = bracket
-    masks = [cells < low, cells == low, (cells > low) & (cells < high), (cells == high) & (low < high)]
-    masks.append(cells > high)
-    mine = [int(mask.sum()) for mask in masks]
-    counts = np.sum(world.control.allgather(mine), axis=0).tolist()
+    mine = [int(mask.sum()) for mask in (cells < low, cells <= low, cells < high, cells <= high)]
+    below, to_low, below_high, to_high = np.sum(world.control.allgather(mine), axis=0).tolist()
+    # Where these begin: below the bracket, equal to its low end, inside, equal to its high end, above.
+    starts = [before + end for end in (0, below, to_low, max(below_high, to_low), to_high)]
     parts = []
-    for number, (mask, count) in enumerate(zip(masks, counts, strict=True)):
-        inside = [position for position in wanted if before <= position < before + count]
+    for number, (start, stop) in enumerate(zip(starts, [*starts[1:], math.inf], strict=True)):
+        inside = [position for position in wanted if start <= position < stop]
+        if not inside:
+            continue
         if number in (1, 3):
             selected |= dict.fromkeys(inside, low if number == 1 else high)
-        elif inside:
-            parts.append((cells[mask], before, inside))
-        before += count
+            continue
+        if number == 0:
+            mask = cells < low
+        elif number == 2:
+            mask = (cells > low) & (cells < high)
+        else:
+            mask = cells > high
+        parts.append((cells[mask], start, inside))
     return parts

@@ -90,11 +90,11 @@ def test_weights_add_up_to_the_same_bits_on_any_ranks(data: Any, drawn: Any, dty
     numpys = np.histogram(whole, bins, weights=weights.astype("c16" if dtype == "c8" else "f8"))[0]
     if dtype == "i4":
         numpys = numpys.astype("i8").astype("i4")
-    size = np.histogram(whole, bins, weights=abs(weights).astype("f8"))[0]
+    size = abs(weights).astype("f8").sum()  # NumPy subtracts sums of several bins
     eps = np.finfo(dtype).eps if dtype[0] in "fc" else 0
     with np.errstate(invalid="ignore"):
         known = np.isfinite(numpys) & np.isfinite(alone)
-        assert (abs(alone - numpys) <= 60 * eps * size)[known].all()
+        assert (abs(alone - numpys)[known] <= 60 * eps * size).all()
 
 
 @FEWER
