@@ -209,7 +209,7 @@ def deposit(
         index = xp.zeros(floats.shape, np.int64)
         for axis, length in enumerate(shape):
             index = index * length + cells[axis]
-        form.add(xp, sums, index, floats if share is None else floats * share)
+        form.add(xp, sums, index, _shared(xp, floats, share))
     sums = sums.reshape(form.slices, *shape)
 
     # What is at the cell after the own ones belongs to the next rank.
@@ -261,7 +261,7 @@ def interpolate(
     for cells, share in corners:
         low = [before for before, _ in haloed.layout.declared]
         value = haloed.block[tuple(own + first for own, first in zip(cells, low, strict=True))]
-        value = value if share is None else value * share
+        value = _shared(grid.world.xp, value, share)
         total = value if total is None else total + value
     return made_of(grid.world, positions[0].partition, total)
 
@@ -294,6 +294,11 @@ def _corners(
             factor = part if step else 1 - part
             share = factor if share is None else share * factor
         yield tuple(low + step for low, step in zip(lows, corner, strict=True)), share
+
+
+def _shared(xp: Any, values: Array, share: Array | None) -> Array:
+    """Return the particles' shares of values: nothing of an infinity or a NaN in which the share is 0."""
+    return values if share is None else xp.where(share == 0, share, values * share)
 
 
 def _cells_before(

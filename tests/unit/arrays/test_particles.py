@@ -142,6 +142,22 @@ def test_rows_that_are_kept_are_numpys(seed: int, ranks: int, size: int) -> None
         same(mine, numpys)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_particle_at_a_cell_has_no_share_in_the_next_one() -> None:
+    """Not even of an infinity, or of a NaN."""
+
+    def body(world: World) -> Any:
+        grid = field(world, np.array([1.0, np.inf, 2.0, np.nan, 3.0, 4.0]), (2,), "nearest")
+        x = split(world, np.array([0.0, 2.0, 4.0, 5.0]), (2,))
+        weights = split(world, np.array([np.inf, 1.0, -np.inf, 5.0]), (2,))
+        x, weights = send_to_owners(owners(grid, x), x, weights)
+        return interpolate(grid, [x]), deposit(grid, [x], weights)
+
+    values, sums = zip(*on_ranks(2, body), strict=True)
+    np.testing.assert_array_equal(joined([*values]), [1, 2, 3, 4])
+    np.testing.assert_array_equal(joined([*sums]), [np.inf, 0, 1, 0, -np.inf, 5])
+
+
 def test_rows_stay_where_the_first_array_has_them() -> None:
     """Of the other arrays, and of the mask, rows that are split otherwise move there."""
     x, mask = np.arange(7.0), np.arange(7) % 3 != 1
