@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -29,9 +30,21 @@ from meshrun.runner.arrays.tools.routes import routes_to
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.halo import along
 from meshrun.runner.region import Array
+from meshrun.runner.world.world import World
 
 Order = Literal["nearest", "linear"]
 Corner = tuple[tuple[Array, ...], Array | None]
+
+
+@dataclass(frozen=True)
+class ValueCheck:
+    """What is wrong with values of this rank, if any is. wrong: which of them. The others: of the error."""
+
+    values: Array
+    wrong: Array
+    what: str
+    expected: str
+    hint: str | None = None
 
 
 def compress(mask: DistributedArray, *arrays: DistributedArray) -> tuple[DistributedArray, ...]:
@@ -145,12 +158,8 @@ def send_to_owners(ranks: DistributedArray, *arrays: DistributedArray) -> tuple[
             everywhere=True,
         )
     of_rows = ranks.interior
-    _refuse_any(
-        ranks,
-        of_rows[(of_rows < 0) | (of_rows >= world.size)],
-        "send_to_owners: no such rank",
-        f"0 to {world.size - 1}",
-    )
+    beyond = (of_rows < 0) | (of_rows >= world.size)
+    _refuse(world, [ValueCheck(of_rows, beyond, "send_to_owners: no such rank", f"0 to {world.size - 1}")])
     routes = routes_to(world, of_rows)
     lengths = world.control.allgather(sum(routes.received))
     return tuple(
@@ -274,17 +283,25 @@ def _corners(
     Collective, before the first one. A share of None is 1.
     """
     xp, lows, shares = grid.world.xp, [], []
+    wrong: list[ValueCheck] = []
     for axis, cells in enumerate(_cells_before(function, grid, positions)):
-        own, length = cells - grid.region.start[axis], grid.region.shape[axis]
-        _refuse_any(
-            grid,
-            positions[axis].interior[(own < 0) | (own >= length)],
-            f"{function}: a particle is on a rank that does not have its cell along axis {axis}",
-            "each particle on its owner",
-            "meshrun.send_to_owners(meshrun.owners(grid, *positions), *positions, ...)",
+        own, length, position = (
+            cells - grid.region.start[axis],
+            grid.region.shape[axis],
+            positions[axis].interior,
+        )
+        wrong.append(
+            ValueCheck(
+                position,
+                (own < 0) | (own >= length),
+                f"{function}: a particle is on a rank that does not have its cell along axis {axis}",
+                "each particle on its owner",
+                "meshrun.send_to_owners(meshrun.owners(grid, *positions), *positions, ...)",
+            )
         )
         lows.append(own)
-        shares.append(positions[axis].interior - xp.floor(positions[axis].interior))
+        shares.append(position - xp.floor(position))
+    _refuse(grid.world, wrong)
     if order == "nearest":
         yield tuple(low + (share >= 0.5) for low, share in zip(lows, shares, strict=True)), None
         return
@@ -306,18 +323,23 @@ def _cells_before(
 ) -> list[Array]:
     """Return, per axis, the cell at or before each particle. Collective: one beyond the grid is an error."""
     xp, cells = grid.world.xp, []
+    wrong: list[ValueCheck] = []
     for axis, length in enumerate(grid.shape):
         position = positions[axis].interior
         periodic = along(grid.layout.boundary, axis) == "wrap"
         inside = xp.isfinite(position) if periodic else (position >= 0) & (position <= length - 1)
-        _refuse_any(
-            grid,
-            position[~inside],
-            f"{function}: a particle is beyond the grid along axis {axis}",
-            "a finite position" if periodic else f"from 0 to {length - 1}",
+        wrong.append(
+            ValueCheck(
+                position,
+                ~inside,
+                f"{function}: a particle is beyond the grid along axis {axis}",
+                "a finite position" if periodic else f"from 0 to {length - 1}",
+            )
         )
-        before = xp.floor(position)
+        # A position that is wrong has any cell.
+        before = xp.floor(xp.where(inside, position, 0))
         cells.append((before % length if periodic else before).astype(np.int64))
+    _refuse(grid.world, wrong)
     return cells
 
 
@@ -395,13 +417,18 @@ def _check_order(function: str, order: str) -> None:
         )
 
 
-def _refuse_any(
-    array: DistributedArray, wrong: Array, what: str, expected: str, hint: str | None = None
-) -> None:
+def _refuse(world: World, checks: Sequence[ValueCheck]) -> None:
     """Raise UserError on every rank if one has wrong values. Collective."""
-    first: list[Any]
-    for rank, first in enumerate(array.world.control.allgather(on_host(wrong[:1]).tolist())):
-        if first:
-            raise UserError(
-                what, got=f"{first[0]} on rank {rank}", expected=expected, hint=hint, everywhere=True
-            )
+    mine = [
+        on_host(check.values[check.wrong][:1]).tolist() if bool(check.wrong.any()) else [] for check in checks
+    ]
+    for rank, of_rank in enumerate(world.control.allgather(mine)):
+        for check, first in zip(checks, of_rank, strict=True):
+            if first:
+                raise UserError(
+                    check.what,
+                    got=f"{first[0]} on rank {rank}",
+                    expected=check.expected,
+                    hint=check.hint,
+                    everywhere=True,
+                )

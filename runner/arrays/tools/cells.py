@@ -28,7 +28,7 @@ def taken(function: str, array: object) -> DistributedArray:
             f"{function} takes arrays that are split over the ranks",
             got=type(array).__name__,
             expected="a meshrun.DistributedArray",
-            hint=f"numpy.{function} for an array of this process, or meshrun.load(world, path)",
+            hint="meshrun.load(world, path)",
             everywhere=True,
         )
     if not array.shape:
