@@ -37,7 +37,7 @@ Corner = tuple[tuple[Array, ...], Array | None]
 
 
 @dataclass(frozen=True)
-class ValueCheck:
+class ParticleCheck:
     """What is wrong with values of this rank, if any is. wrong: which of them. The others: of the error."""
 
     values: Array
@@ -159,7 +159,7 @@ def send_to_owners(ranks: DistributedArray, *arrays: DistributedArray) -> tuple[
         )
     of_rows = ranks.interior
     beyond = (of_rows < 0) | (of_rows >= world.size)
-    _refuse(world, [ValueCheck(of_rows, beyond, "send_to_owners: no such rank", f"0 to {world.size - 1}")])
+    _refuse(world, [ParticleCheck(of_rows, beyond, "send_to_owners: no such rank", f"0 to {world.size - 1}")])
     routes = routes_to(world, of_rows)
     lengths = world.control.allgather(sum(routes.received))
     return tuple(
@@ -283,7 +283,7 @@ def _corners(
     Collective, before the first one. A share of None is 1.
     """
     xp, lows, shares = grid.world.xp, [], []
-    wrong: list[ValueCheck] = []
+    wrong: list[ParticleCheck] = []
     for axis, cells in enumerate(_cells_before(function, grid, positions)):
         own, length, position = (
             cells - grid.region.start[axis],
@@ -291,7 +291,7 @@ def _corners(
             positions[axis].interior,
         )
         wrong.append(
-            ValueCheck(
+            ParticleCheck(
                 position,
                 (own < 0) | (own >= length),
                 f"{function}: a particle is on a rank that does not have its cell along axis {axis}",
@@ -323,13 +323,13 @@ def _cells_before(
 ) -> list[Array]:
     """Return, per axis, the cell at or before each particle. Collective: one beyond the grid is an error."""
     xp, cells = grid.world.xp, []
-    wrong: list[ValueCheck] = []
+    wrong: list[ParticleCheck] = []
     for axis, length in enumerate(grid.shape):
         position = positions[axis].interior
         periodic = along(grid.layout.boundary, axis) == "wrap"
         inside = xp.isfinite(position) if periodic else (position >= 0) & (position <= length - 1)
         wrong.append(
-            ValueCheck(
+            ParticleCheck(
                 position,
                 ~inside,
                 f"{function}: a particle is beyond the grid along axis {axis}",
@@ -417,7 +417,7 @@ def _check_order(function: str, order: str) -> None:
         )
 
 
-def _refuse(world: World, checks: Sequence[ValueCheck]) -> None:
+def _refuse(world: World, checks: Sequence[ParticleCheck]) -> None:
     """Raise UserError on every rank if one has wrong values. Collective."""
     mine = [
         on_host(check.values[check.wrong][:1]).tolist() if bool(check.wrong.any()) else [] for check in checks
