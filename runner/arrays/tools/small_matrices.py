@@ -5,8 +5,7 @@ Each rank computes its cells by itself, in one call of NumPy or CuPy for all mat
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -55,8 +54,7 @@ def solve(a: DistributedArray, b: DistributedArray) -> DistributedArray:
             hint="b.reshape(..., k, 1) for one right side per cell",
             everywhere=True,
         )
-    cells, own = a.interior, b.interior
-    (x,) = _computed("solve", a, lambda part: (a.world.xp.linalg.solve(cells[part], own[part]),))
+    (x,) = _computed("solve", a, b)
     return made_of(a.world, b.partition, x)
 
 
@@ -78,8 +76,7 @@ def inv(a: DistributedArray) -> DistributedArray:
     >>> inverse = meshrun.inv(metric)  # metric: (n, m, 2, 2)
     """
     a = _matrices("inv", a)
-    cells = a.interior
-    (inverse,) = _computed("inv", a, lambda part: (a.world.xp.linalg.inv(cells[part]),))
+    (inverse,) = _computed("inv", a)
     return made_of(a.world, a.partition, inverse)
 
 
@@ -101,8 +98,7 @@ def det(a: DistributedArray) -> DistributedArray:
     >>> volume = meshrun.det(jacobian)  # jacobian: (n, m, 3, 3)
     """
     a = _matrices("det", a)
-    cells = a.interior
-    (determinant,) = _computed("det", a, lambda part: (a.world.xp.linalg.det(cells[part]),))
+    (determinant,) = _computed("det", a)
     return made_of(a.world, _leading(a.partition, ()), determinant)
 
 
@@ -131,10 +127,9 @@ def eigh(a: DistributedArray, UPLO: str = "L") -> tuple[DistributedArray, Distri
     >>> stretch, axes = meshrun.eigh(strain)  # strain: (n, m, 3, 3)
     """
     a = _matrices("eigh", a)
-    cells = a.interior
     if UPLO not in ("L", "U"):
         raise UserError("eigh: unknown triangle", got=UPLO, expected="L or U", everywhere=True)
-    values, vectors = _computed("eigh", a, lambda part: tuple(a.world.xp.linalg.eigh(cells[part], UPLO)))
+    values, vectors = _computed("eigh", a, triangle=(UPLO,))
     world = a.world
     return made_of(world, _leading(a.partition, a.shape[-1:]), values), made_of(world, a.partition, vectors)
 
@@ -160,20 +155,33 @@ def _matrices(function: str, array: object) -> DistributedArray:
 
 
 def _computed(
-    function: str, a: DistributedArray, compute: Callable[[Any], tuple[Array, ...]]
+    function: str, a: DistributedArray, *others: DistributedArray, triangle: tuple[str, ...] = ()
 ) -> tuple[Array, ...]:
-    """Return what `compute` returns of all own cells; where that fails, raise on all ranks. Collective.
+    """Return what a function of numpy.linalg returns of all own cells; an error is every rank's. Collective.
 
-    compute: gets the index of matrices in this rank's cells.
+    others: further operands. triangle: the last argument, if there is one.
     """
+    xp, operands = a.world.xp, [array.interior for array in (a, *others)]
+    cells = operands[0].shape[:-2]
 
-    def checked() -> tuple[Array, ...]:
+    def of(matrices: Sequence[Array]) -> tuple[Array, ...]:
+        result = getattr(xp.linalg, function)(*matrices, *triangle)
+        return tuple(result) if isinstance(result, tuple) else (result,)
+
+    def computed() -> tuple[Array, ...]:
         try:
-            return compute(...)
+            if 0 not in cells:
+                return of(operands)
+            # Not all libraries take no matrices: the shapes and dtypes are those of one.
+            single = [
+                xp.eye(a.shape[-1], dtype=a.dtype),
+                *(xp.zeros(b.shape[-2:], b.dtype) for b in operands[1:]),
+            ]
+            return tuple(xp.empty((*cells, *result.shape), result.dtype) for result in of(single))
         except np.linalg.LinAlgError as failure:
-            for cell in np.ndindex(*a.interior.shape[:-2]):
+            for cell in np.ndindex(*cells):
                 try:
-                    compute(cell)
+                    of([matrices[cell] for matrices in operands])
                 except np.linalg.LinAlgError:
                     where = tuple(i + start for i, start in zip(cell, a.region.start, strict=False))
                     raise UserError(f"{function}: {failure}", got=f"the matrix of cell {where}") from failure
@@ -181,7 +189,7 @@ def _computed(
         except TypeError as failure:
             raise refuse(function, failure) from failure
 
-    return a.world.collective_call(checked)
+    return a.world.collective_call(computed)
 
 
 def _leading(partition: Partition, last: Shape) -> Partition:

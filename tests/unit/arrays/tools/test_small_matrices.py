@@ -38,6 +38,20 @@ def test_each_cells_matrix_is_numpys(grid: Any, dtype: str, size: int) -> None:
         same(mine, theirs)
 
 
+@pytest.mark.parametrize("size", [0, 1, 4])
+def test_fewer_cells_than_ranks(size: int) -> None:
+    """No cells at all, too; empty matrices."""
+    a = matrices((2, 3, 3))[:size] if size < 4 else np.empty((2, 0, 0))
+
+    def body(world: World) -> Any:
+        array = split(world, a, (3,))
+        return inv(array), det(array), solve(array, array)
+
+    ours = [joined([*one]) for one in zip(*on_ranks(3, body), strict=True)]
+    for mine, numpys in zip(ours, (np.linalg.inv(a), np.linalg.det(a), np.linalg.solve(a, a)), strict=True):
+        same(mine, numpys)
+
+
 def test_a_singular_matrix_is_named_by_its_cell() -> None:
     a = matrices((4, 3, 2, 2))
     a[2, 1] = 1
