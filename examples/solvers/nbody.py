@@ -3,14 +3,14 @@ M. Harris, J. Prins, "Fast N-Body Simulation with CUDA", GPU Gems 3, 2007, has t
 
     python3 examples/solvers/inputs.py
     meshrun -n 2 run examples/solvers/nbody.py \
-        inputs/bodies_x.npy inputs/bodies_v.npy inputs/masses.npy later_x.npy later_v.npy --steps 200
+        inputs/bodies_x.npy inputs/bodies_v.npy inputs/masses.npy later_x.npy later_v.npy --steps 100
 """
 
 import meshrun
 
 
 @meshrun.job(inputs=("x", "v", "mass"), outputs=("x", "v"))
-def nbody(world, inputs, create, *, steps: int = 200, dt: float = 0.01, softening: float = 0.05):
+def nbody(world, inputs, create, *, steps: int = 100, dt: float = 0.02, softening: float = 0.05):
     """Move bodies by their gravity, with the constant 1, by the leapfrog scheme.
 
     x, v: position and velocity of each body, of shape (n, 2) or (n, 3). mass: of each. steps: to take.

@@ -3,14 +3,14 @@ A. B. Langdon, "Plasma Physics via Computer Simulation", 1985, chapter 5).
 
     python3 examples/solvers/inputs.py
     meshrun -n 2 run examples/solvers/particle_in_cell.py \
-        inputs/streams_x.npy inputs/streams_v.npy inputs/ions.npy x.npy v.npy energy.npy --steps 250
+        inputs/streams_x.npy inputs/streams_v.npy inputs/ions.npy x.npy v.npy energy.npy --steps 125
 """
 
 import meshrun
 
 
 @meshrun.job(inputs=("x", "v", "ions"), outputs=("x", "v", "energy"))
-def particle_in_cell(world, inputs, create, *, steps: int = 250, dt: float = 0.1):
+def particle_in_cell(world, inputs, create, *, steps: int = 125, dt: float = 0.2):
     """Move electrons on a ring of cells with fixed ions, whose density is 1.
 
     x, v: of each electron, in cells, and in cells per time. ions: the charge in each cell. steps: to take.

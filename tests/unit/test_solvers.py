@@ -279,8 +279,8 @@ def test_bodies_move_as_by_direct_sums(tmp_path: Path) -> None:
         return total
 
     for _ in range(5):
-        v = v + 0.005 * pull()
-        x = x + 0.01 * v
-        v = v + 0.005 * pull()
+        v = v + 0.01 * pull()
+        x = x + 0.02 * v
+        v = v + 0.01 * pull()
     np.testing.assert_allclose(later, x, rtol=1e-12, atol=1e-13)
     np.testing.assert_allclose(speed, v, rtol=1e-12, atol=1e-13)
