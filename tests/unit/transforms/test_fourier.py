@@ -149,7 +149,7 @@ def test_a_wrong_transform_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(World, "start_exchange", wrong)
     else:
-        from meshrun.jobs.transforms.fourier import Local
+        from meshrun.runner.transforms.fourier import Local
 
         whole = Local.__call__
         change = {"conjugate": np.conj, "scale": lambda block: block * (1 + 1e-9)}[mutant]
