@@ -44,6 +44,7 @@ class Local:
         self, module: Any, inverse: bool, real: Real, norm: str, length: int, workers: int = 1
     ) -> None:
         self.module, self.inverse, self.real, self.norm, self.length = module, inverse, real, norm, length
+        self.workers = workers
         self._more: dict[str, Any] = {}
         self._fft = module.fft
         self._scipy = module is np and has_scipy()
