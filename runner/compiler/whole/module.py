@@ -153,7 +153,7 @@ class Module:
         # Each line along the axis of space at its place.
         shape = tuple(next(len(lines[n]) for n in range(count) if order[n] == axis) for axis in range(count))
         frame = self._zeros(shape, bool)
-        return [choose(frame, one, one) for one in spread]
+        return [np.where(frame, one, one) for one in spread]
 
     def _take(self, a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Any:
         # NumPy's protocol does not look at the indices.

@@ -24,7 +24,7 @@ def _transform(name: str, a: Any, lengths: Any, axes: Any, norm: str | None, out
     of_axes = {"axes" if name[-1] in "2n" else "axis": axes}
     dtype = function(np.ones((2,) * a.ndim, a.dtype), norm=norm, **of_axes).dtype
 
-    given = range(a.ndim) if axes is None else axes if isinstance(axes, (tuple, list)) else (axes,)
+    given = range(a.ndim) if axes is None else axes if np.ndim(axes) else (axes,)
     chosen = tuple(int(axis) % a.ndim for axis in given)
     if len(set(chosen)) < len(chosen):
         raise NotTraceable(f"transforms an axis twice (numpy.fft.{name})", "each axis once")
@@ -147,7 +147,7 @@ def _of_axes(name: str, default: Any) -> Callable[..., Any]:
 
 def _shifted(sign: int, x: Any, axes: Any = None) -> Any:
     """Return numpy.fft.fftshift, or ifftshift with a sign of -1."""
-    given = range(x.ndim) if axes is None else axes if isinstance(axes, (tuple, list)) else (axes,)
+    given = range(x.ndim) if axes is None else axes if np.ndim(axes) else (axes,)
     chosen = tuple(int(axis) % x.ndim for axis in given)
     shifts = [x.shape[axis] // 2 if sign > 0 else -(x.shape[axis] // 2) for axis in chosen]
     return np.roll(x, tuple(shifts), chosen)

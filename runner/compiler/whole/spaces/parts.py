@@ -197,12 +197,11 @@ class PartsOf:
         while self._wanted.keys() - parts.keys():
             key = max(self._wanted.keys() - parts.keys(), key=lambda one: one[1])
             parts[key] = self._part(*key, kind)
+        of_transforms = {one: self._level(one.source, [one.node]) for one in self._transforms}
         steps: list[Part | TransformStep] = []
-        for level in sorted({level for _, level in parts}):
+        for level in sorted({level for _, level in parts} | set(of_transforms.values())):
             steps += [part for (_, at), part in sorted(parts.items(), key=lambda one: one[0]) if at == level]
-            steps += [
-                step for one, step in self._transforms.items() if self._level(one.source, [one.node]) == level
-            ]
+            steps += [self._transforms[one] for one, at in of_transforms.items() if at == level]
         return tuple(steps), numbers
 
     def _want(self, space: int, place: Place, output: WholeOutput) -> None:
