@@ -20,7 +20,9 @@ from meshrun.runner.transforms.fourier import (
     half_length,
     working_type,
 )
+from meshrun.runner.transforms.line import transform_line
 from meshrun.runner.transforms.plan import Real, plan_transform
+from meshrun.runner.transforms.split import SplitTransform
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.world import World
 
@@ -129,17 +131,26 @@ def _transform(
     check_norm(norm)
     dtype = working_type(np.dtype(x.dtype), real)
     n = half_length(shape, chosen, real, length)
-    plan = plan_transform(
-        shape, chosen, ranks, real=real, length=n, decomposition="slab", split=split % x.ndim
-    )
-    groups: list[Group] = [] if world is None else [world]
     local = Local(module, inverse, real, norm, n, 1 if world is None else world.cores)
     block = x.astype(dtype, copy=False)
-    result = carry_out(plan, groups, local, block, overwrite=block is not x)
-    (last,) = plan.last_splits
+    split %= x.ndim
+    if world is not None and len(shape) == 1:
+        result, last = transform_line(world, local, block, shape[0], n), 0
+    else:
+        # On CPUs, axes are transformed in an order that the number of ranks does not change.
+        if module is np and len(shape) > 1:
+            plan = SplitTransform(shape, chosen, real, inverse, n, split).plan(ranks)
+        else:
+            plan = plan_transform(
+                shape, chosen, ranks, real=real, length=n, decomposition="slab", split=split
+            )
+        groups: list[Group] = [] if world is None else [world]
+        result = carry_out(plan, groups, local, block, overwrite=block is not x)
+        (last,) = plan.last_splits
+    lengths = tuple(n if real and axis == chosen[-1] else cells for axis, cells in enumerate(shape))
     if not keep_order:
         return result, last
-    return result if world is None else world.redistribute(result, last, split, plan.last_shape)
+    return result if world is None else world.redistribute(result, last, split, lengths)
 
 
 def _module(array: Array) -> Any:

@@ -98,9 +98,8 @@ class ProgramStepper(Stepper):
             _, reason, line = failed[0]
             raise not_compiled(self.task, reason, line)
         for number, reason, _ in failed:
-            self.world.warn(
-                f"stage {number + 1} of {self._stage_count} of job {self.task.job.name} has no kernel: {reason}"
-            )
+            stage = f"stage {number + 1} of {self._stage_count}"
+            self.world.warn(f"{stage} of job {self.task.job.name} has no kernel: {reason}")
 
     @property
     def _stage_count(self) -> int:

@@ -65,14 +65,18 @@ class SplitTransform:
     def carry_out(self, world: World, block: Array) -> Array:
         """Return this rank's block of the result. Collective. block: of the operand; not changed."""
         norm = "forward" if self.inverse else "backward"
+        norm = "forward" if self.inverse else "backward"
         local = Local(world.xp, self.inverse, self.real, norm, self.length, world.cores)
         if not self._stages:
             return transform_line(world, local, block, self.shape[0], self.length)
+        return carry_out(self.plan(world.size), [world], local, block)
+
+    def plan(self, ranks: int) -> TransformPlan:
+        """Return the stages on so many ranks; of an array of more than one axis."""
         stages = self._stages
-        if world.size == 1:
+        if ranks == 1:
             stages = tuple(one for one in stages if isinstance(one, Transform))
-        plan = TransformPlan(self.shape, (world.size,), (self.split,), stages)
-        return carry_out(plan, [world], local, block)
+        return TransformPlan(self.shape, (ranks,), (self.split,), stages)
 
 
 def best_split(shape: Shape, axes: Sequence[int], real: Real, inverse: bool, length: int) -> int:
