@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from meshrun.runner.compiler.whole.spaces.parts import Part, Place, SpectralProgram, TransformStep
+from meshrun.runner.compiler.whole.spaces.parts import SharedPlace, SpacePart, SpectralProgram, TransformStep
 from meshrun.runner.region import Shape
 from meshrun.runner.transforms.plan import Real
 from meshrun.runner.transforms.split import SplitTransform, best_split
@@ -28,17 +28,17 @@ class Layouts:
     transforms: dict[int, SplitTransform]
     arrays: dict[int, int]
 
-    def moves(self, program: SpectralProgram) -> list[tuple[int, Place]]:
+    def moves(self, program: SpectralProgram) -> list[tuple[int, SharedPlace]]:
         """Return what a step reads that is split along another axis: number of the step, and the array."""
         found = []
         for number, step in enumerate(program.steps):
-            if isinstance(step, Part):
+            if isinstance(step, SpacePart):
                 for place, one in zip(step.reads, step.program.inputs, strict=False):
                     split = 0 if place.of_function else self.arrays.get(place.number)
                     if one.shape and split != self.parts[number]:
                         found.append((number, place))
             elif self.arrays[step.source] != self.transforms[number].split:
-                found.append((number, Place(step.source)))
+                found.append((number, SharedPlace(step.source)))
         return found
 
 

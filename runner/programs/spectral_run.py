@@ -14,7 +14,7 @@ from meshrun.runner.arrays.distributed_array import DistributedArray, empty_arra
 from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.whole.graph import ValueCheck
-from meshrun.runner.compiler.whole.spaces.parts import Part, Place, SpectralProgram
+from meshrun.runner.compiler.whole.spaces.parts import SharedPlace, SpacePart, SpectralProgram
 from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.redistribution import RedistributionPlan
@@ -53,11 +53,7 @@ class SpectralRun:
     compiled: bool = False
     allocator: Allocator | None = None
     arrays: list[DistributedArray | None] = field(default_factory=list, init=False)
-    exchange_spans: list[tuple[Mark, Mark]] = field(default_factory=list, init=False)
-    capturing: bool = field(default=False, init=False)
     tables: DeviceTables | None = field(default=None, init=False)
-    known: frozenset[int] = field(default=frozenset(), init=False)
-    pending: list[Any] = field(default_factory=list, init=False)
     moved: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -67,7 +63,7 @@ class SpectralRun:
         self.region = self.partition[world.rank]
         self.runs: dict[int, ProgramRun] = {}
         for number, step in enumerate(program.steps):
-            if isinstance(step, Part):
+            if isinstance(step, SpacePart):
                 grid = slab_grid(step.program.space, self.layouts.parts[number], world.size)
                 if self._is_own(number, step):
                     grid = self.partition.grid
@@ -76,7 +72,7 @@ class SpectralRun:
                     world, staged, grid, self.phases, self.compiled, {}, self.allocator
                 )
         self.plans = [
-            self._plan(Place(number, True), self.partition.grid) if one.shape else None
+            self._plan(SharedPlace(number, True), self.partition.grid) if one.shape else None
             for number, one in enumerate(program.inputs)
         ]
         self.arrays = [None] * len(program.inputs)
@@ -85,22 +81,22 @@ class SpectralRun:
         self._failed.fill(False)
 
         # Arrays by what they are and how they are split; those of the function's are the caller's.
-        self._held: dict[tuple[Place, Shape], DistributedArray] = {}
-        self._valid: set[tuple[Place, Shape]] = set()
+        self._held: dict[tuple[SharedPlace, Shape], DistributedArray] = {}
+        self._valid: set[tuple[SharedPlace, Shape]] = set()
         self._constants: dict[int, list[DistributedArray]] = {}
 
-    def _is_own(self, number: int, step: Part) -> bool:
+    def _is_own(self, number: int, step: SpacePart) -> bool:
         """Whether a part has the space of the function, and is split along the axis that its arrays are."""
         return step.program.space == self.program.space and self.layouts.parts[number] == 0
 
-    def _readers(self, place: Place, grid: Shape) -> Iterable[tuple[ProgramRun, int]]:
+    def _readers(self, place: SharedPlace, grid: Shape) -> Iterable[tuple[ProgramRun, int]]:
         """Yield the parts that read an array under a partition, and its number in each."""
         for number, run in self.runs.items():
             step = self.program.steps[number]
-            if isinstance(step, Part) and place in step.reads and run.partition.grid == grid:
+            if isinstance(step, SpacePart) and place in step.reads and run.partition.grid == grid:
                 yield run, step.reads.index(place)
 
-    def _plan(self, place: Place, grid: Shape) -> HaloPlan:
+    def _plan(self, place: SharedPlace, grid: Shape) -> HaloPlan:
         """Return the layout of an array's blocks, with halos that suit all parts that read it."""
         program = self.program
         shape = program.shared[place.number].shape
@@ -138,7 +134,7 @@ class SpectralRun:
             run.tables = self.tables
             failed += [(number, reason, line) for _, reason, line in run.prepare()]
             step = self.program.steps[number]
-            assert isinstance(step, Part)
+            assert isinstance(step, SpacePart)
             for place, one in enumerate(run.program.arrays[len(step.reads) : len(step.program.inputs)]):
                 plan, constant = run.plans[len(step.reads) + place], step.program.constants[place]
                 assert plan is not None
@@ -151,6 +147,29 @@ class SpectralRun:
     def forget(self) -> None:
         for run in self.runs.values():
             run.forget()
+
+    def abandon(self, known: frozenset[int]) -> None:
+        """Forget what was issued for a CUDA graph that could not be made."""
+        for run in self.runs.values():
+            run.abandon(frozenset())
+
+    @property
+    def known(self) -> frozenset[int]:
+        """Stages whose reductions are done ahead: none."""
+        return frozenset()
+
+    @property
+    def exchange_spans(self) -> list[tuple[Mark, Mark]]:
+        return [span for run in self.runs.values() for span in run.exchange_spans]
+
+    @property
+    def capturing(self) -> bool:
+        return any(run.capturing for run in self.runs.values())
+
+    @capturing.setter
+    def capturing(self, value: bool) -> None:
+        for run in self.runs.values():
+            run.capturing = value
 
     @property
     def is_split(self) -> bool:
@@ -178,7 +197,7 @@ class SpectralRun:
         """Set the values that the host computes for each step. slots: of the function's tape."""
         for number, run in self.runs.items():
             step = self.program.steps[number]
-            assert isinstance(step, Part)
+            assert isinstance(step, SpacePart)
             for place, slot in enumerate(step.slots):
                 run.values.row[place] = slots[slot]
 
@@ -186,16 +205,16 @@ class SpectralRun:
         """Run all parts and transforms once. outs: of each output, this rank's own cells, to be filled."""
         self._valid.clear()
         for number, step in enumerate(self.program.steps):
-            if isinstance(step, Part):
+            if isinstance(step, SpacePart):
                 self._take_part(number, step, outs)
                 continue
             transform = self.layouts.transforms[number]
             ranks = self.world.size
-            source = self._array(Place(step.source), slab_grid(transform.shape, transform.split, ranks))
+            source = self._array(SharedPlace(step.source), slab_grid(transform.shape, transform.split, ranks))
             with self.phases("transform") if not self.world.backend.asynchronous else nullcontext():
                 block = transform.carry_out(self.world, source.interior)
             grid = slab_grid(transform.result_shape, transform.result_split, ranks)
-            target = self._target(Place(step.target), grid)
+            target = self._target(SharedPlace(step.target), grid)
             target.interior[...] = block
             target.written()
             self.moved += transform.exchanges if self.is_split else 0
@@ -203,7 +222,7 @@ class SpectralRun:
             failed = self._failed[number : number + 1]
             self.world.xp.logical_or(failed, self.values[check.count.value] == 0, out=failed)
 
-    def _take_part(self, number: int, step: Part, outs: Sequence[Array]) -> None:
+    def _take_part(self, number: int, step: SpacePart, outs: Sequence[Array]) -> None:
         run = self.runs[number]
         held: list[Any] = []
         for place, one in enumerate(step.reads):
@@ -232,14 +251,14 @@ class SpectralRun:
         for result, block in later:
             self._fill(outs[result], block, run.partition)
 
-    def _value(self, place: Place) -> Array:
+    def _value(self, place: SharedPlace) -> Array:
         if not place.of_function:
             return self.values[place.number]
         array = self.arrays[place.number]
         assert array is not None
         return array.interior
 
-    def _target(self, place: Place, grid: Shape) -> DistributedArray:
+    def _target(self, place: SharedPlace, grid: Shape) -> DistributedArray:
         """Return the array that is written; its other copies are stale."""
         key = place, grid
         if key not in self._held:
@@ -251,7 +270,7 @@ class SpectralRun:
         self._valid.add(key)
         return self._held[key]
 
-    def _array(self, place: Place, grid: Shape) -> DistributedArray:
+    def _array(self, place: SharedPlace, grid: Shape) -> DistributedArray:
         """Return an array under a partition, to which it is moved if it is split otherwise."""
         own = self.arrays[place.number] if place.of_function else None
         if own is not None and self.partition.grid == grid:

@@ -154,8 +154,8 @@ class ProgramStepper(Stepper):
             except NotCapturable as reason:
                 # Nothing was done on the device: no halo was filled.
                 self.graph_reason = str(reason)
-                self.arrays, self.spare, self.stages.known = blocks, spare, known
-                self.stages.pending.clear()
+                self.arrays, self.spare = blocks, spare
+                self.stages.abandon(known)
                 for array in (*blocks, *spare.values()):
                     array.written()
                 return 0

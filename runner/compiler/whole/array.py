@@ -12,7 +12,7 @@ import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -45,9 +45,6 @@ from meshrun.runner.compiler.whole.points import (
 )
 from meshrun.runner.compiler.whole.sizes import steps_of
 from meshrun.runner.region import Shape
-
-if TYPE_CHECKING:
-    from meshrun.runner.compiler.whole.spaces.spaces import Spaces
 
 ONE_ROW = (
     "combines one row of an array with all rows of another",
@@ -153,7 +150,7 @@ class Tracing(TracedCall):
         self.space = space
         self.checks: list[ValueCheck] = []
         self.lines = itertools.count(-1, -1)
-        self.spaces: Spaces | None = None  # of the function
+        self.spaces: Any = None  # of the function, `spaces.Spaces`
         self.tape.lift = self.lift
         self.levels: set[Shape] = set()  # steps along all axes of space, of coarse grids
         self.has_inner = False  # whether inputs have axes that are none of space

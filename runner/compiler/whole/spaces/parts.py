@@ -34,7 +34,7 @@ from meshrun.runner.compiler.whole.program import (
     WholeProgram,
     WholeSeries,
 )
-from meshrun.runner.compiler.whole.spaces.spaces import Spaces, Transform
+from meshrun.runner.compiler.whole.spaces.spaces import FieldTransform, Spaces
 from meshrun.runner.region import Shape
 
 
@@ -48,7 +48,7 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Place:
+class SharedPlace:
     """Of what a part reads or writes: a shared array; an input or a result of the function. number: of it."""
 
     number: int
@@ -56,13 +56,13 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class SpacePart:
     """A program of one space. reads, writes: what its inputs and results are. slots: of the function's tape,
     the one that each of its own is."""
 
     program: WholeProgram
-    reads: tuple[Place, ...]
-    writes: tuple[Place, ...]
+    reads: tuple[SharedPlace, ...]
+    writes: tuple[SharedPlace, ...]
     slots: tuple[int, ...]
 
 
@@ -70,7 +70,7 @@ class Part:
 class TransformStep:
     """A transform of one shared array to another."""
 
-    transform: Transform
+    transform: FieldTransform
     source: int
     target: int
 
@@ -84,11 +84,11 @@ class SpectralProgram(WholeProgram):
     """
 
     shared: tuple[Shared, ...] = ()
-    steps: tuple[Part | TransformStep, ...] = ()
+    steps: tuple[SpacePart | TransformStep, ...] = ()
 
     @property
-    def parts(self) -> list[Part]:
-        return [one for one in self.steps if isinstance(one, Part)]
+    def parts(self) -> list[SpacePart]:
+        return [one for one in self.steps if isinstance(one, SpacePart)]
 
     @property
     def transforms(self) -> list[TransformStep]:
@@ -130,7 +130,7 @@ class SpectralProgram(WholeProgram):
 
     def _readers(self, number: int) -> list[tuple[WholeProgram, int]]:
         """Return the parts that read an input of the function, and its number in each."""
-        key = Place(number, True)
+        key = SharedPlace(number, True)
         return [(part.program, part.reads.index(key)) for part in self.parts if key in part.reads]
 
     def footprint(self, number: int) -> Extents:
@@ -161,8 +161,8 @@ class Walk:
     """What a part is made of: all nodes, operands first; what it reads; and the nodes that are read there."""
 
     order: dict[Node, None] = field(default_factory=dict)
-    reads: dict[Place, WholeInput] = field(default_factory=dict)
-    taken: dict[Node, Place] = field(default_factory=dict)
+    reads: dict[SharedPlace, WholeInput] = field(default_factory=dict)
+    taken: dict[Node, SharedPlace] = field(default_factory=dict)
 
 
 class PartsOf:
@@ -171,40 +171,43 @@ class PartsOf:
     def __init__(self, spaces: Spaces, function: Callable[..., Any], inputs: Sequence[WholeInput]) -> None:
         self._spaces, self._function, self._inputs = spaces, function, inputs
         self._results = spaces.results
-        self._graphs = [one.graph for one in spaces.recorders]
-        self._levels: list[dict[Node, int]] = [{} for _ in self._graphs]
-        self._sources: list[dict[Node, frozenset[int]]] = [{} for _ in self._graphs]
+        self._levels: list[dict[Node, int]] = [{} for _ in spaces.recorders]
+        self._sources: list[dict[Node, frozenset[int]]] = [{} for _ in spaces.recorders]
         self.shared: list[Shared] = []
         self._numbers: dict[Any, int] = {}  # of shared arrays and values, by what they are
         # What each part writes, by space and level; and the transforms that are needed, by level.
-        self._wanted: dict[tuple[int, int], list[tuple[Place, WholeOutput]]] = {}
-        self._transforms: dict[Transform, TransformStep] = {}
+        self._wanted: dict[tuple[int, int], list[tuple[SharedPlace, WholeOutput]]] = {}
+        self._transforms: dict[FieldTransform, TransformStep] = {}
 
     def cut(
         self,
         outputs: Sequence[tuple[int, WholeOutput]],
         values: Sequence[tuple[int, Node]],
         kind: str | None,
-    ) -> tuple[tuple[Part | TransformStep, ...], list[int]]:
+    ) -> tuple[tuple[SpacePart | TransformStep, ...], list[int]]:
         """Return the steps, and the numbers of shared values.
 
         outputs: of the function, each with the number of its space. values: others, likewise.
         """
         for number, (space, output) in enumerate(outputs):
-            self._want(space, Place(number, True), output)
+            self._want(space, SharedPlace(number, True), output)
         numbers = [self._value(space, node) for space, node in values]
-        parts: dict[tuple[int, int], Part] = {}
+        parts: dict[tuple[int, int], SpacePart] = {}
         while self._wanted.keys() - parts.keys():
             key = max(self._wanted.keys() - parts.keys(), key=lambda one: one[1])
             parts[key] = self._part(*key, kind)
         of_transforms = {one: self._level(one.source, [one.node]) for one in self._transforms}
-        steps: list[Part | TransformStep] = []
+        steps: list[SpacePart | TransformStep] = []
         for level in sorted({level for _, level in parts} | set(of_transforms.values())):
             steps += [part for (_, at), part in sorted(parts.items(), key=lambda one: one[0]) if at == level]
             steps += [self._transforms[one] for one, at in of_transforms.items() if at == level]
         return tuple(steps), numbers
 
-    def _want(self, space: int, place: Place, output: WholeOutput) -> None:
+    @property
+    def _graphs(self) -> list[WholeGraph]:
+        return [one.graph for one in self._spaces.recorders]
+
+    def _want(self, space: int, place: SharedPlace, output: WholeOutput) -> None:
         level = self._level(space, output.nodes)
         self._wanted.setdefault((space, level), []).append((place, output))
 
@@ -217,7 +220,9 @@ class PartsOf:
         key = "value", space, node
         if key not in self._numbers:
             number = self._numbers[key] = self._new((), node.dtype)
-            self._want(space, Place(number), WholeOutput(f"value {number}", (), node.dtype, (node,), ()))
+            self._want(
+                space, SharedPlace(number), WholeOutput(f"value {number}", (), node.dtype, (node,), ())
+            )
         return self._numbers[key]
 
     def _array(self, space: int, node: Node) -> int:
@@ -228,11 +233,13 @@ class PartsOf:
             number = self._numbers[key] = self._new(shape, node.dtype)
             every = (1,) * len(shape)
             self._want(
-                space, Place(number), WholeOutput(f"array {number + 1}", shape, node.dtype, (node,), every)
+                space,
+                SharedPlace(number),
+                WholeOutput(f"array {number + 1}", shape, node.dtype, (node,), every),
             )
         return self._numbers[key]
 
-    def _result(self, one: Transform) -> int:
+    def _result(self, one: FieldTransform) -> int:
         """Return the number of the shared array that a transform writes."""
         if one not in self._transforms:
             # What a transform alone has written is read where it is.
@@ -297,20 +304,20 @@ class PartsOf:
         """Return what a part computes, and what it reads. Adds to what parts of lower levels write."""
         old, walk = self._graphs[space], Walk()
 
-        def read(node: Node, place: Place, one: WholeInput) -> Sequence[Node]:
+        def read(node: Node, place: SharedPlace, one: WholeInput) -> Sequence[Node]:
             walk.taken[node], walk.reads[place] = place, one
             return ()
 
         def shared(node: Node, number: int) -> Sequence[Node]:
             one = self.shared[number]
-            return read(node, Place(number), WholeInput(one.name, one.shape, one.dtype))
+            return read(node, SharedPlace(number), WholeInput(one.name, one.shape, one.dtype))
 
         def operands(node: Node) -> Sequence[Node]:
             if node.op == "scalar":
                 definition = old.values[node.value]
                 if isinstance(definition, InputValue):
                     number = definition.number
-                    return read(node, Place(number, True), self._inputs[number])
+                    return read(node, SharedPlace(number, True), self._inputs[number])
                 if isinstance(definition, ImportedValue):
                     return shared(node, self._value(definition.space, definition.node))
                 if isinstance(definition, Reduction) and self._level(space, [node]) < level:
@@ -318,7 +325,7 @@ class PartsOf:
             elif node.op == "load" and node.input not in old.between:
                 if node.input in self._results[space]:
                     return shared(node, self._result(self._results[space][node.input]))
-                return read(node, Place(node.input, True), self._inputs[node.input])
+                return read(node, SharedPlace(node.input, True), self._inputs[node.input])
             elif self._is_taken(space, level, node):
                 return shared(node, self._array(space, node))
             return self._operands(space, node)
@@ -339,7 +346,7 @@ class PartsOf:
                 open_nodes.pop()
         return walk
 
-    def _part(self, space: int, level: int, kind: str | None) -> Part:
+    def _part(self, space: int, level: int, kind: str | None) -> SpacePart:
         """Return one part. Adds to what parts of lower levels write."""
         old, writes = self._graphs[space], self._wanted[space, level]
         walk = self._walked(space, level, [node for _, output in writes for node in output.nodes])
@@ -405,7 +412,7 @@ class PartsOf:
         )
         program = resolved(numbered(recorded, self._function), kind)
         slots = tuple(keys[key] for key, _ in sorted(tape.slots.items(), key=lambda one: one[1]))
-        return Part(program, tuple(walk.reads), tuple(place for place, _ in writes), slots)
+        return SpacePart(program, tuple(walk.reads), tuple(place for place, _ in writes), slots)
 
 
 def _input_value(graph: WholeGraph, place: int, dtype: np.dtype[Any]) -> Node:

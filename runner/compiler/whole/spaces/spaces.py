@@ -31,7 +31,7 @@ class NewSpace(NotTraceable):
 
 
 @dataclass(frozen=True, eq=False)
-class Transform:
+class FieldTransform:
     """A Fourier transform without factors, of all cells of a space along some of its axes.
 
     kind, inverse: what is computed. axes: in the function's order; the last one is that of the half. length:
@@ -59,8 +59,8 @@ class Spaces:
 
     def __init__(self, function: Callable[..., Any], main: Tracing, shapes: Sequence[Shape]) -> None:
         self.recorders = [main]
-        self.transforms: list[Transform] = []
-        self._known: dict[Any, Transform] = {}
+        self.transforms: list[FieldTransform] = []
+        self._known: dict[Any, FieldTransform] = {}
         main.spaces = self
         for shape in shapes:
             other = Tracing(function, WholeGraph([], shape), shape, main.functions)
@@ -68,7 +68,7 @@ class Spaces:
             self.recorders.append(other)
 
     @property
-    def results(self) -> list[dict[int, Transform]]:
+    def results(self) -> list[dict[int, FieldTransform]]:
         numbers = range(len(self.recorders))
         return [{one.array: one for one in self.transforms if one.target == n} for n in numbers]
 
@@ -106,7 +106,7 @@ class Spaces:
         target = self.of_shape(tuple(lengths))
         key = kind, inverse, axes, length, node
         if key not in self._known:
-            one = Transform(
+            one = FieldTransform(
                 kind,
                 inverse,
                 axes,
