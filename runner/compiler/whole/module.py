@@ -43,6 +43,8 @@ class Module:
         if name == "ndarray":
             return ArrayType
         if name == "fft":
+            if self._recorder.spaces is not None:
+                self._recorder.spaces.expect_transforms()
             return FourierModule(self)
         return getattr(np, name)
 

@@ -23,7 +23,10 @@ Kind = Literal["complex", "forward", "inverse"]  # of complex numbers; of real o
 
 
 class NewSpace(NotTraceable):
-    """The function has arrays of another shape than those known: it is traced again, with this one."""
+    """The function has arrays of another shape than those known: it is traced again, with this one.
+
+    shape: () for a function that uses numpy.fft, of whose transforms nothing is known yet.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(f"transforms arrays of shape {shape}")
@@ -54,15 +57,17 @@ class FieldTransform:
 class Spaces:
     """The recorders of one call of the function, one for each space.
 
-    transforms: in the function's order. results: of each space, by number of the array.
+    recorders: that of the inputs first. halves: whether lines may be as long as half a spectrum. transforms:
+    in the function's order. results: of each space, by number of the array.
     """
 
     def __init__(self, function: Callable[..., Any], main: Tracing, shapes: Sequence[Shape]) -> None:
         self.recorders = [main]
+        self.halves = bool(shapes)
         self.transforms: list[FieldTransform] = []
         self._known: dict[Any, FieldTransform] = {}
         main.spaces = self
-        for shape in shapes:
+        for shape in filter(None, shapes):
             other = Tracing(function, WholeGraph([], shape), shape, main.functions)
             other.tape, other.spaces, other.lines = main.tape, self, main.lines
             self.recorders.append(other)
@@ -74,8 +79,14 @@ class Spaces:
 
     @property
     def lengths(self) -> set[int]:
-        """The lengths of all spaces' axes."""
-        return {length for one in self.recorders for length in one.space}
+        """The lengths of lines: of all spaces' axes, and of halves of them."""
+        halves = {length // 2 + 1 for length in self.recorders[0].space if self.halves}
+        return halves | {length for one in self.recorders for length in one.space}
+
+    def expect_transforms(self) -> None:
+        """Note that the function uses numpy.fft. Raises NewSpace if that was not known."""
+        if not self.halves:
+            raise NewSpace(())
 
     def of_shape(self, shape: Shape) -> Tracing:
         """Return the recorder of a space. Raises NewSpace."""
