@@ -24,6 +24,7 @@ from meshrun.runner.programs.layouts import plan_layouts, slab_grid
 from meshrun.runner.programs.stages import plan_program
 from meshrun.runner.region import Array, Region, Shape, overlap
 from meshrun.runner.report.phases import Phases
+from meshrun.runner.transforms.device import DeviceTransform
 from meshrun.runner.world.group import move
 from meshrun.runner.world.world import World
 
@@ -83,7 +84,8 @@ class SpectralRun:
         # Arrays by what they are and how they are split; those of the function's are the caller's.
         self._held: dict[tuple[SharedPlace, Shape], DistributedArray] = {}
         self._valid: set[tuple[SharedPlace, Shape]] = set()
-        self._constants: dict[int, list[DistributedArray]] = {}
+        self._results: dict[tuple[int, SharedPlace], Array] = {}  # of parts that are split otherwise
+        self._device_transforms: dict[int, DeviceTransform] = {}
 
     def _is_own(self, number: int, step: SpacePart) -> bool:
         """Whether a part has the space of the function, and is split along the axis that its arrays are."""
@@ -211,16 +213,30 @@ class SpectralRun:
             transform = self.layouts.transforms[number]
             ranks = self.world.size
             source = self._array(SharedPlace(step.source), slab_grid(transform.shape, transform.split, ranks))
-            with self.phases("transform") if not self.world.backend.asynchronous else nullcontext():
-                block = transform.carry_out(self.world, source.interior)
             grid = slab_grid(transform.result_shape, transform.result_split, ranks)
             target = self._target(SharedPlace(step.target), grid)
-            target.interior[...] = block
+            if self._device_transform(number, source, target) is not None:
+                self._device_transforms[number]()
+            else:
+                with nullcontext() if self.world.backend.asynchronous else self.phases("transform"):
+                    target.interior[...] = transform.carry_out(self.world, source.interior)
             target.written()
             self.moved += transform.exchanges if self.is_split else 0
         for number, check in enumerate(self.program.checks):
             failed = self._failed[number : number + 1]
             self.world.xp.logical_or(failed, self.values[check.count.value] == 0, out=failed)
+
+    def _device_transform(
+        self, number: int, source: DistributedArray, target: DistributedArray
+    ) -> DeviceTransform | None:
+        """Return what transforms on this GPU alone; None on CPUs, and where ranks exchange something."""
+        world, transform = self.world, self.layouts.transforms[number]
+        if world.backend.device.kind != "cuda" or world.size > 1 or len(transform.shape) == 1:
+            return None
+        if number not in self._device_transforms:
+            made = DeviceTransform(world, transform, source.interior, target.interior)
+            self._device_transforms[number] = made
+        return self._device_transforms[number]
 
     def _take_part(self, number: int, step: SpacePart, outs: Sequence[Array]) -> None:
         run = self.runs[number]
@@ -241,8 +257,10 @@ class SpectralRun:
             elif self._is_own(number, step):
                 targets.append(outs[one.number])
             else:
-                rest = output.shape[len(step.program.space) :]
-                targets.append(self.world.backend.empty((*run.region.shape, *rest), output.dtype))
+                if (number, one) not in self._results:
+                    shape = (*run.region.shape, *output.shape[len(step.program.space) :])
+                    self._results[number, one] = self.world.backend.empty(shape, output.dtype)
+                targets.append(self._results[number, one])
                 later.append((one.number, targets[-1]))
         run.take(targets)
         for one in step.writes:
