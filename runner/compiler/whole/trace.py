@@ -225,7 +225,10 @@ def _separate(
 
 def _series(recorder: Tracing, name: str, value: Any) -> WholeSeries:
     """Return a result that is no field."""
-    one = recorder.operand(value)
+    own = value.shape if isinstance(value, Whole) and value._recorder is not recorder else ()
+    if own and any(isinstance(axis, Along) for axis in value._axes):
+        raise NotTraceable(f"returns a spectrum of shape {own} as the series {name}", "sums of it")
+    one = recorder.operand(recorder.spaces.brought(value, recorder))
     if any(isinstance(axis, Along) for axis in one._axes):
         raise NotTraceable(
             f"returns a field of shape {one.shape} as the series {name}",

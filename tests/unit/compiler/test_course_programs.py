@@ -574,9 +574,9 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "a dict": ("def f(u):\n    return {'u': u}  # here", "returns a dict", "return with an array"),
     "a transposed field": ("def f(u):\n    return u.T  # here", "axes of its inputs", "order"),
     "a transform": (
-        "def f(u):\n    return np.fft.fft2(u).real  # here",
-        r"numpy\.fft\.fft2",
-        r"meshrun\.fft",
+        "def f(u):\n    return np.fft.hfft(u)  # here",
+        r"numpy\.fft\.hfft",
+        r"irfft",
     ),
     "one row with all": ("def f(u):\n    return u - u[0]  # here", "combines one row", "input"),
     "a mask of numpy.ma": (
