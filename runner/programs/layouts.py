@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from meshrun.runner.compiler.whole.spaces.parts import SharedPlace, SpacePart, SpectralProgram, TransformStep
+from meshrun.runner.compiler.whole.spaces.parts import (
+    ProductStep,
+    SharedPlace,
+    SpacePart,
+    SpectralProgram,
+    TransformStep,
+)
 from meshrun.runner.region import Shape
 from meshrun.runner.transforms.plan import Real
 from meshrun.runner.transforms.split import SplitTransform, best_split
@@ -37,6 +43,8 @@ class Layouts:
                     split = 0 if place.of_function else self.arrays.get(place.number)
                     if one.shape and split != self.parts[number]:
                         found.append((number, place))
+            elif isinstance(step, ProductStep):
+                found += [(number, SharedPlace(one)) for one in step.sources if self.arrays[one]]
             elif self.arrays[step.source] != self.transforms[number].split:
                 found.append((number, SharedPlace(step.source)))
         return found
@@ -51,6 +59,9 @@ def plan_layouts(program: SpectralProgram) -> Layouts:
             split = layouts.arrays[step.source]
             layouts.transforms[number] = _transform(program, step, split)
             layouts.arrays[step.target] = layouts.transforms[number].result_split
+            continue
+        if isinstance(step, ProductStep):
+            layouts.arrays[step.target] = 0
             continue
         # Where the results are that it reads; or where the transforms of what it writes begin.
         shared = [place.number for place in step.reads if not place.of_function]

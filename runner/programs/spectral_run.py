@@ -14,7 +14,7 @@ from meshrun.runner.arrays.distributed_array import DistributedArray, empty_arra
 from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.whole.graph import ValueCheck
-from meshrun.runner.compiler.whole.spaces.parts import SharedPlace, SpacePart, SpectralProgram
+from meshrun.runner.compiler.whole.spaces.parts import ProductStep, SharedPlace, SpacePart, SpectralProgram
 from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.redistribution import RedistributionPlan
@@ -25,6 +25,7 @@ from meshrun.runner.programs.stages import plan_program
 from meshrun.runner.region import Array, Region, Shape, overlap
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.transforms.device import DeviceTransform
+from meshrun.runner.transforms.product import multiply, transposed_rows
 from meshrun.runner.world.group import move
 from meshrun.runner.world.world import World
 
@@ -210,6 +211,9 @@ class SpectralRun:
             if isinstance(step, SpacePart):
                 self._take_part(number, step, outs)
                 continue
+            if isinstance(step, ProductStep):
+                self._multiply(step)
+                continue
             transform = self.layouts.transforms[number]
             ranks = self.world.size
             source = self._array(SharedPlace(step.source), slab_grid(transform.shape, transform.split, ranks))
@@ -225,6 +229,22 @@ class SpectralRun:
         for number, check in enumerate(self.program.checks):
             failed = self._failed[number : number + 1]
             self.world.xp.logical_or(failed, self.values[check.count.value] == 0, out=failed)
+
+    def _multiply(self, step: ProductStep) -> None:
+        """Multiply two fields. All three are split by rows."""
+        world, shared = self.world, self.program.shared
+        blocks, shapes = [], []
+        for number, turned in zip(step.sources, step.product.turned, strict=True):
+            shape = shared[number].shape
+            block = self._array(SharedPlace(number), slab_grid(shape, 0, world.size)).interior
+            blocks.append(transposed_rows(world, block, shape) if turned else block)
+            shapes.append(shape[::-1] if turned else shape)
+        target = self._target(SharedPlace(step.target), slab_grid(shared[step.target].shape, 0, world.size))
+        with nullcontext() if world.backend.asynchronous else self.phases("product"):
+            left, right = blocks
+            target.interior[...] = multiply(world, left, right, (*shapes[0], shapes[1][1]))
+        target.written()
+        self.moved += sum(step.product.turned) + 1 if self.is_split else 0
 
     def _device_transform(
         self, number: int, source: DistributedArray, target: DistributedArray

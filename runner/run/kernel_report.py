@@ -19,7 +19,12 @@ from meshrun.runner.compiler.trace.graph import Extents, Program, merge_componen
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.compiler.whole.block_form import BlockFunction
-from meshrun.runner.compiler.whole.spaces.parts import SharedPlace, SpectralProgram, TransformStep
+from meshrun.runner.compiler.whole.spaces.parts import (
+    ProductStep,
+    SharedPlace,
+    SpectralProgram,
+    TransformStep,
+)
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.programs.cells import kernels_of
@@ -140,6 +145,12 @@ def _spectral_report(program: SpectralProgram, *, cpu: bool) -> KernelReport:
                     f"{counted(one.exchanges, 'exchange')}",
                 )
             )
+            continue
+        if isinstance(step, ProductStep):
+            left, right = (program.shared[one].name for one in step.sources)
+            target = program.shared[step.target].name
+            what = f"product (line {step.product.line}) of {left} and {right} to {target}, split along axis 0"
+            facts.append((f"step {number + 1}", what))
             continue
         names = [_shared_name(program, place) for place in step.reads]
         report = _stages_report(plan_program(step.program), {}, cpu=cpu)

@@ -37,6 +37,7 @@ from meshrun.runner.compiler.whole.program import (
 )
 from meshrun.runner.compiler.whole.sizes import only_own, space_of, subgrid_of
 from meshrun.runner.compiler.whole.spaces.fourier import FUNCTIONS as FOURIER
+from meshrun.runner.compiler.whole.spaces.matrices import FUNCTIONS as PRODUCTS
 from meshrun.runner.compiler.whole.spaces.parts import SpectralProgram, spectral_program
 from meshrun.runner.compiler.whole.spaces.spaces import NewSpace, Spaces
 from meshrun.runner.job.signature import STEP
@@ -149,7 +150,7 @@ def _called(
     parameters, services, names, kind = given
     dimensions = len(space)
     graph = WholeGraph([space if one.shape else (0,) * dimensions for one in inputs], space)
-    recorder = Tracing(function, graph, space, {**FUNCTIONS, **REDUCTIONS, **FOURIER})
+    recorder = Tracing(function, graph, space, {**FUNCTIONS, **REDUCTIONS, **FOURIER, **PRODUCTS})
     spaces = Spaces(function, recorder, shapes)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     recorder.has_inner = any(len(one.shape) > dimensions for one in inputs)

@@ -33,7 +33,7 @@ def _transform(name: str, a: Any, lengths: Any, axes: Any, norm: str | None, out
     length = _checked_lengths(name, a, lengths, chosen, kind)
 
     # The cells, in the dtype that is transformed.
-    field = _whole_field(name, a, chosen)
+    field = whole_field(f"numpy.fft.{name}", a, chosen)
     recorder: Tracing = field._recorder
     spaces = recorder.spaces
     assert spaces is not None
@@ -96,8 +96,11 @@ def _checked_lengths(name: str, a: Whole, lengths: Any, axes: Sequence[int], kin
     return found
 
 
-def _whole_field(name: str, a: Whole, chosen: Sequence[int]) -> Whole:
-    """Return an array that has all cells of its space. Raises NotTraceable for others."""
+def whole_field(name: str, a: Whole, chosen: Sequence[int]) -> Whole:
+    """Return an array that has all cells of its space. Refuses others.
+
+    name: of NumPy's function. chosen: the axes that it transforms.
+    """
     spaces = a._recorder.spaces
     assert spaces is not None
     if any(isinstance(axis, Along) and axis.axis < 0 for axis in a._axes):  # lines of numbers
@@ -108,26 +111,24 @@ def _whole_field(name: str, a: Whole, chosen: Sequence[int]) -> Whole:
     inner = [isinstance(axis, Inner) for axis in a._axes]
     if any(inner[axis] for axis in chosen):
         raise NotTraceable(
-            f"transforms an axis of components (numpy.fft.{name})",
+            f"transforms an axis of components ({name})",
             "the transforms along axes of the field, or np.fft in NumPy before the run",
         )
     along = [axis for axis in a._axes if isinstance(axis, Along)]
     if any(axis.step != 1 for axis in along):
         raise NotTraceable(
-            f"transforms every second cell, or a coarse grid (numpy.fft.{name})",
+            f"transforms every second cell, or a coarse grid ({name})",
             "the transform of the fine field, or a function of the coarse one",
         )
     space = a._recorder.space
     ordered = [axis.axis for axis in along] == [*range(len(space))] and sorted(inner) == inner
     if a._fixed or not ordered:
         raise NotTraceable(
-            f"transforms one row of a field, or a field whose axes are in another order (numpy.fft.{name})",
+            f"transforms one row of a field, or a field whose axes are in another order ({name})",
             "the transform of the whole field along axis= or axes=",
         )
     if any((axis.first, axis.length) != (0, n) for axis, n in zip(along, space, strict=True)):
-        raise NotTraceable(
-            f"transforms a part of a field (numpy.fft.{name})", "a field of its own, or the whole field"
-        )
+        raise NotTraceable(f"transforms a part of a field ({name})", "a field of its own, or the whole field")
     return a
 
 

@@ -34,7 +34,7 @@ from meshrun.runner.compiler.whole.program import (
     WholeProgram,
     WholeSeries,
 )
-from meshrun.runner.compiler.whole.spaces.spaces import FieldTransform, Spaces
+from meshrun.runner.compiler.whole.spaces.spaces import Between, FieldProduct, FieldTransform, Spaces
 from meshrun.runner.region import Shape
 
 
@@ -76,6 +76,18 @@ class TransformStep:
 
 
 @dataclass(frozen=True, eq=False)
+class ProductStep:
+    """A product of two shared arrays to another."""
+
+    product: FieldProduct
+    sources: tuple[int, int]
+    target: int
+
+
+Step = SpacePart | TransformStep | ProductStep
+
+
+@dataclass(frozen=True, eq=False)
 class SpectralProgram(WholeProgram):
     """A function with Fourier transforms.
 
@@ -84,7 +96,7 @@ class SpectralProgram(WholeProgram):
     """
 
     shared: tuple[Shared, ...] = ()
-    steps: tuple[SpacePart | TransformStep, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     @property
     def parts(self) -> list[SpacePart]:
@@ -95,6 +107,10 @@ class SpectralProgram(WholeProgram):
         return [one for one in self.steps if isinstance(one, TransformStep)]
 
     @property
+    def products(self) -> list[ProductStep]:
+        return [one for one in self.steps if isinstance(one, ProductStep)]
+
+    @property
     def staged(self) -> bool:
         return True
 
@@ -102,6 +118,7 @@ class SpectralProgram(WholeProgram):
     def fingerprint(self) -> tuple[str, ...]:
         words = [repr((one.reads, one.writes, one.slots)) for one in self.parts]
         words += [_text(one) for one in self.transforms]
+        words += [f"product {one.sources} {one.product.turned} {one.target}" for one in self.products]
         return *words, *(text for part in self.parts for text in part.program.fingerprint)
 
     @cached_property
@@ -119,6 +136,7 @@ class SpectralProgram(WholeProgram):
     @property
     def rounded(self) -> set[np.dtype[Any]]:
         found = {one.transform.dtype for one in self.transforms}
+        found |= {one.product.dtype for one in self.products if one.product.dtype.kind in "fc"}
         return found.union(*(part.program.rounded for part in self.parts))
 
     @property
@@ -156,6 +174,10 @@ def _text(step: TransformStep) -> str:
 MOST_REPEATED = 32  # operations of a cell that a later part computes again
 
 
+def _operands(one: Between) -> Sequence[Node]:
+    return one.nodes if isinstance(one, FieldProduct) else (one.node,)
+
+
 @dataclass
 class Walk:
     """What a part is made of: all nodes, operands first; what it reads; and the nodes that are read there."""
@@ -177,14 +199,14 @@ class PartsOf:
         self._numbers: dict[Any, int] = {}  # of shared arrays and values, by what they are
         # What each part writes, by space and level; and the transforms that are needed, by level.
         self._wanted: dict[tuple[int, int], list[tuple[SharedPlace, WholeOutput]]] = {}
-        self._transforms: dict[FieldTransform, TransformStep] = {}
+        self._transforms: dict[Between, TransformStep | ProductStep] = {}
 
     def cut(
         self,
         outputs: Sequence[tuple[int, WholeOutput]],
         values: Sequence[tuple[int, Node]],
         kind: str | None,
-    ) -> tuple[tuple[SpacePart | TransformStep, ...], list[int]]:
+    ) -> tuple[tuple[Step, ...], list[int]]:
         """Return the steps, and the numbers of shared values.
 
         outputs: of the function, each with the number of its space. values: others, likewise.
@@ -196,8 +218,8 @@ class PartsOf:
         while self._wanted.keys() - parts.keys():
             key = max(self._wanted.keys() - parts.keys(), key=lambda one: one[1])
             parts[key] = self._part(*key, kind)
-        of_transforms = {one: self._level(one.source, [one.node]) for one in self._transforms}
-        steps: list[SpacePart | TransformStep] = []
+        of_transforms = {one: self._level(one.source, _operands(one)) for one in self._transforms}
+        steps: list[Step] = []
         for level in sorted({level for _, level in parts} | set(of_transforms.values())):
             steps += [part for (_, at), part in sorted(parts.items(), key=lambda one: one[0]) if at == level]
             steps += [self._transforms[one] for one, at in of_transforms.items() if at == level]
@@ -239,16 +261,23 @@ class PartsOf:
             )
         return self._numbers[key]
 
-    def _result(self, one: FieldTransform) -> int:
-        """Return the number of the shared array that a transform writes."""
+    def _result(self, one: Between) -> int:
+        """Return the number of the shared array that a transform or a product writes."""
         if one not in self._transforms:
-            # What a transform alone has written is read where it is.
-            earlier = self._results[one.source].get(one.node.input) if one.node.op == "load" else None
-            whole = earlier is not None and not any(one.node.offset)
-            source = self._result(earlier) if earlier and whole else self._array(one.source, one.node)
+            sources = [self._operand(one.source, node) for node in _operands(one)]
             target = self._new(self._graphs[one.target].space, one.dtype)
-            self._transforms[one] = TransformStep(one, source, target)
+            if isinstance(one, FieldProduct):
+                self._transforms[one] = ProductStep(one, (sources[0], sources[1]), target)
+            else:
+                self._transforms[one] = TransformStep(one, sources[0], target)
         return self._transforms[one].target
+
+    def _operand(self, space: int, node: Node) -> int:
+        """Return the number of the shared array of an operand: what a transform alone wrote is read there."""
+        earlier = self._results[space].get(node.input) if node.op == "load" else None
+        if earlier is not None and not any(node.offset):
+            return self._result(earlier)
+        return self._array(space, node)
 
     def _level(self, space: int, nodes: Iterable[Node]) -> int:
         """Return the number of transforms and imports in a row that values depend on."""
@@ -257,7 +286,7 @@ class PartsOf:
             of: Sequence[Node] = node.operands
             if node.op == "load" and node.input in self._results[space]:
                 one = self._results[space][node.input]
-                known[node] = 1 + self._level(one.source, [one.node])
+                known[node] = 1 + self._level(one.source, _operands(one))
                 continue
             if node.op == "scalar" and isinstance(one := graph.values[node.value], ImportedValue):
                 known[node] = 1 + self._level(one.space, [one.node])

@@ -54,6 +54,26 @@ class FieldTransform:
     line: int
 
 
+@dataclass(frozen=True, eq=False)
+class FieldProduct:
+    """The product of two fields of a space as matrices.
+
+    source, nodes: number of the space and what computes the operands' cells. turned: which of them is
+    transposed. target, array: number of the space and of the result there. dtype: of all three.
+    """
+
+    source: int
+    nodes: tuple[Node, Node]
+    turned: tuple[bool, bool]
+    target: int
+    array: int
+    dtype: np.dtype[Any]
+    line: int
+
+
+Between = FieldTransform | FieldProduct  # what is done between parts
+
+
 class Spaces:
     """The recorders of one call of the function, one for each space.
 
@@ -64,8 +84,8 @@ class Spaces:
     def __init__(self, function: Callable[..., Any], main: Tracing, shapes: Sequence[Shape]) -> None:
         self.recorders = [main]
         self.halves = bool(shapes)
-        self.transforms: list[FieldTransform] = []
-        self._known: dict[Any, FieldTransform] = {}
+        self.transforms: list[Between] = []
+        self._known: dict[Any, Between] = {}
         main.spaces = self
         for shape in filter(None, shapes):
             other = Tracing(function, WholeGraph([], shape), shape, main.functions)
@@ -73,7 +93,7 @@ class Spaces:
             self.recorders.append(other)
 
     @property
-    def results(self) -> list[dict[int, FieldTransform]]:
+    def results(self) -> list[dict[int, Between]]:
         numbers = range(len(self.recorders))
         return [{one.array: one for one in self.transforms if one.target == n} for n in numbers]
 
@@ -133,6 +153,24 @@ class Spaces:
             self.transforms.append(one)
         number = self._known[key].array
         return target, target.graph.load(number, dtype, (0,) * len(target.space))
+
+    def multiplied(
+        self,
+        recorder: Tracing,
+        nodes: tuple[Node, Node],
+        turned: tuple[bool, bool],
+        shape: Shape,
+        dtype: np.dtype[Any],
+    ) -> tuple[Tracing, Node]:
+        """Return the load of the product of two fields of a space, and its recorder. shape: of the result."""
+        target, key = self.of_shape(shape), ("product", *nodes, turned)
+        if key not in self._known:
+            source, number = self.recorders.index(recorder), self.recorders.index(target)
+            array = target.graph.new_array(target.space)
+            one = FieldProduct(source, nodes, turned, number, array, dtype, recorder.line())
+            self._known[key] = one
+            self.transforms.append(one)
+        return target, target.graph.load(self._known[key].array, dtype, (0, 0))
 
     def together(self, values: Any) -> Any:
         """Return what a function is called with, all arrays of it in one space: that of a field if one is
