@@ -24,6 +24,7 @@ from meshrun.runner.steps.step_scalars import StepScalars
 from meshrun.runner.steps.stepper import EAGER, GRAPH_STEPS, Stepper
 
 IN_STAGES = "a step has several stages"
+BY_HOST = "the host issues transforms between ranks"
 NUMBERED = "a step in stages has numbers of its own"
 
 
@@ -64,6 +65,8 @@ class ProgramStepper(Stepper):
         self._scalar_rows = StepScalars(tape, world.xp, 1) if tape is not None and tape.slots else None
         if self._scalar_rows is not None:
             self.graph_reason = NUMBERED
+        if isinstance(self.stages, SpectralRun) and world.size > 1:
+            self.graph_reason = BY_HOST
 
     def _in_stages(self) -> ProgramRun:
         task, world = self.task, self.world
