@@ -585,7 +585,7 @@ class Whole(TracedArray):
         if any(isinstance(one, Picked) for one in inputs):
             return NotImplemented  # what a condition picked stays so
         inputs = self._together(inputs)
-        other = next(one for one in inputs if isinstance(one, Whole))
+        other = next((one for one in inputs if isinstance(one, Whole)), self)
         if other._recorder is not self._recorder:  # of a space of its own
             return other.__array_ufunc__(ufunc, method, *inputs, **options)
         if method == "at" and inputs[0] is self:

@@ -218,6 +218,28 @@ def test_compiled_parts_have_the_same_bits() -> None:
     np.testing.assert_allclose(one[0], two[0], rtol=0, atol=1e-13)
 
 
+def test_more_ranks_than_rows_and_long_chains() -> None:
+    check(lambda u: np.fft.ifft2(np.fft.fft2(u) * 2), field(2, 3), grids=[(1, 1), (3, 1), (5, 1)])
+    check(vorticity, field(4, 3), grids=[(1, 1), (5, 1)])
+
+    def chain(u):
+        for _ in range(300):
+            u = np.fft.fft(u, norm="ortho")
+        return u
+
+    check(chain, field(4, 3, dtype="c8"), grids=[(1, 1), (2, 1)])
+
+
+def filled(u):
+    out = np.zeros_like(u)
+    np.add(np.float64(1), 2.0, out=out)
+    return np.fft.irfft2(np.fft.rfft2(out * u), u.shape)
+
+
+def test_a_result_of_numbers_alone_may_be_stored_in_a_field() -> None:
+    check(filled, field(6, 8))
+
+
 REFUSED = {
     "cuts or pads": lambda u: np.fft.fft(u, 4),
     "part of a field": lambda u: np.fft.fft(u[1:-1]),

@@ -200,6 +200,8 @@ class PartsOf:
         # What each part writes, by space and level; and the transforms that are needed, by level.
         self._wanted: dict[tuple[int, int], list[tuple[SharedPlace, WholeOutput]]] = {}
         self._transforms: dict[Between, TransformStep | ProductStep] = {}
+        for one in spaces.transforms:  # in their order, so that none asks for many others
+            self._level(one.source, _operands(one))
 
     def cut(
         self,
