@@ -87,6 +87,7 @@ class SpectralRun:
         self._valid: set[tuple[SharedPlace, Shape]] = set()
         self._results: dict[tuple[int, SharedPlace], Array] = {}  # of parts that are split otherwise
         self._device_transforms: dict[int, DeviceTransform] = {}
+        self._kept: dict[Any, Any] = {}  # plans and memory of these
 
     def _is_own(self, number: int, step: SpacePart) -> bool:
         """Whether a part has the space of the function, and is split along the axis that its arrays are."""
@@ -254,7 +255,8 @@ class SpectralRun:
         if world.backend.device.kind != "cuda" or world.size > 1 or len(transform.shape) == 1:
             return None
         if number not in self._device_transforms:
-            made = DeviceTransform(world, transform, source.interior, target.interior)
+            arrays = source.interior, target.interior
+            made = DeviceTransform(world, transform, *arrays, self._kept)
             self._device_transforms[number] = made
         return self._device_transforms[number]
 

@@ -7,7 +7,7 @@ is allocated, so that a CUDA graph can hold it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -63,14 +63,22 @@ def batches_of(source: Array, result: Array, axis: int) -> AxisBatches:
 
 
 class DeviceTransform:
-    """Transforms one array of this rank to another, of one GPU; both stay where they are."""
+    """Transforms one array of this rank to another, of one GPU; both stay where they are.
 
-    def __init__(self, world: World, transform: SplitTransform, source: Array, target: Array) -> None:
+    kept: plans and memory, which transforms that follow each other share.
+    """
+
+    def __init__(
+        self, world: World, transform: SplitTransform, source: Array, target: Array, kept: dict[Any, Any]
+    ) -> None:
         stages = transform.plan(1).stages
         # Real numbers last: what is before is complex, in memory of its own, as cuFFT may change it.
         work = target
         if transform.real == "inverse":
-            work = world.backend.empty(tuple(source.shape), np.dtype(source.dtype))
+            key = tuple(source.shape), np.dtype(source.dtype)
+            if key not in kept:
+                kept[key] = world.backend.empty(*key)
+            work = kept[key]
         self._passes: list[Callable[[], None]] = []
         current = source
         for number, stage in enumerate(stages):
@@ -80,7 +88,7 @@ class DeviceTransform:
                 self._passes.append(_copy(source, work))
                 current = work
             out = target if last else work
-            self._passes.append(_axis_pass(current, out, stage.axes[0], transform.inverse))
+            self._passes.append(_axis_pass(current, out, stage.axes[0], transform.inverse, kept))
             current = out
 
     def __call__(self) -> None:
@@ -95,21 +103,25 @@ def _copy(source: Array, out: Array) -> Callable[[], None]:
     return copy
 
 
-def _axis_pass(source: Array, out: Array, axis: int, inverse: bool) -> Callable[[], None]:
+def _axis_pass(
+    source: Array, out: Array, axis: int, inverse: bool, kept: dict[Any, Any]
+) -> Callable[[], None]:
     """Return what transforms along one axis; by a kernel where that is faster than cuFFT."""
     from meshrun.runner.device.cufft import line_batches
     from meshrun.runner.device.fourier_lines import line_plan
 
     batches = batches_of(source, out, axis)
-    execute: Any = None
+    dtypes = np.dtype(source.dtype), np.dtype(out.dtype)
+    # Where batches begin makes no other plan.
+    key = replace(batches, starts=()), dtypes, inverse
+    execute = kept.get(key)
     side_by_side = batches.distances == (1, 1) and len(batches.starts) == 1
-    if side_by_side and source.dtype == out.dtype:
-        execute = line_plan(batches.length, batches.batch, batches.strides, source.dtype, inverse)
+    if execute is None and side_by_side and dtypes[0] == dtypes[1]:
+        execute = line_plan(batches.length, batches.batch, batches.strides, dtypes[0], inverse)
     if execute is None:
-        execute = line_batches(
-            batches.length, batches.cells, batches.strides, batches.batch, batches.distances,
-            (source.dtype, out.dtype), inverse,
-        )  # fmt: skip
+        one = batches
+        execute = line_batches(one.length, one.cells, one.strides, one.batch, one.distances, dtypes, inverse)
+    kept[key] = execute
 
     def transform() -> None:
         for start in batches.starts:

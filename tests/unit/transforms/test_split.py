@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+import sys
+from itertools import chain, permutations
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.plan.grid import bounds
-from meshrun.runner.transforms.device import batches_of
+from meshrun.runner.transforms.device import DeviceTransform, batches_of
 from meshrun.runner.transforms.plan import Real
 from meshrun.runner.transforms.split import SplitTransform, best_split
 from meshrun.runner.world.world import open_world
@@ -93,3 +95,54 @@ def test_batches_have_every_line_once(shape: tuple[int, ...], padded: bool) -> N
         np.testing.assert_allclose(out, np.fft.fft(source, axis=axis), atol=1e-12)
         if not padded:
             assert len(one.starts) <= min(shape)
+
+
+def line_batches(
+    length: int, cells: Any, strides: Any, batch: int, distances: Any, dtypes: Any, inverse: bool
+) -> Any:
+    """As of runner.device.cufft, by NumPy; a source of half a spectrum is spoilt, as cuFFT may do."""
+
+    def execute(source: Any, out: Any) -> None:
+        lines = [
+            as_strided(array, (batch, n), (distance * array.itemsize, stride * array.itemsize))
+            for array, n, stride, distance in zip((source, out), cells, strides, distances, strict=True)
+        ]
+        assert (source.dtype, out.dtype) == dtypes
+        given = lines[0].copy()
+        if dtypes[1].kind == "f":
+            lines[0][...] = np.nan
+            lines[1][...] = np.fft.irfft(given, length, axis=1, norm="forward")
+        elif dtypes[0].kind == "f":
+            lines[1][...] = np.fft.rfft(given, axis=1)
+        else:
+            lines[1][...] = (
+                np.fft.ifft(given, axis=1, norm="forward") if inverse else np.fft.fft(given, axis=1)
+            )
+
+    return execute
+
+
+@pytest.mark.parametrize("real", KINDS)
+@pytest.mark.parametrize("shape", [(8, 6), (5, 7), (4, 5, 6)])
+def test_passes_on_one_gpu(shape: tuple[int, ...], real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded arrays; the source is as it was, and another transform uses the same memory."""
+    for name, made in (("cufft", {"line_batches": line_batches}), ("fourier_lines", {"line_plan": nothing})):
+        monkeypatch.setitem(sys.modules, f"meshrun.runner.device.{name}", SimpleNamespace(**made))
+    world, kept = open_world("cpu"), dict[Any, Any]()
+    for axes in chain(*(permutations(range(len(shape)), count) for count in range(1, len(shape) + 1))):
+        whole, wanted, length = operand_and_result(shape, axes, real, "f8")
+        transform = SplitTransform(shape, axes, real, real == "inverse", length, 0)
+        source, target = (
+            np.zeros(tuple(n + 2 for n in lengths), dtype)[tuple(slice(1, 1 + n) for n in lengths)]
+            for lengths, dtype in ((shape, whole.dtype), (wanted.shape, wanted.dtype))
+        )
+        source[...] = whole
+        one = DeviceTransform(world, transform, source, target, kept)
+        for _ in range(2):
+            one()
+            np.testing.assert_allclose(target, wanted, rtol=0, atol=1e-12 * max(np.abs(wanted).max(), 1))
+            np.testing.assert_array_equal(source, whole)
+
+
+def nothing(*arguments: Any) -> None:
+    """As line_plan of runner.device.fourier_lines, where cuFFT is to be taken."""

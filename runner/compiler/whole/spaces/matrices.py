@@ -9,6 +9,7 @@ import numpy as np
 
 from meshrun.runner.compiler.trace.array import Functions, stored
 from meshrun.runner.compiler.whole.array import Along, Whole, made
+from meshrun.runner.compiler.whole.between.reductions import REDUCTIONS as OTHERS
 from meshrun.runner.compiler.whole.functions import products
 from meshrun.runner.compiler.whole.spaces.fourier import whole_field
 
@@ -43,6 +44,6 @@ def _product(name: str, other: Callable[..., Any]) -> Callable[..., Any]:
 
 
 FUNCTIONS: Functions = {
-    np.matmul: _product("matmul", products.matmul),
-    np.dot: _product("dot", products.dot),
+    np.matmul: _product("matmul", OTHERS.get(np.matmul, products.matmul)),
+    np.dot: _product("dot", OTHERS.get(np.dot, products.dot)),
 }
