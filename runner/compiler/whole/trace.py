@@ -134,8 +134,12 @@ def _traced(
         try:
             return _called(function, inputs, given, space, shapes)
         except NewSpace as new:
-            if len(shapes) == MOST_SPACES:
-                raise NotTraceable(f"has arrays of more than {MOST_SPACES} shapes") from None
+            if sum(map(bool, shapes)) == MOST_SPACES:
+                refusal = NotTraceable(
+                    f"transforms to arrays of more than {MOST_SPACES} shapes", "one function for each few"
+                )
+                refusal.line = new.line
+                raise refusal from None
             shapes.append(new.shape)
 
 

@@ -240,6 +240,13 @@ def test_a_result_of_numbers_alone_may_be_stored_in_a_field() -> None:
     check(filled, field(6, 8))
 
 
+def many_shapes(u):
+    spectra = [u]
+    for _ in range(3):
+        spectra += [np.fft.rfft(np.fft.irfft(spectra[-1])[:, :], axis=0), np.fft.irfft(spectra[-1])]
+    return sum(np.sum(np.abs(one)) for one in spectra) * u
+
+
 REFUSED = {
     "cuts or pads": lambda u: np.fft.fft(u, 4),
     "part of a field": lambda u: np.fft.fft(u[1:-1]),
@@ -249,6 +256,7 @@ REFUSED = {
     "axis twice": lambda u: np.fft.fftn(u, axes=(0, 0)),
     "of shapes": lambda u: np.fft.rfft2(u)[:, :3] + u[:, :3],
     "raises": lambda u: np.fft.fft(u, axis=5),
+    "of more than 4 shapes": many_shapes,
     "larger than its inputs": lambda u: np.fft.irfft(u.astype(complex)),
 }
 
