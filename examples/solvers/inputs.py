@@ -90,6 +90,22 @@ def disc():
     return radius[:, None] * outward, 0.5 * radius[:, None] * around, np.full(number, 1 / number)
 
 
+def vortices():
+    """Return the vorticity of waves of random phases with wave numbers of about 6, of mean square 1."""
+    cells = 128
+    kx, ky = np.fft.rfftfreq(cells, 1 / cells), np.fft.fftfreq(cells, 1 / cells)[:, None]
+    phases = np.exp(2j * np.pi * np.random.default_rng(5).random((cells, cells // 2 + 1)))
+    field = np.fft.irfft2(phases * np.exp(-((np.hypot(kx, ky) - 6) ** 2) / 8), (cells, cells))
+    return field / field.std()
+
+
+def trap():
+    """Return a harmonic trap of frequency 1 in a square of side 20, and its ground state, displaced by 4."""
+    line = (np.arange(160) - 80) / 8
+    x, y = line, line[:, None]
+    return np.exp(-((x - 4) ** 2 + y**2) / 2) / np.sqrt(np.pi) + 0j, (x**2 + y**2) / 2
+
+
 def arrays():
     """Return every array by name."""
     height, depth = basin()
@@ -99,6 +115,7 @@ def arrays():
     speed, sponge, ricker = ground()
     streams_x, streams_v, ions = streams()
     bodies_x, bodies_v, masses = disc()
+    displaced, harmonic = trap()
     return {
         "plate": np.zeros((128, 128), np.float32),
         "square": square(),
@@ -127,6 +144,9 @@ def arrays():
         "bodies_x": bodies_x,
         "bodies_v": bodies_v,
         "masses": masses,
+        "vortices": vortices(),
+        "displaced": displaced,
+        "trap": harmonic,
     }
 
 

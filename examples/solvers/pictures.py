@@ -50,6 +50,8 @@ PICTURES = {
     "tsunami": ("height", lambda height: (height, -0.08, 0.08, SIGNED)),
     "maxwell": ("ez", lambda ez: (ez, -1.2, 1.2, SIGNED)),
     "acoustic": ("now", lambda now: (now, *[-0.4 * np.abs(now).max(), 0.4 * np.abs(now).max()], SIGNED)),
+    "turbulence": ("vorticity", lambda w: (w, -3, 3, SIGNED)),
+    "split_step": ("swung", lambda psi: (psi.real, -0.56, 0.56, SIGNED)),
     "traces": ("traces", lambda rows: (rows, *[-0.2 * np.abs(rows).max(), 0.2 * np.abs(rows).max()], SIGNED)),
     "particle_in_cell": (
         "x",

@@ -11,17 +11,20 @@ from meshrun.runner.arrays.distributed_array import DistributedArray, empty_arra
 from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.compiler.decide import not_compiled
 from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.compiler.whole.spaces.parts import SpectralProgram
 from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.errors import RunError
 from meshrun.runner.programs.execute import ProgramRun
 from meshrun.runner.programs.reducing import reducing_kernels, with_late_reductions
-from meshrun.runner.programs.stages import plan_program, with_results_as_arrays
+from meshrun.runner.programs.spectral_run import SpectralRun
+from meshrun.runner.programs.stages import StagedProgram, plan_program, with_results_as_arrays
 from meshrun.runner.region import Array
 from meshrun.runner.steps import halo_path
 from meshrun.runner.steps.step_scalars import StepScalars
 from meshrun.runner.steps.stepper import EAGER, GRAPH_STEPS, Stepper
 
 IN_STAGES = "a step has several stages"
+BY_HOST = "the host issues transforms between ranks"
 NUMBERED = "a step in stages has numbers of its own"
 
 
@@ -34,24 +37,16 @@ class ProgramStepper(Stepper):
     def __post_init__(self) -> None:
         task, world = self.task, self.world
         self._peers, self._device_halos = "", None
-        self.program = with_results_as_arrays(plan_program(task.job.program), task.feed_numbers)
-        self._shared = {
-            n: one.becomes for n, one in enumerate(self.program.arrays) if one.becomes is not None
-        }
-        reducing = {}
-        if task.compiled and world.backend.device.kind == "cuda":
-            self.program = with_late_reductions(self.program)
-            reducing = reducing_kernels(self.program, task.feed_numbers)
-        self.stages = ProgramRun(
-            world,
-            self.program,
-            task.partition.grid,
-            self.phases,
-            task.compiled,
-            reducing,
-            self,
-        )
-        self.stages.tables = halo_path.find_tables(world, max(len(one.shape) for one in self.program.arrays))
+        self.stages: ProgramRun | SpectralRun
+        if isinstance(task.job.program, SpectralProgram):
+            self.program: StagedProgram | SpectralProgram = task.job.program
+            self._shared: dict[int, int] = {}
+            grid = task.partition.grid
+            self.stages = SpectralRun(world, task.job.program, grid, self.phases, task.compiled, self)
+        else:
+            self.stages = self._in_stages()
+        axes = max(len(one.shape) for one in task.fields)
+        self.stages.tables = halo_path.find_tables(world, axes)
         self.plans = [
             self.stages.plans[number] or HaloPlan(one.partition, world.rank, (), task.boundary)
             for number, one in enumerate(task.fields)
@@ -70,6 +65,20 @@ class ProgramStepper(Stepper):
         self._scalar_rows = StepScalars(tape, world.xp, 1) if tape is not None and tape.slots else None
         if self._scalar_rows is not None:
             self.graph_reason = NUMBERED
+        if isinstance(self.stages, SpectralRun) and world.size > 1:
+            self.graph_reason = BY_HOST
+
+    def _in_stages(self) -> ProgramRun:
+        task, world = self.task, self.world
+        program = with_results_as_arrays(plan_program(task.job.program), task.feed_numbers)
+        self._shared = {n: one.becomes for n, one in enumerate(program.arrays) if one.becomes is not None}
+        reducing = {}
+        if task.compiled and world.backend.device.kind == "cuda":
+            program = with_late_reductions(program)
+            reducing = reducing_kernels(program, task.feed_numbers)
+        self.program = program
+        grid = task.partition.grid
+        return ProgramRun(world, program, grid, self.phases, task.compiled, reducing, self)
 
     def start(self, arrays: Sequence[DistributedArray]) -> None:
         """Take over arrays of `plans`' layouts with their own cells filled; prepare the first step."""
@@ -92,10 +101,14 @@ class ProgramStepper(Stepper):
             _, reason, line = failed[0]
             raise not_compiled(self.task, reason, line)
         for number, reason, _ in failed:
-            count = len(self.program.stages)
-            self.world.warn(
-                f"stage {number + 1} of {count} of job {self.task.job.name} has no kernel: {reason}"
-            )
+            stage = f"stage {number + 1} of {self._stage_count}"
+            self.world.warn(f"{stage} of job {self.task.job.name} has no kernel: {reason}")
+
+    @property
+    def _stage_count(self) -> int:
+        if isinstance(self.program, SpectralProgram):
+            return len(self.program.steps)
+        return len(self.program.stages)
 
     def advance(self, steps: int, *, last: bool = False, ahead: int = 0) -> None:
         """Take so many steps. last, ahead: as of `Stepper`; there is nothing to save."""
@@ -144,8 +157,8 @@ class ProgramStepper(Stepper):
             except NotCapturable as reason:
                 # Nothing was done on the device: no halo was filled.
                 self.graph_reason = str(reason)
-                self.arrays, self.spare, self.stages.known = blocks, spare, known
-                self.stages.pending.clear()
+                self.arrays, self.spare = blocks, spare
+                self.stages.abandon(known)
                 for array in (*blocks, *spare.values()):
                     array.written()
                 return 0

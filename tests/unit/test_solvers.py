@@ -29,6 +29,8 @@ NAMES = {
     "maxwell": ("field", "magnetic_x", "magnetic_y", "glass"),
     "acoustic": ("silence", "silence", "speed", "sponge"),
 }
+# Those with Fourier transforms agree with NumPy within rounding.
+SPECTRAL = {"turbulence": ("vortices",), "split_step": ("displaced", "trap")}
 TABLES = {"maxwell": {"pulse": INPUTS["pulse"]}, "acoustic": {"wavelet": INPUTS["ricker"]}}
 OTHERS = {"inputs", "pictures"}  # programs that are no solvers
 JOBS = {"particle_in_cell", "nbody"}  # that move particles
@@ -72,7 +74,7 @@ def distributed(folder: Path, job: Job, arrays: Arrays, steps: int, ranks: int, 
 
 
 def test_every_solver_is_tested() -> None:
-    assert {path.stem for path in SOLVERS.glob("*.py")} == {*NAMES, *JOBS, *OTHERS}
+    assert {path.stem for path in SOLVERS.glob("*.py")} == {*NAMES, *JOBS, *SPECTRAL, *OTHERS}
 
 
 def ran(folder: Path, name: str, arrays: Arrays, ranks: int, **parameters: Any) -> Arrays:
@@ -105,6 +107,44 @@ def test_a_solver_has_numpys_bits(tmp_path: Path, name: str, ranks: int) -> None
     for ours, numpys in zip(ours_of, called(job, arrays, 5, **tables), strict=True):
         assert ours.dtype == numpys.dtype
         assert ours.tobytes() == numpys.tobytes()
+
+
+@pytest.mark.parametrize("name", SPECTRAL)
+def test_a_spectral_solver_has_the_same_bits_on_any_number_of_ranks(tmp_path: Path, name: str) -> None:
+    job, arrays = solver(name), [INPUTS[one][20:90, 30:75].copy() for one in SPECTRAL[name]]
+    (wanted,) = called(job, arrays, 5)
+    found = []
+    for ranks in (1, 3):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        found += distributed(folder, job, arrays, 5, ranks)
+    assert found[0].tobytes() == found[1].tobytes()
+    np.testing.assert_allclose(found[0], wanted, rtol=0, atol=1e-13)
+
+
+def test_vortices_of_taylor_and_green_decay_with_the_viscosity() -> None:
+    line = 2 * np.pi * np.arange(24) / 24
+    start = 2 * np.cos(3 * line) * np.cos(2 * line[:, None])
+    (after,) = called(solver("turbulence"), [start], 50, dt=0.02, nu=0.05)
+    np.testing.assert_allclose(after, np.exp(-0.05 * 13 * 1.0) * start, rtol=0, atol=1e-8)
+
+
+def test_a_free_packet_spreads_as_it_should() -> None:
+    """psi = exp(-r^2 / (2 s)) / s with s = 1 + i t, of two axes."""
+    line = (np.arange(64) - 32) * 20 / 64
+    square = line**2 + line[:, None] ** 2
+    (after,) = called(solver("split_step"), [np.exp(-square / 2) + 0j, np.zeros((64, 64))], 20, dt=0.05)
+    np.testing.assert_allclose(after, np.exp(-square / 2 / (1 + 1j)) / (1 + 1j), rtol=0, atol=1e-10)
+
+
+def test_a_displaced_ground_state_swings_to_the_other_side_of_its_trap() -> None:
+    """In half a period of pi, with the phase -i of each of the two axes."""
+    line = (np.arange(64) - 32) * 20 / 64
+    x, y = line, line[:, None]
+    potential = (x**2 + y**2) / 2
+    start, other = (np.exp(-((x - centre) ** 2 + y**2) / 2) + 0j for centre in (2, -2))
+    (after,) = called(solver("split_step"), [start, potential], 400, dt=np.pi / 400)
+    np.testing.assert_allclose(after, -other, rtol=0, atol=1e-4)
 
 
 def test_a_plate_becomes_as_warm_as_a_straight_line_says() -> None:

@@ -16,10 +16,15 @@ from meshrun.jobs.filters.expression import FUNCTIONS
 from meshrun.runner.compiler.cuda.fill import kernel_of
 from meshrun.runner.compiler.cuda.single_pass import ENDS_THREADS, emit
 from meshrun.runner.compiler.passes.ends import interior
-from meshrun.runner.compiler.trace.graph import Operand, merge_components
+from meshrun.runner.compiler.passes.real_parts import in_real_parts
+from meshrun.runner.compiler.trace.graph import Operand, merge_components, with_units
+from meshrun.runner.compiler.whole.spaces.parts import SpectralProgram
+from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
 from meshrun.runner.programs.cells import LevelCells, kernels_of
+from meshrun.runner.programs.stages import plan_program
 from tests.facts.program_runs import planned
 from tests.unit.programs.test_levels import two_grids
+from tests.unit.programs.test_spectral import vorticity
 
 ARCHITECTURES = ("90", "80", "100")
 
@@ -133,3 +138,23 @@ def test_kernels_between_levels_compile() -> None:
     assert any(one.components > 1 for program in programs for one in (*program.inputs, *program.outputs))
     for program in {one.text(): one for one in programs}.values():
         assert "warning" not in log_of(emit(merge_components(program)[0]), ARCHITECTURES[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.nightly)])
+def test_the_parts_of_a_spectral_solver_compile(dtype: str) -> None:
+    inputs = [WholeInput("w", (64, 48), np.dtype(dtype))]
+    program = trace_whole(vorticity, inputs, {}, kind="cuda")
+    assert isinstance(program, SpectralProgram)
+    kernels = [
+        cells.program.program
+        for part in program.parts
+        for stage in plan_program(part.program).kernels
+        for cells in kernels_of(stage.cells)
+    ]
+    assert len(kernels) == len(program.parts)
+    made = {
+        one.source: one
+        for one in (emit(with_units(merge_components(in_real_parts(each))[0])) for each in kernels)
+    }
+    for kernel in made.values():
+        check_log(log_of(kernel, ARCHITECTURES[0]))

@@ -14,7 +14,7 @@ from typing import Any
 from meshrun.runner.compiler.trace.graph import Node, in_order
 from meshrun.runner.compiler.whole.between.cuts import Needed
 from meshrun.runner.compiler.whole.functions.outside import check_sizes, constants_of
-from meshrun.runner.compiler.whole.graph import Definition, Reduction, StepSlot, WholeGraph
+from meshrun.runner.compiler.whole.graph import Recorded, Reduction, StepSlot, WholeGraph
 from meshrun.runner.compiler.whole.program import WholeInput, WholeProgram
 
 
@@ -75,7 +75,7 @@ def numbered(program: WholeProgram, function: Callable[..., Any]) -> WholeProgra
     def of(wanted: tuple[Node, ...]) -> tuple[Node, ...]:
         return tuple(done[node] for node in wanted)
 
-    def definition(number: int, place: int) -> Definition | StepSlot:
+    def definition(number: int, place: int) -> Recorded:
         one = old.values[number]
         if isinstance(one, StepSlot):
             return StepSlot(place)
@@ -95,6 +95,6 @@ def numbered(program: WholeProgram, function: Callable[..., Any]) -> WholeProgra
         graph=graph,
         series=tuple(replace(one, nodes=of(one.nodes)) for one in program.series),
         between=between,
-        values={n: one for n, one in enumerate(graph.values) if not isinstance(one, StepSlot)},
+        values=graph.definitions,
         checks=tuple(replace(one, count=done[one.count]) for one in program.checks),
     )
