@@ -125,7 +125,7 @@ def reduce_own(backend: Backend, axes: Sequence[int], cells: Array, ufunc: str) 
 
 def _in_any_order(dtype: np.dtype[Any], ufunc: str) -> str:
     """Return NumPy's name of a reduction whose order does not change its bits; "" if it does."""
-    return WHOLE[COMBINED[ufunc]] if dtype.kind != "f" or ufunc not in ("add", "multiply") else ""
+    return WHOLE[COMBINED[ufunc]] if dtype.kind not in "fc" or ufunc not in ("add", "multiply") else ""
 
 
 def _without_negative_zeros(cells: Array, ufunc: str) -> Array:

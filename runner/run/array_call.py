@@ -28,6 +28,7 @@ from meshrun.runner.options.values import whole_number
 from meshrun.runner.plan.task import Task, check_feeds, masked_cells
 from meshrun.runner.region import HostArray, own_cells
 from meshrun.runner.report.units import counted
+from meshrun.runner.run.main_program.prepared_call import call_job
 from meshrun.runner.run.prepare import RunContext, agreed_kernel
 from meshrun.runner.run.services.job_run import call, usable_memory
 from meshrun.runner.spelling import python_caller
@@ -51,6 +52,14 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     Returns a tuple for a job with several outputs. Raises UserError unless there is one array per input.
     """
     _check_arrays(job, arrays)
+    if any(isinstance(one, DistributedArray) for one in arrays):
+        if not job.whole:
+            raise UserError(
+                f"job {job.name} is not called with distributed arrays: its function takes blocks",
+                hint=f"{job.name}.iterate(..., steps=1), or a function with @meshrun.distribute",
+                everywhere=True,
+            )
+        return call_job(job, arrays, job.complete(parameters))
     if job.whole:  # in this process the arrays are whole
         wholes = [one if hasattr(one, "__cuda_array_interface__") else _whole_array(one) for one in arrays]
         completed = job.complete(parameters)

@@ -248,7 +248,8 @@ def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> 
                 one.close()  # Python would warn that it was never awaited
             raise NotTraceable(f"returns {what} that does not come from its arrays", FIELD)
         if not one._axes:
-            outputs.append(WholeOutput(name, (), one.dtype, tuple(taken(one).ravel()), ()))
+            values = tuple(taken(one).ravel())
+            outputs.append(WholeOutput(name, (), one.dtype, values, (), origin=one._storage.origin))
             continue
         along = [axis for axis in one._axes if isinstance(axis, Along)]
         if one._fixed or [axis.axis for axis in along] != [*range(len(recorder.space))]:
@@ -260,5 +261,5 @@ def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> 
         nodes = one.moved(one.read().ravel(), shift)
         every = tuple(axis.step for axis in along)
         own = only_own(recorder.graph, nodes, Subgrid(one.shape, every), recorder.space)
-        outputs.append(WholeOutput(name, one.shape, one.dtype, tuple(own), every))
+        outputs.append(WholeOutput(name, one.shape, one.dtype, tuple(own), every, origin=one._storage.origin))
     return outputs
