@@ -14,7 +14,8 @@ from meshrun.runner.arrays.block_layout import Allocator
 from meshrun.runner.arrays.halo.exchange import HaloBlock, HaloPlan, exchange
 from meshrun.runner.arrays.operations import cells, reductions, shapes
 from meshrun.runner.arrays.operations.parts import Parts
-from meshrun.runner.arrays.operations.split_array import SplitArray
+from meshrun.runner.arrays.operations.reductions import Axes
+from meshrun.runner.arrays.operations.split_array import SplitArray, begin
 from meshrun.runner.arrays.redistribute import redistribute
 from meshrun.runner.arrays.reduce import Reduction, reduce_cells
 from meshrun.runner.device.api import poison
@@ -122,8 +123,15 @@ class DistributedArray(HaloBlock, SplitArray):
         redistribute(RedistributionPlan(self.partition, partition, world.size), self, moved)
         return moved
 
-    def sum(self) -> Array:
-        """Return the sum of all cells, on every rank. Collective.
+    def sum(self, axis: Axes = None, **options: Any) -> Array:
+        """Return the sum of all cells, on every rank, or sums along some axes. Collective.
+
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            Along which to add; then the result is a distributed array. None: all.
+        options
+            Others of `numpy.sum`.
 
         Returns
         -------
@@ -131,21 +139,21 @@ class DistributedArray(HaloBlock, SplitArray):
             Of shape `()`, on this rank's device, and of the dtype of `numpy.sum`. Cells are added in a tree
             that depends on the array's shape alone: the same bits on any number of ranks.
         """
-        return self._reduced("sum")
+        return np.sum(self, axis, **options) if axis is not None or options else self._reduced("sum")
 
-    def min(self) -> Array:
+    def min(self, axis: Axes = None, **options: Any) -> Array:
         """Return the smallest cell, of shape `()`, on every rank; NaN if there is one. Collective.
 
-        Raises UserError, on every rank, for an array without cells.
+        axis, options: as of `sum`. Raises UserError, on every rank, for an array without cells.
         """
-        return self._reduced("min")
+        return np.min(self, axis, **options) if axis is not None or options else self._reduced("min")
 
-    def max(self) -> Array:
+    def max(self, axis: Axes = None, **options: Any) -> Array:
         """Return the largest cell, of shape `()`, on every rank; NaN if there is one. Collective.
 
-        Raises UserError, on every rank, for an array without cells.
+        axis, options: as of `sum`. Raises UserError, on every rank, for an array without cells.
         """
-        return self._reduced("max")
+        return np.max(self, axis, **options) if axis is not None or options else self._reduced("max")
 
     def dot(self, other: DistributedArray) -> Array:
         """Return the sum of the products of the cells of two arrays, as `sum` does. Collective.
@@ -171,7 +179,9 @@ class DistributedArray(HaloBlock, SplitArray):
         return self._reduced("sum", other.interior)
 
     def _reduced(self, reduction: Reduction, *factors: Array) -> Array:
-        return reduce_cells(self.world, self.partition, reduction, self.interior, *factors)
+        begin(self.world, reduction, self)
+        source = reductions.partitioned(self)
+        return reduce_cells(self.world, source.partition, reduction, source.interior, *factors)
 
 
 @functools.lru_cache(4096)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,6 +30,16 @@ Whole = TypeVar("Whole", bound="SplitArray")
 MOST_GATHERED = 64 << 20  # bytes that np.asarray and the like gather
 MOST_REPLICATED = 64 << 10  # bytes of NumPy's arrays that are operands and vary along several axes
 TRUTH = "The truth value of an array with more than one element is ambiguous. Use a.any() or a.all()"
+
+
+def of_numpy(name: str) -> Callable[..., Any]:
+    """Return a method of arrays that is a function of NumPy's."""
+
+    def call(self: SplitArray, *arguments: Any, **options: Any) -> Any:
+        return getattr(np, name)(self, *arguments, **options)
+
+    call.__name__, call.__doc__ = name, f"See `numpy.{name}`. Collective."
+    return call
 
 
 class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
@@ -423,11 +433,6 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
     def imag(self: Whole) -> Whole:
         return self.view_of(self.partition, self.interior.imag)
 
-    def conj(self) -> Any:
-        return np.conjugate(self)
-
-    conjugate = conj
-
     def reshape(self, *shape: Any) -> Any:
         return np.reshape(self, shape[0] if len(shape) == 1 else shape)
 
@@ -437,35 +442,11 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
     def flatten(self) -> Any:
         return np.reshape(self, -1).copy()
 
-    def clip(self, *bounds: Any, **options: Any) -> Any:
-        return np.clip(self, *bounds, **options)
-
-    def round(self, decimals: int = 0) -> Any:
-        return np.round(self, decimals)
-
-    def mean(self, *axis: Any, **options: Any) -> Any:
-        return np.mean(self, *axis, **options)
-
-    def std(self, *axis: Any, **options: Any) -> Any:
-        return np.std(self, *axis, **options)
-
-    def var(self, *axis: Any, **options: Any) -> Any:
-        return np.var(self, *axis, **options)
-
-    def prod(self, *axis: Any, **options: Any) -> Any:
-        return np.prod(self, *axis, **options)
-
-    def any(self, *axis: Any, **options: Any) -> Any:
-        return np.any(self, *axis, **options)
-
-    def all(self, *axis: Any, **options: Any) -> Any:
-        return np.all(self, *axis, **options)
-
-    def argmax(self, *axis: Any, **options: Any) -> Any:
-        return np.argmax(self, *axis, **options)
-
-    def argmin(self, *axis: Any, **options: Any) -> Any:
-        return np.argmin(self, *axis, **options)
+    conj = conjugate = of_numpy("conjugate")
+    clip, round = of_numpy("clip"), of_numpy("round")
+    mean, std, var, prod = of_numpy("mean"), of_numpy("std"), of_numpy("var"), of_numpy("prod")
+    any, all = of_numpy("any"), of_numpy("all")
+    argmax, argmin = of_numpy("argmax"), of_numpy("argmin")
 
 
 def begin(world: World, name: str, *operands: Any) -> None:
