@@ -21,7 +21,7 @@ from meshrun.runner.arrays.operations.parts import Parts
 from meshrun.runner.arrays.operations.table import FUNCTIONS, OTHER
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import Partition, split_along
-from meshrun.runner.region import Array, HostArray, Shape, address_of, packed
+from meshrun.runner.region import Array, HostArray, Region, Shape, address_of, packed
 from meshrun.runner.world.group import move
 from meshrun.runner.world.world import World
 
@@ -302,25 +302,21 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
     # Masks
 
     def _mask(self, index: Any) -> Any:
-        """Return an index that is a mask; None if it is none."""
+        """Return an index that is a mask of the array, or of its first axes; None if it is none."""
         if isinstance(index, tuple) and len(index) == 1:
             (index,) = index
         if not isinstance(index, (SplitArray, np.ndarray)) or index.dtype != bool or not index.ndim:
             return None
-        if index.shape != self.shape:
-            axis = next(
-                (n for n, (a, b) in enumerate(zip(index.shape, self.shape, strict=False)) if a != b), None
+        if index.ndim > self.ndim:
+            raise IndexError(
+                f"too many indices for array: array is {self.ndim}-dimensional, but {index.ndim} were indexed"
             )
-            if axis is not None:
-                raise IndexError(
-                    f"boolean index did not match indexed array along axis {axis}; size of axis is "
-                    f"{self.shape[axis]} but size of corresponding boolean axis is {index.shape[axis]}"
-                )
-            raise UserError(
-                "a mask of a distributed array has its shape",
-                got=f"shape {index.shape} for an array of shape {self.shape}",
-                hint="mask[:, None] & np.ones(...) of the array's shape, or np.where",
-                everywhere=True,
+        pairs = enumerate(zip(index.shape, self.shape, strict=False))
+        axis = next((number for number, (a, b) in pairs if a != b), None)
+        if axis is not None:
+            raise IndexError(
+                f"boolean index did not match indexed array along axis {axis}; size of axis is "
+                f"{self.shape[axis]} but size of corresponding boolean axis is {index.shape[axis]}"
             )
         return index
 
@@ -331,38 +327,42 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
             return self
         return self.split_as(split_along(self.shape, 0, self.world.size))
 
+    def _own_mask(self, mask: Any) -> Any:
+        """Return this rank's cells of a mask of the first axes. Collective."""
+        count, ranks = mask.ndim, self.world.size
+        regions = [self.partition[rank] for rank in range(ranks)]
+        boxes = [Region(region.start[:count], region.stop[:count]) for region in regions]
+        return cells_for(self.world, mask, geometry.BoxParts(mask.shape, tuple(boxes)), on_device=True)
+
     def _picked(self: Whole, mask: Any) -> Whole:
         """Return the cells that a mask picks, in C order: each rank has those of its own rows. Collective."""
         begin(self.world, "[mask]", self, mask)
         rows = self.in_rows()
-        cells = rows.interior[cells_for(self.world, mask, rows.partition, on_device=True)]
-        return self.made(self._counted(len(cells)), cells)
+        cells = rows.interior[rows._own_mask(mask)]
+        return self.made(self._counted(len(cells), self.shape[mask.ndim :]), cells)
 
-    def _counted(self, count: int) -> Partition:
-        """Return the partition of a line of which each rank has so many elements. Collective."""
+    def _counted(self, count: int, rest: Shape) -> Partition:
+        """Return the partition of an array of which each rank has so many rows. Collective."""
         counts = self.world.control.allgather(count)
         starts = tuple(sum(counts[:rank]) for rank in range(len(counts)))
-        return Partition((sum(counts),), (len(counts),), starts=(starts,))
+        grid = (len(counts),) + (1,) * len(rest)
+        return Partition((sum(counts), *rest), grid, starts=(starts, *((0,) for _ in rest)))
 
     def _write_masked(self, mask: Any, value: Any) -> None:
         """Write to the cells that a mask picks: one value, or one for each. Collective."""
         begin(self.world, "[mask] =", self, mask, value)
-        count = np.shape(value)
-        if count in ((), (1,)):
-            own = cells_for(self.world, mask, self.partition, on_device=True)
-            if count == (1,):
-                line = geometry.everywhere((1,), self.world.size)
-                value = cells_for(self.world, value, line, on_device=True)[0]
-            self.interior[own] = cells_for(self.world, value, self.partition)
+        if not np.ndim(value):
+            self.interior[self._own_mask(mask)] = cells_for(self.world, value, self.partition)
             self.note_write()
             return
         rows = self.in_rows()
-        own = cells_for(self.world, mask, rows.partition, on_device=True)
-        parts = self._counted(int(own.sum()))
-        if count != parts.shape:
+        own = rows._own_mask(mask)
+        parts = self._counted(int(own.sum()), self.shape[mask.ndim :])
+        shape = np.shape(value)
+        if geometry.broadcast_shape([shape, parts.shape]) != parts.shape:
             raise ValueError(
-                f"NumPy boolean array indexing assignment cannot assign {count[0]} input values to the "
-                f"{parts.shape[0]} output values where the mask is true"
+                f"shape mismatch: value array of shape {shape} could not be broadcast to indexing result of "
+                f"shape {parts.shape}"
             )
         rows.interior[own] = cells_for(self.world, value, parts, on_device=True)
         if rows is not self:
@@ -594,12 +594,17 @@ def elementwise(
         mask = cells.pop()
         options |= {"where": mask} if world.xp is np else {}
     results = function(*cells, **options)
-    own = parts[world.rank].shape
     found = [
-        split[0].made(parts, world.xp.broadcast_to(world.xp.asarray(one), own))
+        split[0].made(parts, _of_shape(world, one, parts[world.rank].shape))
         for one in (results if isinstance(results, tuple) else (results,))
     ]
     return tuple(found) if isinstance(results, tuple) else found[0]
+
+
+def _of_shape(world: World, cells: Any, own: Shape) -> Array:
+    """Return this rank's cells of a result: on a rank without cells, operands may broadcast to some."""
+    found = world.xp.asarray(cells)
+    return found if found.shape == own else world.xp.broadcast_to(found, own).copy()
 
 
 def _check_out(name: str, out: Any, shape: Shape) -> None:
