@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from meshrun.jobs.transforms.plan import Passage, Real, Transform, TransformPlan, plan_transform
+from meshrun.runner.arrays.operations.split_array import SplitArray
 from meshrun.runner.arrays.redistribute import exchange_in_parts
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.redistribution import change_split, count_parts
@@ -51,7 +52,8 @@ def fft(
     are converted to float64 first, integers and bool.
 
     axes: to transform, without repetitions; None: all. norm: which direction is divided by the number of
-    cells: the inverse ("backward"), the other one ("forward"), or both by its root ("ortho").
+    cells: the inverse ("backward"), the other one ("forward"), or both by its root ("ortho"). Of a
+    distributed array, which knows its world, the result is one, split along its first axis.
 
     keep_order: the result is split along `split` as `x` is. False saves a redistribution: returns the
     result, and the axis along which it is split.
@@ -125,6 +127,8 @@ def _transform(
     split: int,
     keep_order: bool,
 ) -> Any:
+    if isinstance(x, SplitArray):
+        return _transformed_by_numpy(x, axes, (inverse, real), norm, length)
     module = _module(x)
     x = host_array(x) if module is np else x
     if world is None:
@@ -149,6 +153,20 @@ def _transform(
     if not keep_order:
         return result, last
     return result if world is None else world.redistribute(result, last, split, plan.last_shape)
+
+
+def _transformed_by_numpy(
+    x: SplitArray, axes: Sequence[int] | int | None, kind: tuple[bool, Real], norm: str, length: int | None
+) -> Any:
+    """Return the transform of a distributed array, which NumPy's functions take. Collective."""
+    functions = {(False, ""): np.fft.fftn, (True, ""): np.fft.ifftn, (False, "forward"): np.fft.rfftn}
+    every = range(x.ndim) if axes is None else [axes] if isinstance(axes, int) else list(axes)
+    if kind != (True, "inverse"):
+        function: Any = functions[kind]
+        return function(x, axes=every, norm=norm)
+    of_numpy: Any = np.fft.irfftn
+    lengths = None if length is None else [*(x.shape[axis] for axis in every[:-1]), length]
+    return of_numpy(x, s=lengths, axes=every, norm=norm)
 
 
 def has_scipy() -> bool:
