@@ -29,6 +29,7 @@ from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.versions import installed_version
 from meshrun.runner.spelling import option, python_caller
 from meshrun.runner.system import launcher
+from meshrun.runner.world.agreement.operations import Operations
 from meshrun.runner.world.binding import (
     bind_device,
     open_arrays,
@@ -38,7 +39,6 @@ from meshrun.runner.world.binding import (
 from meshrun.runner.world.failure import FailureHandler, Guard, OwnRank
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.log import LOGGER
-from meshrun.runner.world.operations import Operations
 from meshrun.runner.world.process_grid import Grid, open_grid, process_grid
 from meshrun.runner.world.run_status import remove_stale_claims
 from meshrun.runner.world.stuck import nccl_ras

@@ -21,7 +21,7 @@ UNEVEN = 2  # times its share of the cells, at most, for one rank, or a result i
 
 
 @dataclass(frozen=True)
-class Cut:
+class Taken:
     """What an index takes along one axis: elements `first`, `first + step`, ..., `length` of them."""
 
     first: int
@@ -29,7 +29,7 @@ class Cut:
     length: int
 
     def elements(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range of this cut's elements that are among cells `start` to before `stop`."""
+        """Return the range of these elements that are among cells `start` to before `stop`."""
         if self.step > 0:
             low, high = -(-(start - self.first) // self.step), -(-(stop - self.first) // self.step)
         else:
@@ -49,7 +49,7 @@ class Cut:
         return slice(first, None if end < 0 else end, self.step)
 
 
-Item = Cut | int | None  # of an index: a slice, one element, a new axis
+Item = Taken | int | None  # of an index: a slice, one element, a new axis
 Items = tuple[Item, ...]
 
 
@@ -96,7 +96,7 @@ def items_of(index: Any, shape: Shape) -> Items:
         length = shape[axis]
         if isinstance(one, slice):
             first, stop, step = one.indices(length)
-            items.append(Cut(first, step, len(range(first, stop, step))))
+            items.append(Taken(first, step, len(range(first, stop, step))))
         else:
             number = operator.index(one)
             if not -length <= number < length:

@@ -121,7 +121,7 @@ def with_axes(a: SplitArray, parts: Any, cells: Array, axes: Shape, *, keepdims:
     if not keepdims:
         return found
     kept = iter(found.shape)
-    items = [None if number in axes else geometry.Cut(0, 1, next(kept)) for number in range(a.ndim)]
+    items = [None if number in axes else geometry.Taken(0, 1, next(kept)) for number in range(a.ndim)]
     return found.view(tuple(items))
 
 

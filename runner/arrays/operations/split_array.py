@@ -241,7 +241,7 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
             return self
         # One cell, which its rank sends to all.
         begin(self.world, f"[{index}]", self)
-        cell = self.view(tuple(geometry.Cut(one, 1, 1) for one in items if isinstance(one, int)))
+        cell = self.view(tuple(geometry.Taken(one, 1, 1) for one in items if isinstance(one, int)))
         return cell.fetched(geometry.everywhere(cell.shape, self.world.size)).reshape(())[()]
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -252,7 +252,7 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
             return
         items = self._items(index)
         if items and all(isinstance(one, int) for one in items):
-            items = tuple(geometry.Cut(one, 1, 1) for one in items if isinstance(one, int))
+            items = tuple(geometry.Taken(one, 1, 1) for one in items if isinstance(one, int))
         target = self.view(items)
         if self.world.operations.is_needed:
             self.world.operations.note(f"[...] = of {described(target, value)}")

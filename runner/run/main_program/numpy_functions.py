@@ -16,7 +16,7 @@ from meshrun.runner.arrays.operations.split_array import SplitArray
 from meshrun.runner.arrays.operations.table import FUNCTIONS, OTHER, implements
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.run.main_program.prepared_call import call_plainly, prepare
+from meshrun.runner.run.main_program.prepared_function import call_plainly, prepare
 
 GROUP = "meshrun.arrays"  # entry points: modules that enter functions in the table
 

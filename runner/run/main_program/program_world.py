@@ -27,7 +27,7 @@ from meshrun.runner.run.main_program import numpy_functions
 from meshrun.runner.spelling import python_caller
 from meshrun.runner.storage.formats.registry import Sink, Source
 from meshrun.runner.world import world as opening
-from meshrun.runner.world.operations import END
+from meshrun.runner.world.agreement.operations import END
 from meshrun.runner.world.world import Check, World
 
 TRACED = numpy_functions.traced_function  # what distributed arrays do with NumPy's further functions

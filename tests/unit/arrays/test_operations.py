@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import meshrun
-from meshrun.runner.arrays.operations.parts import Cut, items_of
+from meshrun.runner.arrays.operations.parts import Taken, items_of
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import UserError
 
@@ -183,7 +183,7 @@ def test_an_index_takes_what_numpy_takes(index: Any, shape: Any) -> None:
     st.integers(0, 9),
 )
 def test_ranks_share_out_the_elements_of_a_slice(first: int, step: int, length: int, a: int, b: int) -> None:
-    cut, (start, stop) = Cut(first, step, length), sorted((a, b))
+    cut, (start, stop) = Taken(first, step, length), sorted((a, b))
     positions = [first + step * n for n in range(length)]
     low, high = cut.elements(start, stop)
     own = [n for n, place in enumerate(positions) if start <= place < stop]

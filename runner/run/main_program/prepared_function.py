@@ -57,7 +57,7 @@ def place_of(partition: Partition, subgrid: Subgrid, rank: int) -> FieldPlace:
     return FieldPlace(parts, cells)
 
 
-class PreparedCall:
+class PreparedFunction:
     """A function of whole arrays on a world's ranks, for arrays of known shapes. Every method is collective.
 
     is_plain: NumPy computes the same by a call of the function itself: one rank has all cells, there is too
@@ -228,7 +228,7 @@ def call_job(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any
     types, grid = types_of(arrays), grid_like(arrays)
     split = [one for one in arrays if isinstance(one, SplitArray)]
     plain = id(job), types, grid, tuple(parameters.items())
-    kept: PreparedCall | None = split[0].world.prepared.get(plain)
+    kept: PreparedFunction | None = split[0].world.prepared.get(plain)
     if kept is not None:
         return call_plainly(kept, arrays, parameters)
     # What the function reads besides its arrays may have changed since the last call.
@@ -241,7 +241,7 @@ def call_job(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def call_plainly(prepared: PreparedCall, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
+def call_plainly(prepared: PreparedFunction, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     """Return what the function returns for the arrays themselves, of which this rank has all cells.
 
     Of a function that returns nothing, return the arrays that it has changed.
@@ -278,7 +278,9 @@ def types_of(arrays: Sequence[Any]) -> tuple[tuple[Shape, np.dtype[Any]], ...]:
     return tuple((tuple(one.shape), np.dtype(one.dtype)) for one in given)
 
 
-def prepare(job: Job, arrays: Sequence[Any], parameters: dict[str, Any], identity: Hashable) -> PreparedCall:
+def prepare(
+    job: Job, arrays: Sequence[Any], parameters: dict[str, Any], identity: Hashable
+) -> PreparedFunction:
     """Return a call that is ready, of an earlier call where possible. Collective.
 
     identity: equal for equal functions and parameters; None: the function is traced again.
@@ -287,9 +289,9 @@ def prepare(job: Job, arrays: Sequence[Any], parameters: dict[str, Any], identit
     begin(world, job.name, *arrays, *parameters.values())
     types, grid = types_of(arrays), grid_like(arrays)
     key = identity, types, grid
-    prepared: PreparedCall | None = None if identity is None else world.prepared.get(key)
+    prepared: PreparedFunction | None = None if identity is None else world.prepared.get(key)
     if prepared is None:
-        prepared = world.collective_call(lambda: PreparedCall(world, job, types, parameters, grid))
+        prepared = world.collective_call(lambda: PreparedFunction(world, job, types, parameters, grid))
         world.prepared[key] = prepared
         while len(world.prepared) > MOST_KEPT:
             del world.prepared[next(iter(world.prepared))]
