@@ -22,7 +22,7 @@ from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.whole_call import call_whole
-from meshrun.runner.maps.in_memory import Pipeline
+from meshrun.runner.maps.in_memory import Pipeline, halo_plans
 from meshrun.runner.maps.planned_task import PlannedTask, plan_alone
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.step_options import StepOptions
@@ -56,11 +56,7 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     _check_arrays(job, arrays)
     if any(isinstance(one, DistributedArray) for one in arrays):
         if not job.whole:
-            raise UserError(
-                f"job {job.name} is not called with distributed arrays: its function takes blocks",
-                hint=f"{job.name}.iterate(..., steps=1), or a function with @meshrun.distribute",
-                everywhere=True,
-            )
+            return _apply_to_distributed(job, arrays, job.complete(parameters))
         return call_job(job, arrays, job.complete(parameters))
     if job.whole:  # in this process the arrays are whole
         wholes = [one if hasattr(one, "__cuda_array_interface__") else _whole_array(one) for one in arrays]
@@ -73,6 +69,35 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
         with borrowed(arrays[0]) as backend:
             return _apply(single_rank_world(backend), job, arrays, parameters)
     return _apply(_host_world(), job, [host_array(array) for array in arrays], parameters)
+
+
+def _apply_to_distributed(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
+    """Return the results of a function of blocks as distributed arrays. Collective."""
+    if job.kind != "map":
+        raise UserError(
+            f"job {job.name} is not called with distributed arrays",
+            expected="a job made by distribute or map_blocks",
+            hint=f"{job.name}.run with files",
+            everywhere=True,
+        )
+    world = next(one.world for one in arrays if isinstance(one, DistributedArray))
+    begin(world, job.name, *arrays, *parameters.values())
+    planned = _planned(world, job, arrays, parameters)
+    task, plans = planned.alone, halo_plans(planned.alone, world.rank)
+    pipeline = Pipeline(world, task, world.new_phases(), plans=plans)
+    task = pipeline.prepare(_distributed(world, task, plans, arrays))
+    numbers = range(len(task.known))
+    regions = [[task.output_region(box, number) for box in task.partition] for number in numbers]
+    own = [every[world.rank] for every in regions]
+    blocks = [world.backend.empty(box.shape, dtype) for box, (_, dtype) in zip(own, task.known, strict=True)]
+    for region, results in pipeline.results():
+        for number, (block, result) in enumerate(zip(blocks, results, strict=True)):
+            block[task.output_region(region, number).slices_in(own[number])] = result
+    found = []
+    for (shape, _), every, block in zip(task.known, regions, blocks, strict=True):
+        grid = (*task.partition.grid, *(1,) * len(shape))[: len(shape)]
+        found.append(array_of(world, as_partition(BoxParts(shape, tuple(every)), grid), block))
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 def _check_traceable(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> None:

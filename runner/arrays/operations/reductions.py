@@ -380,7 +380,9 @@ def vdot(a: Any, b: Any) -> Any:
 def norm(x: SplitArray, ord: Any = None, axis: Axes = None, keepdims: bool = False) -> Any:
     cells = x if x.dtype.kind in "fc" else x.astype(np.float64)
     vector = axis is not None and not isinstance(axis, (tuple, list))
-    if ord is None or (ord == 2 and (vector or (axis is None and x.ndim == 1))) or ord == "fro":
+    if (
+        ord is None or (ord == 2 and (vector or (axis is None and x.ndim == 1))) or str(ord)[:1] == "f"
+    ):  # Frobenius
         squares = cells.real**2 + cells.imag**2 if cells.dtype.kind == "c" else cells * cells
         return np.sqrt(_sum(squares, axis, keepdims=keepdims))
     if not vector and not (axis is None and x.ndim == 1):

@@ -485,7 +485,7 @@ def not_for_split_arrays(name: str) -> UserError:
 
 def operand(value: Any) -> Any:
     """Return an operand as an array or a number. Raises UserError for one that a rank cannot cut."""
-    if isinstance(value, np.ma.MaskedArray):
+    if isinstance(value, np.ndarray) and hasattr(value, "mask"):
         raise UserError("a masked array beside a distributed array", hint="value.filled(0)", everywhere=True)
     if isinstance(value, (list, tuple)):
         return np.asarray(value)

@@ -283,14 +283,10 @@ class ProgramWorld(World):
 
     def _own_memory(self, block: Any) -> Array:
         """Return a block as an array of this rank's module, with the same memory where it can be written."""
-        if isinstance(block, self.xp.ndarray):
-            own = block
-        elif self.xp is np and not hasattr(block, "__dlpack__"):
-            own = np.asarray(block)
-        elif hasattr(block, "__dlpack__"):
-            own = self.xp.from_dlpack(block)
-        else:
+        if isinstance(block, np.ndarray) or not hasattr(block, "__dlpack__"):
             own = self.xp.asarray(block)
+        else:
+            own = self.xp.from_dlpack(block)
         checked(np.dtype(own.dtype))
         if not getattr(own.flags, "writeable", True):
             own = own.copy()
@@ -311,7 +307,7 @@ def checked(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def host_copy(array: Any) -> HostArray:
     """Return an array of NumPy's; one of a device is copied to the host."""
-    if isinstance(array, np.ma.MaskedArray):
+    if isinstance(array, np.ndarray) and hasattr(array, "mask"):
         raise UserError("world.array: a masked array", hint="array.filled(value)")
     found: HostArray = array.get() if hasattr(array, "get") else np.asarray(array)
     checked(found.dtype)

@@ -48,8 +48,8 @@ class Operations:
             "the ranks call different operations on distributed arrays",
             got=f"{first} on rank 0, {other} on rank {rank}",
             expected="the same calls in the same order on every rank",
-            hint="take `if world.rank == 0:` away from around what uses a distributed array; "
-            "a number that such an operation returned may be printed by one rank",
+            hint="move operations on distributed arrays out of `if world.rank == 0:`; one rank may print the "
+            "numbers that they return",
             everywhere=True,
         )
 

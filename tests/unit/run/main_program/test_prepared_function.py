@@ -117,6 +117,24 @@ def test_steps_on_distributed_arrays(ranks: int) -> None:
     on_ranks(ranks, body)
 
 
+@meshrun.map_blocks(halo=1, boundary="nearest")
+def edges(u: Any) -> Any:
+    return (u[2:, 1:-1] - u[:-2, 1:-1]).astype("f4")
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("split", [0, 1])
+def test_functions_of_blocks(ranks: int, split: int) -> None:
+    whole = values((11, 9), "f8")
+
+    def body(world: Any) -> None:
+        u = world.array(whole, split=split)
+        same(edges(u), edges(whole))
+        same(edges(u[1:, ::2]), edges(np.ascontiguousarray(whole[1:, ::2])))
+
+    on_ranks(ranks, body)
+
+
 def test_a_further_call_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless something that the function reads has changed."""
     traced = []
@@ -156,16 +174,16 @@ def test_a_changed_global_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_call_refuses() -> None:
-    @meshrun.map_blocks(halo=1)
-    def blocks(u: Any) -> Any:
-        return u[1:-1]
+    @meshrun.job
+    def rows(world: Any) -> Any:
+        return {"ranks": world.size}
 
     def body(world: Any) -> None:
         u = world.ones((9, 8))
         with pytest.raises(UserError, match=r"changes its input u and does not return it.*line \d+.*u.copy"):
             keeps(u)
-        with pytest.raises(UserError, match=r"takes blocks.*iterate"):
-            blocks(u)
+        with pytest.raises(UserError, match="rows is not called with distributed arrays"):
+            rows(u)
         with pytest.raises(UserError, match=r"numpy\.cov of distributed arrays"):
             np.cov(u)
         with pytest.raises(UserError, match="takes 1 array"):
