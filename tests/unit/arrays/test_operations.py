@@ -266,6 +266,19 @@ def test_other_functions_of_numpy() -> None:
         on_ranks(ranks, body)
 
 
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_reductions_on_ranks_without_cells(axis: int | None) -> None:
+    whole = values((2, 3), "f8")
+
+    def body(world: Any) -> None:
+        for function in (*EXACT, np.sum, np.std):
+            found = function(world.array(whole), axis=axis)
+            cells = found.gather() if hasattr(found, "gather") else found
+            np.testing.assert_allclose(cells, function(whole, axis=axis), rtol=1e-12)
+
+    on_ranks(5, body)
+
+
 def refused(kind: type[Exception], said: str, function: Callable[[Any], Any], ranks: int = 2) -> None:
     """Check that a call fails on every rank, with words in the message."""
 
