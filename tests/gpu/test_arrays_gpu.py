@@ -56,7 +56,7 @@ ROUNDED: dict[str, Callable[[Any, Any], Any]] = {
     "mean": lambda u, v: u.mean(axis=1, keepdims=True) * v,
     "std": lambda u, v: np.std(u),
     "norm": lambda u, v: np.linalg.norm(u),
-    "vdot": lambda u, v: np.vdot(u, v),
+    "vdot": np.vdot,
     "matmul": lambda u, v: u.T @ v,
     "fft": lambda u, v: np.abs(np.fft.rfftn(u)),
 }

@@ -33,6 +33,7 @@ def _filled(out: Any, values: Any) -> Any:
 
 @implements(np.round, np.around)
 def rounded(a: SplitArray, decimals: int = 0, out: Any = None) -> Any:
+    a.check_readable()
     found = a.made(a.partition, a.interior.round(decimals))
     return found if out is None else _filled(out, found)
 

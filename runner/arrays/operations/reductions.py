@@ -78,6 +78,7 @@ def reduced(
 
 def partitioned(a: SplitArray) -> SplitArray:
     """Return the array with the parts of a partition. Collective."""
+    a.check_readable()
     return a if isinstance(a.partition, Partition) else a.evenly_split()
 
 

@@ -90,9 +90,8 @@ def broadcast_to(array: SplitArray, shape: Any, subok: bool = False) -> Any:
         )
     parts = geometry.even_parts(wanted, array.world.size)
     cells = array.fetched(geometry.projected(parts, array.shape, array.world.size))
-    found = array.made(parts, array.world.xp.broadcast_to(cells, parts[array.world.rank].shape))
-    found._is_copy_of = "np.broadcast_to"
-    return found
+    own = array.world.xp.broadcast_to(cells, parts[array.world.rank].shape).copy()
+    return array.made(parts, own).as_copy("np.broadcast_to", array)
 
 
 @implements(np.atleast_1d)
@@ -108,6 +107,7 @@ def reshape(a: SplitArray, /, shape: Any, order: str = "C", *, copy: bool | None
     """Return the cells in C order in another shape; a copy, unless only axes of one cell come or go."""
     if order not in ("C", "A"):
         raise not_for_split_arrays(f"numpy.reshape with order={order!r}")
+    a.check_readable()
     wanted = _lengths(a, shape)
     if wanted == a.shape:
         return a[...]
@@ -124,8 +124,7 @@ def reshape(a: SplitArray, /, shape: Any, order: str = "C", *, copy: bool | None
     target = split_along(wanted, 0, ranks)
     cells = line.fetched(_flat(target, ranks)).reshape(target[a.world.rank].shape)
     found = a.made(target, cells.copy() if cells.base is not None else cells).evenly_split()
-    found._is_copy_of = "a reshaped array"
-    return found
+    return found.as_copy("a reshaped array", a)
 
 
 @implements(np.ravel)

@@ -51,7 +51,9 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
     world: World
     interior: Array
     base: SplitArray | None = None  # of a view: the array whose memory it has
-    _is_copy_of: str = ""  # what NumPy would have made as a view: it is not to be written
+    writes: int = 0  # to an array that is no view, so far
+    # Of what NumPy would have made as a view, and here is a copy: what it is, the array, and its writes then.
+    copied: tuple[str, SplitArray, int] | None = None
 
     __hash__ = object.__hash__
 
@@ -119,6 +121,7 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def gather(self) -> HostArray:
         """Return the whole array as NumPy's, on every rank. Collective."""
+        self.check_readable()
         begin(self.world, "gather", self)
         cells = self.fetched(geometry.everywhere(self.shape, self.world.size))
         if not self.world.backend.asynchronous:
@@ -192,6 +195,7 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def fetched(self, parts: Parts) -> Array:
         """Return this rank's cells by other parts: the array's own memory if it has them. Collective."""
+        self.check_readable()
         world, mine = self.world, self.partition
         plan = geometry.plan_between(mine, parts, world.size) if mine is not parts and self.shape else None
         if plan is None:
@@ -227,11 +231,34 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
     def view_of(self: Whole, parts: Parts, cells: Array) -> Whole:
         """Return a view of this array. cells: some of this rank's own."""
         view = self.made(parts, cells)
-        view.base = self if self.base is None else self.base
-        view._is_copy_of = self._is_copy_of
+        view.base, view.copied = self.root, self.copied
         return view
 
+    @property
+    def root(self) -> SplitArray:
+        """The array whose memory this one has."""
+        return self if self.base is None else self.base
+
+    def as_copy(self: Whole, what: str, source: SplitArray) -> Whole:
+        """Note that this is a copy of cells of `source` of which NumPy has a view; return it.
+
+        To write to it, or to read it after the source was written, would not be what NumPy does: both fail.
+        """
+        self.copied = what, source.root, source.root.writes
+        return self
+
+    def check_readable(self) -> None:
+        """Raise UserError for a copy of an array that was written since, whose view NumPy has."""
+        if self.copied is not None and self.copied[1].writes > self.copied[2]:
+            raise UserError(
+                f"reads {self.copied[0]} after the array that it is a copy of was written",
+                expected="NumPy's view of that array",
+                hint="make it again after the write; or .copy() for an array of its own",
+                everywhere=True,
+            )
+
     def __getitem__(self, index: Any) -> Any:
+        self.check_readable()
         if (mask := self._mask(index)) is not None:
             return self._picked(mask)
         items = self._items(index)
@@ -270,18 +297,18 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def check_writable(self) -> None:
         """Raise UserError for an array that is a copy where NumPy has a view."""
-        if self._is_copy_of:
+        if self.copied is not None:
             raise UserError(
-                f"writes to {self._is_copy_of}, which is a copy of a distributed array",
+                f"writes to {self.copied[0]}, which is a copy of a distributed array",
                 expected="an array of its own, or a view by slices",
                 hint="slices of the array itself; or .copy() for an array of its own",
                 everywhere=True,
             )
 
     def note_write(self) -> None:
-        for array in (self, self.base):
-            if array is not None:
-                array.written()
+        self.root.writes += 1
+        self.written()
+        self.root.written()
 
     def _items(self, index: Any) -> geometry.Items:
         """Return what an index takes; raises for one that is no index of slices and numbers."""
@@ -394,12 +421,14 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def astype(self: Whole, dtype: npt.DTypeLike, copy: bool = True) -> Whole:
         """Return the array with cells of another dtype, converted as NumPy does."""
+        self.check_readable()
         if not copy and self.dtype == np.dtype(dtype):
             return self
         return self._new(self.interior.astype(dtype))
 
     def copy(self: Whole) -> Whole:
         """Return an array of its own, split as this one."""
+        self.check_readable()
         return self._new(self.interior.copy(order="C"))
 
     def _new(self: Whole, cells: Array) -> Whole:
@@ -536,7 +565,7 @@ def apart_from(target: SplitArray, value: Any, cells: Any) -> Any:
     """
     if target.world.xp is np or not isinstance(value, SplitArray) or cells is not value.interior:
         return cells
-    if (value.base or value) is not (target.base or target):
+    if value.root is not target.root:
         return cells
     same = address_of(cells) == address_of(target.interior) and cells.strides == target.interior.strides
     return cells if same and cells.shape == target.interior.shape else cells.copy()

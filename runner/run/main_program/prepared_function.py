@@ -246,11 +246,13 @@ def call_plainly(prepared: PreparedFunction, arrays: Sequence[Any], parameters: 
 
     Of a function that returns nothing, return the arrays that it has changed.
     """
-    own = [one.interior if isinstance(one, SplitArray) else one for one in arrays]
-    returned = call_whole(prepared.job, own, parameters)
     for one in arrays:
         if isinstance(one, SplitArray):
-            one.note_write()
+            one.check_readable()
+    own = [one.interior if isinstance(one, SplitArray) else one for one in arrays]
+    returned = call_whole(prepared.job, own, parameters)
+    for number in prepared.program.changed:
+        arrays[number].note_write()
     if returned is None:
         changed = [arrays[one.origin] for one in prepared.program.outputs]
         return changed[0] if len(changed) == 1 else tuple(changed)

@@ -113,6 +113,7 @@ class ProgramWorld(World):
     def _check_own(self, array: Any) -> None:
         if array.world is not self:
             raise UserError("an array of another world", got=repr(array), everywhere=True)
+        array.check_readable()
 
     # New arrays
 

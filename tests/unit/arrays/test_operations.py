@@ -330,6 +330,27 @@ def test_a_copy_is_not_written_in_place_of_a_view() -> None:
         "copy of a distributed array.*slices",
         lambda world: world.zeros((4, 2)).reshape(8).__setitem__(0, 1),
     )
+
+    def body(world: Any) -> None:
+        u = world.arange(8.0)
+        line, own = u.reshape(4, 2), u.reshape(4, 2).copy()
+        assert float(line.sum()) == 28
+        u[0] = 1
+        for read in (
+            np.sum,
+            np.max,
+            np.sqrt,
+            np.asarray,
+            np.ravel,
+            lambda one: one[0],
+            lambda one: one.T + 1,
+        ):
+            with pytest.raises(UserError, match="after the array that it is a copy of was written"):
+                read(line)
+        assert float(np.sum(own)) == 28
+        assert float(np.sum(u.reshape(4, 2))) == 29
+
+    on_ranks(2, body)
     refused(UserError, "no such index", lambda world: world.zeros((4, 2))[[0, 1], [1, 0]])
 
 
