@@ -30,7 +30,7 @@ from meshrun.runner.options.values import whole_number
 from meshrun.runner.plan.task import Task, check_feeds, masked_cells
 from meshrun.runner.region import HostArray, Subgrid, own_cells
 from meshrun.runner.report.units import counted
-from meshrun.runner.run.main_program.prepared_function import call_job
+from meshrun.runner.run.main_program.prepared_function import call_job, value_of
 from meshrun.runner.run.prepare import RunContext, agreed_kernel
 from meshrun.runner.run.services.job_run import call, usable_memory
 from meshrun.runner.spelling import python_caller
@@ -242,7 +242,7 @@ def _distributed_result(stepper: Stepper, number: int) -> Any:
     subgrid = task.subgrid(number)
     shape = task.known[number][0] if subgrid is None else subgrid.shape
     if not shape:
-        return own.copy()[()]
+        return value_of(world, own.copy())
     regions = [task.output_region(region, number) for region in task.partition]
     if subgrid is not None:
         own = own[subgrid.places(regions[world.rank])]

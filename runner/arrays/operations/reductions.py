@@ -16,6 +16,7 @@ import numpy as np
 from meshrun.runner.arrays.operations import parts as geometry
 from meshrun.runner.arrays.operations.split_array import (
     SplitArray,
+    as_number,
     begin,
     elementwise,
     not_for_split_arrays,
@@ -112,7 +113,7 @@ def spread(a: SplitArray, total: Array, axes: Shape, *, keepdims: bool) -> Any:
 def with_axes(a: SplitArray, parts: Any, cells: Array, axes: Shape, *, keepdims: bool) -> Any:
     """Return a result; with `keepdims` with its reduced axes; without axes as a number."""
     if not parts.shape and not keepdims:
-        return cells.reshape(())[()]
+        return as_number(a, cells)
     if not parts.shape:  # of one cell, which is on the first rank
         shape = (1,) * a.ndim
         own = cells.reshape(shape)

@@ -160,12 +160,18 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
         """Return the only cell as a Python number, the same on every rank. Collective."""
         if self.size != 1:
             raise ValueError("can only convert an array of size 1 to a Python scalar")
-        return self._gathered("item").item()
+        return self._gathered("item").item() if self.shape else self.interior.item()
 
     def __bool__(self) -> bool:
         if self.size != 1:
             raise ValueError(TRUTH)
         return bool(self.item())
+
+    def __str__(self) -> str:
+        return repr(self) if self.shape else str(self.item())
+
+    def __format__(self, form: str) -> str:
+        return str(self) if self.shape and not form else format(self._number(), form)
 
     def _number(self) -> Any:
         if self.shape:
@@ -269,7 +275,7 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
         # One cell, which its rank sends to all.
         begin(self.world, f"[{index}]", self)
         cell = self.view(tuple(geometry.Taken(one, 1, 1) for one in items if isinstance(one, int)))
-        return cell.fetched(geometry.everywhere(cell.shape, self.world.size)).reshape(())[()]
+        return as_number(self, cell.fetched(geometry.everywhere(cell.shape, self.world.size)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.check_writable()
@@ -501,6 +507,16 @@ def described(*values: Any) -> str:
     return ", ".join(texts)
 
 
+def as_number(like: SplitArray, value: Any) -> Any:
+    """Return a value that every rank has: a scalar of NumPy's; on a device an array of shape ().
+
+    CuPy's own arrays do not combine with arrays of other classes. value: of one cell.
+    """
+    if like.world.xp is np:
+        return value.reshape(())[()]
+    return like.made(geometry.even_parts((), like.world.size), value.reshape(()))
+
+
 def not_for_split_arrays(name: str) -> UserError:
     return UserError(
         f"{name} does not take distributed arrays",
@@ -552,7 +568,8 @@ def cells_for(world: World, value: Any, parts: Parts, *, on_device: bool = False
             )
         return value.fetched(geometry.projected(parts, value.shape, world.size))
     if not np.ndim(value):
-        return value
+        of_numpy = world.xp is not np and isinstance(value, (np.ndarray, np.generic))
+        return world.xp.asarray(value) if of_numpy else value
     check_small(value, parts.shape)
     own = value[geometry.projected(parts, np.shape(value), world.size)[world.rank].slices]
     return world.xp.asarray(own) if on_device or world.xp is not np else own
@@ -612,7 +629,6 @@ def elementwise(
     cells = [cells_for(world, one, parts) for one in every]
     if world.xp is not np or function is None:
         function = getattr(world.xp, name, None)
-        cells = [world.xp.asarray(one) if isinstance(one, np.generic) else one for one in cells]
     if function is None:
         raise not_for_split_arrays(f"numpy.{name}")
     if outs:

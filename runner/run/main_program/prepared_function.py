@@ -170,15 +170,22 @@ class PreparedFunction:
     def _number(self, nodes: Sequence[Any], shape: Shape) -> Any:
         """Return a result that is no field."""
         values = [self._run.value(node).reshape(()) for node in nodes]
-        return self.world.xp.stack(values).reshape(shape)[()]
+        return value_of(self.world, self.world.xp.stack(values).reshape(shape))
 
 
 def array_of_result(world: World, out: Array, place: FieldPlace | None, *, copy: bool = False) -> Any:
     """Return a result's cells as a distributed array; one without axes as a number."""
     if place is None:
-        return out.copy()[()]
+        return value_of(world, out.copy())
     own = out[place.cells]
     return array_of(world, place.parts, own.copy() if copy else own)
+
+
+def value_of(world: World, values: Array) -> Any:
+    """Return a result that every rank has whole: on a device, a distributed array if it is a number."""
+    if world.xp is np or values.ndim:
+        return values[()]
+    return array_of(world, geometry.even_parts((), world.size), values)
 
 
 def traced(
