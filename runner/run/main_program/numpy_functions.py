@@ -12,13 +12,31 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from meshrun.runner.arrays.operations.split_array import SplitArray
+from meshrun.runner.arrays.operations.reductions import partitioned
+from meshrun.runner.arrays.operations.split_array import SplitArray, begin
 from meshrun.runner.arrays.operations.table import FUNCTIONS, OTHER, implements
+from meshrun.runner.arrays.tools.table import NUMPY_FUNCTIONS
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.run.main_program.prepared_function import call_plainly, prepare
 
 GROUP = "meshrun.arrays"  # entry points: modules that enter functions in the table
+
+
+def _of_tool(function: Any, tool: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of whole arrays, such as numpy.sort, for arrays and views. Collective."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        world = next(one.world for one in (*args, *options.values()) if isinstance(one, SplitArray))
+        begin(world, function.__name__, *args, *options.values())
+        given = [partitioned(one) if isinstance(one, SplitArray) else one for one in args]
+        return tool(*given, **options)
+
+    return call
+
+
+for of_numpy, whole_array_tool in NUMPY_FUNCTIONS.items():
+    FUNCTIONS.setdefault(of_numpy, _of_tool(of_numpy, whole_array_tool))
 
 
 @lru_cache(1)

@@ -279,6 +279,18 @@ def test_reductions_on_ranks_without_cells(axis: int | None) -> None:
     on_ranks(5, body)
 
 
+def test_tools_of_whole_arrays_take_arrays_and_views() -> None:
+    whole = values(23, "f8")
+
+    def body(world: Any) -> None:
+        u = world.array(whole)
+        np.testing.assert_array_equal(np.sort(u).gather(), np.sort(whole))
+        np.testing.assert_array_equal(np.sort(u[::-2]).gather(), np.sort(whole[::-2]))
+        np.testing.assert_allclose(np.cumsum(u[3:]).gather(), np.cumsum(whole[3:]))
+
+    on_ranks(3, body)
+
+
 def refused(kind: type[Exception], said: str, function: Callable[[Any], Any], ranks: int = 2) -> None:
     """Check that a call fails on every rank, with words in the message."""
 
