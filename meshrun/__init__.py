@@ -75,8 +75,8 @@ if TYPE_CHECKING:
     from meshrun.runner.run.declare import job as job
     from meshrun.runner.run.declare import map_blocks as map_blocks
     from meshrun.runner.run.declare import reduce_blocks as reduce_blocks
+    from meshrun.runner.run.main_program.program_world import open_world as open_world
     from meshrun.runner.world.world import World as World
-    from meshrun.runner.world.world import open_world as open_world
 
     __version__: str
 
@@ -85,7 +85,7 @@ _MODULE_OF = {
     "map_blocks": "meshrun.runner.run.declare",
     "reduce_blocks": "meshrun.runner.run.declare",
     "job": "meshrun.runner.run.declare",
-    "open_world": "meshrun.runner.world.world",
+    "open_world": "meshrun.runner.run.main_program.program_world",
     "World": "meshrun.runner.world.world",
     "BlockContext": "meshrun.runner.job.block_context",
     "Series": "meshrun.runner.job.series",

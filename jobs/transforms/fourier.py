@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.arrays.operations.split_array import SplitArray
 from meshrun.runner.region import Array
 from meshrun.runner.run.array_call import host_array
 from meshrun.runner.spelling import python_caller
@@ -44,7 +45,8 @@ def fft(
     are converted to float64 first, integers and bool.
 
     axes: to transform, without repetitions; None: all. norm: which direction is divided by the number of
-    cells: the inverse ("backward"), the other one ("forward"), or both by its root ("ortho").
+    cells: the inverse ("backward"), the other one ("forward"), or both by its root ("ortho"). Of a
+    distributed array, which knows its world, the result is one, split along its first axis.
 
     keep_order: the result is split along `split` as `x` is. False saves a redistribution: returns the
     result, and the axis along which it is split.
@@ -118,6 +120,8 @@ def _transform(
     split: int,
     keep_order: bool,
 ) -> Any:
+    if isinstance(x, SplitArray):
+        return _transformed_by_numpy(x, axes, (inverse, real), norm, length)
     module = _module(x)
     x = host_array(x) if module is np else x
     if world is None:
@@ -151,6 +155,20 @@ def _transform(
     if not keep_order:
         return result, last
     return result if world is None else world.redistribute(result, last, split, lengths)
+
+
+def _transformed_by_numpy(
+    x: SplitArray, axes: Sequence[int] | int | None, kind: tuple[bool, Real], norm: str, length: int | None
+) -> Any:
+    """Return the transform of a distributed array, which NumPy's functions take. Collective."""
+    functions = {(False, ""): np.fft.fftn, (True, ""): np.fft.ifftn, (False, "forward"): np.fft.rfftn}
+    every = range(x.ndim) if axes is None else [axes] if isinstance(axes, int) else list(axes)
+    if kind != (True, "inverse"):
+        function: Any = functions[kind]
+        return function(x, axes=every, norm=norm)
+    of_numpy: Any = np.fft.irfftn
+    lengths = None if length is None else [*(x.shape[axis] for axis in every[:-1]), length]
+    return of_numpy(x, s=lengths, axes=every, norm=norm)
 
 
 def _module(array: Array) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.jobs import kernels
+from meshrun.runner.arrays.operations.split_array import SplitArray
 from meshrun.runner.arrays.redistribute import exchange_in_parts
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.redistribution import change_split, count_parts
@@ -40,6 +41,8 @@ def transpose(
 
     Raises UserError, on every rank, for axes that are no permutation.
     """
+    if isinstance(x, SplitArray):
+        return np.transpose(x, checked_permutation(x.shape, axes)).copy()
     x = x if hasattr(x, "__cuda_array_interface__") else host_array(x)
     order = checked_permutation(tuple(x.shape), axes)
     if world is not None:

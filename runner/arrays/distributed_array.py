@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from meshrun.runner.arrays.block_layout import Allocator
 from meshrun.runner.arrays.halo.exchange import HaloBlock, HaloPlan, exchange
+from meshrun.runner.arrays.operations import cells, reductions, shapes
+from meshrun.runner.arrays.operations.parts import Parts
+from meshrun.runner.arrays.operations.reductions import Axes
+from meshrun.runner.arrays.operations.split_array import SplitArray, begin
 from meshrun.runner.arrays.redistribute import redistribute
 from meshrun.runner.arrays.reduce import Reduction, reduce_cells
 from meshrun.runner.device.api import poison
@@ -20,10 +25,15 @@ from meshrun.runner.plan.redistribution import RedistributionPlan
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.world.world import World
 
+FUNCTION_MODULES = (cells, reductions, shapes)  # which enter NumPy's functions of arrays in the table
 
-@dataclass(eq=False)
-class DistributedArray(HaloBlock):
-    """An array that is split over the ranks of a world; from `meshrun.load`.
+
+@dataclass(eq=False, repr=False)
+class DistributedArray(HaloBlock, SplitArray):
+    """An array that is split over the ranks of a world; from `world.load`, `world.zeros` or `meshrun.load`.
+
+    It is used as NumPy's arrays are: with operators, slices, masks and NumPy's functions. Every rank calls
+    the same operations in the same order.
 
     Attributes
     ----------
@@ -53,6 +63,8 @@ class DistributedArray(HaloBlock):
     >>> meshrun.save(world, "smooth.npy", smooth)
     """
 
+    __repr__ = SplitArray.__repr__
+
     @property
     def shape(self) -> Shape:
         return self.layout.partition.shape
@@ -64,6 +76,9 @@ class DistributedArray(HaloBlock):
     @property
     def region(self) -> Region:
         return self.layout.region
+
+    def made(self, parts: Parts, own: Array) -> DistributedArray:
+        return array_of(self.world, parts, own)
 
     def exchange(self) -> None:
         """Fill the whole halo from the cells of other ranks and by the boundary's rule. Collective.
@@ -108,8 +123,15 @@ class DistributedArray(HaloBlock):
         redistribute(RedistributionPlan(self.partition, partition, world.size), self, moved)
         return moved
 
-    def sum(self) -> Array:
-        """Return the sum of all cells, on every rank. Collective.
+    def sum(self, axis: Axes = None, **options: Any) -> Array:
+        """Return the sum of all cells, on every rank, or sums along some axes. Collective.
+
+        Parameters
+        ----------
+        axis : int or tuple of int, optional
+            Along which to add; then the result is a distributed array. None: all.
+        options
+            Others of `numpy.sum`.
 
         Returns
         -------
@@ -117,21 +139,21 @@ class DistributedArray(HaloBlock):
             Of shape `()`, on this rank's device, and of the dtype of `numpy.sum`. Cells are added in a tree
             that depends on the array's shape alone: the same bits on any number of ranks.
         """
-        return self._reduced("sum")
+        return np.sum(self, axis, **options) if axis is not None or options else self._reduced("sum")
 
-    def min(self) -> Array:
+    def min(self, axis: Axes = None, **options: Any) -> Array:
         """Return the smallest cell, of shape `()`, on every rank; NaN if there is one. Collective.
 
-        Raises UserError, on every rank, for an array without cells.
+        axis, options: as of `sum`. Raises UserError, on every rank, for an array without cells.
         """
-        return self._reduced("min")
+        return np.min(self, axis, **options) if axis is not None or options else self._reduced("min")
 
-    def max(self) -> Array:
+    def max(self, axis: Axes = None, **options: Any) -> Array:
         """Return the largest cell, of shape `()`, on every rank; NaN if there is one. Collective.
 
-        Raises UserError, on every rank, for an array without cells.
+        axis, options: as of `sum`. Raises UserError, on every rank, for an array without cells.
         """
-        return self._reduced("max")
+        return np.max(self, axis, **options) if axis is not None or options else self._reduced("max")
 
     def dot(self, other: DistributedArray) -> Array:
         """Return the sum of the products of the cells of two arrays, as `sum` does. Collective.
@@ -157,7 +179,21 @@ class DistributedArray(HaloBlock):
         return self._reduced("sum", other.interior)
 
     def _reduced(self, reduction: Reduction, *factors: Array) -> Array:
-        return reduce_cells(self.world, self.partition, reduction, self.interior, *factors)
+        begin(self.world, reduction, self)
+        source = reductions.partitioned(self)
+        return reduce_cells(self.world, source.partition, reduction, source.interior, *factors)
+
+
+@functools.lru_cache(4096)
+def plain_layout(parts: Parts, rank: int) -> HaloPlan:
+    """Return the layout of a rank's cells without a halo. parts: a partition, or boxes of a view."""
+    # Without a halo, a layout asks nothing of boxes that a partition alone has.
+    return HaloPlan(cast(Partition, parts), rank, ((0, 0),) * len(parts.shape), "constant")
+
+
+def array_of(world: World, parts: Parts, own: Array) -> DistributedArray:
+    """Return an array without a halo. own: this rank's cells, which it shares."""
+    return DistributedArray(plain_layout(parts, world.rank), own, world)
 
 
 def empty_array(

@@ -7,6 +7,7 @@ The cuts between ranks determine which rank combines two parts, never which part
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -125,7 +126,7 @@ def reduce_own(backend: Backend, axes: Sequence[int], cells: Array, ufunc: str) 
 
 def _in_any_order(dtype: np.dtype[Any], ufunc: str) -> str:
     """Return NumPy's name of a reduction whose order does not change its bits; "" if it does."""
-    return WHOLE[COMBINED[ufunc]] if dtype.kind != "f" or ufunc not in ("add", "multiply") else ""
+    return WHOLE[COMBINED[ufunc]] if dtype.kind not in "fc" or ufunc not in ("add", "multiply") else ""
 
 
 def _without_negative_zeros(cells: Array, ufunc: str) -> Array:
@@ -144,7 +145,7 @@ def first_extreme(world: World, partition: Partition, axes: Sequence[int], cells
     kept = [axis for axis in range(len(partition.shape)) if axis not in axes]
     moved = xp.moveaxis(cells, axes, range(-len(axes), 0))
     rest, lengths = moved.shape[: len(kept)], moved.shape[len(kept) :]
-    flat = moved.reshape(*rest, -1)
+    flat = moved.reshape(*rest, math.prod(lengths))
     # The best own cell, and its index in the whole array.
     if flat.shape[-1]:
         at = getattr(xp, name)(flat, axis=-1)

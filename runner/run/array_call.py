@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
+from meshrun.runner.arrays.distributed_array import DistributedArray, array_of, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
+from meshrun.runner.arrays.operations.parts import BoxParts, as_partition
+from meshrun.runner.arrays.operations.split_array import begin, cells_for
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import hide_output, with_known_results
 from meshrun.runner.compiler.traced import check_tables
@@ -20,14 +22,15 @@ from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.whole_call import call_whole
-from meshrun.runner.maps.in_memory import Pipeline
+from meshrun.runner.maps.in_memory import Pipeline, halo_plans
 from meshrun.runner.maps.planned_task import PlannedTask, plan_alone
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.values import whole_number
 from meshrun.runner.plan.task import Task, check_feeds, masked_cells
-from meshrun.runner.region import HostArray, own_cells
+from meshrun.runner.region import HostArray, Subgrid, own_cells
 from meshrun.runner.report.units import counted
+from meshrun.runner.run.main_program.prepared_function import call_job, value_of
 from meshrun.runner.run.prepare import RunContext, agreed_kernel
 from meshrun.runner.run.services.job_run import call, usable_memory
 from meshrun.runner.spelling import python_caller
@@ -51,6 +54,10 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     Returns a tuple for a job with several outputs. Raises UserError unless there is one array per input.
     """
     _check_arrays(job, arrays)
+    if any(isinstance(one, DistributedArray) for one in arrays):
+        if not job.whole:
+            return _apply_to_distributed(job, arrays, job.complete(parameters))
+        return call_job(job, arrays, job.complete(parameters))
     if job.whole:  # in this process the arrays are whole
         wholes = [one if hasattr(one, "__cuda_array_interface__") else _whole_array(one) for one in arrays]
         completed = job.complete(parameters)
@@ -62,6 +69,35 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
         with borrowed(arrays[0]) as backend:
             return _apply(single_rank_world(backend), job, arrays, parameters)
     return _apply(_host_world(), job, [host_array(array) for array in arrays], parameters)
+
+
+def _apply_to_distributed(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
+    """Return the results of a function of blocks as distributed arrays. Collective."""
+    if job.kind != "map":
+        raise UserError(
+            f"job {job.name} is not called with distributed arrays",
+            expected="a job made by distribute or map_blocks",
+            hint=f"{job.name}.run with files",
+            everywhere=True,
+        )
+    world = next(one.world for one in arrays if isinstance(one, DistributedArray))
+    begin(world, job.name, *arrays, *parameters.values())
+    planned = _planned(world, job, arrays, parameters)
+    task, plans = planned.alone, halo_plans(planned.alone, world.rank)
+    pipeline = Pipeline(world, task, world.new_phases(), plans=plans)
+    task = pipeline.prepare(_distributed(world, task, plans, arrays))
+    numbers = range(len(task.known))
+    regions = [[task.output_region(box, number) for box in task.partition] for number in numbers]
+    own = [every[world.rank] for every in regions]
+    blocks = [world.backend.empty(box.shape, dtype) for box, (_, dtype) in zip(own, task.known, strict=True)]
+    for region, results in pipeline.results():
+        for number, (block, result) in enumerate(zip(blocks, results, strict=True)):
+            block[task.output_region(region, number).slices_in(own[number])] = result
+    found = []
+    for (shape, _), every, block in zip(task.known, regions, blocks, strict=True):
+        grid = (*task.partition.grid, *(1,) * len(shape))[: len(shape)]
+        found.append(array_of(world, as_partition(BoxParts(shape, tuple(every)), grid), block))
+    return found[0] if len(found) == 1 else tuple(found)
 
 
 def _check_traceable(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> None:
@@ -139,15 +175,20 @@ def _iterated(
     job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int, every: int
 ) -> Iterator[Any]:
     """Yield results after every `every` steps. In between, the device's current stream is the caller's."""
-    on_device = any(hasattr(array, "__cuda_array_interface__") for array in arrays)
+    split = next((one for one in arrays if isinstance(one, DistributedArray)), None)
+    on_device = any(hasattr(array, "__cuda_array_interface__") for array in arrays) and split is None
     with contextlib.ExitStack() as stack, python_caller():
-        if on_device:
+        if split is not None:
+            begin(split.world, f"{job.name}.iterate", *arrays, *parameters.values(), steps, every)
+            world = split.world
+        elif on_device:
             from meshrun.runner.device.cuda import borrowed, on_own_stream
 
             backend: Any = stack.enter_context(borrowed(arrays[0]))
+            world = single_rank_world(backend)
         else:
-            backend, arrays = CpuBackend(), [host_array(array) for array in arrays]
-        stepper = _stepper(single_rank_world(backend), job, arrays, job.complete(parameters), steps)
+            world, arrays = single_rank_world(CpuBackend()), [host_array(array) for array in arrays]
+        stepper = _stepper(world, job, arrays, job.complete(parameters), steps)
     while stepper.done < steps:
         with on_own_stream(backend) if on_device else contextlib.nullcontext(), python_caller():
             count = min(every - stepper.done % every, steps - stepper.done)
@@ -159,7 +200,10 @@ def _iterated(
                 series = SeriesRows(stepper.world, stepper.task, ())
                 numbers = [stepper.numbers(one.nodes) for one in series.series.series]
                 rows = [series.row_of(number, row) for number, row in enumerate(numbers)]
-            found = tuple(_result(stepper, number) for number in range(len(job.output_names)))
+            result = _result if split is None else _distributed_result
+            found = tuple(result(stepper, number) for number in range(len(job.output_names)))
+            if job.series and split is not None:  # rank 0 has the rows
+                rows = stepper.world.control.broadcast(rows)
             found = (*found, *rows)
         yield found[0] if len(found) == 1 else found
 
@@ -192,12 +236,34 @@ def _result(stepper: Stepper, number: int) -> Any:
     return own_cells(stepper.result(number), stepper.task.subgrid(number)).copy()
 
 
+def _distributed_result(stepper: Stepper, number: int) -> Any:
+    """Return a copy of output `number` as a distributed array, or of one without axes as a number."""
+    world, task, own = stepper.world, stepper.task, stepper.result(number)
+    subgrid = task.subgrid(number)
+    shape = task.known[number][0] if subgrid is None else subgrid.shape
+    if not shape:
+        return value_of(world, own.copy())
+    regions = [task.output_region(region, number) for region in task.partition]
+    if subgrid is not None:
+        own = own[subgrid.places(regions[world.rank])]
+        regions = [subgrid.cells(region) for region in regions]
+    grid = task.partition.grid + (1,) * (len(shape) - len(task.partition.grid))
+    return array_of(world, as_partition(BoxParts(shape, tuple(regions)), grid[: len(shape)]), own.copy())
+
+
 def _planned(
     world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int = 1
 ) -> PlannedTask:
     """Return the planned task, with a kernel where the job's function becomes one."""
     types = [(tuple(array.shape), np.dtype(array.dtype)) for array in arrays]
     options = ONE_PASS if steps == 1 else replace(ONE_PASS, steps=StepOptions(steps))
+    if world.size > 1:
+        known = world.collective_call(lambda: plan_alone(world, job, parameters, types, options))
+        world.on_root(lambda: known.check_split(world, known.alone))
+        if known.fusion is not None:
+            fusions = world.control.allgather(known.fusion)
+            known.alone, known.fusion = agreed_kernel(world, known.task, known.alone, fusions, None, steps)
+        return known
     known = plan_alone(world, job, parameters, types, options)
     if not known.checked and known.fusion is not None:
         agreed_kernel(world, known.task, known.alone, [known.fusion], None, steps)
@@ -215,8 +281,25 @@ def _distributed(
         found.append(empty_array(world, plan, np.dtype(array.dtype)))
         if field.subgrid is not None:
             found[-1].interior[...] = 0
-        own_cells(found[-1].interior, field.subgrid)[...] = array
+        if world.size == 1 and not isinstance(array, DistributedArray):
+            own_cells(found[-1].interior, field.subgrid)[...] = array
+            continue
+        _fill_own(found[-1], field.subgrid, array)
     return found
+
+
+def _fill_own(target: DistributedArray, subgrid: Subgrid | None, array: Any) -> None:
+    """Fill this rank's cells from a distributed array, or from one that every rank has whole. Collective."""
+    world, regions, own = target.world, list(target.partition), target.interior
+    if subgrid is not None:
+        own = own[subgrid.places(target.region)]
+        regions = [subgrid.cells(region) for region in regions]
+    shape = target.shape if subgrid is None else subgrid.shape
+    parts = as_partition(BoxParts(shape, tuple(regions)), target.partition.grid)
+    if not isinstance(array, DistributedArray) and np.shape(array) == shape:
+        own[...] = array[regions[world.rank].slices]
+    else:
+        own[...] = cells_for(world, array, parts, on_device=True)
 
 
 def _check_arrays(job: Job, arrays: Sequence[Any]) -> None:

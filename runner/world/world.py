@@ -29,6 +29,7 @@ from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.versions import installed_version
 from meshrun.runner.spelling import option, python_caller
 from meshrun.runner.system import launcher
+from meshrun.runner.world.agreement.operations import Operations
 from meshrun.runner.world.binding import (
     bind_device,
     open_arrays,
@@ -72,7 +73,8 @@ class World(Group):
     ranks: in rank order. run_id: random text, the same on every rank. warnings: from opening the world.
     network: the interface between hosts that the user or the launcher chose; None for any. recorder: of this
     rank's operations; None if they are not recorded. checksums: of what the communicators move; None if
-    nothing is checked. phases: times of the current run.
+    nothing is checked. phases: times of the current run. operations: on distributed arrays, so far.
+    prepared: what calls of functions on distributed arrays keep for the next call.
     """
 
     ranks: tuple[Rank, ...]
@@ -82,11 +84,14 @@ class World(Group):
     recorder: Recorder | None = None
     checksums: Checksums | None = None
     phases: Phases = field(init=False)
+    operations: Operations = field(init=False, repr=False, compare=False)
+    prepared: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _closed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.phases = self.new_phases()
+        self.operations = Operations(self.control)
 
     def __enter__(self) -> World:
         return self

@@ -304,6 +304,18 @@ def test_the_launch_pages_commands_succeed(tmp_path: Path) -> None:
     assert len(run_commands(ROOT / "docs" / "launch.md", tmp_path)) > 2
 
 
+def test_the_program_of_the_page_on_arrays_solves_its_equation(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "arrays.md"
+    save_programs(page, tmp_path)
+    (done,) = run_commands(page, tmp_path).values()
+    assert done.stdout.strip() in page.read_text()
+    b = np.zeros((96, 64))
+    b[30:40, 20:30] = 1
+    x = np.pad(np.load(tmp_path / "x.npy"), 1)
+    around = x[2:, 1:-1] + x[:-2, 1:-1] + x[1:-1, 2:] + x[1:-1, :-2]
+    np.testing.assert_allclose(4 * x[1:-1, 1:-1] - around, b, atol=1e-5)
+
+
 @pytest.mark.nightly
 def test_the_streaming_pages_commands_succeed(tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")

@@ -12,10 +12,12 @@ from meshrun.jobs.linalg.matmul.plan import MatmulLayout, panel_cuts, panels_of
 from meshrun.jobs.linalg.matmul.precision import choose
 from meshrun.jobs.linalg.matmul.products import Products, open_products, share_of_cores
 from meshrun.jobs.linalg.matmul.summa import Schedule, multiply_summa
+from meshrun.runner.arrays.distributed_array import DistributedArray, array_of
+from meshrun.runner.arrays.operations.split_array import SplitArray, begin, check_small
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.device.host_blas import adds_products
 from meshrun.runner.errors import UserError
-from meshrun.runner.plan.grid import bounds
+from meshrun.runner.plan.grid import bounds, split_along
 from meshrun.runner.region import Array
 from meshrun.runner.run.array_call import host_array
 from meshrun.runner.spelling import python_caller
@@ -31,11 +33,14 @@ def matmul(a: Any, b: Any, *, world: World | None = None, precision: Word = "aut
     a, b: NumPy arrays or, of a GPU rank, CuPy arrays, of one or two axes. In a world of several ranks, each
     passes its rows of both, split by the project's rule: of p parts of n rows, the first n % p have one more.
     Rows of B go round while products are computed. A vector `a` of one axis is whole on every rank, and so is
-    its product. world: as `meshrun.open_world` returns it; None: this process alone.
+    its product. world: as `meshrun.open_world` returns it; None: this process alone. Of distributed arrays,
+    which know their world, the product is a distributed array, split by rows.
 
     The result has NumPy's dtype; see the option `precision` of `meshrun run matmul` for `precision`. Raises
     UserError, on every rank, for shapes or dtypes that do not multiply.
     """
+    if isinstance(a, SplitArray) or isinstance(b, SplitArray):
+        return _multiply_distributed(a, b, precision)
     if world is None:
         if hasattr(a, "__cuda_array_interface__") or hasattr(b, "__cuda_array_interface__"):
             from meshrun.runner.device.cuda import borrowed
@@ -44,6 +49,31 @@ def matmul(a: Any, b: Any, *, world: World | None = None, precision: Word = "aut
                 return _multiply(single_rank_world(backend), a, b, precision)
         world = single_rank_world(CpuBackend())
     return _multiply(world, a, b, precision)
+
+
+def _multiply_distributed(a: Any, b: Any, word: Word) -> DistributedArray:
+    """Return the product, split by rows, of arrays of which one at least is distributed. Collective."""
+    world = next(one.world for one in (a, b) if isinstance(one, SplitArray))
+    begin(world, "matmul", a, b, word)
+    left = _rows(world, a) if np.ndim(a) == 2 else _whole_vector(world, a)
+    product = _multiply(world, left, _rows(world, b), word)
+    parts = split_along((*np.shape(a)[:-1], *np.shape(b)[1:]), 0, world.size)
+    # The product with a vector on the left is whole on every rank.
+    return array_of(world, parts, product if np.ndim(a) == 2 else product[parts[world.rank].slices])
+
+
+def _rows(world: World, value: Any) -> Array:
+    """Return this rank's rows of a matrix, or elements of a vector. Collective."""
+    parts = split_along(np.shape(value), 0, world.size)
+    if isinstance(value, SplitArray):
+        return world.xp.ascontiguousarray(value.fetched(parts))
+    check_small(value, value.shape)
+    return world.xp.asarray(value[parts[world.rank].slices])
+
+
+def _whole_vector(world: World, vector: Any) -> Array:
+    """Return a vector that every rank has whole. Collective."""
+    return world.xp.asarray(vector.gather() if isinstance(vector, SplitArray) else vector)
 
 
 def _multiply(world: World, a: Any, b: Any, word: Word) -> Array:

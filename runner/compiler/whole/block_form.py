@@ -39,23 +39,8 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
 
     Raises UserError, with the line, for what cannot be computed in blocks.
     """
-    arrays = [
-        WholeInput(name, tuple(shape), dtype) for name, (shape, dtype) in zip(job.arrays, inputs, strict=True)
-    ]
-    _check_sizes(job, arrays)
     try:
-        names, services = job.output_names, job.services
-        program = trace_whole(
-            job.function, arrays, parameters, names, services=services, series=job.series, kind=kind
-        )
-        for number, change in program.changed.items():
-            if not change.returned and job.arrays[number] not in job.feeds:
-                refusal = NotTraceable(
-                    f"changes its input {job.arrays[number]}, which is no result and which no result feeds",
-                    f"a copy, {job.arrays[number]}.copy(), or return it",
-                )
-                refusal.line = change.line
-                raise refusal
+        program = whole_program(job, inputs, parameters, kind)
         footprints = [program.footprint(number) for number in range(len(program.inputs))]
         halo = tuple(
             (max(0, *(one[axis][0] for one in footprints)), max(0, *(one[axis][1] for one in footprints)))
@@ -63,13 +48,7 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
         )
         points = None if program.staged else point_writes(program.program, halo)
     except NotTraceable as reason:
-        at = f", line {reason.line}" if reason.line else ""
-        file = job.function.__code__.co_filename if hasattr(job.function, "__code__") else ""
-        raise UserError(
-            f"job {job.name} cannot be computed in blocks",
-            why=f"it {reason.reason}{f' ({file}{at})' if at else ''}",
-            hint=reason.hint,
-        ) from reason
+        raise not_in_blocks(job, reason) from reason
     wraps = program.wraps[: len(program.inputs)] if program.staged else program.wraps
     found = replace(
         job,
@@ -89,6 +68,43 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
         function=BlockFunction(job.function, without_points(program.program), halo, points, program),
         services=frozenset({"here", "xp", "out"}),
         strided_out=True,
+    )
+
+
+def whole_program(
+    job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any], kind: str = "cpu"
+) -> WholeProgram:
+    """Return what the function of a job of whole arrays computes. Parameters are those of `block_form`.
+
+    Raises NotTraceable, with the line, for what is not traced, and UserError for arrays that share no grid.
+    """
+    arrays = [
+        WholeInput(name, tuple(shape), dtype) for name, (shape, dtype) in zip(job.arrays, inputs, strict=True)
+    ]
+    _check_sizes(job, arrays)
+    names, services = job.output_names, job.services
+    program = trace_whole(
+        job.function, arrays, parameters, names, services=services, series=job.series, kind=kind
+    )
+    for number, change in program.changed.items():
+        if not change.returned and job.arrays[number] not in job.feeds:
+            refusal = NotTraceable(
+                f"changes its input {job.arrays[number]}, which is no result and which no result feeds",
+                f"a copy, {job.arrays[number]}.copy(), or return it",
+            )
+            refusal.line = change.line
+            raise refusal
+    return program
+
+
+def not_in_blocks(job: Job, reason: NotTraceable) -> UserError:
+    """Return the error for a function of whole arrays that cannot be traced."""
+    at = f", line {reason.line}" if reason.line else ""
+    file = job.function.__code__.co_filename if hasattr(job.function, "__code__") else ""
+    return UserError(
+        f"job {job.name} cannot be computed in blocks",
+        why=f"it {reason.reason}{f' ({file}{at})' if at else ''}",
+        hint=reason.hint,
     )
 
 

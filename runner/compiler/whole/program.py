@@ -45,6 +45,7 @@ class WholeOutput:
 
     nodes: per component, in C order of the axes after those of space; zero at positions where the array has
     no cell. every: per axis of space, positions from one of its cells to the next. combine: as of `Operand`.
+    origin: the input whose memory it has, by number; -1: none.
     """
 
     name: str
@@ -53,6 +54,7 @@ class WholeOutput:
     nodes: tuple[Node, ...]
     every: Shape
     combine: str = ""
+    origin: int = -1
 
 
 @dataclass(frozen=True, eq=False)

@@ -290,7 +290,8 @@ def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> 
             raise NotTraceable(f"returns {what} that does not come from its arrays", FIELD)
         if not one._axes:
             number = spaces.recorders.index(one._recorder)
-            outputs.append((number, WholeOutput(name, (), one.dtype, tuple(taken(one).ravel()), ())))
+            values = tuple(taken(one).ravel())
+            outputs.append((number, WholeOutput(name, (), one.dtype, values, (), origin=one._storage.origin)))
             continue
         along = [axis for axis in one._axes if isinstance(axis, Along)]
         if one._fixed or [axis.axis for axis in along] != [*range(len(one._recorder.space))]:
@@ -308,5 +309,6 @@ def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> 
                 f"returns an array of shape {one.shape}, larger than its inputs",
                 "an input of the shape of the result",
             )
-        outputs.append((number, WholeOutput(name, one.shape, one.dtype, tuple(own), every)))
+        origin = one._storage.origin
+        outputs.append((number, WholeOutput(name, one.shape, one.dtype, tuple(own), every, origin=origin)))
     return outputs

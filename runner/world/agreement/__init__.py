@@ -1,0 +1,3 @@
+"""Compare what the ranks of a user's own program have called. `operations.Operations`, which a world has,
+notes the operations on distributed arrays and finds the first that differ.
+"""
