@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.arrays.halo.exchange import HaloPlan
+from meshrun.runner.arrays.operations.split_array import begin
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import Partition, split_along
 from meshrun.runner.region import Array, HostArray, packed
@@ -33,6 +34,7 @@ def taken(function: str, array: object) -> DistributedArray:
         )
     if not array.shape:
         raise UserError(f"{function} takes an array with axes", got="shape ()", everywhere=True)
+    begin(array.world, function, array)
     parts: object = array.partition
     if isinstance(parts, Partition):
         return array

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from meshrun.runner.arrays.distributed_array import DistributedArray
+from meshrun.runner.arrays.operations.table import FUNCTIONS
 from meshrun.runner.arrays.tools.counting import bincount, histogram
 from meshrun.runner.arrays.tools.order_statistics import median, percentile, quantile
 from meshrun.runner.arrays.tools.scans import cumprod, cumsum
@@ -14,7 +17,19 @@ from meshrun.runner.arrays.tools.searching import searchsorted, unique
 from meshrun.runner.arrays.tools.small_matrices import det, eigh, inv, solve
 from meshrun.runner.arrays.tools.sorting import argsort, sort
 
-NUMPY_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+def add_accumulate(array: DistributedArray, axis: int = 0, dtype: npt.DTypeLike | None = None) -> DistributedArray:
+    """Return the cumulative sum, as `numpy.add.accumulate` does."""
+    return cumsum(array, axis, dtype)
+
+
+def multiply_accumulate(
+    array: DistributedArray, axis: int = 0, dtype: npt.DTypeLike | None = None
+) -> DistributedArray:
+    """Return the cumulative product, as `numpy.multiply.accumulate` does."""
+    return cumprod(array, axis, dtype)
+
+
+NUMPY_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.sort: sort,
     np.argsort: argsort,
     np.cumsum: cumsum,
@@ -30,4 +45,7 @@ NUMPY_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.linalg.inv: inv,
     np.linalg.det: det,
     np.linalg.eigh: eigh,
+    (np.add, "accumulate"): add_accumulate,
+    (np.multiply, "accumulate"): multiply_accumulate,
 }
+FUNCTIONS.update(NUMPY_FUNCTIONS)

@@ -18,6 +18,7 @@ from meshrun.runner.arrays import store
 from meshrun.runner.arrays.distributed_array import DistributedArray, array_of
 from meshrun.runner.arrays.operations import parts as geometry
 from meshrun.runner.arrays.operations.split_array import SplitArray, begin
+from meshrun.runner.arrays.tools.table import NUMPY_FUNCTIONS
 from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.choices import DeviceChoice
@@ -31,6 +32,7 @@ from meshrun.runner.world.agreement.operations import END
 from meshrun.runner.world.world import Check, World
 
 TRACED = numpy_functions.traced_function  # what distributed arrays do with NumPy's further functions
+TOOLS = NUMPY_FUNCTIONS  # sorting, statistics and scans, which enter the table, too
 NUMBERS = "biufc"  # kinds of dtypes that arrays have
 
 
