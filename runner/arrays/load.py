@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from meshrun.runner.arrays.block_layout import Allocator
-from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
+from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import UserError
@@ -168,8 +168,9 @@ def load_arrays(
     arrays = []
     for source, plan in zip(sources, plans, strict=True):
         with phases("prepare"):
-            array = empty_array(world, plan, source.dtype, allocator)
-            plan.poison(array.block)
+            block = plan.empty(allocator or world.backend, source.dtype)
+            array = DistributedArray(plan, block, world)
+            plan.poison(block)
         _read_part(world, source, plan.partition, array.interior, phases)
         arrays.append(array)
     return arrays

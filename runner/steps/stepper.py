@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
+from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.arrays.halo.boxes import FieldHalos
 from meshrun.runner.arrays.halo.direct import DirectHalos
 from meshrun.runner.arrays.halo.exchange import (
@@ -226,7 +226,7 @@ class Stepper(StepBlocks[DistributedArray]):
                     self.spare[place] = DistributedArray(plan, plan.earlier(), world)
                     poison(self.spare[place].block[: plan.rows_before])
                 else:
-                    self.spare[place] = empty_array(world, plan, arrays[place].dtype, self)
+                    self.spare[place] = DistributedArray(plan, plan.empty(self, arrays[place].dtype), world)
                     poison(self.spare[place].block)
             self._later = self.arrays[self.fed[0]]
             self._finals = self._unfed_results()
