@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from meshrun.runner.comm.api import Message, Pending
 from meshrun.runner.recorder.ring import ON_DEVICE, WAIT, Recorder
 
 OPERATIONS = ("barrier", "broadcast", "allgather", "all_reduce", "split", "counters", "close")  # collective
@@ -75,7 +74,7 @@ def _collective(trail: Trail, operation: str, method: Callable[..., Any]) -> Cal
 def _exchange(trail: Trail, method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a recorded `exchange`, which counts the messages and records the wait for them."""
 
-    def exchange(sends: Sequence[Message], receives: Sequence[Message]) -> RecordedPending:
+    def exchange(sends: Any, receives: Any) -> RecordedPending:
         count, group, members = trail.recorder.count, trail.group, trail.members
         moved = 0
         for peer, array in sends:
@@ -95,7 +94,7 @@ def _exchange(trail: Trail, method: Callable[..., Any]) -> Callable[..., Any]:
 class RecordedPending:
     """Messages in flight whose wait is recorded."""
 
-    def __init__(self, pending: Pending, trail: Trail) -> None:
+    def __init__(self, pending: Any, trail: Trail) -> None:
         self._pending, self._trail = pending, trail
 
     def progress(self) -> None:
