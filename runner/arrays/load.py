@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,10 +18,17 @@ from meshrun.runner.options.form import Form
 from meshrun.runner.plan.grid import Parts, parts_of, split_over
 from meshrun.runner.plan.halo import check_boundary, check_widths, normalize
 from meshrun.runner.plan.task import ArrayType, Task
-from meshrun.runner.region import Array, HostArray, Region
+from meshrun.runner.region import Array, HostArray, Region, Shape
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.spelling import option
-from meshrun.runner.storage.formats.registry import BroadcastSource, Source, SpreadSource, decode, open_source
+from meshrun.runner.storage.formats.registry import (
+    BroadcastSource,
+    Sink,
+    Source,
+    SpreadSource,
+    decode,
+    open_source,
+)
 from meshrun.runner.system.host_memory import host_memory
 from meshrun.runner.world.world import World
 
@@ -152,6 +160,12 @@ def planned_type(source: Source) -> ArrayType:
 def stored_type(source: Source) -> ArrayType:
     """Return shape and dtype of an input as its file has it."""
     return (source.source if isinstance(source, SpreadSource) else source).shape, source.dtype
+
+
+def file_chunks(sources: Sequence[Source | Sink]) -> Shape | None:
+    """Return the largest chunk shape of the files; None if none is chunked."""
+    shapes = [source.chunks for source in sources if source.chunks]
+    return max(shapes, key=math.prod, default=None)
 
 
 def load_arrays(

@@ -35,11 +35,11 @@ from meshrun.runner.job.signature import STEP
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, halo_plans, no_progress
 from meshrun.runner.maps.same_values import ValueSummary, differing_rank, refuse_other_values, summary_of
 from meshrun.runner.maps.split_probe import refuse_split
-from meshrun.runner.maps.streamed.chunk_agreement import limits
 from meshrun.runner.options.form import forms_of_inputs
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.step_options import FieldChange, NamedRule, StepOptions
-from meshrun.runner.plan.chunking import MemoryUse, block_memory, has_own_grid
+from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.plan.chunking import MemoryUse, block_memory, check_limit, has_own_grid, memory_limits
 from meshrun.runner.plan.task import ArrayType, Task, plan_task
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
@@ -50,6 +50,7 @@ from meshrun.runner.storage.formats.registry import ComputedSource, Sink, Source
 from meshrun.runner.storage.journal import Journal
 from meshrun.runner.storage.paths import CONTAINERS, KEPT, journal_folder, partial_path, split, suffix
 from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.system.host_memory import host_memory
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
@@ -363,6 +364,21 @@ def source_of(constant: Constant) -> Source:
         {"constant": constant.name, "sha256": constant.digest},
         Path(f"{constant.name}, of the function"),
     )
+
+
+def limits(world: World, options: StreamOptions) -> MemoryUse:
+    """Return the bytes that this rank's chunks may take together.
+
+    Raises UserError if an option allows more than the host or GPU has.
+    """
+    beside, host, gpu = world.beside, host_memory(), world.backend.asynchronous
+    check_limit("host_memory", options.host_memory, host, "this host")
+    if not gpu:
+        return memory_limits(options, host=host, beside=len(beside), device=None, sharing=1)
+    here, free = world.here.device, world.backend.free_memory()
+    check_limit("device_memory", options.device_memory, here.memory, "this GPU")
+    sharing = sum(rank.device.uuid == here.uuid for rank in beside)
+    return memory_limits(options, host=host, beside=len(beside), device=free, sharing=sharing)
 
 
 def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: int = 1) -> tuple[Task, Fusion]:

@@ -11,7 +11,7 @@ from typing import Any
 from meshrun.runner.arrays.load import load_arrays, spread_sources
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.maps.streamed.chunk_agreement import limits, serial_file, with_trial_results
+from meshrun.runner.maps.streamed.chunk_agreement import serial_file, with_trial_results
 from meshrun.runner.options.step_options import EVERY, FieldChange, NamedRule, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import MemoryUse, not_streamed
@@ -26,6 +26,7 @@ from meshrun.runner.run.prepare import (
     RunContext,
     changing_inputs,
     check_nothing_unfinished,
+    limits,
     make_task_outputs,
     must_fuse,
     named_rule,
