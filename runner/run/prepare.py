@@ -20,11 +20,10 @@ from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.arrays.inputs import Inputs, input_key, note
 from meshrun.runner.arrays.load import open_decoded, planned_type, spread_sources
 from meshrun.runner.arrays.store import open_sinks
-from meshrun.runner.compiler.captured import Captured, captured
 from meshrun.runner.compiler.decide import Fusion, fused_alone, not_one_kernel
+from meshrun.runner.compiler.function_key import Captured, captured, key_of
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.lint.edge_stages import stage_lines
-from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.compiler.traced import check_tables
 from meshrun.runner.compiler.whole.functions.outside import Constant
 from meshrun.runner.device.cpu import CpuBackend
