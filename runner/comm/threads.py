@@ -10,13 +10,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from meshrun.runner.comm.api import Message, Operation, as_bytes, check_contiguous
+from meshrun.runner.comm.api import UFUNCS, Message, Operation, as_bytes, check_contiguous
 from meshrun.runner.comm.recorded import Trail, record_operations
 from meshrun.runner.errors import RunError
 from meshrun.runner.region import Array
 
 Result = TypeVar("Result")
-REDUCE = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
 class ThreadHub:
@@ -162,7 +161,8 @@ class ThreadComm:
         if self.size == 1:  # a single rank's array may also be a device array
             return
         contributions = self.hub.gather(self.rank, array.copy())
-        array[...] = REDUCE[operation].reduce(contributions, axis=0, dtype=array.dtype)
+        combine = getattr(np, UFUNCS[operation])
+        array[...] = combine.reduce(contributions, axis=0, dtype=array.dtype)
 
     def abort(self, status: int) -> None:
         self.hub.fail()
