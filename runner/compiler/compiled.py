@@ -16,7 +16,7 @@ import numpy as np
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import shared_planes, single_pass
-from meshrun.runner.compiler.cuda.beyond import MOST_BYTES, Beyond, Sides, cells_beyond
+from meshrun.runner.compiler.cuda.beyond import MOST_BYTES, NO_SIDES, Beyond, Sides, cells_beyond
 from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
@@ -200,7 +200,7 @@ class DeviceKernel:
         outs: Sequence[Array],
         first: Sequence[int],
         scalars: Array | None = None,
-        sides: Sides = (),
+        sides: Sides = NO_SIDES,
     ) -> Callable[[], None]:
         """Return the launches of one pass; see `TaskKernel`. To make their arguments takes the host longer
         than a small block takes the device."""
@@ -229,7 +229,6 @@ class DeviceKernel:
         given = (merged.inputs, blocks), (merged.outputs, outs)
         apart = not all(single_pass.have_equal_pitches(*one, merged.axes) for one in given)
         wide = single_pass.is_wide([*blocks, *outs])
-        sides = sides if any(map(any, sides)) else ()
         units = all(single_pass.lie_in_units(*one) for pair in given for one in zip(*pair, strict=True))
         alike = single_pass.have_equal_alignment(merged, blocks, outs, self.widths)
         places = [at % n for at, n in zip(first, self.program.lengths, strict=False)]
@@ -241,7 +240,7 @@ class DeviceKernel:
             begin = address_of(outs[0]) + sum(a * b for (a, _), b in zip(near, strides, strict=True))
             left = tuple(max(n - sum(cells), 0) for n, cells in zip(own, near, strict=True))
             once = left, begin % single_pass.LARGEST_ROW == 0
-        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0, units, alike, once)
+        kernel, launch = self._pass(outs[0].shape, apart, wide, any(sides), units, alike, once)
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
         if call.grid == (0,):
             return functools.partial(_call_all, ())
@@ -518,10 +517,10 @@ class HostKernel:
         outs: Sequence[Array],
         first: Sequence[int],
         scalars: Array | None = None,
-        sides: Sides = (),
+        sides: Sides = NO_SIDES,
     ) -> Callable[[], None]:
         """Return the call; see `TaskKernel`."""
-        assert not sides
+        assert not any(sides)
         return functools.partial(self, list(blocks), list(outs), first, scalars)
 
     def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.cuda import shared_planes
-from meshrun.runner.compiler.cuda.beyond import Beyond, RowStore, Sides, sides_word, statements
+from meshrun.runner.compiler.cuda.beyond import NO_SIDES, Beyond, RowStore, Sides, statements
 from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes
 from meshrun.runner.compiler.cuda.steps.layout import LANES
 from meshrun.runner.compiler.operations import (
@@ -1103,17 +1103,12 @@ class _Body:
         stores = [one for one in stores if one.output not in self._combined]
         if self._beyond is None:
             return [*kept, *self._stored(stores)]
-        axes, leads = range(self.program.axes - 1), self._leaders["o"]
         rows = []
         for one in stores:
-            pitches = [f"o{leads[one.output]}_pitch{axis}" for axis in axes]
+            pitch = f"o{self._leaders['o'][one.output]}_pitch0"
             function = "store_row" if one.function == "store_elements" else one.function
-            rows.append(RowStore(one.output, one.row, (function, f"results{one.name}"), one.target, pitches))
-        places = [f"int32(x{axis})" for axis in axes]
-        cells = [*self.tile[:-1]]
-        if self.march:
-            places[0], cells[0] = "int32(x0 + turn - 1)", 1
-        return [*kept, *self._stored(stores), *statements(self._beyond, rows, places, cells)]
+            rows.append(RowStore(one.output, one.row[0], function, f"results{one.name}", one.target, pitch))
+        return [*kept, *self._stored(stores), *statements(self._beyond, rows, "int32(x0)", self.tile[0])]
 
     def _stored(self, stores: Sequence[_Store]) -> list[str]:
         """Return the statements that store the arrays of results among the own cells."""
@@ -1266,7 +1261,7 @@ def launch_arguments(
     widths: Extents,
     first: Sequence[int] = (),
     scalars: Array | None = None,
-    sides: Sides = (),
+    sides: Sides = NO_SIDES,
 ) -> PassLaunch:
     """Return grid, block and arguments to compute all own cells.
 
@@ -1275,8 +1270,8 @@ def launch_arguments(
     output of which only the best cell is kept, the key, as a view of so many cells (`key_of`).
     Trailing axes that the operand lacks count as cells of the last grid axis (`merge_components`). widths:
     halo of all blocks, per grid axis; at least each input's footprint. first, scalars: as of `TaskKernel`; if
-    they have places, all own cells are within the array. sides: ends of axes beyond which the kernel stores
-    cells, around `outs`, if it was written to do so. Raises ValueError for arrays that do not fit the kernel.
+    they have places, all own cells are within the array. sides: ends beyond which the kernel stores
+    rows, around `outs`, if it was written to do so. Raises ValueError for arrays that do not fit the kernel.
     """
     program, last = kernel.program, kernel.program.axes - 1
     targets = [_Rows(array, one, last) for array, one in zip(outs, program.outputs, strict=True)]
@@ -1324,12 +1319,12 @@ def launch_arguments(
             has_own = leader == number and not operands[number].combine
             values += [rows.address, *(pitches if has_own else ())]
     values += [*lengths, *(value for one in tiles[1:] for value in (one, *division(max(one, 1)))), shift]
-    values += [sides_word(sides)] if sides else []
+    values += [sides[0] | sides[1] << 1] if any(sides) else []
     values += first[: program.axes] if program.has_places else ()
     if has_ends(program):
         values += [at_ends, *(cells for axis in near for cells in axis)]
     values += _slots(program, scalars)
-    kinds = [kind for _, _, kind in _parameters(program, kernel.apart, kernel.wide, len(sides) > 0)]
+    kinds = [kind for _, _, kind in _parameters(program, kernel.apart, kernel.wide, any(sides))]
     arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))
     return PassLaunch((grid,), (math.prod(block), 1) if kernel.planes else block, arguments)
 

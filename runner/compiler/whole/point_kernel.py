@@ -112,10 +112,10 @@ class PointKernel:
         outs: Sequence[Array],
         first: Sequence[int],
         scalars: Array | None = None,
-        sides: Sequence[tuple[bool, bool]] = (),
+        sides: tuple[bool, bool] = (False, False),
     ) -> Callable[[], None]:
         """Return the launches of one pass; see `TaskKernel`."""
-        assert not sides
+        assert not any(sides)
         dense = self.dense.bind(blocks, outs, first, scalars)
         if self.code is None:
             points = functools.partial(self.points.fill, [*blocks], [*outs], tuple(first), scalars)
