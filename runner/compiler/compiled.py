@@ -111,6 +111,24 @@ class StepState(Protocol):
         """Return which own cell of input `place` each cell beyond the array equals."""
 
 
+@dataclass(frozen=True)
+class PassVariant:
+    """What a kernel of one pass depends on besides the shape: how the arrays lie in memory, what it stores.
+
+    apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array. units:
+    whether cells begin at multiples of their units in memory. alike: whether all arrays have an equal
+    alignment. once: the cells between the array's ends, and whether the first one is at a multiple of 16
+    bytes, if no cell may be computed twice: results are written over an input.
+    """
+
+    apart: bool = False
+    wide: bool = False
+    beyond: bool = False
+    units: bool = True
+    alike: bool = False
+    once: tuple[Shape, bool] | None = None
+
+
 @dataclass
 class DeviceKernel:
     """CUDA kernels of a program, on the current device and stream.
@@ -240,7 +258,8 @@ class DeviceKernel:
             begin = address_of(outs[0]) + sum(a * b for (a, _), b in zip(near, strides, strict=True))
             left = tuple(max(n - sum(cells), 0) for n, cells in zip(own, near, strict=True))
             once = left, begin % single_pass.LARGEST_ROW == 0
-        kernel, launch = self._pass(outs[0].shape, apart, wide, any(sides), units, alike, once)
+        variant = PassVariant(apart, wide, any(sides), units, alike, once)
+        kernel, launch = self._pass(outs[0].shape, variant)
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
         if call.grid == (0,):
             return functools.partial(_call_all, ())
@@ -257,36 +276,22 @@ class DeviceKernel:
         small = math.prod(shape) * sum(one.dtype.itemsize for one in operands) <= MOST_BYTES
         stepped = self.row > 0 and self.most_steps == 1 and self.stores_beyond and small
         # Blocks of steps are aligned.
-        self._pass(self._parts(shape), beyond=stepped and self._beyond is not None, alike=self.row > 0)
+        variant = PassVariant(beyond=stepped and self._beyond is not None, alike=self.row > 0)
+        self._pass(self._parts(shape), variant)
 
     def _parts(self, shape: Shape) -> Shape:
         """Return the shape of a result with the two parts of its complex numbers."""
         return (*shape[: self.program.axes], *self.program.outputs[0].trailing)
 
-    def _pass(
-        self,
-        shape: Shape,
-        apart: bool = False,
-        wide: bool = False,
-        beyond: bool = False,
-        units: bool = True,
-        alike: bool = False,
-        once: tuple[Shape, bool] | None = None,
-    ) -> tuple[single_pass.PassKernel, Callable[..., None]]:
-        """Return the kernel for results of a shape, whose tile is no longer than their own cells.
-
-        apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array.
-        units: whether cells begin at multiples of their units in memory. alike: whether all arrays have an
-        equal alignment. once: the cells between the array's ends, and whether the first one is at a multiple
-        of 16 bytes, if no cell may be computed twice: results are written over an input.
-        """
-        lengths = self._lengths(shape)
+    def _pass(self, shape: Shape, variant: PassVariant) -> tuple[single_pass.PassKernel, Callable[..., None]]:
+        """Return the kernel for results of a shape, whose tile is no longer than their own cells."""
+        lengths, once = self._lengths(shape), variant.once
         row, planes, tile = lengths[-1], None, self._tile
         if single_pass.marches(self._common):
             between = single_pass.between_ends(self._merged, lengths)
             tile = single_pass.choose_tile(self._common, between)
             chosen = shared_planes.choose(self._common, between)
-            if alike and not isinstance(chosen, str):
+            if variant.alike and not isinstance(chosen, str):
                 planes, tile = chosen, chosen.tile
         else:  # all longer ones have the same tile
             if self.row:  # steps
@@ -305,16 +310,16 @@ class DeviceKernel:
                 march = planes = replace(planes, planes=whole[0])
             else:
                 tile, planes = single_pass.whole_tile(tile, once[0], march, once[1]), None
-        key = tile, march, apart, wide, beyond, units, once is None
+        key = tile, march, replace(variant, alike=False, once=None), once is None
         if key not in self._passes:
             kernel = single_pass.emit(
-                self._merged if units else without_units(self._merged),
+                self._merged if variant.units else without_units(self._merged),
                 tile=None if once is None or planes else tile,
                 lengths=lengths,
-                apart=apart,
-                wide=wide,
+                apart=variant.apart,
+                wide=variant.wide,
                 ends=self._ends,
-                beyond=self._beyond if beyond else None,
+                beyond=self._beyond if variant.beyond else None,
                 march=march,
             )
             launch = self._compiled(kernel.source, kernel.name, kernel.shared)
