@@ -20,6 +20,7 @@ from meshrun.runner.compiler.cuda import shared_planes
 from meshrun.runner.compiler.cuda.beyond import NO_SIDES, Beyond, RowStore, Sides, statements
 from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes
 from meshrun.runner.compiler.cuda.steps.layout import LANES
+from meshrun.runner.compiler.cuda.strip_values import Row, Value, Values, element_name, unit_name
 from meshrun.runner.compiler.operations import (
     HEADER,
     KERNELS,
@@ -44,7 +45,6 @@ from meshrun.runner.compiler.trace.graph import (
     Program,
     in_order,
 )
-from meshrun.runner.compiler.trace.values import Row, Value, Values, element_name, unit_name
 from meshrun.runner.region import Array, Shape, address_of
 
 MOST_BLOCKS = 2**31 - 1  # of a one-dimensional grid

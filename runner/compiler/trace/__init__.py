@@ -1,6 +1,6 @@
 """A function of blocks, called with stand-ins, becomes a graph of operations on numbers.
 
-`trace` records what the function does; `graph` and `values` hold it; `evaluate` computes it with NumPy, as
+`trace` records what the function does; `graph` holds it; `evaluate` computes it with NumPy, as
 the oracle of every kernel. It knows neither devices nor ranks.
 """
 
