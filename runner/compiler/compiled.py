@@ -15,7 +15,7 @@ import numpy as np
 
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
-from meshrun.runner.compiler.cuda import shared_planes, single_pass
+from meshrun.runner.compiler.cuda import pass_launch, pass_tile, shared_planes, single_pass
 from meshrun.runner.compiler.cuda.beyond import MOST_BYTES, NO_SIDES, Beyond, Sides, cells_beyond
 from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
@@ -165,7 +165,7 @@ class DeviceKernel:
         # Cells at the ends of rows are found as pairs, where a row is no row of single elements.
         self._merged = with_units(self.program if self.finds_ends else merge_components(self.program)[0])
         self._common = interior(self._merged)
-        self._tile = single_pass.choose_tile(self._common)
+        self._tile = pass_tile.choose_tile(self._common)
         self._ends = self.boundary if self.finds_ends else ""
 
     @functools.cached_property
@@ -245,22 +245,22 @@ class DeviceKernel:
         """Return the launch for cells within the array, of no more rows than one launch takes."""
         merged = self._merged
         given = (merged.inputs, blocks), (merged.outputs, outs)
-        apart = not all(single_pass.have_equal_pitches(*one, merged.axes) for one in given)
-        wide = single_pass.is_wide([*blocks, *outs])
-        units = all(single_pass.lie_in_units(*one) for pair in given for one in zip(*pair, strict=True))
-        alike = single_pass.have_equal_alignment(merged, blocks, outs, self.widths)
+        apart = not all(pass_launch.have_equal_pitches(*one, merged.axes) for one in given)
+        wide = pass_launch.is_wide([*blocks, *outs])
+        units = all(pass_launch.lie_in_units(*one) for pair in given for one in zip(*pair, strict=True))
+        alike = pass_launch.have_equal_alignment(merged, blocks, outs, self.widths)
         places = [at % n for at, n in zip(first, self.program.lengths, strict=False)]
         once = None
-        if single_pass.is_in_place(blocks, outs, self.widths):
+        if pass_launch.is_in_place(blocks, outs, self.widths):
             own = self._lengths(outs[0].shape)
-            near = single_pass.near_ends(merged, own, places)
+            near = pass_launch.near_ends(merged, own, places)
             strides = outs[0].strides[: merged.axes]
             begin = address_of(outs[0]) + sum(a * b for (a, _), b in zip(near, strides, strict=True))
             left = tuple(max(n - sum(cells), 0) for n, cells in zip(own, near, strict=True))
-            once = left, begin % single_pass.LARGEST_ROW == 0
+            once = left, begin % pass_tile.LARGEST_ROW == 0
         variant = PassVariant(apart, wide, any(sides), units, alike, once)
         kernel, launch = self._pass(outs[0].shape, variant)
-        call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
+        call = pass_launch.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
         if call.grid == (0,):
             return functools.partial(_call_all, ())
         return functools.partial(launch, call.grid, call.block, call.arguments, shared_mem=kernel.shared)
@@ -287,15 +287,15 @@ class DeviceKernel:
         """Return the kernel for results of a shape, whose tile is no longer than their own cells."""
         lengths, once = self._lengths(shape), variant.once
         row, planes, tile = lengths[-1], None, self._tile
-        if single_pass.marches(self._common):
-            between = single_pass.between_ends(self._merged, lengths)
-            tile = single_pass.choose_tile(self._common, between)
+        if pass_tile.marches(self._common):
+            between = pass_tile.between_ends(self._merged, lengths)
+            tile = pass_tile.choose_tile(self._common, between)
             chosen = shared_planes.choose(self._common, between)
             if variant.alike and not isinstance(chosen, str):
                 planes, tile = chosen, chosen.tile
         else:  # all longer ones have the same tile
             if self.row:  # steps
-                tile = single_pass.with_fewer_columns(self._common, tile, math.prod(lengths))
+                tile = pass_tile.with_fewer_columns(self._common, tile, math.prod(lengths))
             near = map(sum, ends_of(self._merged))
             tile = lengths = tuple(
                 min(one, cells + ends) for one, cells, ends in zip(lengths, tile, near, strict=True)
@@ -304,12 +304,12 @@ class DeviceKernel:
             raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
         march: bool | SharedPlanes | None = planes
         if once is not None:
-            march = single_pass.marches(self._common)
-            whole = single_pass.whole_tile(planes.block if planes else tile, once[0], march, once[1])
+            march = pass_tile.marches(self._common)
+            whole = pass_tile.whole_tile(planes.block if planes else tile, once[0], march, once[1])
             if planes and whole[1:] == planes.block[1:]:
                 march = planes = replace(planes, planes=whole[0])
             else:
-                tile, planes = single_pass.whole_tile(tile, once[0], march, once[1]), None
+                tile, planes = pass_tile.whole_tile(tile, once[0], march, once[1]), None
         key = tile, march, replace(variant, alike=False, once=None), once is None
         if key not in self._passes:
             kernel = single_pass.emit(

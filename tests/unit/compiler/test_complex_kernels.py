@@ -18,7 +18,8 @@ from whole_kernels import compile_loops, compile_texts, halo_of
 
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.beyond import cells_beyond
-from meshrun.runner.compiler.cuda.single_pass import emit, finds_ends, launch_arguments
+from meshrun.runner.compiler.cuda.pass_launch import launch_arguments
+from meshrun.runner.compiler.cuda.single_pass import emit, finds_ends
 from meshrun.runner.compiler.cuda.steps.kernel import FEW_BYTES, build
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import choices
