@@ -18,7 +18,7 @@ from meshrun.runner.compiler.passes.branches import (
     write,
 )
 from meshrun.runner.compiler.passes.strips import BYTE, LOGIC, WORD, Strip, Strips, above, byte, operand_bound
-from meshrun.runner.compiler.trace.graph import PLACES, Node, Offset, Program
+from meshrun.runner.compiler.trace.graph import PLACES, Node, Offset, Operand, Program
 
 Row = tuple[int, Offset]
 """An input and a row of it, relative to the thread's first."""
@@ -36,6 +36,17 @@ class Value(NamedTuple):
     place: int
 
 
+class Leaves(NamedTuple):
+    """What the leaves of a program are read from.
+
+    inputs: of the program. places: C++ of the position in the whole array of the thread's first cell, per
+    axis.
+    """
+
+    inputs: Sequence[Operand]
+    places: Sequence[str]
+
+
 @dataclass(frozen=True)
 class _Recipe:
     """How a value is computed. write: return its C++ for the names of what it needs. kind: the type of a
@@ -51,12 +62,11 @@ class Values:
 
     lines: what was written. rows: of the inputs that are read, the number of each. What most cells need is
     read before all else: windows has, of rows of small elements, the first and last ones; loaded has, of the
-    other rows, the elements. What few cells need is read in their branch. places: C++ of the
-    position in the whole array of the thread's first cell, per axis.
+    other rows, the elements. What few cells need is read in their branch. places: of `Leaves`.
     """
 
     def __init__(self, program: Program, strips: Strips, places: Sequence[str] = ()) -> None:
-        self._inputs, self._places = program.inputs, places
+        self._leaves = Leaves(program.inputs, places)
         self._conditions = Conditions(program.graph)
         self._names: dict[Value, str] = {}
         self._recipes: dict[Value, _Recipe] = {}
@@ -84,7 +94,7 @@ class Values:
 
     def _element_of(self, strip: Strip, place: int) -> int:
         """Return the element of a row that a load reads for a place."""
-        return place * self._inputs[strip.node.input].components + strip.node.component
+        return place * self._leaves.inputs[strip.node.input].components + strip.node.component
 
     def plan(self, results: Iterable[Value], address: Callable[[Row, int], str] | None = None) -> None:
         """Find the branches. results: all that will be written.
@@ -122,7 +132,7 @@ class Values:
 
     def _late_load(self, value: Value, address: Callable[[Row, int], str]) -> _Recipe:
         _, strip, place = value
-        operand = self._inputs[strip.node.input]
+        operand = self._leaves.inputs[strip.node.input]
         at = address(self._row(strip), self._element_of(strip, place))
         kind, bits = ctype(operand.dtype), 8 * operand.dtype.itemsize
         if operand.dtype.itemsize >= WORD:
@@ -245,7 +255,7 @@ class Values:
         if node.op == "scalar":
             return _Recipe([], lambda _: slot(node), kind)
         if node.op in PLACES:
-            cell = self._places[node.value[0]] + (f" + {place}" if not strip.uniform and place else "")
+            cell = self._leaves.places[node.value[0]] + (f" + {place}" if not strip.uniform and place else "")
             return _Recipe([], lambda _: at_place(node, cell), kind)
         needs = [
             Value("scalar", one, 0 if one.uniform else place + further) for one, further in strip.operands
@@ -258,7 +268,7 @@ class Values:
 
     def _element(self, strip: Strip, place: int) -> _Recipe:
         """An element of a row that is read by elements, or by words that hold parts of cells."""
-        operand, row = self._inputs[strip.node.input], self._row(strip)
+        operand, row = self._leaves.inputs[strip.node.input], self._row(strip)
         if operand.dtype.itemsize >= WORD:
             element = self._element_of(strip, place)
             return _Recipe([], lambda _: self._hoisted(row, element))
@@ -275,7 +285,7 @@ class Values:
 
     def _part_of_row(self, strip: Strip, place: int) -> tuple[str, int]:
         """Return the word of a row of small elements that holds one, and which of them it is."""
-        operand, row = self._inputs[strip.node.input], self._row(strip)
+        operand, row = self._leaves.inputs[strip.node.input], self._row(strip)
         element = self._element_of(strip, place) - self.windows[row][0]
         word, lane = divmod(element, WORD // operand.dtype.itemsize)
         return f"row{self.rows[row]}.words[{word}]", lane
