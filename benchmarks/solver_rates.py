@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import solvers
 
-from meshrun.runner.arrays.distributed_array import DistributedArray
+from meshrun.runner.arrays.distributed_array import empty_array
 from meshrun.runner.options.form import parse_shape
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.phases import Phases
@@ -128,8 +128,7 @@ def opened(world: World, name: str, task: Task, shape: tuple[int, ...], way: tup
     )  # fmt: skip
     xp, arrays = world.backend.xp, []
     for place, start in enumerate(solvers.fields(name, shape)):
-        plan = stepper.plans[place]
-        arrays.append(DistributedArray(plan, plan.empty(stepper, np.dtype(np.float32)), world))
+        arrays.append(empty_array(world, stepper.plans[place], np.dtype(np.float32), stepper))
         own, values = arrays[-1].interior, xp.asarray(start)
         first = stepper.region.start[0]
         for row in range(0, len(own), len(values)):  # noise repeats, a slow wave along the rows does not

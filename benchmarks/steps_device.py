@@ -25,7 +25,7 @@ import cupy
 import numpy as np
 
 import meshrun
-from meshrun.runner.arrays.distributed_array import DistributedArray
+from meshrun.runner.arrays.distributed_array import empty_array
 from meshrun.runner.device.cuda import CudaBackend
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import find
@@ -127,9 +127,7 @@ def stepping(
             of_frames = StepOptions(steps, frames=f"{folder}/film", every=10, frame_range=(0.0, 1.0))
             opened = Frames(world, task, of_frames, 0) if frames else None
             stepper = Stepper(world, task, Phases(world.backend.synchronize))
-            plan = stepper.plans[0]
-            block = plan.empty(world.backend, np.dtype(np.float32))
-            array = DistributedArray(plan, block, world)
+            array = empty_array(world, stepper.plans[0], np.dtype(np.float32))
             array.block[...] = 1
             stepper.start([array])
             observers: list[StepObserver] = [opened] if opened else []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshrun.runner.arrays.distributed_array import DistributedArray
+from meshrun.runner.arrays.distributed_array import empty_array
 from meshrun.runner.job.discover import find
 from meshrun.runner.maps.in_memory import Pipeline, halo_plans
 from meshrun.runner.plan.task import plan_task
@@ -62,8 +62,7 @@ def measure(world: World, shape: tuple[int, int], overlap: bool, rounds: int) ->
     """One rank's rounds; the slowest rank's seconds in each."""
     job = find("laplacian")
     task = plan_task(job, job.complete({}), [(shape, np.dtype(np.float32))], world.size)
-    plan = halo_plans(task, world.rank)[0]
-    array = DistributedArray(plan, plan.empty(world.backend, task.dtype), world)
+    array = empty_array(world, halo_plans(task, world.rank)[0], task.dtype)
     array.block[...] = 1
     found = []
     for number in range(rounds + 3):

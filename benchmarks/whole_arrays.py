@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import meshrun
-from meshrun.runner.arrays.distributed_array import DistributedArray
+from meshrun.runner.arrays.distributed_array import empty_array
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.plan.task import Task, plan_task
@@ -331,7 +331,7 @@ def stepping(world: World, task: Task, steps: int, kind: str) -> tuple[Callable[
     stepper = Stepper(world, task, Phases(world.backend.synchronize), one_by_one=kind == "single")
     arrays = []
     for plan, field in zip(stepper.plans, task.fields, strict=True):
-        arrays.append(DistributedArray(plan, plan.empty(stepper, field.dtype), world))
+        arrays.append(empty_array(world, plan, field.dtype, stepper))
         arrays[-1].block[...] = 1
     stepper.start(arrays)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from meshrun.runner.arrays.block_layout import Allocator
 from meshrun.runner.arrays.halo.exchange import HaloBlock, HaloPlan, exchange
 from meshrun.runner.arrays.redistribute import redistribute
 from meshrun.runner.arrays.reduce import Reduction, reduce_cells
@@ -16,6 +18,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import Partition, split_over
 from meshrun.runner.plan.redistribution import RedistributionPlan
 from meshrun.runner.region import Array, Region, Shape
+from meshrun.runner.world.world import World
 
 
 @dataclass(eq=False)
@@ -79,8 +82,7 @@ class DistributedArray(HaloBlock):
         dtype : dtype, optional
             Of the new array's cells. None: of this array's.
         """
-        kind = self.dtype if dtype is None else np.dtype(dtype)
-        array = replace(self, block=self.layout.empty(self.world.backend, kind))
+        array = empty_array(self.world, self.layout, self.dtype if dtype is None else np.dtype(dtype))
         poison(array.block)
         return array
 
@@ -156,3 +158,10 @@ class DistributedArray(HaloBlock):
 
     def _reduced(self, reduction: Reduction, *factors: Array) -> Array:
         return reduce_cells(self.world, self.partition, reduction, self.interior, *factors)
+
+
+def empty_array(
+    world: World, layout: HaloPlan, dtype: np.dtype[Any], allocator: Allocator | None = None
+) -> DistributedArray:
+    """Return an array with uninitialised blocks. allocator: of this rank's; by default the back end."""
+    return DistributedArray(layout, layout.empty(allocator or world.backend, dtype), world)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshrun.runner.arrays.block_layout import Allocator
-from meshrun.runner.arrays.distributed_array import DistributedArray
+from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.boxes import FieldHalos, constant_cells
 from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange, received_bytes
 from meshrun.runner.arrays.halo.packed import PackedHalos
@@ -130,8 +130,7 @@ class ProgramRun:
             assert plan is not None
             if program.arrays[number].becomes is not None:
                 continue
-            block = plan.empty(self.allocator or world.backend, program.arrays[number].dtype)
-            made = DistributedArray(plan, block, world)
+            made = empty_array(world, plan, program.arrays[number].dtype, self.allocator)
             poison(made.block)
             self.arrays[number] = made
 

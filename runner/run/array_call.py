@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.arrays.distributed_array import DistributedArray
+from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import hide_output, with_known_results
@@ -211,8 +211,7 @@ def _distributed(
     found = []
     every = [*arrays, *(world.xp.asarray(one.values) for one in task.job.constants)]
     for field, plan, array in zip(task.fields, plans, every, strict=True):
-        block = plan.empty(world.backend, np.dtype(array.dtype))
-        found.append(DistributedArray(plan, block, world))
+        found.append(empty_array(world, plan, np.dtype(array.dtype)))
         if field.subgrid is not None:
             found[-1].interior[...] = 0
         own_cells(found[-1].interior, field.subgrid)[...] = array

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from meshrun.runner.arrays.distributed_array import DistributedArray
+from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.compiler.decide import not_compiled
 from meshrun.runner.compiler.trace.graph import Node
@@ -76,10 +76,8 @@ class ProgramStepper(Stepper):
         with self.phases("prepare"):
             self.arrays = list(arrays)
             for place in self.fed:
-                plan = self.plans[place]
-                block = plan.empty(self, arrays[place].dtype)
-                self.spare[place] = DistributedArray(plan, block, self.world)
-                poison(block)
+                self.spare[place] = empty_array(self.world, self.plans[place], arrays[place].dtype, self)
+                poison(self.spare[place].block)
             self._finals = self._unfed_results()
             self.stages.forget()
             self._check_kernels()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.arrays.distributed_array import DistributedArray
+from meshrun.runner.arrays.distributed_array import empty_array
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
 from meshrun.runner.device.api import poison
@@ -41,7 +41,7 @@ def run_program(
         assert run.prepare() == []
         for number, (whole, plan) in enumerate(zip(arrays, run.plans, strict=False)):
             if plan is not None:
-                array = DistributedArray(plan, plan.empty(world.backend, whole.dtype), world)
+                array = empty_array(world, plan, whole.dtype)
                 poison(array.block)
                 array.interior[...] = whole[array.region.slices]
                 run.arrays[number] = array
