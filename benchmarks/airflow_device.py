@@ -29,7 +29,8 @@ from meshrun.jobs.airflow.shapes import shape as shapes
 from meshrun.jobs.airflow.step import step_job
 from meshrun.jobs.airflow.tunnel import Tunnel
 from meshrun.runner.arrays.block_layout import BlockLayout
-from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit, launch_arguments
+from meshrun.runner.compiler.cuda.pass_launch import launch_arguments
+from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
 from meshrun.runner.compiler.cuda.steps.kernel import build
 from meshrun.runner.compiler.cuda.steps.layout import NotFusable

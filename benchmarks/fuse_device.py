@@ -25,7 +25,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from meshrun.runner.compiler.cuda.single_pass import PassKernel, PassLaunch, emit, launch_arguments
+from meshrun.runner.compiler.cuda.pass_launch import PassLaunch, launch_arguments
+from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Program, merge_components
 from meshrun.runner.device.cuda import CudaBackend, kernel_of_text

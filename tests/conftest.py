@@ -51,8 +51,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _forget_tasks() -> Iterator[None]:
     """What a test has changed, such as a compiler, is not in a task that the next one's run finds planned."""
     yield
-    if (planned_task := sys.modules.get("meshrun.runner.maps.planned_task")) is not None:
-        planned_task.forget_tasks()
+    if (prepare := sys.modules.get("meshrun.runner.run.prepare")) is not None:
+        prepare.forget_tasks()
 
 
 def reran(config: pytest.Config) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshrun.runner.arrays.inputs import Inputs, input_key
-from meshrun.runner.compiler.captured import code_text, source_file
+from meshrun.runner.compiler.function_key import code_text, source_file
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.task import Task
 from meshrun.runner.report.record import plain

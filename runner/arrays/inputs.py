@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshrun.runner.compiler.captured import Captured
+from meshrun.runner.compiler.function_key import Captured
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.world.world import World
 

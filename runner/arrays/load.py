@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from meshrun.runner.arrays.block_layout import Allocator
-from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
+from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import UserError
@@ -17,10 +18,17 @@ from meshrun.runner.options.form import Form
 from meshrun.runner.plan.grid import Parts, parts_of, split_over
 from meshrun.runner.plan.halo import check_boundary, check_widths, normalize
 from meshrun.runner.plan.task import ArrayType, Task
-from meshrun.runner.region import Array, HostArray, Region
+from meshrun.runner.region import Array, HostArray, Region, Shape
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.spelling import option
-from meshrun.runner.storage.formats.registry import BroadcastSource, Source, SpreadSource, decode, open_source
+from meshrun.runner.storage.formats.registry import (
+    BroadcastSource,
+    Sink,
+    Source,
+    SpreadSource,
+    decode,
+    open_source,
+)
 from meshrun.runner.system.host_memory import host_memory
 from meshrun.runner.world.world import World
 
@@ -154,6 +162,12 @@ def stored_type(source: Source) -> ArrayType:
     return (source.source if isinstance(source, SpreadSource) else source).shape, source.dtype
 
 
+def file_chunks(sources: Sequence[Source | Sink]) -> Shape | None:
+    """Return the largest chunk shape of the files; None if none is chunked."""
+    shapes = [source.chunks for source in sources if source.chunks]
+    return max(shapes, key=math.prod, default=None)
+
+
 def load_arrays(
     world: World,
     sources: Sequence[Source],
@@ -168,8 +182,9 @@ def load_arrays(
     arrays = []
     for source, plan in zip(sources, plans, strict=True):
         with phases("prepare"):
-            array = empty_array(world, plan, source.dtype, allocator)
-            plan.poison(array.block)
+            block = plan.empty(allocator or world.backend, source.dtype)
+            array = DistributedArray(plan, block, world)
+            plan.poison(block)
         _read_part(world, source, plan.partition, array.interior, phases)
         arrays.append(array)
     return arrays

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from meshrun.runner.comm.api import UFUNCS
 from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import Partition
@@ -23,8 +24,7 @@ from meshrun.runner.world.world import World
 Nodes = Sequence[tuple[int, int]]  # subtrees: the number of the first cell, and how many
 Combine = Callable[[Any, Any], Any]
 Reduction = Literal["sum", "min", "max"]
-COMBINE = {"sum": "add", "min": "minimum", "max": "maximum"}
-WHOLE = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
+WHOLE = {ufunc: operation for operation, ufunc in UFUNCS.items()}
 COMBINED = {name: "maximum" if name == "take" else name for name in (*WHOLE, "take")}
 NO_INDEX = np.iinfo(np.int64).max
 DEVICE_SLAB = 1 << 30  # likewise on a device, whose launches take long
@@ -82,7 +82,7 @@ def reduce_cells(world: World, partition: Partition, reduction: Reduction, *fact
     sample = np.ones(1, np.result_type(*(factor.dtype for factor in factors)))
     result = np.sum(sample).dtype if reduction == "sum" else sample.dtype
     dtype = np.dtype(np.float32) if result == np.float16 and reduction == "sum" else result
-    combine = getattr(world.xp, COMBINE[reduction])
+    combine = getattr(world.xp, UFUNCS[reduction])
     for axis in reversed(range(len(partition.shape))):
         factors = (_without_axis(world, partition, axis, factors, dtype, combine),)
     return factors[0].astype(result).reshape(())

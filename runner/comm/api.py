@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Message = tuple[int, Array]  # (peer, C-contiguous array)
 Operation = Literal["sum", "prod", "min", "max"]
+UFUNCS = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}  # of each operation
 
 
 def check_contiguous(array: Array) -> None:

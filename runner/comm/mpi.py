@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.comm.api import Message, Operation, as_bytes
-from meshrun.runner.comm.recorded import Trail, recorded, recorded_exchange
+from meshrun.runner.comm.recorded import Trail, record_operations
 from meshrun.runner.comm.shared_counters import MpiCounters
 from meshrun.runner.processes import TERMINATING, mapped_files
 from meshrun.runner.region import Array
@@ -107,31 +107,25 @@ class MpiComm:
         name, version = self._mpi.get_vendor()
         self.library = f"{name} {'.'.join(map(str, version))}"
 
-    @recorded("barrier")
     def barrier(self) -> None:
         self._comm.Barrier()
 
-    @recorded("broadcast")
     def broadcast(self, value: Any) -> Any:
         return self._comm.bcast(value, root=0)
 
-    @recorded("allgather")
     def allgather(self, value: Any) -> list[Any]:
         gathered: list[Any] = self._comm.allgather(value)
         return gathered
 
-    @recorded("counters")
     def counters(self) -> MpiCounters:
         return MpiCounters(self._mpi, self._comm, self._shared_memory_size() == self.size)
 
-    @recorded("split")
     def split(self, color: int, key: int = 0) -> MpiComm:
         part = MpiComm(self._comm.Split(color, key))
         if self.trail is not None:
-            part.trail = self.trail.part(color, part._comm.allgather(self.rank))
+            record_operations(part, self.trail.part(color, part._comm.allgather(self.rank)))
         return part
 
-    @recorded("split")
     def shared_memory_size(self) -> int | None:
         return self._shared_memory_size()
 
@@ -141,7 +135,6 @@ class MpiComm:
         shared.Free()
         return size
 
-    @recorded_exchange
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> _Requests:
         # Post receives first, so that no message arrives unexpected.
         requests = [
@@ -154,7 +147,6 @@ class MpiComm:
         flat = as_bytes(array)
         return [[flat[i : i + PIECE], self._mpi.BYTE] for i in range(0, max(flat.size, 1), PIECE)]
 
-    @recorded("all_reduce")
     def all_reduce(self, array: Array, operation: Operation) -> None:
         mpi_operation = getattr(self._mpi, operation.upper())
         if array.dtype == np.float16:  # not an MPI type: sum in float32, round once
@@ -174,7 +166,6 @@ class MpiComm:
         self._mpi.COMM_WORLD.Abort(status)
         os._exit(status)  # MPICH's Abort has been seen to return
 
-    @recorded("close")
     def close(self) -> None:
         # MPI itself stays initialised, because it cannot be initialised twice. mpi4py finalises it when
         # the process ends.

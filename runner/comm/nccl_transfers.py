@@ -11,7 +11,7 @@ import numpy as np
 from meshrun.runner.comm import nccl
 from meshrun.runner.comm.api import Control, Message, Operation, check_contiguous
 from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS
-from meshrun.runner.comm.recorded import recorded, recorded_exchange
+from meshrun.runner.comm.recorded import Trail, record_operations
 from meshrun.runner.errors import UserError
 from meshrun.runner.region import Array
 from meshrun.runner.system.launcher import default_variable
@@ -44,6 +44,7 @@ class NcclComm:
     """
 
     capturable = True
+    trail: Trail | None = None
 
     def __init__(
         self, control: Control, *, later: bool = False, variables: Mapping[str, str] | None = None
@@ -51,7 +52,8 @@ class NcclComm:
         self._label = NOT_OPENED
         self._control, self._variables = control, variables or {}
         self.rank = control.rank
-        self.trail = control.trail and control.trail.on_device()
+        if control.trail is not None:
+            record_operations(self, control.trail.on_device())
         self._opened: nccl.Communicator | None = None
         if not later:
             self._open()
@@ -78,7 +80,6 @@ class NcclComm:
     def label(self) -> str:
         return self._label
 
-    @recorded_exchange
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> _Event:
         for _, array in [*sends, *receives]:
             check_contiguous(array)
@@ -93,7 +94,6 @@ class NcclComm:
                 call.group_end()
         return _Event()
 
-    @recorded("all_reduce")
     def all_reduce(self, array: Array, operation: Operation) -> None:
         check_contiguous(array)
         kind = np.dtype(array.dtype).name
@@ -118,7 +118,6 @@ class NcclComm:
                 pointer, pointer, array.size, CODES[kind], REDUCTIONS.index(operation), comm, stream
             )
 
-    @recorded("close")
     def close(self) -> None:
         cupy.cuda.get_current_stream().synchronize()
         if self._opened is not None:

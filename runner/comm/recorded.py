@@ -1,19 +1,18 @@
 """The operations of a communicator in its rank's flight recorder, so that a stuck run can say who is missing.
 
-A communicator has an optional `trail`, and its methods are marked with `recorded` or `recorded_exchange`.
-An operation that raises stays open in the record: the rank is about to end, and that is where it failed.
+`record_operations` replaces the methods of a communicator; one without a `trail` keeps its own. An operation
+that raises stays open in the record: the rank is about to end, and that is where it failed.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from meshrun.runner.recorder.ring import ON_DEVICE, WAIT, Recorder
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-COLLECTIVES = ("barrier", "broadcast", "allgather", "all_reduce", "split", "counters", "close")
+OPERATIONS = ("barrier", "broadcast", "allgather", "all_reduce", "split", "counters", "close")  # collective
+METHODS = {**{name: name for name in OPERATIONS}, "shared_memory_size": "split"}  # with their operations
 
 
 class Trail:
@@ -25,7 +24,7 @@ class Trail:
     def __init__(self, recorder: Recorder, label: str, members: Sequence[int]) -> None:
         self.recorder, self.label, self.members = recorder, label, tuple(members)
         self.group = recorder.group(label, self.members)
-        self.names = {name: recorder.name(name) for name in (WAIT, "exchange", *COLLECTIVES)}
+        self.names = {name: recorder.name(name) for name in (WAIT, "exchange", *OPERATIONS)}
         self.enter, self.leave = recorder.enter, recorder.leave
         self.sequence = self._parts = 0
 
@@ -40,36 +39,42 @@ class Trail:
         return Trail(self.recorder, f"{self.label} {ON_DEVICE}", self.members)
 
 
-def recorded(name: str) -> Callable[[Method], Method]:
-    """Mark a communicator's method as a collective, which its trail records. name: one of COLLECTIVES."""
-    reduces = name == "all_reduce"
+def record_operations(communicator: Any, trail: Trail | None) -> None:
+    """Have a trail record a communicator's operations, instead of an earlier trail, if it has one.
 
-    def mark(method: Method) -> Method:
-        @functools.wraps(method)
-        def call(self: Any, *values: Any) -> Any:
-            trail: Trail | None = self.trail
-            if trail is None:
-                return method(self, *values)
-            trail.sequence += 1
-            moved = values[0].nbytes if reduces else 0
-            entry = trail.enter(trail.names[name], moved, trail.group, trail.sequence)
-            result = method(self, *values)
-            trail.leave(entry)
-            return result
-
-        return cast(Method, call)
-
-    return mark
+    trail: None: they are not recorded, and cost nothing more.
+    """
+    if communicator.trail is not None:
+        for name in (*METHODS, "exchange"):
+            vars(communicator).pop(name, None)
+    communicator.trail = trail
+    if trail is None:
+        return
+    for name, operation in METHODS.items():
+        if hasattr(communicator, name):
+            setattr(communicator, name, _collective(trail, operation, getattr(communicator, name)))
+    communicator.exchange = _exchange(trail, communicator.exchange)
 
 
-def recorded_exchange(method: Method) -> Method:
-    """Mark a communicator's `exchange`: its trail counts the messages, and records the wait for them."""
+def _collective(trail: Trail, operation: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a collective that is recorded under the name of its operation."""
+    reduces = operation == "all_reduce"
 
-    @functools.wraps(method)
-    def exchange(self: Any, sends: Any, receives: Any) -> Any:
-        trail: Trail | None = self.trail
-        if trail is None:
-            return method(self, sends, receives)
+    def call(*values: Any) -> Any:
+        trail.sequence += 1
+        moved = values[0].nbytes if reduces else 0
+        entry = trail.enter(trail.names[operation], moved, trail.group, trail.sequence)
+        result = method(*values)
+        trail.leave(entry)
+        return result
+
+    return call
+
+
+def _exchange(trail: Trail, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a recorded `exchange`, which counts the messages and records the wait for them."""
+
+    def exchange(sends: Any, receives: Any) -> RecordedPending:
         count, group, members = trail.recorder.count, trail.group, trail.members
         moved = 0
         for peer, array in sends:
@@ -79,11 +84,11 @@ def recorded_exchange(method: Method) -> Method:
             count(group, members[peer], 0, 1)
             moved += array.nbytes
         entry = trail.enter(trail.names["exchange"], moved, group)
-        pending = method(self, sends, receives)
+        pending = method(sends, receives)
         trail.leave(entry)
         return RecordedPending(pending, trail)
 
-    return cast(Method, exchange)
+    return exchange
 
 
 class RecordedPending:

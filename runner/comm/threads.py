@@ -10,13 +10,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from meshrun.runner.comm.api import Message, Operation, as_bytes, check_contiguous
-from meshrun.runner.comm.recorded import Trail, recorded, recorded_exchange
+from meshrun.runner.comm.api import UFUNCS, Message, Operation, as_bytes, check_contiguous
+from meshrun.runner.comm.recorded import Trail, record_operations
 from meshrun.runner.errors import RunError
 from meshrun.runner.region import Array
 
 Result = TypeVar("Result")
-REDUCE = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
 class ThreadHub:
@@ -124,24 +123,19 @@ class ThreadComm:
         self.hub = hub or ThreadHub(1)
         self.rank, self.size = rank, self.hub.size
 
-    @recorded("barrier")
     def barrier(self) -> None:
         self.hub.barrier()
 
-    @recorded("broadcast")
     def broadcast(self, value: Any) -> Any:
         return self.hub.gather(self.rank, value)[0]
 
-    @recorded("allgather")
     def allgather(self, value: Any) -> list[Any]:
         return self.hub.gather(self.rank, value)
 
-    @recorded("counters")
     def counters(self) -> ThreadCounters:
         counters: ThreadCounters = self.hub.gather(self.rank, ThreadCounters(self.size))[0]
         return counters
 
-    @recorded("split")
     def split(self, color: int, key: int = 0) -> ThreadComm:
         gathered = self.hub.gather(self.rank, (color, key))
         members = [rank for rank, (other, _) in enumerate(gathered) if other == color]
@@ -150,14 +144,12 @@ class ThreadComm:
         hubs = self.hub.gather(self.rank, ThreadHub(len(members), self.hub.timeout) if first else None)
         part = ThreadComm(hubs[members[0]], members.index(self.rank))
         if self.trail is not None:
-            part.trail = self.trail.part(color, members)
+            record_operations(part, self.trail.part(color, members))
         return part
 
-    @recorded("split")
     def shared_memory_size(self) -> int | None:
         return self.size
 
-    @recorded_exchange
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> _Mail:
         for _, array in [*sends, *receives]:
             check_contiguous(array)
@@ -165,17 +157,16 @@ class ThreadComm:
             self.hub.post(self.rank, peer, array.copy())
         return _Mail(self, receives)
 
-    @recorded("all_reduce")
     def all_reduce(self, array: Array, operation: Operation) -> None:
         if self.size == 1:  # a single rank's array may also be a device array
             return
         contributions = self.hub.gather(self.rank, array.copy())
-        array[...] = REDUCE[operation].reduce(contributions, axis=0, dtype=array.dtype)
+        combine = getattr(np, UFUNCS[operation])
+        array[...] = combine.reduce(contributions, axis=0, dtype=array.dtype)
 
     def abort(self, status: int) -> None:
         self.hub.fail()
 
-    @recorded("close")
     def close(self) -> None:
         pass
 

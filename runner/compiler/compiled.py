@@ -15,8 +15,8 @@ import numpy as np
 
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
-from meshrun.runner.compiler.cuda import shared_planes, single_pass
-from meshrun.runner.compiler.cuda.beyond import MOST_BYTES, Beyond, Sides, cells_beyond
+from meshrun.runner.compiler.cuda import pass_launch, pass_tile, shared_planes, single_pass
+from meshrun.runner.compiler.cuda.beyond import MOST_BYTES, NO_SIDES, Beyond, Sides, cells_beyond
 from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes
 from meshrun.runner.compiler.cuda.steps import kernel as step_kernel
 from meshrun.runner.compiler.cuda.steps import tuning as step_tuning
@@ -111,6 +111,24 @@ class StepState(Protocol):
         """Return which own cell of input `place` each cell beyond the array equals."""
 
 
+@dataclass(frozen=True)
+class PassVariant:
+    """What a kernel of one pass depends on besides the shape: how the arrays lie in memory, what it stores.
+
+    apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array. units:
+    whether cells begin at multiples of their units in memory. alike: whether all arrays have an equal
+    alignment. once: the cells between the array's ends, and whether the first one is at a multiple of 16
+    bytes, if no cell may be computed twice: results are written over an input.
+    """
+
+    apart: bool = False
+    wide: bool = False
+    beyond: bool = False
+    units: bool = True
+    alike: bool = False
+    once: tuple[Shape, bool] | None = None
+
+
 @dataclass
 class DeviceKernel:
     """CUDA kernels of a program, on the current device and stream.
@@ -147,7 +165,7 @@ class DeviceKernel:
         # Cells at the ends of rows are found as pairs, where a row is no row of single elements.
         self._merged = with_units(self.program if self.finds_ends else merge_components(self.program)[0])
         self._common = interior(self._merged)
-        self._tile = single_pass.choose_tile(self._common)
+        self._tile = pass_tile.choose_tile(self._common)
         self._ends = self.boundary if self.finds_ends else ""
 
     @functools.cached_property
@@ -200,7 +218,7 @@ class DeviceKernel:
         outs: Sequence[Array],
         first: Sequence[int],
         scalars: Array | None = None,
-        sides: Sides = (),
+        sides: Sides = NO_SIDES,
     ) -> Callable[[], None]:
         """Return the launches of one pass; see `TaskKernel`. To make their arguments takes the host longer
         than a small block takes the device."""
@@ -227,22 +245,22 @@ class DeviceKernel:
         """Return the launch for cells within the array, of no more rows than one launch takes."""
         merged = self._merged
         given = (merged.inputs, blocks), (merged.outputs, outs)
-        apart = not all(single_pass.have_equal_pitches(*one, merged.axes) for one in given)
-        wide = single_pass.is_wide([*blocks, *outs])
-        sides = sides if any(map(any, sides)) else ()
-        units = all(single_pass.lie_in_units(*one) for pair in given for one in zip(*pair, strict=True))
-        alike = single_pass.have_equal_alignment(merged, blocks, outs, self.widths)
+        apart = not all(pass_launch.have_equal_pitches(*one, merged.axes) for one in given)
+        wide = pass_launch.is_wide([*blocks, *outs])
+        units = all(pass_launch.lie_in_units(*one) for pair in given for one in zip(*pair, strict=True))
+        alike = pass_launch.have_equal_alignment(merged, blocks, outs, self.widths)
         places = [at % n for at, n in zip(first, self.program.lengths, strict=False)]
         once = None
-        if single_pass.is_in_place(blocks, outs, self.widths):
+        if pass_launch.is_in_place(blocks, outs, self.widths):
             own = self._lengths(outs[0].shape)
-            near = single_pass.near_ends(merged, own, places)
+            near = pass_launch.near_ends(merged, own, places)
             strides = outs[0].strides[: merged.axes]
             begin = address_of(outs[0]) + sum(a * b for (a, _), b in zip(near, strides, strict=True))
             left = tuple(max(n - sum(cells), 0) for n, cells in zip(own, near, strict=True))
-            once = left, begin % single_pass.LARGEST_ROW == 0
-        kernel, launch = self._pass(outs[0].shape, apart, wide, len(sides) > 0, units, alike, once)
-        call = single_pass.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
+            once = left, begin % pass_tile.LARGEST_ROW == 0
+        variant = PassVariant(apart, wide, any(sides), units, alike, once)
+        kernel, launch = self._pass(outs[0].shape, variant)
+        call = pass_launch.launch_arguments(kernel, blocks, outs, self.widths, places, scalars, sides)
         if call.grid == (0,):
             return functools.partial(_call_all, ())
         return functools.partial(launch, call.grid, call.block, call.arguments, shared_mem=kernel.shared)
@@ -258,40 +276,26 @@ class DeviceKernel:
         small = math.prod(shape) * sum(one.dtype.itemsize for one in operands) <= MOST_BYTES
         stepped = self.row > 0 and self.most_steps == 1 and self.stores_beyond and small
         # Blocks of steps are aligned.
-        self._pass(self._parts(shape), beyond=stepped and self._beyond is not None, alike=self.row > 0)
+        variant = PassVariant(beyond=stepped and self._beyond is not None, alike=self.row > 0)
+        self._pass(self._parts(shape), variant)
 
     def _parts(self, shape: Shape) -> Shape:
         """Return the shape of a result with the two parts of its complex numbers."""
         return (*shape[: self.program.axes], *self.program.outputs[0].trailing)
 
-    def _pass(
-        self,
-        shape: Shape,
-        apart: bool = False,
-        wide: bool = False,
-        beyond: bool = False,
-        units: bool = True,
-        alike: bool = False,
-        once: tuple[Shape, bool] | None = None,
-    ) -> tuple[single_pass.PassKernel, Callable[..., None]]:
-        """Return the kernel for results of a shape, whose tile is no longer than their own cells.
-
-        apart, wide: as of `single_pass.emit`. beyond: whether it can also store cells beyond the array.
-        units: whether cells begin at multiples of their units in memory. alike: whether all arrays have an
-        equal alignment. once: the cells between the array's ends, and whether the first one is at a multiple
-        of 16 bytes, if no cell may be computed twice: results are written over an input.
-        """
-        lengths = self._lengths(shape)
+    def _pass(self, shape: Shape, variant: PassVariant) -> tuple[single_pass.PassKernel, Callable[..., None]]:
+        """Return the kernel for results of a shape, whose tile is no longer than their own cells."""
+        lengths, once = self._lengths(shape), variant.once
         row, planes, tile = lengths[-1], None, self._tile
-        if single_pass.marches(self._common):
-            between = single_pass.between_ends(self._merged, lengths)
-            tile = single_pass.choose_tile(self._common, between)
+        if pass_tile.marches(self._common):
+            between = pass_tile.between_ends(self._merged, lengths)
+            tile = pass_tile.choose_tile(self._common, between)
             chosen = shared_planes.choose(self._common, between)
-            if alike and not isinstance(chosen, str):
+            if variant.alike and not isinstance(chosen, str):
                 planes, tile = chosen, chosen.tile
         else:  # all longer ones have the same tile
             if self.row:  # steps
-                tile = single_pass.with_fewer_columns(self._common, tile, math.prod(lengths))
+                tile = pass_tile.with_fewer_columns(self._common, tile, math.prod(lengths))
             near = map(sum, ends_of(self._merged))
             tile = lengths = tuple(
                 min(one, cells + ends) for one, cells, ends in zip(lengths, tile, near, strict=True)
@@ -300,22 +304,22 @@ class DeviceKernel:
             raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
         march: bool | SharedPlanes | None = planes
         if once is not None:
-            march = single_pass.marches(self._common)
-            whole = single_pass.whole_tile(planes.block if planes else tile, once[0], march, once[1])
+            march = pass_tile.marches(self._common)
+            whole = pass_tile.whole_tile(planes.block if planes else tile, once[0], march, once[1])
             if planes and whole[1:] == planes.block[1:]:
                 march = planes = replace(planes, planes=whole[0])
             else:
-                tile, planes = single_pass.whole_tile(tile, once[0], march, once[1]), None
-        key = tile, march, apart, wide, beyond, units, once is None
+                tile, planes = pass_tile.whole_tile(tile, once[0], march, once[1]), None
+        key = tile, march, replace(variant, alike=False, once=None), once is None
         if key not in self._passes:
             kernel = single_pass.emit(
-                self._merged if units else without_units(self._merged),
+                self._merged if variant.units else without_units(self._merged),
                 tile=None if once is None or planes else tile,
                 lengths=lengths,
-                apart=apart,
-                wide=wide,
+                apart=variant.apart,
+                wide=variant.wide,
                 ends=self._ends,
-                beyond=self._beyond if beyond else None,
+                beyond=self._beyond if variant.beyond else None,
                 march=march,
             )
             launch = self._compiled(kernel.source, kernel.name, kernel.shared)
@@ -518,10 +522,10 @@ class HostKernel:
         outs: Sequence[Array],
         first: Sequence[int],
         scalars: Array | None = None,
-        sides: Sides = (),
+        sides: Sides = NO_SIDES,
     ) -> Callable[[], None]:
         """Return the call; see `TaskKernel`."""
-        assert not sides
+        assert not any(sides)
         return functools.partial(self, list(blocks), list(outs), first, scalars)
 
     def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any
 
+from meshrun.runner.compiler.function_key import instructions
 from meshrun.runner.compiler.lint.source import dotted, reached_by, source_of
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.trace.array import MOST_COMPONENTS
-from meshrun.runner.compiler.trace.function_key import instructions
 from meshrun.runner.compiler.trace.graph import Operand
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.trace import trace

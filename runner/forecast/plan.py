@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.arrays.load import check_decoded
+from meshrun.runner.arrays.load import check_decoded, file_chunks
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
 from meshrun.runner.device.cpu import CpuBackend
@@ -19,7 +19,6 @@ from meshrun.runner.forecast.maps import plan_map
 from meshrun.runner.forecast.place import Place, place_of
 from meshrun.runner.forecast.steps import plan_map_steps, plan_steps
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.maps.streamed.chunk_agreement import file_chunks
 from meshrun.runner.options.form import Form, form_of, forms_of_inputs
 from meshrun.runner.options.plan_options import PlanOptions
 from meshrun.runner.plan.chunking import PLAIN, Files, check_limit, not_streamed

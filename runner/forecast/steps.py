@@ -27,13 +27,13 @@ from meshrun.runner.options.plan_options import PlanOptions
 from meshrun.runner.options.run_options import RANKS_MOST
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.plan.grid import parse_grid
-from meshrun.runner.plan.steps import fields_memory, halo_bytes, kept_memory, step_memory
+from meshrun.runner.plan.steps import fields_memory, halo_bytes, kept_memory, moved_bytes, step_memory
 from meshrun.runner.plan.task import Task, check_feeds, plan_task
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.units import counted
 from meshrun.runner.spelling import option
 from meshrun.runner.steps.observers.additions import Additions
-from meshrun.runner.steps.steps_per_kernel import choose_steps
+from meshrun.runner.steps.steps_per_kernel import StepCounts, choose_steps
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.world.world import open_world
 
@@ -129,8 +129,8 @@ def plan_steps(
         **_enough(enough, gpu=gpu),
     }
     count = known.options.steps or 0
-    several = choose_steps(task, one_by_one=known.one_by_one).at_once
-    return _record(job, parameters, task, program, count, several, place, memory)
+    grouped = choose_steps(task, one_by_one=known.one_by_one, one_copy=memory["copies"] == 1, on_device=gpu)
+    return _record(job, parameters, task, program, count, grouped, place, memory)
 
 
 def plan_map_steps(
@@ -170,8 +170,8 @@ def plan_map_steps(
         "memory_limit": limit,
         **_enough(enough, gpu=gpu),
     }
-    several = choose_steps(task).at_once
-    return _record(job, parameters, task, program, options.steps.steps or 0, several, place, memory)
+    grouped = choose_steps(task, one_copy=once, on_device=gpu)
+    return _record(job, parameters, task, program, options.steps.steps or 0, grouped, place, memory)
 
 
 def _on_ranks(task: Task, count: int) -> Task:
@@ -185,15 +185,15 @@ def _record(
     task: Task,
     program: Program | None,
     steps: int,
-    several: int,
+    grouped: StepCounts,
     place: Place,
     memory: Record,
 ) -> Record:
-    """Return the forecast. several: steps that one kernel takes. memory: its part about memory."""
+    """Return the forecast. grouped: its steps. memory: its part about memory."""
     machine, region = place.machine, task.partition[0]
     one, two = _memory(task)
-    several = max(min(several, steps), 1)
-    moved = task.input_bytes(region) + task.result_bytes(region)
+    several = max(min(grouped.at_once, steps), 1)
+    moved = moved_bytes(task, region, grouped.handed_on)
     rate = machine.rates["kernel"]
     seconds = moved / rate.value
     if not place.gpu:

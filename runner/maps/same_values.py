@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshrun.runner.compiler.captured import value_texts
+from meshrun.runner.compiler.function_key import value_texts
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.samples import samples
 from meshrun.runner.device.api import Backend

@@ -1,7 +1,7 @@
 """Planner of streamed runs: decide whether to stream, and in which chunks, for runs and forecasts alike.
 
 Pure arithmetic on shapes, dtypes and numbers. The caller supplies the facts: a run gathers them from its
-ranks and files (`runner.maps.streamed.chunk_agreement`), a forecast takes them from a machine's
+ranks and files (`runner.run.prepare.limits`), a forecast takes them from a machine's
 rates (`runner.forecast.model`).
 """
 

@@ -20,7 +20,7 @@ to the first, and moves all rows back.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
@@ -245,6 +245,18 @@ def kept_memory(task: Task, region: Region, *, observed: bool) -> int:
         if observed and field.name in fed:
             total += 3 * math.prod(task.field_region(number, region).shape) * field.dtype.itemsize
     return total
+
+
+def moved_bytes(task: Task, region: Region, handed_on: Collection[int] = ()) -> int:
+    """Return the bytes of a region that a step reads and writes.
+
+    handed_on: fields whose next values are not written, because another field has them now.
+    """
+    kept = sum(
+        math.prod(task.field_region(before, region).shape) * task.fields[before].dtype.itemsize
+        for before in handed_on
+    )
+    return task.input_bytes(region) + task.result_bytes(region) - kept
 
 
 def halo_bytes(task: Task, region: Region, steps: int = 1) -> int:

@@ -135,13 +135,13 @@ class TaskKernel(Protocol):
         outs: Sequence[Array],
         first: Sequence[int],
         scalars: Array | None = None,
-        sides: Sequence[tuple[bool, bool]] = (),
+        sides: tuple[bool, bool] = (False, False),
     ) -> Callable[[], None]:
         """Return what does the same as a call with these arrays, whenever it is called.
 
-        sides: per axis but the last, whether it also stores the cells before the first one and after the last
-        one of `outs` that equal own ones, as far as the next pass reads them. Only if it `stores_beyond`;
-        each axis with a side is longer than its halo.
+        sides: whether it also stores the rows before the first one and after the last one of `outs` that
+        equal own ones, as far as the next pass reads them. Only if it `stores_beyond`, and `outs` have more
+        rows than the halo.
         """
 
     @property

@@ -20,7 +20,7 @@ from meshrun.runner.arrays.halo.boxes import FieldHalos, constant_cells
 from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange, received_bytes
 from meshrun.runner.arrays.halo.packed import PackedHalos
 from meshrun.runner.arrays.reduce import first_extreme, reduce_axes, reduce_own
-from meshrun.runner.compiler.cuda.single_pass import key_of
+from meshrun.runner.compiler.cuda.pass_launch import key_of
 from meshrun.runner.compiler.cuda.values import SUM_COPIES, SUM_WORDS, BestKey, Key, SumKey, emit, emit_totals
 from meshrun.runner.compiler.trace.graph import Node, compute, in_order, slot_of
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, whole_space

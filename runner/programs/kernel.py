@@ -63,7 +63,7 @@ class CellKernel:
 
         blocks: of each array that the stage reads, these cells and as many around them as its widths say.
         scalars: the slots of the program's values. Of a result whose cells are combined, `outs` has a view of
-        its key (`single_pass.key_of`).
+        its key (`pass_launch.key_of`).
         """
         if 0 in outs[0].shape:
             return _nothing

@@ -23,7 +23,6 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.whole_call import call_whole
 from meshrun.runner.maps.in_memory import Pipeline, halo_plans
-from meshrun.runner.maps.planned_task import PlannedTask, plan_alone
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.values import whole_number
@@ -31,7 +30,7 @@ from meshrun.runner.plan.task import Task, check_feeds, masked_cells
 from meshrun.runner.region import HostArray, Subgrid, own_cells
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.main_program.prepared_function import call_job, value_of
-from meshrun.runner.run.prepare import RunContext, agreed_kernel
+from meshrun.runner.run.prepare import PlannedTask, RunContext, agreed_kernel, plan_alone
 from meshrun.runner.run.services.job_run import call, usable_memory
 from meshrun.runner.spelling import python_caller
 from meshrun.runner.steps.observers.series import SeriesRows

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.arrays.load import stored_type
-from meshrun.runner.compiler.captured import held_whole
 from meshrun.runner.compiler.decide import Fusion
+from meshrun.runner.compiler.function_key import held_whole
 from meshrun.runner.errors import RunError
 from meshrun.runner.plan.chunking import Files
 from meshrun.runner.plan.task import ArrayType, Task

@@ -14,13 +14,14 @@ from meshrun.runner.compiler.decide import Fusion, ImageKernels
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.folders.images import StreamedFolder
+from meshrun.runner.plan.chunking import MemoryUse
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.region import Region, Shape
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.finish import Computation, Finished
-from meshrun.runner.run.prepare import RunContext, fused, join, must_fuse
+from meshrun.runner.run.prepare import RunContext, fused, join, limits, must_fuse
 from meshrun.runner.run.verify.results import REFERENCE, RERUN, compare, failure, gather_proof, leave_cache
 from meshrun.runner.spelling import option
 from meshrun.runner.storage.file_errors import listing
@@ -40,7 +41,7 @@ class FolderRun:
         """Make the output folder."""
         run, options = self.run, self.run.options
         world = run.world
-        world.collective_call(self._check)
+        memory = world.collective_call(self._check)
         if self.folder.others:
             others = listing(self.folder.others)
             world.warn(f"{self.folder.path}: skipped, because not read as images: {others}")
@@ -50,6 +51,7 @@ class FolderRun:
             run.targets[0],
             self.plan_task,
             options.stream,
+            memory,
             run.transaction,
             world.phases,
             run.inputs,
@@ -86,8 +88,8 @@ class FolderRun:
                 task, self.fusion = fused(run.world, task, mode, run.options.fuse_math, images)
         return task
 
-    def _check(self) -> None:
-        """Raise UserError for options that do not apply to a folder."""
+    def _check(self) -> MemoryUse:
+        """Return the memory that this rank may use. Raises UserError for options that do not apply."""
         join(self.run)
         job, options = self.run.job, self.run.options
         if job.kind != "map" or len(job.output_names) > 1:
@@ -119,6 +121,7 @@ class FolderRun:
                 got=self.folder.path / lossy,
                 hint="images that end in .png or .npy: each output is named after its image",
             )
+        return limits(self.run.world, options.stream)
 
     def _verify(self, into: Path) -> Record:
         """Verify each image's result on one of the ranks; return the record of the check."""

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshrun.runner.arrays.load import load_arrays
+from meshrun.runner.arrays.load import file_chunks, load_arrays
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
-from meshrun.runner.maps.streamed.chunk_agreement import file_chunks, streamed_results
-from meshrun.runner.plan.chunking import Files, MemoryUse, block_memory, has_own_grid, streamed_grid
+from meshrun.runner.maps.streamed.chunk_agreement import serial_file, with_trial_results
+from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.plan.chunking import (
+    Files,
+    MemoryUse,
+    block_memory,
+    has_own_grid,
+    is_streamed,
+    not_streamed,
+    streamed_grid,
+)
 from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.region import Array, Region
@@ -28,7 +38,9 @@ from meshrun.runner.run.prepare import (
     prepare,
 )
 from meshrun.runner.spelling import option
-from meshrun.runner.storage.formats.registry import Sink, first_serial
+from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, first_serial
+from meshrun.runner.storage.paths import split
+from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
     from meshrun.runner.maps.streamed.redo import Redo
@@ -115,6 +127,36 @@ def _streamed_results(
     blocks = _blocks(run, replace(task, results=results))
     prepared.known.check_split(world, replace(blocks, kernel=task.kernel))
     return results
+
+
+def streamed_results(
+    world: World,
+    task: Task,
+    sources: Sequence[Source],
+    targets: Sequence[Path],
+    options: StreamOptions,
+    *,
+    too_large: bool,
+    keep_whole: bool = False,
+) -> tuple[ArrayType, ...] | None:
+    """Return shapes and dtypes of the results if the run is streamed (`is_streamed`), else None. On one rank.
+
+    too_large: whether a rank's block does not fit its memory. keep_whole: do not stream to overlap copies.
+    Raises UserError if an option of streamed runs is given and one rank reads or writes a file whole.
+    """
+    serial = first_serial(sources)
+    chunked = any(split(target)[0].suffix.lower() in FOLDERS for target in targets)
+    files, asynchronous = Files(serial is None, chunked), world.backend.asynchronous
+    if is_streamed(
+        task, options, files, asynchronous=asynchronous, too_large=too_large, keep_whole=keep_whole
+    ):
+        known = with_trial_results(world, task, sources)
+        serial = serial_file(known, sources, targets)
+        if serial is None:
+            return known.known
+    if options.named is not None:
+        raise not_streamed(options.named, serial or targets[0])
+    return None
 
 
 def _blocks(run: RunContext, task: Task) -> Task:

@@ -6,34 +6,41 @@ alone, and one collective tells every rank what the others found: an error on an
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.arrays.inputs import Inputs, input_key, note
 from meshrun.runner.arrays.load import open_decoded, planned_type, spread_sources
 from meshrun.runner.arrays.store import open_sinks
-from meshrun.runner.compiler.captured import Captured, captured
 from meshrun.runner.compiler.decide import Fusion, fused_alone, not_one_kernel
+from meshrun.runner.compiler.function_key import Captured, captured, key_of
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
+from meshrun.runner.compiler.lint.edge_stages import stage_lines
 from meshrun.runner.compiler.traced import check_tables
 from meshrun.runner.compiler.whole.functions.outside import Constant
+from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import STEP
-from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
-from meshrun.runner.maps.planned_task import PlannedTask, plan_alone
-from meshrun.runner.maps.same_values import ValueSummary, differing_rank, refuse_other_values
-from meshrun.runner.maps.streamed.chunk_agreement import limits
+from meshrun.runner.maps.in_memory import OnProgress, OnSteps, halo_plans, no_progress
+from meshrun.runner.maps.same_values import ValueSummary, differing_rank, refuse_other_values, summary_of
+from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.options.form import forms_of_inputs
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.step_options import FieldChange, NamedRule, StepOptions
-from meshrun.runner.plan.chunking import MemoryUse, has_own_grid
-from meshrun.runner.plan.task import Task, plan_task
-from meshrun.runner.region import HostArray, Region
+from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.plan.chunking import MemoryUse, block_memory, check_limit, has_own_grid, memory_limits
+from meshrun.runner.plan.task import ArrayType, Task, plan_task
+from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.run.files import check_files, check_no_overwrite, name_files
 from meshrun.runner.spelling import option
@@ -42,6 +49,7 @@ from meshrun.runner.storage.formats.registry import ComputedSource, Sink, Source
 from meshrun.runner.storage.journal import Journal
 from meshrun.runner.storage.paths import CONTAINERS, KEPT, journal_folder, partial_path, split, suffix
 from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.system.host_memory import host_memory
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
@@ -49,6 +57,9 @@ if TYPE_CHECKING:
 
 
 NO_STEPS = StepOptions()
+MOST_KEPT = 64  # tasks
+_KEPT: dict[Hashable, PlannedTask] = {}
+_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -110,6 +121,53 @@ class RunContext:
     def source(self) -> Source:
         """The first input; for a job that is not made by map_blocks, the only one."""
         return self.sources[0]
+
+
+@dataclass
+class PlannedTask:
+    """What a rank finds out alone about a job and its arrays.
+
+    declared: the job as it was given. task: of the job with its halo, without a kernel. alone: with a kernel
+    in place of the function, where this rank has one. needed: bytes of this rank's block, whole in memory.
+    fusion: why it has a kernel or none; None: it was not to have one. checked: the grids for which
+    `check_split` has passed, each with whether the task had a kernel. summarized: of `summary`.
+    """
+
+    declared: Job
+    task: Task
+    alone: Task
+    needed: int
+    fusion: Fusion | None
+    checked: set[tuple[Shape, bool]] = field(default_factory=set)
+    summarized: ValueSummary | None = None
+
+    @cached_property
+    def stages(self) -> list[int]:
+        """The lines that compute or read a stage beyond the array's edges; see `stage_lines`."""
+        return stage_lines(self.task)
+
+    @cached_property
+    def whole_plans(self) -> list[HaloPlan]:
+        """The layout of each input's block if one rank has all of it."""
+        return halo_plans(self.alone, 0)
+
+    def summary(self, world: World) -> ValueSummary:
+        """Return what ranks compare, so that all of them compute the same function."""
+        if self.summarized is None:
+            # A function that became a kernel has been compared with it in NumPy.
+            backend = world.backend if self.alone.kernel is None else CpuBackend()
+            self.summarized = summary_of(self.alone, backend)
+        return self.summarized
+
+    def check_split(self, world: World, task: Task) -> None:
+        """Raise UserError if the result of a task depends on how its array is cut. On one rank.
+
+        task: this one, perhaps with another grid or without its kernel.
+        """
+        cut = task.partition.grid, task.kernel is not None
+        if cut not in self.checked:
+            refuse_split(world, task)
+            self.checked.add(cut)
 
 
 @dataclass(frozen=True)
@@ -229,6 +287,68 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
     return Prepared(known, task, fusion, memory, too_large)
 
 
+def plan_alone(
+    world: World,
+    job: Job,
+    parameters: dict[str, Any],
+    inputs: Sequence[ArrayType],
+    options: Options,
+    grid: str | None = None,
+) -> PlannedTask:
+    """Return a job's task for arrays, with a block for each rank and a kernel if this rank can have one.
+
+    Tracing, trial calls and compilation take milliseconds to seconds. What an earlier run or call found is
+    used if all that the job's functions read is as it was then (`function_key`). If that cannot be known,
+    everything is found anew.
+
+    Parameters
+    ----------
+    parameters: of the job, complete.
+    inputs: shape and dtype of each array.
+    options: of the run.
+    grid: blocks along each axis, as of `plan_task`.
+
+    Raises
+    ------
+    UserError
+        The arrays, parameters or options do not fit the job.
+    """
+    device, mode, steps = world.backend.device, options.fuse, options.steps.steps or 1
+    # Look for a task that was planned for the same.
+    read = key_of([job.function, job.halo, job.out, job.check, job.boundary, job.cval, parameters])
+    ranks = world.rank, world.size, device.kind, device.index
+    chosen = grid, options.boundary, options.cval, mode, options.fuse_math, steps
+    key = None if read is None else (read, id(job), tuple(inputs), ranks, chosen)
+    with _LOCK:
+        kept = None if key is None else _KEPT.get(key)
+    if kept is not None:
+        return kept
+    if key is not None:  # the caller may change its lists and arrays
+        parameters = copy.deepcopy(parameters)
+    # Infer the halo, cut the arrays into blocks, and compile the kernel.
+    found = with_inferred_halo(job, inputs, parameters, device.kind)
+    boundary, cval = options.boundary, options.cval
+    task = alone = plan_task(found, parameters, inputs, world.size, grid=grid, boundary=boundary, cval=cval)
+    fusion = None
+    if (mode or job.fuse) != "off":
+        alone, fusion = fused_alone(device, task, mode, options.fuse_math, steps)
+    needed = block_memory(alone, alone.partition[world.rank], asynchronous=world.backend.asynchronous)
+    planned = PlannedTask(job, task, alone, needed, fusion)
+    # Keep it, unless another attempt may succeed.
+    if key is not None and not (fusion is not None and fusion.refused):
+        with _LOCK:
+            _KEPT[key] = planned
+            while len(_KEPT) > MOST_KEPT:
+                del _KEPT[next(iter(_KEPT))]
+    return planned
+
+
+def forget_tasks() -> None:
+    """Forget all tasks, as a new process has none."""
+    with _LOCK:
+        _KEPT.clear()
+
+
 def source_of(constant: Constant) -> Source:
     """Return the array that a function uses and does not take, as an input."""
     values = constant.values
@@ -243,6 +363,21 @@ def source_of(constant: Constant) -> Source:
         {"constant": constant.name, "sha256": constant.digest},
         Path(f"{constant.name}, of the function"),
     )
+
+
+def limits(world: World, options: StreamOptions) -> MemoryUse:
+    """Return the bytes that this rank's chunks may take together.
+
+    Raises UserError if an option allows more than the host or GPU has.
+    """
+    beside, host, gpu = world.beside, host_memory(), world.backend.asynchronous
+    check_limit("host_memory", options.host_memory, host, "this host")
+    if not gpu:
+        return memory_limits(options, host=host, beside=len(beside), device=None, sharing=1)
+    here, free = world.here.device, world.backend.free_memory()
+    check_limit("device_memory", options.device_memory, here.memory, "this GPU")
+    sharing = sum(rank.device.uuid == here.uuid for rank in beside)
+    return memory_limits(options, host=host, beside=len(beside), device=free, sharing=sharing)
 
 
 def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: int = 1) -> tuple[Task, Fusion]:

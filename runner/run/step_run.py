@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ from typing import Any
 from meshrun.runner.arrays.load import load_arrays, spread_sources
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.maps.streamed.chunk_agreement import limits, serial_file, with_trial_results
+from meshrun.runner.maps.streamed.chunk_agreement import serial_file, with_trial_results
 from meshrun.runner.options.step_options import EVERY, FieldChange, NamedRule, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import MemoryUse, not_streamed
-from meshrun.runner.plan.steps import fields_memory, step_memory
+from meshrun.runner.plan.steps import fields_memory, moved_bytes, step_memory
 from meshrun.runner.plan.task import ArrayType, Task, check_feeds
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record, type_record
@@ -26,6 +26,7 @@ from meshrun.runner.run.prepare import (
     RunContext,
     changing_inputs,
     check_nothing_unfinished,
+    limits,
     make_task_outputs,
     must_fuse,
     named_rule,
@@ -356,7 +357,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
         "exchange_fraction": fraction,
         "passes": None,
         **_observed(until, checkpoints, frames),
-        **_rates(task, stepper.taken, seconds, copy),
+        **_rates(task, stepper.taken, seconds, copy, stepper.handed_on),
     }
     known, computed = task.stored, replace(computed, overlap=stepper.overlap)
     rows = [of_file for one in series for of_file in one.types]
@@ -560,11 +561,13 @@ def _slowest(
     return own, min(rates), max(counts), None if None in fractions else max(fractions)
 
 
-def _rates(task: Task, taken: int, seconds: float, copy: float) -> dict[str, Any]:
+def _rates(
+    task: Task, taken: int, seconds: float, copy: float, handed_on: Collection[int] = ()
+) -> dict[str, Any]:
     """Return the loop's rates. bytes_per_second: of one rank; inputs read, results written per step. copy:
-    bytes per second at which the slowest rank copies memory."""
+    bytes per second at which the slowest rank copies memory. handed_on: as of `moved_bytes`."""
     cells = sum(region.size for region in task.partition)
-    largest = max((task.input_bytes(one) + task.result_bytes(one) for one in task.partition), default=0)
+    largest = max((moved_bytes(task, one, handed_on) for one in task.partition), default=0)
     rate = largest * taken / seconds if seconds else None
     return {
         "cells_per_second": cells * taken / seconds if seconds else None,

@@ -388,21 +388,16 @@ class StepBlocks(Generic[Block]):
                     calls.append(partial(_assign, self.spare[feed].block, self._at(feed, place), out))
         return calls
 
-    def _sides(self, piece: Piece) -> list[tuple[bool, bool]]:
-        """Return beyond which ends of each axis but the last the pass over `piece` stores cells.
-
-        None with a constant boundary, whose cells stay as they are.
-        """
+    def _sides(self, piece: Piece) -> tuple[bool, bool]:
+        """Return whether the pass over `piece` stores the rows before the array's first one and after its
+        last one: not with a constant boundary, whose cells stay as they are."""
         if not self._stores_beyond or self.task.boundary == "constant":
-            return []
-        wraps, axes = (
-            self.task.boundary == "wrap",
-            zip(piece.place.start, piece.place.stop, self.task.shape, self.cut, strict=True),
-        )
-        return [
-            (not is_cut or (first == 0 and not wraps), not is_cut or (last == length and not wraps))
-            for first, last, length, is_cut in axes
-        ][:-1]
+            return False, False
+        if not self.cut[0]:
+            return True, True
+        if self.task.boundary == "wrap":
+            return False, False
+        return piece.place.start[0] == 0, piece.place.stop[0] == self.task.shape[0]
 
     def _can_store_beyond(self, pieces: Iterable[Piece]) -> bool:
         """Return whether single steps over these pieces need no launch to fill the cells beyond the array."""

@@ -15,12 +15,13 @@ import numpy as np
 from meshrun.runner.compiler.whole.point_code import (
     DevicePoints,
     HostPoints,
+    PointArrays,
     PointPlace,
     PointSet,
     Table,
     blocks_of_threads,
 )
-from meshrun.runner.region import Array, HostArray, address_of
+from meshrun.runner.region import Array, HostArray
 
 if TYPE_CHECKING:
     from meshrun.runner.steps.stepper import Stepper
@@ -65,10 +66,10 @@ class RecordedSeries:
         key = id(self.blocks.scalars), *(id(one) for some in self._arrays() for one in some)
         if key not in self._bound:
             self._bound[key] = self._bind()
-        if isinstance(self.code, DevicePoints):
-            self._bound[key]()
+        if isinstance(self.code, HostPoints):
+            self._bound[key](self._count)
         else:
-            self._bound[key]([one[self._count] for one in self.rows])
+            self._bound[key]()
 
     def calls(self) -> Sequence[Any]:
         """Return what the host's kernel of several steps calls for the rows of each of them."""
@@ -100,12 +101,9 @@ class RecordedSeries:
     def _bind(self) -> Callable[..., None]:
         blocks = self.blocks
         arrays, outs = self._arrays()
-        corners = [[part.start for part in layout.core] for layout in blocks.layouts]
-        inputs = [address_of(one, corner) for one, corner in zip(arrays, corners, strict=True)]
-        fed = [0 if feed is None else feed for feed in blocks.feeds]
-        targets = [address_of(one, corners[feed]) for one, feed in zip(outs, fed, strict=True)]
-        if isinstance(self.code, HostPoints):
-            return self.code.bind(self._tables, inputs, targets, blocks.scalars)
+        cores = [(*layout.core, ...) for layout in blocks.layouts]
+        own = [one[core] for one, core in zip(arrays, cores, strict=True)]
+        targets = [one[cores[feed or 0]] for one, feed in zip(outs, blocks.feeds, strict=True)]
         return self.code.bind(
-            self._tables, inputs, targets, blocks.scalars, blocks.world.xp, self.rows, self._written
+            self._tables, PointArrays(own, targets, blocks.scalars, self.rows, self._written)
         )

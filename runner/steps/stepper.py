@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
+from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.arrays.halo.boxes import FieldHalos
 from meshrun.runner.arrays.halo.direct import DirectHalos
 from meshrun.runner.arrays.halo.exchange import (
@@ -46,7 +46,7 @@ from meshrun.runner.report.phases import Phases
 from meshrun.runner.steps import halo_path
 from meshrun.runner.steps.blocks import StepBlocks
 from meshrun.runner.steps.fused_steps import passes, prepare
-from meshrun.runner.steps.steps_per_kernel import StepCounts, choose_steps
+from meshrun.runner.steps.steps_per_kernel import choose_steps
 from meshrun.runner.system.compiler import NotCompiled
 from meshrun.runner.world.world import World
 
@@ -121,7 +121,7 @@ class Stepper(StepBlocks[DistributedArray]):
         for plan in self.plans:
             if task.kernel is not None and task.kernel.aligned:
                 plan.aligned = LINE
-        self.handed_on = self._may_be_handed_on(counts)
+        self.handed_on = counts.handed_on
         for before, now in self.handed_on.items():
             self.plans[before] = self.plans[now]
         self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid])
@@ -166,27 +166,6 @@ class Stepper(StepBlocks[DistributedArray]):
         """Return the number of the step that is computed, from 0 on."""
         return self.done
 
-    def _may_be_handed_on(self, counts: StepCounts) -> dict[int, int]:
-        """Return the fields that share their two blocks with another, {before: now}; see `steps.blocks`.
-
-        With several steps between two exchanges, their halos are exchanged, too. Series are computed after
-        the step, of what the fields were.
-        """
-        task = self.task
-        single = counts.per_kernel == counts.per_exchange == 1 and not self.one_by_one and not self.one_copy
-        if task.kernel is None or not single or not task.fills_in_place:
-            return {}
-        alike = {
-            before: now
-            for before, now in task.kernel.handed_on.items()
-            if task.fields[before].shape == task.fields[now].shape
-            and task.fields[before].partition == task.fields[now].partition
-            and task.fields[before].subgrid == task.fields[now].subgrid
-        }
-        series = task.job.series_pass
-        kept = series.inputs_read(task.feed_numbers) if series is not None else set[int]()
-        return alike if len(alike.keys() - kept) == len(task.kernel.handed_on) else {}
-
     def _longest_graph(self) -> int:
         """Return the steps of the longest graphs, the same on every rank."""
         task = self.task
@@ -226,7 +205,7 @@ class Stepper(StepBlocks[DistributedArray]):
                     self.spare[place] = DistributedArray(plan, plan.earlier(), world)
                     poison(self.spare[place].block[: plan.rows_before])
                 else:
-                    self.spare[place] = empty_array(world, plan, arrays[place].dtype, self)
+                    self.spare[place] = DistributedArray(plan, plan.empty(self, arrays[place].dtype), world)
                     poison(self.spare[place].block)
             self._later = self.arrays[self.fed[0]]
             self._finals = self._unfed_results()

@@ -7,7 +7,8 @@ partition and the run's options allow is decided here, alike on every rank.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from meshrun.runner.compiler.cuda.steps.layout import DEVICE_MEMORY
 from meshrun.runner.plan.steps import halo_bytes, read_widths
@@ -24,12 +25,14 @@ class StepCounts:
 
     per_kernel: steps that one kernel takes at most; 1: each step is a pass of its own. per_exchange: steps
     between two halo exchanges; where nothing is exchanged, the steps of one kernel. lowered: why
-    per_exchange is fewer than what was asked for; "" if it is not.
+    per_exchange is fewer than what was asked for; "" if it is not. handed_on: the fields that share their two
+    blocks with another, {before: now}; see `steps.blocks`. Their next values are not written.
     """
 
     per_kernel: int
     per_exchange: int
     lowered: str = ""
+    handed_on: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def at_once(self) -> int:
@@ -79,7 +82,29 @@ def choose_steps(
     elif 0 < limit < steps:
         lowered = f"the halo of {steps} steps is wider than the smallest block" if asked else ""
         steps = limit
-    return StepCounts(fused, steps if limit or fused > 1 else 1, lowered)
+    between = steps if limit or fused > 1 else 1
+    single = fused == between == 1 and not one_by_one and not one_copy and not in_chunks
+    return StepCounts(fused, between, lowered, _handed_on(task) if single else {})
+
+
+def _handed_on(task: Task) -> Mapping[int, int]:
+    """Return the fields that share their two blocks with another if steps are passes of their own.
+
+    With several steps between two exchanges, their halos are exchanged, too. Series are computed after the
+    step, of what the fields were.
+    """
+    if task.kernel is None or not task.fills_in_place:
+        return {}
+    alike = {
+        before: now
+        for before, now in task.kernel.handed_on.items()
+        if task.fields[before].shape == task.fields[now].shape
+        and task.fields[before].partition == task.fields[now].partition
+        and task.fields[before].subgrid == task.fields[now].subgrid
+    }
+    series = task.job.series_pass
+    kept = series.inputs_read(task.feed_numbers) if series is not None else set[int]()
+    return alike if len(alike.keys() - kept) == len(task.kernel.handed_on) else {}
 
 
 def _steps_within_halo(task: Task) -> int:

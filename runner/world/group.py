@@ -12,15 +12,13 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from meshrun.runner.comm.api import Arrays, Control, Message, Operation, Pending
+from meshrun.runner.comm.api import UFUNCS, Arrays, Control, Message, Operation, Pending
 from meshrun.runner.comm.checksum.checked import named
 from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import Parts, bounds, parts_of
 from meshrun.runner.plan.redistribution import RedistributionPlan
 from meshrun.runner.region import Array, Shape, packed
-
-ELEMENTWISE = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,7 @@ class Group:
         sends = [(rank, array[cuts[rank]]) for rank in ranks]
         with named(self.arrays, "reduce_scatter"):
             self.exchange(sends, [(rank, parts[rank]) for rank in ranks])
-        combine = getattr(self.xp, ELEMENTWISE[operation])
+        combine = getattr(self.xp, UFUNCS[operation])
         total = parts[0].astype(np.float32 if array.dtype == np.float16 else array.dtype)
         for part in parts[1:]:
             combine(total, part, out=total)
@@ -324,8 +322,8 @@ def move(group: Group, plan: RedistributionPlan, block: Array, out: Array) -> No
 
 def _check_reduction(what: str, dtype: Any, operation: str) -> None:
     """Raise UserError for an operation that does not exist, or not for elements of this dtype."""
-    if operation not in ELEMENTWISE:
-        raise UserError("there is no such reduction", got=repr(operation), expected=", ".join(ELEMENTWISE))
+    if operation not in UFUNCS:
+        raise UserError("there is no such reduction", got=repr(operation), expected=", ".join(UFUNCS))
     kind = np.dtype(dtype).kind
     if kind not in "biufc" or (kind == "c" and operation in ("min", "max")):
         raise UserError(f"{what}: {operation} is not for this dtype", got=np.dtype(dtype))

@@ -17,7 +17,7 @@ from meshrun.runner.comm.checksum.checked import SHARE, CheckedControl, Checksum
 from meshrun.runner.comm.checksum.sums import sums_of
 from meshrun.runner.comm.collective_call import collective_call, gather_calls, on_root
 from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
-from meshrun.runner.comm.recorded import Trail
+from meshrun.runner.comm.recorded import Trail, record_operations
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line, is_met_by_all
@@ -294,7 +294,8 @@ def open_world(
     if record is not None:
         recorder, reasons = open_recorder(control, ranks, run_id, record)
         warnings += reasons
-    control.trail = Trail(recorder, "world", range(control.size)) if recorder is not None else None
+    trail = None if recorder is None else Trail(recorder, "world", range(control.size))
+    record_operations(control, trail)
     listens = {nccl_ras.ADDRESS: nccl_ras.address_of(run_id)}
     arrays = open_arrays(control, backend, shared_gpu=bool(clash), later=later, variables=listens)
     return World(control, arrays, backend, ranks, run_id, warnings, recorder=recorder)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshrun.runner.maps.streamed.chunk_agreement import limits, streamed_results
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import is_too_large
 from meshrun.runner.plan.task import Task
+from meshrun.runner.run.map_run import streamed_results
+from meshrun.runner.run.prepare import limits
 from meshrun.runner.storage.formats.registry import Source
 from meshrun.runner.world.world import World
 

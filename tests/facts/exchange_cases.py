@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshrun.runner.comm.api import UFUNCS
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import bounds
-from meshrun.runner.world.group import ELEMENTWISE, Group
+from meshrun.runner.world.group import Group
 from meshrun.runner.world.world import World
 
 DTYPES = ("bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64", "complex128")
@@ -104,7 +105,7 @@ def reduces(group: Group, dtype: str) -> None:
         for operation in operations:
             if operation == "prod" and dtype != "bool":
                 inputs = inputs.real.astype(np.int64).__mod__(2).astype(dtype) + np.array(1, dtype)
-            expected = getattr(np, ELEMENTWISE[operation]).reduce(inputs, axis=0, dtype=dtype)
+            expected = getattr(np, UFUNCS[operation]).reduce(inputs, axis=0, dtype=dtype)
             for axis in (0, 1):
                 got = group.reduce_scatter(group.xp.asarray(inputs[group.rank]), operation, axis)
                 same(got, part(expected, group, axis))
@@ -134,7 +135,7 @@ def all_reduces(group: Group, dtype: str) -> None:
     inputs = np.stack([np.roll(whole((7, 5), dtype), rank) for rank in range(group.size)])
     inputs = inputs.real.astype(np.int64).__mod__(2).astype(dtype)  # exact in any order
     for operation in ("sum", "prod") if np.dtype(dtype).kind == "c" else ("sum", "prod", "min", "max"):
-        expected = getattr(np, ELEMENTWISE[operation]).reduce(inputs, axis=0, dtype=dtype)
+        expected = getattr(np, UFUNCS[operation]).reduce(inputs, axis=0, dtype=dtype)
         room = group.xp.zeros((14, 5), dtype)
         array = (room[::2], room[:7], room[:7][::-1], room[:7].reshape(5, 7).T)[group.rank % 4]
         array[...] = group.xp.asarray(inputs[group.rank])

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.cuda.single_pass import PassKernel, launch_arguments
+from meshrun.runner.compiler.cuda.pass_launch import launch_arguments
+from meshrun.runner.compiler.cuda.single_pass import PassKernel
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Extents, Graph, Node, Operand, Program
 from meshrun.runner.compiler.trace.trace import trace

@@ -17,7 +17,7 @@ from typing import Any
 from numpy_kernel import pass_and_store, with_ends
 
 from meshrun.runner.compiler.compiled import DeviceKernel
-from meshrun.runner.compiler.cuda.beyond import Sides
+from meshrun.runner.compiler.cuda.beyond import NO_SIDES, Sides
 from meshrun.runner.compiler.cuda.steps.kernel import build
 from meshrun.runner.compiler.cuda.steps.layout import StepKernel
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
@@ -96,7 +96,7 @@ class HostStepKernel(DeviceKernel):
         outs: Sequence[Any],
         first: Sequence[int],
         scalars: Any = None,
-        sides: Sides = (),
+        sides: Sides = NO_SIDES,
     ) -> Callable[[], None]:
         return functools.partial(pass_and_store, self, list(blocks), list(outs), first, scalars, sides)
 

@@ -14,7 +14,7 @@ from step_runs import PAD, Arrays, beyond_ends
 
 from meshrun.runner.compiler.compiled import DeviceKernel, Feeds
 from meshrun.runner.compiler.cuda import single_pass
-from meshrun.runner.compiler.cuda.beyond import Sides, cells_beyond
+from meshrun.runner.compiler.cuda.beyond import NO_SIDES, Sides, cells_beyond
 from meshrun.runner.compiler.cuda.steps.layout import Axis, Sending
 from meshrun.runner.compiler.passes.handed_on import without_outputs
 from meshrun.runner.compiler.trace.evaluate import evaluate
@@ -88,7 +88,7 @@ class NumpyKernel:
         outs: Sequence[Any],
         first: Sequence[int],
         scalars: Any = None,
-        sides: Sides = (),
+        sides: Sides = NO_SIDES,
     ) -> Callable[[], None]:
         return functools.partial(pass_and_store, self, list(blocks), list(outs), first, scalars, sides)
 
@@ -243,20 +243,17 @@ def inner(widths: Any) -> tuple[slice, ...]:
 def pass_and_store(
     kernel: Any, blocks: Sequence[Any], outs: Sequence[Any], first: Sequence[int], scalars: Any, sides: Sides
 ) -> None:
-    """Call a kernel, then store the cells beyond the ends of its results that the next pass reads."""
+    """Call a kernel, then store the rows beyond the ends of its results that the next pass reads."""
     kernel(blocks, outs, first, scalars)
-    beyond = cells_beyond(kernel.program, kernel.feeds, kernel.boundary) if any(map(any, sides)) else None
+    beyond = cells_beyond(kernel.program, kernel.feeds, kernel.boundary) if any(sides) else None
     if beyond is None:
         return
     assert kernel.stores_beyond
     for out, widths in zip(outs, beyond.widths, strict=True):
-        per_axis, around = [], []
-        for length, (low, high), (before, after) in zip(out.shape, widths, sides, strict=False):
-            around.append((low if before else 0, high if after else 0))
-            places = range(-around[-1][0], length + around[-1][1])
-            per_axis.append([source_index(one, length, kernel.boundary) or 0 for one in places])
-        axes = [Axis(n, 0, n, *sides) for n, sides in zip(out.shape, [*around, (0, 0)], strict=True)]
-        beside(out, axes, writeable=True)[...] = out[np.ix_(*per_axis, range(out.shape[-1]))].copy()
+        low, high = (width if side else 0 for width, side in zip(widths, sides, strict=True))
+        rows = [source_index(one, len(out), kernel.boundary) or 0 for one in range(-low, len(out) + high)]
+        axes = [Axis(len(out), 0, len(out), low, high), Axis(out.shape[1], 0, out.shape[1], 0, 0)]
+        beside(out, axes, writeable=True)[...] = out[rows].copy()
 
 
 def with_ends(kernel: Any, block: Any) -> Any:

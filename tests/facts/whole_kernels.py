@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from fused import Array, Launch, launchers, widths_of
 
-from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel
+from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel, PassVariant
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit
@@ -112,16 +112,7 @@ class TextKernel(DeviceKernel):
         super().__init__(program, halo_of(program), boundary=ends or "none", row=row)
         self.compiled = compiled
 
-    def _pass(
-        self,
-        shape: Shape,
-        apart: bool = False,
-        wide: bool = False,
-        beyond: bool = False,
-        units: bool = True,
-        alike: bool = False,
-        once: Any = None,
-    ) -> tuple[PassKernel, Launch]:
+    def _pass(self, shape: Shape, variant: PassVariant) -> tuple[PassKernel, Launch]:
         lengths = (*shape[: self.program.axes - 1], math.prod(shape[self.program.axes - 1 :]))
         return next(
             (kernel, launch)

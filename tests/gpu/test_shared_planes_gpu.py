@@ -12,8 +12,9 @@ from step_runs import plain_loop
 
 import meshrun
 from meshrun.runner.compiler.cuda import shared_planes
+from meshrun.runner.compiler.cuda.pass_launch import launch_arguments
 from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes, choose
-from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit, launch_arguments
+from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.options.choices import BOUNDARIES

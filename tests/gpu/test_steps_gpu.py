@@ -132,6 +132,25 @@ def test_single_passes_store_the_cells_beyond_the_array(
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("shape", [(5, 300), (37, 23), (1025, 515)])
+def test_single_passes_store_the_rows_beyond_the_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: str, shape: tuple[int, int]
+) -> None:
+    monkeypatch.setattr("meshrun.runner.compiler.compiled.DeviceKernel.most_steps", 1)
+    monkeypatch.setattr(StepBlocks, "_fill_outside", lambda *_: pytest.fail("a launch fills them"))
+    fields = tuple(np.random.default_rng(1).integers(0, 2**32, (2, *shape), np.uint32))
+    inputs, outputs = [tmp_path / "a.npy", tmp_path / "b.npy"], [tmp_path / "c.npy", tmp_path / "d.npy"]
+    for path, field in zip(inputs, fields, strict=True):
+        np.save(path, field)
+    options = Options(device="cuda", boundary=boundary, fuse="require", steps=StepOptions(75))
+    assert run(mixed, inputs, outputs, {}, options)["steps"]["steps_per_kernel"] == 1
+    for _ in range(75):
+        fields = mixed.function(*(padded(field, boundary) for field in fields))
+    for path, field in zip(outputs, fields, strict=True):
+        np.testing.assert_array_equal(np.load(path), field)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("shape", [(37, 23), (3, 300), (1025, 515)])
 @pytest.mark.parametrize("copies", ["one", "two"])
 def test_steps_are_a_plain_loop(tmp_path: Path, boundary: str, shape: tuple[int, int], copies: Any) -> None:

@@ -17,7 +17,10 @@ from meshrun.runner.arrays.tools.searching import searchsorted, unique
 from meshrun.runner.arrays.tools.small_matrices import det, eigh, inv, solve
 from meshrun.runner.arrays.tools.sorting import argsort, sort
 
-def add_accumulate(array: DistributedArray, axis: int = 0, dtype: npt.DTypeLike | None = None) -> DistributedArray:
+
+def add_accumulate(
+    array: DistributedArray, axis: int = 0, dtype: npt.DTypeLike | None = None
+) -> DistributedArray:
     """Return the cumulative sum, as `numpy.add.accumulate` does."""
     return cumsum(array, axis, dtype)
 

@@ -12,20 +12,14 @@ from functools import partial
 
 import numpy as np
 
+from meshrun.runner.comm.api import UFUNCS
 from meshrun.runner.comm.collectives.api import Buffer, Call, Datatype, Function, Pointer, premultiplier
 from meshrun.runner.device.api import POISON
 from meshrun.runner.errors import UserError
 from meshrun.runner.region import Array, address_of
 from meshrun.runner.spelling import option
 
-COMBINE = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "avg": np.add,
-    "mulsum": np.add,
-}
+COMBINE = {**{name: getattr(np, ufunc) for name, ufunc in UFUNCS.items()}, "avg": np.add, "mulsum": np.add}
 # A timed loop reduces its own results repeatedly: they overflow, and are never read.
 _ignore_overflow = np.errstate(all="ignore")
 

@@ -1,9 +1,9 @@
-"""Write the statements by which a pass stores cells beyond the ends of axes that equal own ones.
+"""Write the statements by which a pass stores rows beyond the first and the last one that equal own ones.
 
 After each step, the cells beyond the array must equal the new own cells. The thread that computes such an own
 cell stores it in each of these places too (kernels/beyond.cuh), so that a step needs no second launch. Only
-threads near an end take the branch. The last axis is left out: there, the next pass reads the own cells
-themselves (`single_pass.finds_ends`).
+threads near an end take the branch. Along the last axis, the next pass reads the own cells themselves
+(`single_pass.finds_ends`). In volumes, a launch that fills the cells beyond takes less time than this.
 """
 
 from __future__ import annotations
@@ -11,103 +11,88 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from meshrun.runner.compiler.trace.graph import Extents, Program
+from meshrun.runner.compiler.trace.graph import Program
 
 # Bytes that a pass reads and writes, at most, if it is to store cells beyond the ends. In a larger field, a
 # launch of their own takes a small part of a step, and the pass has no branch for them.
 MOST_BYTES = 96 << 20
-Sides = Sequence[tuple[bool, bool]]  # per axis but the last: before the first cell, after the last one
+Sides = tuple[bool, bool]  # before the first row, after the last one
+NO_SIDES = False, False
 
 
 @dataclass(frozen=True)
 class Beyond:
-    """Which cells beyond the ends a pass stores.
+    """Which rows beyond the ends a pass stores.
 
-    boundary: reflect, mirror, nearest or wrap. widths: for each output, per axis but the last, how many cells
-    before the first one and after the last one are read.
+    boundary: reflect, mirror, nearest or wrap. widths: for each output, how many rows before the first one
+    and after the last one are read.
     """
 
     boundary: str
-    widths: tuple[Extents, ...]
+    widths: tuple[tuple[int, int], ...]
 
-    def margin(self, axis: int) -> int:
-        """Return how far from an end of an axis a cell may lie that equals one beyond it."""
-        widest = max(max(of_output[axis]) for of_output in self.widths)
-        return widest + (self.boundary == "mirror") if widest else 0
+    @property
+    def margin(self) -> int:
+        """How far from an end a row may lie that equals one beyond it."""
+        return max(map(max, self.widths)) + (self.boundary == "mirror")
 
-    def copies(self, axis: int) -> int:
-        """Return how many copies of a cell along an axis there may be, with the cell itself."""
-        widest = max(max(of_output[axis]) for of_output in self.widths)
-        return 1 + 2 * (widest if self.boundary == "nearest" else min(widest, 1))
+    @property
+    def copies(self) -> int:
+        """How many copies of a row there may be, with the row itself."""
+        return 1 + 2 * (max(map(max, self.widths)) if self.boundary == "nearest" else 1)
 
 
 @dataclass(frozen=True)
 class RowStore:
     """A row of a thread's results that is stored.
 
-    output: its number. row: of the tile, per axis but the last. call: C++ of the call but for the first
-    argument, the target. target: C++ of the address among the own cells. pitches: C++, per axis but the last.
+    output: its number. row: of the tile. function, results: C++ of what stores, and of what is stored.
+    target: C++ of the address among the own cells. pitch: C++ of the elements from row to row.
     """
 
     output: int
-    row: Sequence[int]
-    call: tuple[str, str]
+    row: int
+    function: str
+    results: str
     target: str
-    pitches: Sequence[str]
+    pitch: str
 
 
 def cells_beyond(program: Program, feeds: Sequence[int | None], boundary: str) -> Beyond | None:
-    """Return the cells beyond the ends that the next pass reads of the inputs that outputs feed.
+    """Return the rows beyond the ends that the next pass reads of the inputs that outputs feed.
 
-    None if there are none that equal own ones.
+    None if there are none that equal own ones, and for programs of other than two axes.
     """
-    if boundary == "constant" or program.axes < 2:
+    if boundary == "constant" or program.axes != 2:
         return None
-    reads = [program.footprint(feed)[:-1] if feed is not None else () for feed in feeds]
-    nothing = ((0, 0),) * (program.axes - 1)
-    widths = tuple(tuple((max(a, 0), max(b, 0)) for a, b in one) if one else nothing for one in reads)
-    return Beyond(boundary, widths) if any(map(any, (side for one in widths for side in one))) else None
+    reads = [program.footprint(feed)[0] if feed is not None else (0, 0) for feed in feeds]
+    widths = tuple((max(low, 0), max(high, 0)) for low, high in reads)
+    return Beyond(boundary, widths) if any(map(any, widths)) else None
 
 
-def sides_word(sides: Sides) -> int:
-    """Return the kernel's argument: two bits for each axis."""
-    return sum(before << 2 * axis | after << 2 * axis + 1 for axis, (before, after) in enumerate(sides))
+def statements(beyond: Beyond, stores: Sequence[RowStore], place: str, rows: int) -> Iterator[str]:
+    """Yield the statements that store rows beyond the ends, to come after those that store the own ones.
 
-
-def statements(
-    beyond: Beyond, stores: Sequence[RowStore], places: Sequence[str], cells: Sequence[int]
-) -> Iterator[str]:
-    """Yield the statements that store rows beyond the ends, to come after those that store them.
-
-    places: C++ of the first cell of the tile, per axis but the last. cells: rows of the tile along each.
+    place: C++ of the first row of the tile. rows: of the tile.
     """
-    axes = [axis for axis in range(len(places)) if beyond.margin(axis)]
-    near = " || ".join(
-        f"{places[axis]} < {beyond.margin(axis)} || "
-        f"{places[axis]} > int32(length{axis}) - {beyond.margin(axis) + cells[axis]}"
-        for axis in axes
-    )
+    margin = beyond.margin
+    # The branch of the threads near an end: for each copy of their rows but the rows themselves.
+    near = f"{place} < {margin} || {place} > int32(length0) - {margin + rows}"
     yield f"if (sides != 0 && ({near})) {{"
-    for axis in axes:
-        yield "#pragma unroll 1"
-        yield f"for (int copy{axis} = 0; copy{axis} < {beyond.copies(axis)}; ++copy{axis}) {{"
-    yield f"if (({' | '.join(f'copy{axis}' for axis in axes)}) == 0) continue;  // the cells themselves"
+    yield "#pragma unroll 1"
+    yield f"for (int copy = 1; copy < {beyond.copies}; ++copy) {{"
     for store in stores:
-        widths = beyond.widths[store.output]
-        if not any(map(any, widths)):
+        low, high = beyond.widths[store.output]
+        if not low and not high:
             continue
+        # Store the row, if this copy of it is read.
         yield "{"
-        for axis in axes:
-            low, high = widths[axis]
-            yield (
-                f"const int32 shift{axis} = copy_beyond<Ends::{beyond.boundary}>({places[axis]} + "
-                f"{store.row[axis]}, int32(length{axis}), sides & {1 << 2 * axis} ? {low} : 0, "
-                f"sides & {2 << 2 * axis} ? {high} : 0, copy{axis});"
-            )
-        found = " && ".join(f"shift{axis} != NOWHERE" for axis in axes)
-        moved = " + ".join(f"int64(shift{axis}) * int64({store.pitches[axis]})" for axis in axes)
-        function, results = store.call
-        yield f"if ({found}) {function}({store.target} + ({moved}), {results});"
+        yield (
+            f"const int32 shift = copy_beyond<Ends::{beyond.boundary}>({place} + {store.row}, "
+            f"int32(length0), sides & 1 ? {low} : 0, sides & 2 ? {high} : 0, copy);"
+        )
+        moved = f"int64(shift) * int64({store.pitch})"
+        yield f"if (shift != NOWHERE) {store.function}({store.target} + {moved}, {store.results});"
         yield "}"
-    yield "}" * len(axes)
+    yield "}"
     yield "}"

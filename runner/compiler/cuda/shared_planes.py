@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from meshrun.runner.compiler.cuda.strip_values import Row, element_name
 from meshrun.runner.compiler.operations import ctype
 from meshrun.runner.compiler.trace.graph import Operand, Program
-from meshrun.runner.compiler.trace.values import Row, element_name
 from meshrun.runner.region import Shape
 
 CHUNK = 16  # bytes of an asynchronous copy

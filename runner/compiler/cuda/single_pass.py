@@ -1,7 +1,7 @@
 """Generate a CUDA kernel that computes all outputs of a program in one pass over its inputs.
 
-`emit` writes the kernel's source text; `launch_arguments` returns its arguments for arrays in memory.
-kernels/single_pass.cu explains how the kernel works and what limits it.
+`emit` writes the kernel's source text. `pass_tile` chooses its tile, and `pass_launch` has its arguments for
+arrays in memory. kernels/single_pass.cu explains how the kernel works and what limits it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from meshrun.runner.compiler.cuda import shared_planes
-from meshrun.runner.compiler.cuda.beyond import Beyond, RowStore, Sides, sides_word, statements
+from meshrun.runner.compiler.cuda.beyond import Beyond, RowStore, statements
+from meshrun.runner.compiler.cuda.pass_tile import (
+    between_ends,
+    choose_threads,
+    choose_tile,
+    fills_words,
+    has_ends,
+    marches,
+    registers,
+    sweeps,
+)
 from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes
-from meshrun.runner.compiler.cuda.steps.layout import LANES
+from meshrun.runner.compiler.cuda.strip_values import Row, Value, Values, element_name, unit_name
 from meshrun.runner.compiler.operations import (
     HEADER,
     KERNELS,
@@ -30,33 +39,20 @@ from meshrun.runner.compiler.operations import (
     place_type,
     slot,
 )
-from meshrun.runner.compiler.passes.branches import branches_of
 from meshrun.runner.compiler.passes.ends import ends_of, interior, specialised
 from meshrun.runner.compiler.passes.strips import WORD, PlacedStrip, Strips, find_places
 from meshrun.runner.compiler.trace.graph import (
     FREE,
     PLACES,
-    SLOT,
-    Extents,
     Node,
     Offset,
     Operand,
     Program,
     in_order,
 )
-from meshrun.runner.compiler.trace.values import Row, Value, Values, element_name, unit_name
-from meshrun.runner.region import Array, Shape, address_of
+from meshrun.runner.region import Shape
 
-MOST_BLOCKS = 2**31 - 1  # of a one-dimensional grid
 MOST_ROWS = 2**31  # of an axis before the last: a thread's place fits 32 bits
-MOST_NARROW = (
-    2**31 - 2**16
-)  # elements of an operand whose places fit 32 bits, with those of threads beyond its end
-LARGEST_ROW = 16  # bytes of a row that a thread writes, by which columns are chosen
-SWEPT_ROW = 8  # the same, if it makes one cell after the other
-MOST_REGISTERS = 96  # that hold what a thread loads
-MOST_VALUES = 1500  # of a thread: the compiler takes 0.5 s for about so many
-MOST_IN_BRANCHES = 1000  # of a thread with branches: more keep so many registers that few threads run at once
 # Threads of a processor, at least, of a march whose function for cells near the ends may need more registers
 # than the rest, which loads so many at most; with more threads, that function would spill much.
 ENDS_THREADS, ENDS_REGISTERS = 1024, 30
@@ -64,15 +60,7 @@ BRANCH_THREADS, BRANCH_REGISTERS = (
     512,
     64,
 )  # of a processor at least, if a thread's loads take no more of these
-TURNS = 64  # of a thread that marches through planes
-LEAST_PLANES = 8  # of a march whose results are written over an input
-WASTED = 0.95  # threads of smaller blocks over those of larger ones that are worth it
-ADDED_ROWS = 4  # of a thread that adds its cells, at least
 FEW = 2  # small elements of a row that are loaded one by one: words need their addresses and shifts
-MOST_THREADS = 2**18  # of a large GPU at a time
-# Threads of a pass over a small field, at least, as long as its tiles have columns to give away: of kernels
-# whose rows share what they read, and of others.
-SHARING_THREADS, SINGLE_THREADS = 2**15, 2**19
 ENDS = ("reflect", "mirror", "nearest", "wrap")  # boundaries of which cells beyond the array equal own ones
 FIRST = {"i": "from", "o": "to"}  # variables: the element of a thread's first cell in inputs, outputs
 
@@ -130,217 +118,6 @@ class PassKernel:
     def least(self) -> Shape:
         """Own cells that a launch needs at least, per axis."""
         return self.planes.block if self.planes else self.tile
-
-
-@dataclass(frozen=True)
-class PassLaunch:
-    """Arguments of a launch. grid: (0,) if there are no cells; launch nothing then."""
-
-    grid: tuple[int]
-    block: tuple[int, int]
-    arguments: tuple[np.generic, ...]
-
-
-# Choosing a tile
-
-
-def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
-    """Choose the cells that a thread computes, per grid axis: PLANES x ROWS x COLUMNS.
-
-    program: of the interior, as of all functions in this section.
-
-    The values are the fastest in benchmarks/fuse_device.py. COLUMNS is 16 bytes of the largest elements, or
-    units of elements, that are read or written. ROWS is 4 if rows share what they read, 16 if those are
-    bytes, and 2 if they do not share but read beside their own cells, elements of 4 bytes or more. Pixels of
-    three or more elements of 4 bytes share no loads along a row: ROWS is 8 and COLUMNS 2. If there are
-    branches, COLUMNS is 8 bytes of small elements (`sweeps`), and a thread makes one cell of larger ones in a
-    volume: a warp has fewer columns then, and takes branches for what is at the ends of rows less often. If
-    planes share what they read, a thread marches through 64 of them, with 2 rows of 8 bytes, but 2 cells at
-    least. All are halved, rows first, while the loads of a thread need more than 96 registers, or while it
-    computes more than 1500 values, which take half a second to compile, or 1000 if the program has branches.
-    Before that, ROWS is at least 4 if cells are added.
-
-    lengths: own cells per grid axis; the tile is no longer, and PLANES is so small that there are threads for
-    a whole GPU, but not less than 8.
-    """
-    operands = (*program.inputs, *program.outputs)
-    largest = max(one.dtype.itemsize * one.unit for one in operands)
-    march, sweep = marches(program), sweeps(program)
-    planes, columns = (TURNS, max(2, 8 // largest)) if march else (1, LARGEST_ROW // largest)
-    columns = SWEPT_ROW // largest if sweep else columns
-    rows = _rows(program, largest, march)
-    if rows == 4 and _apart(program) > 2 and all(one.dtype.itemsize == 4 for one in operands):
-        rows, columns = 8, 2
-
-    # What a thread adds is worth what it takes to add the threads' sums.
-    if any(one.combine == "add" for one in program.outputs) and program.axes > 1:
-        rows = max(rows, ADDED_ROWS)
-
-    branches = bool(branches_of(program))
-    if branches and program.axes > 2 and not march and not sweep:
-        rows = columns = 1
-    most = MOST_IN_BRANCHES if branches else MOST_VALUES
-
-    def tile() -> Shape:
-        return ((1,) * program.axes + (planes, rows, columns))[-program.axes :]
-
-    def fits() -> bool:
-        loaded = (*tile()[:-3], 1, *tile()[-2:]) if march else tile()
-        computed = (*loaded[:-1], 1) if sweep else loaded
-        few = registers(program, loaded) <= MOST_REGISTERS
-        return few and _values(program) * math.prod(computed) <= most
-
-    while rows > 1 and not fits():
-        rows //= 2
-    while columns > 1 and not fits():
-        columns //= 2
-    if lengths is None:
-        return tile()
-    while march and planes > 8 and math.prod(lengths) < MOST_THREADS * math.prod(tile()):
-        planes //= 2
-    if march:  # threads make as many planes each, as far as possible
-        planes = -(-lengths[0] // -(-lengths[0] // planes)) if lengths[0] else 1
-        return planes, *map(_within, tile()[1:], lengths[1:])
-    return tuple(map(_within, tile(), lengths))
-
-
-def has_ends(program: Program) -> bool:
-    """Return whether cells near the array's ends differ from those between: some are not of the interior."""
-    return any(map(any, ends_of(program)))
-
-
-def between_ends(program: Program, lengths: Shape) -> Shape:
-    """Return the cells per axis that are left between the ends of the array, but one at least."""
-    ends = ends_of(program)
-    return tuple(max(length - sum(cells), 1) for length, cells in zip(lengths, ends, strict=True))
-
-
-def with_fewer_columns(program: Program, tile: Shape, cells: int) -> Shape:
-    """Return the tile for a field of so few cells that its threads would leave parts of a GPU idle.
-
-    For repeated passes, whose fields are in the GPU's L2 cache: more threads hide its latency, and their
-    narrower loads cost nothing there. Measured on H200s: D2Q9 of 512 x 1024 takes 8.1 instead of 8.7 us,
-    a stencil of radius 2 of 256 x 512 1.7 instead of 2.3.
-    """
-    if fills_words(program, tile[-1]):
-        return tile
-    shares = program.axes > 1 and _shares(program, program.axes - 2)
-    wanted, columns = SHARING_THREADS if shares else SINGLE_THREADS, tile[-1]
-    while columns > 1 and cells < wanted * math.prod(tile[:-1]) * columns:
-        columns //= 2
-    return (*tile[:-1], columns)
-
-
-def marches(program: Program) -> bool:
-    """Return whether a thread makes its planes one after the other: if they share what they read."""
-    return program.axes == 3 and _shares(program, 0)
-
-
-def sweeps(program: Program) -> bool:
-    """Return whether a thread makes the cells of its row one after the other.
-
-    If small elements are computed in branches: unrolled, the cells need many registers and instructions.
-    """
-    if not fills_words(program, WORD) or not branches_of(program):
-        return False
-    largest = max(one.dtype.itemsize for one in (*program.inputs, *program.outputs))
-    return _rows(program, largest, marches(program)) == 1
-
-
-def fills_words(program: Program, columns: int) -> bool:
-    """Return whether all elements are small ones, and so many results of each output fill words."""
-    operands = (*program.inputs, *program.outputs)
-    small = all(one.dtype.itemsize < WORD and one.components == 1 for one in operands)
-    return small and columns > 1 and all(columns * one.dtype.itemsize % WORD == 0 for one in program.outputs)
-
-
-def _rows(program: Program, largest: int, march: bool) -> int:
-    if program.axes == 1:
-        return 1
-    if march:
-        return 2
-    if _shares(program, program.axes - 2):
-        return 16 if largest == 1 else 4
-    beside = any(node.offset[-2] for node in program.loads)
-    return 2 if beside and largest >= WORD else 1
-
-
-def _shares(program: Program, axis: int) -> bool:
-    """Return whether neighbours along an axis read the same cells."""
-    read: dict[tuple[int, Offset], int] = {}
-    return any(
-        read.setdefault((one.input, one.offset[:axis] + one.offset[axis + 1 :]), one.offset[axis])
-        != one.offset[axis]
-        for one in program.loads
-    )
-
-
-def _values(program: Program) -> float:
-    """Return how many values a thread computes for a cell, a word of small elements as one."""
-    strips = Strips(True, [one.components for one in program.inputs], program.axes - 1)
-    strips.of(program.nodes)
-    return sum(1 / max(one.lanes, 1) for one in strips.all if one.operands)
-
-
-def _within(tile: int, length: int) -> int:
-    """Return the tile, a power of two, halved until it is no longer than an axis."""
-    return tile if tile <= max(length, 1) else 1 << max(length, 1).bit_length() - 1
-
-
-def choose_threads(program: Program) -> tuple[int, int]:
-    """Choose the threads of a block, along the last grid axis and the one before.
-
-    More along the last one read longer parts of a row; rows are together where they share what they read.
-    Of threads that sweep through a volume, those of a warp have short parts of a row: fewer warps take the
-    branches for what is at the ends of rows.
-    """
-    if marches(program):
-        return 32, 8
-    if sweeps(program):
-        return (128, 1) if program.axes < 3 else (16, 8)
-    if program.axes > 2 and branches_of(program):
-        return 256, 1
-    return (64, 2) if program.axes == 2 and _shares(program, 0) else (128, 1)
-
-
-def _apart(program: Program) -> int:
-    """Return the cells of the last axis from one column that is read to the next.
-
-    More than 1 for pixels whose components are cells (`merge_components`): columns of a tile that is no wider
-    share no loads.
-    """
-    return math.gcd(*(node.offset[-1] for node in program.loads))
-
-
-def registers(program: Program, tile: Shape) -> int:
-    """Return the number of 32-bit registers for all elements that a thread loads."""
-    total = 0
-    for (number, _), elements in _window(program, tile).items():
-        itemsize = program.inputs[number].dtype.itemsize
-        if itemsize < 4:
-            total += _words(elements, itemsize)
-        else:
-            total += len(elements) * itemsize // 4
-    return total
-
-
-def _window(program: Program, tile: Shape) -> dict[tuple[int, Offset], set[int]]:
-    """Return the elements that a thread loads, by input and row, relative to the tile's first cell."""
-    found: dict[tuple[int, Offset], set[int]] = defaultdict(set)
-    for node in program.loads:
-        components = program.inputs[node.input].components
-        for place in product(*map(range, tile)):
-            at = tuple(map(sum, zip(place, node.offset, strict=True)))
-            found[node.input, at[:-1]].add(at[-1] * components + node.component)
-    return found
-
-
-def _words(elements: set[int], itemsize: int) -> int:
-    """Return the number of whole 32-bit words from the first to the last element of a row."""
-    return -(-(max(elements) - min(elements) + 1) * itemsize // 4)
-
-
-# Writing the kernel
 
 
 @cache
@@ -425,7 +202,7 @@ def emit(
         (
             "/* @parameters@ */",
             ", ".join(
-                f"{kind} {name}" for kind, name, _ in _parameters(program, apart, wide, beyond is not None)
+                f"{kind} {name}" for kind, name, _ in parameters(program, apart, wide, beyond is not None)
             ),
         ),
         ("// @body@", "\n    ".join(body.lines)),
@@ -465,76 +242,7 @@ def leaders(operands: Sequence[Operand], apart: bool) -> list[int]:
     ]
 
 
-def key_of(xp: Any, keys: Array, number: int, own: Shape) -> Array:
-    """Return a key as what `launch_arguments` takes for an output of so many own cells."""
-    return xp.broadcast_to(keys[number : number + 1], own)
-
-
-def have_equal_pitches(operands: Sequence[Operand], arrays: Sequence[Array], axes: int) -> bool:
-    """Return whether all inputs, or all outputs, have the pitches of their leaders. axes: of the grid."""
-    pitches = [one.strides[: axes - 1] for one in arrays]
-    return all(one == pitches[leader] for one, leader in zip(pitches, leaders(operands, False), strict=True))
-
-
-def have_equal_alignment(
-    program: Program, blocks: Sequence[Array], outs: Sequence[Array], widths: Extents
-) -> bool:
-    """Return whether the own cells of all arrays begin as many elements after a multiple of 16 bytes.
-
-    blocks: with a halo of `widths`.
-    """
-    each = LARGEST_ROW // min(array.itemsize for array in (*blocks, *outs))
-    places = set[int]()
-    for arrays, halo in ((blocks, widths), (outs, ((0, 0),) * program.axes)):
-        for array in arrays:
-            before = sum(low * stride for (low, _), stride in zip(halo, array.strides, strict=False))
-            places.add((address_of(array) + before) // array.itemsize % each)
-            if any(stride % LARGEST_ROW for stride in array.strides[: program.axes - 1]):
-                return False
-    return len(places) == 1
-
-
-def lie_in_units(operand: Operand, array: Array) -> bool:
-    """Return whether each cell of an array begins at a multiple of the operand's unit."""
-    size = operand.unit * operand.dtype.itemsize
-    steps = array.strides[: array.ndim - len(operand.trailing)] if operand.unit > 1 else ()
-    return operand.unit == 1 or all(one % size == 0 for one in (address_of(array), *steps))
-
-
-def is_in_place(blocks: Sequence[Array], outs: Sequence[Array], widths: Extents) -> bool:
-    """Return whether results are written over own cells of an input. blocks: with a halo of `widths`."""
-    own = {
-        address_of(block) + sum(low * stride for (low, _), stride in zip(widths, block.strides, strict=False))
-        for block in blocks
-    }
-    return any(address_of(out) in own for out in outs)
-
-
-def whole_tile(tile: Shape, lengths: Shape, march: bool, aligned: bool) -> Shape:
-    """Return a tile, hardly larger than another, of which a whole number covers each axis.
-
-    No cell is then computed twice, which would read what was written over it. lengths: cells to cover.
-    march: along the first axis, which is one march if it has no parts of 8 planes or more. aligned: whether
-    the first cell is at a multiple of 16 bytes; otherwise tiles have one column (`shift`).
-    """
-    parts = [
-        next(cells for cells in range(min(one, max(length, 1)), 0, -1) if length % cells == 0)
-        for one, length in zip(tile, lengths, strict=True)
-    ]
-    if march and parts[0] < LEAST_PLANES:
-        parts[0] = max(lengths[0], 1)
-    return (*parts[:-1], parts[-1] if aligned else 1)
-
-
-def is_wide(arrays: Sequence[Array]) -> bool:
-    """Return whether some place in the arrays needs more than 32 bits, or a pitch is negative."""
-    return any(
-        min(strides) < 0 or sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) > most
-        for shape, strides, most in {(one.shape, one.strides, MOST_NARROW * one.itemsize) for one in arrays}
-    )
-
-
-def _parameters(
+def parameters(
     program: Program, apart: bool, wide: bool, beyond: bool
 ) -> Iterator[tuple[str, str, type[np.generic]]]:
     """Yield the kernel's parameters: C++ type, name, and NumPy type of the argument."""
@@ -564,16 +272,6 @@ def _parameters(
                 yield kind[0], f"{name}{axis}_own", kind[1]
     if program.scalars:
         yield "const uint64* __restrict__", "scalars", np.uint64
-
-
-def division(divisor: int) -> tuple[int, int]:
-    """Return a factor and bits: n // divisor is n * factor >> bits for all n from 0 to 2**31 - 1.
-
-    The factor has 32 bits. Source: T. Granlund and P. Montgomery, Division by Invariant Integers using
-    Multiplication, 1994, theorem 4.2.
-    """
-    bits = 31 + (divisor - 1).bit_length()
-    return (1 << bits) // divisor + 1, bits
 
 
 @dataclass(frozen=True)
@@ -1108,17 +806,12 @@ class _Body:
         stores = [one for one in stores if one.output not in self._combined]
         if self._beyond is None:
             return [*kept, *self._stored(stores)]
-        axes, leads = range(self.program.axes - 1), self._leaders["o"]
         rows = []
         for one in stores:
-            pitches = [f"o{leads[one.output]}_pitch{axis}" for axis in axes]
+            pitch = f"o{self._leaders['o'][one.output]}_pitch0"
             function = "store_row" if one.function == "store_elements" else one.function
-            rows.append(RowStore(one.output, one.row, (function, f"results{one.name}"), one.target, pitches))
-        places = [f"int32(x{axis})" for axis in axes]
-        cells = [*self.tile[:-1]]
-        if self.march:
-            places[0], cells[0] = "int32(x0 + turn - 1)", 1
-        return [*kept, *self._stored(stores), *statements(self._beyond, rows, places, cells)]
+            rows.append(RowStore(one.output, one.row[0], function, f"results{one.name}", one.target, pitch))
+        return [*kept, *self._stored(stores), *statements(self._beyond, rows, "int32(x0)", self.tile[0])]
 
     def _stored(self, stores: Sequence[_Store]) -> list[str]:
         """Return the statements that store the arrays of results among the own cells."""
@@ -1259,204 +952,3 @@ def _keep(number: int, output: Operand, name: str) -> str:
 def _end_name(cell: int) -> str:
     """Return the variable for how far from the thread's first cell the own cell lies that `cell` equals."""
     return f"end{cell}".replace("-", "m")
-
-
-# Calling it
-
-
-def launch_arguments(
-    kernel: PassKernel,
-    blocks: Sequence[Array],
-    outs: Sequence[Array],
-    widths: Extents,
-    first: Sequence[int] = (),
-    scalars: Array | None = None,
-    sides: Sides = (),
-) -> PassLaunch:
-    """Return grid, block and arguments to compute all own cells.
-
-    blocks: an array for each input, with its halo. outs: an array for each output, of own cells. Both may be
-    views of larger arrays, at any address and pitch, but rows with their trailing axes are contiguous. Of an
-    output of which only the best cell is kept, the key, as a view of so many cells (`key_of`).
-    Trailing axes that the operand lacks count as cells of the last grid axis (`merge_components`). widths:
-    halo of all blocks, per grid axis; at least each input's footprint. first, scalars: as of `TaskKernel`; if
-    they have places, all own cells are within the array. sides: ends of axes beyond which the kernel stores
-    cells, around `outs`, if it was written to do so. Raises ValueError for arrays that do not fit the kernel.
-    """
-    program, last = kernel.program, kernel.program.axes - 1
-    targets = [_Rows(array, one, last) for array, one in zip(outs, program.outputs, strict=True)]
-    lengths = targets[0].lengths
-    sources = _sources(kernel, blocks, widths)
-    if any(one.lengths != lengths for one in (*sources, *targets)):
-        raise ValueError(f"arrays of {[one.lengths for one in (*sources, *targets)]} own cells")
-    if math.prod(lengths) == 0:
-        return PassLaunch((0,), (1, 1), ())
-    own, near = lengths, _near_ends(kernel, lengths, first)
-    lengths = tuple(length - sum(cells) for length, cells in zip(own, near, strict=True))
-    for rows in (*sources, *targets):
-        rows.address += sum(a * b for (a, _), b in zip(near, rows.strides, strict=True))
-    between = math.prod(lengths)
-    if between and any(length < cells for length, cells in zip(lengths, kernel.least, strict=True)):
-        raise ValueError(f"{lengths} own cells for a tile of {kernel.least}")
-    if not kernel.wide and is_wide([*blocks, *outs]):
-        raise ValueError(
-            "operands of so many elements, or of negative pitches, for a kernel of 32-bit places"
-        )
-    if max(lengths[:last], default=0) > MOST_ROWS:
-        raise ValueError(f"{lengths} own cells; of the axes before the last, at most {MOST_ROWS}")
-    columns = kernel.tile[last]
-    shift = _shift(
-        [rows for rows, one in zip(targets, program.outputs, strict=True) if not one.combine], columns
-    )
-    tiles = [-(-n // step) for n, step in zip(lengths, kernel.tile, strict=True)]
-    tiles[last] = -(-(lengths[last] + shift) // columns)
-    block = kernel.threads if kernel.planes or not between else _block(kernel.threads, tiles)
-    tiles[last] = -(-tiles[last] // block[0])
-    if last:
-        tiles[last - 1] = -(-tiles[last - 1] // block[1])
-    at_ends = -(-(math.prod(own) - between) // math.prod(block))
-    grid = at_ends + (math.prod(tiles) if between else 0)
-    if grid > MOST_BLOCKS:
-        raise ValueError(f"{grid} blocks of threads, more than {MOST_BLOCKS}")
-    given = (program.inputs, blocks), (program.outputs, outs)
-    if not kernel.apart and not all(have_equal_pitches(*one, program.axes) for one in given):
-        raise ValueError("operands of different pitches, for a kernel with common ones")
-    values: list[int] = []
-    for operands, arrays in ((program.inputs, sources), (program.outputs, targets)):
-        for number, leader in enumerate(leaders(operands, kernel.apart)):
-            rows = arrays[number]
-            pitches = [stride // rows.itemsize for stride in rows.strides[:last]]
-            has_own = leader == number and not operands[number].combine
-            values += [rows.address, *(pitches if has_own else ())]
-    values += [*lengths, *(value for one in tiles[1:] for value in (one, *division(max(one, 1)))), shift]
-    values += [sides_word(sides)] if sides else []
-    values += first[: program.axes] if program.has_places else ()
-    if has_ends(program):
-        values += [at_ends, *(cells for axis in near for cells in axis)]
-    values += _slots(program, scalars)
-    kinds = [kind for _, _, kind in _parameters(program, kernel.apart, kernel.wide, len(sides) > 0)]
-    arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))
-    return PassLaunch((grid,), (math.prod(block), 1) if kernel.planes else block, arguments)
-
-
-def _sources(kernel: PassKernel, blocks: Sequence[Array], widths: Extents) -> list[_Rows]:
-    """Return the rows of own cells of each input, from the row on of which the kernel takes the pointer."""
-    program, last, sources = kernel.program, kernel.program.axes - 1, list[_Rows]()
-    for number, (array, one) in enumerate(zip(blocks, program.inputs, strict=True)):
-        source = _Rows(array, one, last)
-        low = [before * (source.merged if axis == last else 1) for axis, (before, _) in enumerate(widths)]
-        high = [after * (source.merged if axis == last else 1) for axis, (_, after) in enumerate(widths)]
-        needs = program.footprint(number)
-        if any(a > b or c > d for (a, c), b, d in zip(needs, low, high, strict=True)):
-            raise ValueError(f"a halo of {widths} cells for a footprint of {needs}")
-        source.lengths = tuple(n - a - b for n, a, b in zip(source.lengths, low, high, strict=True))
-        source.address += sum(a * b for a, b in zip(low, source.strides, strict=True))
-        corner = kernel.corners[number]
-        source.address += sum(a * b for a, b in zip(corner, source.strides[:last], strict=True))
-        sources.append(source)
-    return sources
-
-
-def _near_ends(kernel: PassKernel, own: Shape, first: Sequence[int]) -> Extents:
-    """Return how many of the own cells are near the ends of the array, before and after the others.
-
-    All of them, if fewer than a tile are left between.
-    """
-    near = near_ends(kernel.program, own, first)
-    left = [length - sum(cells) for length, cells in zip(own, near, strict=True)]
-    if has_ends(kernel.program) and any(a < b for a, b in zip(left, kernel.least, strict=True)):
-        return (own[0], 0), *near[1:]
-    return near
-
-
-def near_ends(program: Program, own: Shape, first: Sequence[int]) -> Extents:
-    """Return how many of the own cells are near the ends of the array, before and after the others."""
-    if not has_ends(program):
-        return ((0, 0),) * program.axes
-    near = []
-    for at, length, whole, (before, after) in zip(
-        first, own, program.lengths, ends_of(program), strict=False
-    ):
-        low = min(max(before - at, 0), length)
-        near.append((low, min(max(at + length - (whole - after), 0), length - low)))
-    return tuple(near)
-
-
-def _slots(program: Program, scalars: Array | None) -> list[int]:
-    """Return the address of the slots of scalars, if a program takes some."""
-    if not program.scalars:
-        return []
-    if scalars is None or scalars.nbytes < SLOT * program.scalars:
-        raise ValueError(f"a kernel that takes {program.scalars} scalars, and no slots for them")
-    return [address_of(scalars)]
-
-
-class _Rows:
-    """The rows of cells of an array.
-
-    address: of the first element. lengths: cells per grid axis. strides: bytes from one cell to the next, per
-    grid axis. merged: cells of the kernel's last axis for each one of the array's.
-    """
-
-    def __init__(self, array: Array, operand: Operand, last: int) -> None:
-        self.itemsize: int = array.dtype.itemsize
-        if operand.combine:  # a key, seen as an array of all cells
-            self.address, self.lengths = address_of(array), array.shape
-            self.strides, self.merged = array.strides, 1
-            return
-        if array.dtype != operand.dtype:
-            raise ValueError(f"{operand.name} is {array.dtype}, expected {operand.dtype}")
-        row = array.shape[last:]
-        step = self.itemsize
-        for length, stride in zip(reversed(row), reversed(array.strides[last:]), strict=True):
-            if stride != step and length > 1 and math.prod(array.shape):
-                raise ValueError(f"the rows of {operand.name} are not contiguous: strides {array.strides}")
-            step *= length
-        cells, left = divmod(math.prod(row), operand.components)
-        if left or (operand.trailing and tuple(row[1:]) != operand.trailing):
-            raise ValueError(
-                f"{operand.name} has shape {array.shape}, expected {operand.trailing} at its end"
-            )
-        if any(stride % self.itemsize for stride in array.strides):
-            raise ValueError(f"strides {array.strides} of {operand.name} are no multiples of an element")
-        if not lie_in_units(operand, array):
-            raise ValueError(f"cells of {operand.name} do not begin at multiples of {operand.unit} elements")
-        self.address = address_of(array)
-        self.lengths = (*array.shape[:last], cells)
-        self.strides = (*array.strides[:last], self.itemsize * operand.components)
-        self.merged = math.prod(row[1:]) // operand.components
-
-
-def _shift(targets: Sequence[_Rows], columns: int) -> int:
-    """Return the number of cells by which tiles begin before a row, so that most stores are whole vectors."""
-
-    def aligned(shift: int) -> int:
-        total = 0
-        for one in targets:
-            size = columns * one.strides[-1]
-            vector = min(size & -size, 16)
-            if (one.address - shift * one.strides[-1]) % vector == 0:
-                total += one.strides[-1]
-        return total
-
-    return max(range(columns), key=aligned)
-
-
-def _block(most: tuple[int, int], tiles: Sequence[int]) -> tuple[int, int]:
-    """Return the threads of a block along the last two grid axes.
-
-    For a short last axis, fewer along it and more along the other; and down to a warp where fewer threads
-    are then without a tile: 257 tiles of a row are 9 times 32 threads rather than 3 times 128.
-    """
-    along, across = most
-
-    def threads(along: int) -> int:
-        return -(-tiles[-1] // along) * along
-
-    while along > 1 and (
-        along // 2 >= tiles[-1]
-        or (along > LANES and len(tiles) > 1 and threads(along // 2) < WASTED * threads(along))
-    ):
-        along //= 2
-        across *= 2 if len(tiles) > 1 else 1
-    return along, across

@@ -1,14 +1,13 @@
-// Cells beyond the ends of an axis that equal own ones, written by the threads that make those; for CUDA (NVRTC), and
-// for a host.
+// Rows beyond the first and the last one that equal own ones, written by the threads that make those; for CUDA
+// (NVRTC), and for a host.
 #pragma once
 
 constexpr int32 NOWHERE = -2147483647 - 1;
 
-// How far from an own cell copy number COPY of it lies beyond the ends of its axis, of which `low` cells before the
-// first one and `high` after the last one are read; NOWHERE if there is no such copy. 0 is the cell itself. Odd copies
-// lie before the first cell, even ones after the last: one each, but for `nearest`, where the end is repeated.
+// How far from an own row copy number `copy` of it, from 1 on, lies beyond the ends, of which `low` rows before the
+// first one and `high` after the last one are read; NOWHERE if there is no such copy. Odd copies lie before the first
+// row, even ones after the last: one each, but for `nearest`, where the end is repeated.
 template <Ends KIND> INLINE int32 copy_beyond(int32 place, int32 length, int32 low, int32 high, int copy) {
-    if (copy == 0) return 0;
     const int number = (copy + 1) / 2;
     const bool before = copy % 2;
     if (KIND == Ends::nearest) {

@@ -1,8 +1,7 @@
 """A function of blocks, called with stand-ins, becomes a graph of operations on numbers.
 
-`trace` records what the function does; `graph` and `values` hold it; `evaluate` computes it with NumPy, as
-the oracle of every kernel; `function_key` says when two functions are the same. It knows neither devices nor
-ranks.
+`trace` records what the function does; `graph` holds it; `evaluate` computes it with NumPy, as
+the oracle of every kernel. It knows neither devices nor ranks.
 """
 
 MAY_NOT_IMPORT = ("meshrun.runner.device", "meshrun.runner.world")

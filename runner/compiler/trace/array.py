@@ -40,7 +40,8 @@ COMPUTABLE = "?bhilqBHILQefdFD"  # NumPy's codes of dtypes
 NOT_FOREIGN = ("", "numpy", "cupy", "meshrun", "runner")
 COMPARISONS = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
 
-REDUCTIONS: Mapping[np.ufunc, Any] = {
+# NumPy's reductions, each by the ufunc of two cells that it repeats.
+OF_UFUNCS: Mapping[np.ufunc, Any] = {
     np.add: np.sum,
     np.multiply: np.prod,
     np.maximum: np.max,
@@ -323,8 +324,8 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         # What other functions do.
-        if method == "reduce" and ufunc in REDUCTIONS:
-            reduction: Any = REDUCTIONS[ufunc]
+        if method == "reduce" and ufunc in OF_UFUNCS:
+            reduction: Any = OF_UFUNCS[ufunc]
             (out,) = options.get("out") or (None,)
             others = {name: value for name, value in options.items() if name not in ("axis", "out")}
             return reduction(*inputs, axis=options.get("axis", 0), out=out, **others)

@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from meshrun.runner.compiler.trace.evaluate import at_places
 from meshrun.runner.compiler.trace.graph import PLACES, Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.graph import WholeGraph
-from meshrun.runner.compiler.whole.point_pass import PointCells, numbers_of
+from meshrun.runner.compiler.whole.point_pass import PointCells, array_module, numbers_of
 from meshrun.runner.region import Array, HostArray, Shape, address_of
 from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.compiler import find_compiler
@@ -47,6 +46,22 @@ class PointPlace:
     whole: tuple[bool, ...]
     inputs: Sequence[Array]
     outs: Sequence[Array]
+
+
+@dataclass(frozen=True)
+class PointArrays:
+    """Arrays that the code of sets reads and writes.
+
+    inputs, outs: views whose first cell is at the origin of the sets' `PointPlace`. scalars: the slots of a
+    step's numbers, if there are some. rows: of each set that is a series, an array of rows. written: how many
+    rows each block of threads (`blocks_of_threads`) has written, which a launch on a GPU counts up.
+    """
+
+    inputs: Sequence[Array]
+    outs: Sequence[Array]
+    scalars: Array | None = None
+    rows: Sequence[Array] = ()
+    written: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -224,24 +239,17 @@ class HostPoints:
             )
         return found
 
-    def bind(
-        self,
-        tables: Sequence[Table],
-        inputs: Sequence[int],
-        outs: Sequence[int],
-        scalars: Array | None,
-        _xp: ModuleType = np,
-    ) -> Callable[..., None]:
-        """Return what computes all cells of the sets, given the row of each set's series.
+    def bind(self, tables: Sequence[Table], arrays: PointArrays) -> Callable[..., None]:
+        """Return what computes all cells of the sets, given the number of the row of series."""
+        addresses = [
+            (ctypes.c_ulonglong * max(len(some), 1))(*map(address_of, some))
+            for some in (arrays.inputs, arrays.outs)
+        ]
+        slots = ctypes.c_void_p(0 if arrays.scalars is None else arrays.scalars.ctypes.data)
 
-        inputs, outs: addresses of the arrays' cell at the origin.
-        """
-        addresses = [(ctypes.c_ulonglong * max(len(some), 1))(*some) for some in (inputs, outs)]
-        slots = ctypes.c_void_p(0 if scalars is None else scalars.ctypes.data)
-
-        def compute(rows: Sequence[HostArray] = ()) -> None:
+        def compute(row: int = 0) -> None:
             for number, table in enumerate(tables):
-                count, to = len(table.rows), rows[number].ctypes.data if rows else 0
+                count, to = len(table.rows), address_of(arrays.rows[number], (row,)) if arrays.rows else 0
                 self.loaded[f"compute{number}"](
                     *addresses, slots, ctypes.c_void_p(table.values.ctypes.data),
                     ctypes.c_longlong(count), ctypes.c_longlong(0), ctypes.c_longlong(count),
@@ -300,32 +308,21 @@ class DevicePoints:
     sets: Sequence[PointSet]
     launch: Callable[..., None]
 
-    def bind(
-        self,
-        tables: Sequence[Table],
-        inputs: Sequence[int],
-        outs: Sequence[int],
-        scalars: Array | None,
-        xp: ModuleType,
-        rows: Sequence[Array] = (),
-        written: Array | None = None,
-    ) -> Callable[[], None]:
-        """Return the launch that computes all cells of the sets. It can be captured.
-
-        inputs, outs: addresses of the arrays' cell at the origin. xp: cupy. rows: of each set, an array
-        of rows. written: how many rows each block (`blocks_of_threads`) has written; the launch counts up.
-        """
+    def bind(self, tables: Sequence[Table], arrays: PointArrays) -> Callable[[], None]:
+        """Return the launch that computes all cells of the sets. It can be captured."""
         counts = [len(table.rows) for table in tables]
         if not sum(counts):
             return _nothing
-        to = [address_of(one) for one in rows] or [0] * len(tables)
-        addresses = xp.asarray(np.array([*inputs, *outs, *to], np.uint64))
+        xp, scalars, written = array_module(arrays.inputs[0]), arrays.scalars, arrays.written
+        fields = [address_of(one) for one in (*arrays.inputs, *arrays.outs)]
+        to = [address_of(one) for one in arrays.rows] or [0] * len(tables)
+        addresses = xp.asarray(np.array([*fields, *to], np.uint64))
         table = xp.asarray(np.concatenate([one.values.ravel() for one in tables]))
-        starts = np.cumsum([0, len(inputs), len(outs)]) * 8 + address_of(addresses)
+        starts = np.cumsum([0, len(arrays.inputs), len(arrays.outs)]) * 8 + address_of(addresses)
         others = [0 if one is None else address_of(one) for one in (scalars, table, written)]
         arguments = (*map(np.uint64, starts), *map(np.uint64, others), *map(np.int64, counts))
         launch = functools.partial(self.launch, (blocks_of_threads(tables),), (THREADS,), arguments)
-        return functools.partial(_run, launch, (addresses, table, *rows, written, scalars))
+        return functools.partial(_run, launch, (addresses, table, *arrays.rows, written, scalars))
 
 
 def blocks_of_threads(tables: Sequence[Table]) -> int:

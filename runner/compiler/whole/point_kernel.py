@@ -14,13 +14,14 @@ from meshrun.runner.compiler.operations import inexact_operations
 from meshrun.runner.compiler.whole.point_code import (
     DevicePoints,
     HostPoints,
+    PointArrays,
     PointPlace,
     PointSet,
     Table,
     is_computable,
 )
-from meshrun.runner.compiler.whole.point_pass import PointWrites, array_module
-from meshrun.runner.region import Array, address_of
+from meshrun.runner.compiler.whole.point_pass import PointWrites
+from meshrun.runner.region import Array
 
 
 @dataclass
@@ -111,10 +112,10 @@ class PointKernel:
         outs: Sequence[Array],
         first: Sequence[int],
         scalars: Array | None = None,
-        sides: Sequence[tuple[bool, bool]] = (),
+        sides: tuple[bool, bool] = (False, False),
     ) -> Callable[[], None]:
         """Return the launches of one pass; see `TaskKernel`."""
-        assert not sides
+        assert not any(sides)
         dense = self.dense.bind(blocks, outs, first, scalars)
         if self.code is None:
             points = functools.partial(self.points.fill, [*blocks], [*outs], tuple(first), scalars)
@@ -123,10 +124,10 @@ class PointKernel:
         start = tuple(first[:axes])
         last = tuple(a + n for a, n in zip(start, outs[0].shape, strict=False))
         tables = self._tables_at(PointPlace(start, last, start, (False,) * axes, blocks, outs))
-        widths = self.points.widths
-        inputs = [address_of(block, _before(block, widths)) for block in blocks]
-        targets = [address_of(out) for out in outs]
-        bound = self.code.bind(tables, inputs, targets, scalars, array_module(outs[0]))
+        own = tuple(slice(low, None) for low, _ in self.points.widths)
+        cores = [(*own[: block.ndim], ...) for block in blocks]
+        inputs = [block[core] for block, core in zip(blocks, cores, strict=True)]
+        bound = self.code.bind(tables, PointArrays(inputs, outs, scalars))
         return functools.partial(_call_both, dense, bound)
 
     def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
@@ -161,8 +162,3 @@ class PointKernel:
 def _call_both(first: Callable[[], None], second: Callable[[], None]) -> None:
     first()
     second()
-
-
-def _before(block: Array, widths: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """Return the index of the first own cell of a padded block."""
-    return tuple(low for low, _ in widths)[: block.ndim]

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.function_key import key_of
 from meshrun.runner.compiler.trace.array import real_dtype
-from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.compiler.trace.outside_state import ChangesOutside
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.trace.timed import given_of

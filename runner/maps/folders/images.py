@@ -24,11 +24,11 @@ from meshrun.runner.files import check_own, sync_folder
 from meshrun.runner.maps.folders.engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
 from meshrun.runner.maps.same_values import refuse_other_values, summary_of
 from meshrun.runner.maps.split_probe import refuse_split
-from meshrun.runner.maps.streamed.chunk_agreement import known_results, limits
+from meshrun.runner.maps.streamed.chunk_agreement import known_results
 from meshrun.runner.maps.streamed.dispatch import draw, process_chunks, report, threads_of
 from meshrun.runner.maps.streamed.resume import Fingerprint, check_inputs, find_unfinished, start_or_resume
 from meshrun.runner.options.stream_options import StreamOptions
-from meshrun.runner.plan.chunking import memory_use
+from meshrun.runner.plan.chunking import MemoryUse, memory_use
 from meshrun.runner.plan.task import Task
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.spans import Spans
@@ -50,7 +50,7 @@ class StreamedFolder:
     """One run over a folder, for `write` and then `commit`; collective.
 
     fuse: returns the task of the largest image with a kernel in place of its function, or as it is.
-    kernels: those of the other images, if the largest has one.
+    kernels: those of the other images, if the largest has one. memory: what this rank may use.
     """
 
     world: World
@@ -58,6 +58,7 @@ class StreamedFolder:
     target: Path
     plan_task: PlanTask
     options: StreamOptions
+    memory: MemoryUse
     transaction: OutputTransaction
     phases: Phases
     inputs: Inputs
@@ -184,7 +185,7 @@ class StreamedFolder:
         fewer if so many of the largest image do not fit in memory."""
         takes = memory_use(task, task.partition[0], asynchronous=self.world.backend.asynchronous).host
         takes += self._decoded
-        host = self.world.collective_call(lambda: limits(self.world, self.options)).host
+        host = self.memory.host
         room = host // takes if takes else 1
         if room == 0 and self.options.host_memory is not None:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Agreement on chunks: gather limits and file properties from all ranks, and let `chunking` decide."""
+"""Chunks that all ranks agree on, and the types of results that they need to know beforehand."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from meshrun.runner.arrays.load import file_chunks
 from meshrun.runner.arrays.store import open_sinks
 from meshrun.runner.compiler.result_type import result_types
 from meshrun.runner.errors import UserError
@@ -18,52 +19,17 @@ from meshrun.runner.plan.chunking import (
     Facts,
     Files,
     MemoryUse,
-    check_limit,
-    is_streamed,
     least,
-    memory_limits,
-    not_streamed,
     plan_chunks,
 )
 from meshrun.runner.plan.chunks import Chunks
-from meshrun.runner.plan.task import ArrayType, Task
+from meshrun.runner.plan.task import Task
 from meshrun.runner.plan.window import Window
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.spelling import option
-from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, first_serial
-from meshrun.runner.storage.paths import KEPT, split
-from meshrun.runner.system.host_memory import host_memory
+from meshrun.runner.storage.formats.registry import Sink, Source, first_serial
+from meshrun.runner.storage.paths import KEPT
 from meshrun.runner.world.world import World
-
-
-def streamed_results(
-    world: World,
-    task: Task,
-    sources: Sequence[Source],
-    targets: Sequence[Path],
-    options: StreamOptions,
-    *,
-    too_large: bool,
-    keep_whole: bool = False,
-) -> tuple[ArrayType, ...] | None:
-    """Return shapes and dtypes of the results if the run is streamed (`is_streamed`), else None. On one rank.
-
-    too_large: whether a rank's block does not fit its memory. keep_whole: do not stream to overlap copies.
-    Raises UserError if an option of streamed runs is given and one rank reads or writes a file whole.
-    """
-    serial = first_serial(sources)
-    chunked = any(split(target)[0].suffix.lower() in FOLDERS for target in targets)
-    files, asynchronous = Files(serial is None, chunked), world.backend.asynchronous
-    if is_streamed(
-        task, options, files, asynchronous=asynchronous, too_large=too_large, keep_whole=keep_whole
-    ):
-        known = with_trial_results(world, task, sources)
-        serial = _serial_sink(known, targets)
-        if serial is None:
-            return known.known
-    if options.named is not None:
-        raise not_streamed(options.named, serial or targets[0])
-    return None
 
 
 def serial_file(task: Task, sources: Sequence[Source], targets: Sequence[Path]) -> Path | None:
@@ -77,27 +43,6 @@ def serial_file(task: Task, sources: Sequence[Source], targets: Sequence[Path]) 
 def _serial_sink(task: Task, targets: Sequence[Path]) -> Path | None:
     """Return the first output that one rank writes whole; None if there is none."""
     return first_serial(open_sinks(task, targets, KEPT))
-
-
-def file_chunks(sources: Sequence[Source | Sink]) -> Shape | None:
-    """Return the largest chunk shape of the files; None if none is chunked."""
-    shapes = [source.chunks for source in sources if source.chunks]
-    return max(shapes, key=math.prod, default=None)
-
-
-def limits(world: World, options: StreamOptions) -> MemoryUse:
-    """Return the bytes that this rank's chunks may take together.
-
-    Raises UserError if an option allows more than the host or GPU has.
-    """
-    beside, host, gpu = world.beside, host_memory(), world.backend.asynchronous
-    check_limit("host_memory", options.host_memory, host, "this host")
-    if not gpu:
-        return memory_limits(options, host=host, beside=len(beside), device=None, sharing=1)
-    here, free = world.here.device, world.backend.free_memory()
-    check_limit("device_memory", options.device_memory, here.memory, "this GPU")
-    sharing = sum(rank.device.uuid == here.uuid for rank in beside)
-    return memory_limits(options, host=host, beside=len(beside), device=free, sharing=sharing)
 
 
 def chunks_of(

@@ -17,7 +17,7 @@ from meshrun.runner.arrays.distributed_array import DistributedArray, array_of, 
 from meshrun.runner.arrays.operations import parts as geometry
 from meshrun.runner.arrays.operations.split_array import SplitArray, begin, cells_for
 from meshrun.runner.compiler.decide import WORTH_COMPILING, WORTH_TRACING
-from meshrun.runner.compiler.trace.function_key import key_of
+from meshrun.runner.compiler.function_key import key_of
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.block_form import not_in_blocks, whole_program
 from meshrun.runner.compiler.whole.program import WholeProgram

@@ -10,12 +10,11 @@ import numpy as np
 
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.reduce import Tiles, reduce_array
-from meshrun.runner.maps.streamed.chunk_agreement import limits
 from meshrun.runner.plan.task import check_unmasked, in_own_byte_order
 from meshrun.runner.region import Region
 from meshrun.runner.report.record import type_record
 from meshrun.runner.run.finish import Computation, Finished
-from meshrun.runner.run.prepare import RunContext, join
+from meshrun.runner.run.prepare import RunContext, join, limits
 from meshrun.runner.run.services.created_output import CreateOutput
 from meshrun.runner.run.services.simulation import Simulate
 from meshrun.runner.spelling import option

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshrun.runner.comm.recorded import Trail
+from meshrun.runner.comm.recorded import Trail, record_operations
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
 from meshrun.runner.recorder import ring
 from meshrun.runner.recorder.ring import Recorder
@@ -21,7 +21,7 @@ ABOUT = {"run": "r", "size": 3, "host": "n1", "device": "CPU", "command": ""}
 def test_operations_of_all_kinds(tmp_path: Path) -> None:
     def work(control: ThreadComm) -> Any:
         recorder = Recorder(ring.file_of("r", control.rank, tmp_path), {**ABOUT, "rank": control.rank})
-        control.trail = Trail(recorder, "world", range(3))
+        record_operations(control, Trail(recorder, "world", range(3)))
         control.barrier()
         assert control.broadcast(control.rank) == 0
         assert control.allgather(control.rank) == [0, 1, 2]
@@ -60,8 +60,9 @@ def test_operations_of_all_kinds(tmp_path: Path) -> None:
 def test_device_arrays_have_a_communicator_of_their_own(tmp_path: Path) -> None:
     recorder = Recorder(ring.file_of("r", 0, tmp_path), {**ABOUT, "rank": 0})
     control, arrays = ThreadComm(), ThreadComm()
-    control.trail = Trail(recorder, "world", [0])
-    arrays.trail = control.trail.on_device()
+    trail = Trail(recorder, "world", [0])
+    record_operations(control, trail)
+    record_operations(arrays, trail.on_device())
     control.barrier()
     arrays.all_reduce(np.ones(3), "sum")
     found = ring.read(recorder.path)
@@ -71,6 +72,25 @@ def test_device_arrays_have_a_communicator_of_their_own(tmp_path: Path) -> None:
         ("barrier 1", "world"),
         ("all_reduce 1", "world on device"),
     ]
+
+
+def test_a_communicator_has_at_most_one_trail(tmp_path: Path) -> None:
+    first, second = (
+        Recorder(ring.file_of(run, 0, tmp_path), {**ABOUT, "rank": 0, "run": run}) for run in ("a", "b")
+    )
+    control = ThreadComm()
+    for recorder in (first, second):
+        record_operations(control, Trail(recorder, "world", [0]))
+        control.barrier()
+        control.exchange([], []).wait()
+    record_operations(control, None)
+    control.barrier()
+    for recorder in (first, second):
+        found = ring.read(recorder.path)
+        recorder.close()
+        assert found is not None
+        assert [str(one) for one in found.operations] == ["barrier 1", "exchange", "wait for messages"]
+    assert control.trail is None
 
 
 def test_phases_and_stages_of_chunks_are_operations(tmp_path: Path) -> None:

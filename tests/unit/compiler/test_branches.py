@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import with_choices
 
-from meshrun.runner.compiler.cuda.single_pass import emit, fills_words
+from meshrun.runner.compiler.cuda.pass_tile import fills_words
+from meshrun.runner.compiler.cuda.single_pass import emit
 from meshrun.runner.compiler.passes import branches
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program
 

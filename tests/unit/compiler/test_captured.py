@@ -25,7 +25,7 @@ from meshrun.jobs.filters.elementwise import elementwise
 from meshrun.jobs.filters.grayscale import grayscale
 from meshrun.jobs.filters.heat import heat
 from meshrun.jobs.filters.laplacian import laplacian
-from meshrun.runner.compiler.captured import Captured, captured
+from meshrun.runner.compiler.function_key import Captured, captured
 from meshrun.runner.job.declaration import Job
 
 
@@ -258,7 +258,7 @@ def test_a_global_that_a_class_in_the_function_names_counts() -> None:
 def test_another_process_finds_the_same() -> None:
     """The texts of sets and of constants do not depend on the hashes of this process."""
     program = """
-from meshrun.runner.compiler.captured import captured
+from meshrun.runner.compiler.function_key import captured
 import meshrun
 def made(names, sizes):
     @meshrun.map_blocks

@@ -18,7 +18,8 @@ from whole_kernels import compile_loops, compile_texts, halo_of
 
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.beyond import cells_beyond
-from meshrun.runner.compiler.cuda.single_pass import emit, finds_ends, launch_arguments
+from meshrun.runner.compiler.cuda.pass_launch import launch_arguments
+from meshrun.runner.compiler.cuda.single_pass import emit, finds_ends
 from meshrun.runner.compiler.cuda.steps.kernel import FEW_BYTES, build
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import choices
@@ -164,6 +165,7 @@ def test_a_pass_finds_the_ends_of_rows_and_stores_rows_beyond_others(tmp_path: P
         united = with_units(program)
         assert finds_ends(united, boundary, own[-1]) == [0, 1][: 1 + (program is BESIDE)]
         beyond = cells_beyond(united, [0], boundary)
+        assert (beyond is None) == (program.axes != 2)
         kernels.append(emit(united, lengths=own, ends=boundary, beyond=beyond))
     launches = fused.launchers(tmp_path, kernels)
     for (program, boundary, own), kernel, launch in zip(cases, kernels, launches, strict=True):
@@ -174,10 +176,13 @@ def test_a_pass_finds_the_ends_of_rows_and_stores_rows_beyond_others(tmp_path: P
         blocks[0][(*last, 0)] = blocks[0][(*last, -1)] = 99
         memory = np.full([*(n + 2 for n in own), 2], 77, wanted.dtype)
         out = memory[(slice(1, -1),) * program.axes]
-        call = launch_arguments(kernel, blocks, [out], widths, sides=((True, True),) * (program.axes - 1))
+        stores = program.axes == 2
+        call = launch_arguments(kernel, blocks, [out], widths, sides=(stores, stores))
         launch(call.grid, call.block, call.arguments)
         expected = np.full_like(memory, 77)
-        expected[(*last, slice(1, -1))] = np.pad(wanted, (*widths[:-1], (0, 0), (0, 0)), mode)
+        rows = slice(None) if stores else slice(1, -1)
+        beside = [(1, 1) if stores else (0, 0), *[(0, 0)] * program.axes]
+        expected[(rows, *[slice(1, -1)] * (program.axes - 1))] = np.pad(wanted, beside, mode)
         fused.same(memory, expected)
 
 
@@ -201,7 +206,7 @@ def test_the_kernel_that_is_prepared_is_the_one_that_is_launched(
     kernel = DeviceKernel(program, ((1, 1), (1, 1)), feeds=(0,), boundary=boundary, row=70)
     kernel.prepare((11, 70))
     blocks, out = [np.zeros((13, 72), one.dtype) for one in inputs], np.zeros((11, 70), dtype)
-    kernel.bind(blocks, [out], (0, 0), sides=[(True, True)] if boundary == "wrap" else ())
+    kernel.bind(blocks, [out], (0, 0), sides=(boundary == "wrap",) * 2)
     assert len(compiled) == 1
 
 

@@ -34,12 +34,12 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.device.api import Device
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.maps import planned_task
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.halo import normalize
 from meshrun.runner.plan.task import halo_hint, plan_task
 from meshrun.runner.report.summary import _fusion_notes
+from meshrun.runner.run import prepare
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.run.prepare import fused
 from meshrun.runner.system.compiler import NotCompiled, find_compiler
@@ -690,7 +690,7 @@ def test_the_command_takes_fuse_and_fuse_math(
         decisions.append((mode, arithmetic, steps))
         return fused_alone(device, task, mode, arithmetic, steps)
 
-    monkeypatch.setattr(planned_task, "fused_alone", decide_only)
+    monkeypatch.setattr(prepare, "fused_alone", decide_only)
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(PROGRAM)
     np.save("in.npy", np.ones((9, 7), np.float32))

@@ -16,7 +16,7 @@ import pytest
 import meshrun
 from meshrun.jobs.filters.grayscale import grayscale
 from meshrun.jobs.filters.laplacian import laplacian
-from meshrun.runner.compiler.trace.function_key import key_of
+from meshrun.runner.compiler.function_key import key_of
 
 CODE = """
 import math, time, random, os

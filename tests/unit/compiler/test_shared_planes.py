@@ -20,12 +20,11 @@ from whole_kernels import compile_texts, in_blocks
 
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda import shared_planes
-from meshrun.runner.compiler.cuda.beyond import cells_beyond
+from meshrun.runner.compiler.cuda.pass_launch import have_equal_alignment
 from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes, choose
-from meshrun.runner.compiler.cuda.single_pass import emit, finds_ends, have_equal_alignment
+from meshrun.runner.compiler.cuda.single_pass import emit, finds_ends
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Graph, Node, Operand, Program
-from tests.unit.compiler.test_beyond import run_and_compare
 
 needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
 SHAPES = [
@@ -111,18 +110,6 @@ def test_cells_beyond_the_ends_of_rows_are_found_and_not_read(boundary: str, tmp
             run(kernel, blocks, outs, widths)
             for out, expected in zip(outs, evaluate(program, filled, widths), strict=True):
                 same(out, expected)
-
-
-@needs_compiler
-@pytest.mark.parametrize("boundary", PAD)
-def test_a_pass_stores_the_cells_beyond_the_ends(boundary: str, tmp_path: Path) -> None:
-    program = star("float32")
-    beyond = cells_beyond(program, [0, 1], boundary)
-    assert beyond is not None
-    kernel = emit(program, march=SHAPES[0], ends=boundary, beyond=beyond)
-    (launch,) = launchers(tmp_path, [kernel])
-    for sides in (((True, True), (True, True)), ((False, True), (True, False))):
-        run_and_compare(kernel, launch, beyond, (11, 13, 45), sides)
 
 
 @needs_compiler

@@ -36,17 +36,10 @@ from random_programs import programs
 from step_runs import PAD, beyond_ends
 
 from meshrun.runner.compiler.compiled import DeviceKernel
-from meshrun.runner.compiler.cuda import single_pass
-from meshrun.runner.compiler.cuda.single_pass import (
-    PassKernel,
-    choose_tile,
-    emit,
-    finds_ends,
-    have_equal_pitches,
-    is_wide,
-    launch_arguments,
-    with_fewer_columns,
-)
+from meshrun.runner.compiler.cuda import pass_launch, single_pass
+from meshrun.runner.compiler.cuda.pass_launch import have_equal_pitches, is_wide, launch_arguments
+from meshrun.runner.compiler.cuda.pass_tile import choose_tile, with_fewer_columns
+from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit, finds_ends
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program, merge_components
 
@@ -388,7 +381,7 @@ def test_places_beyond_32_bits_need_a_wide_kernel() -> None:
 
 @given(divisor=st.integers(1, 2**31 - 1), times=st.integers(0, 2**31 - 1))
 def test_a_division_by_a_product_is_exact(divisor: int, times: int) -> None:
-    factor, bits = single_pass.division(divisor)
+    factor, bits = pass_launch.division(divisor)
     assert 0 < factor < 2**32
     last = (2**31 - 1) // divisor * divisor
     for n in {0, times, times // divisor * divisor, max(times // divisor * divisor - 1, 0), last, 2**31 - 1}:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from whole_kernels import Run, block_of, compile_loops, compile_texts, halo_of, in_blocks
 
 from meshrun.runner.compiler.cpp import host
-from meshrun.runner.compiler.cuda import single_pass
+from meshrun.runner.compiler.cuda import pass_launch, single_pass
 from meshrun.runner.compiler.passes.ends import ends_of, interior
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import BOOL, Graph, Operand, Program
@@ -184,16 +184,16 @@ MUTANTS = {"no rows at an end": ((0, 0), (1, 1)), "no columns at an end": ((1, 1
 @needs_compiler
 @pytest.mark.parametrize("mutant", ["edges of each block", *MUTANTS])
 def test_the_comparison_finds(mutant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = single_pass.launch_arguments
+    launch = pass_launch.launch_arguments
 
     def at_the_first_cell(*given: Any) -> Any:
         return launch(*given[:4], [0, 0], *given[5:])
 
     if mutant == "edges of each block":
-        monkeypatch.setattr(single_pass, "launch_arguments", at_the_first_cell)
+        monkeypatch.setattr(pass_launch, "launch_arguments", at_the_first_cell)
         monkeypatch.setattr(host.HostProgram, "_place", lambda self, first: host._integers([0, 0]))
     else:
-        for module in ("cuda.single_pass", "cpp.source"):
+        for module in ("cuda.pass_launch", "cuda.pass_tile", "cuda.single_pass", "cpp.source"):
             monkeypatch.setattr(f"meshrun.runner.compiler.{module}.ends_of", lambda _: MUTANTS[mutant])
     made = CASES["heat f4"]
     for run in (*compile_loops(tmp_path, [made.program]), *compile_texts(tmp_path, [made.program])):
@@ -206,11 +206,11 @@ def test_each_cell_near_the_ends_is_made_by_a_thread_of_its_own() -> None:
     program = program_of(whole.heat, 4096, 4096)
     kernel = single_pass.emit(program)
     widths = ((1, 1), (2, 2))
-    names = [name for _, name, _ in single_pass._parameters(program, False, False, False)]
+    names = [name for _, name, _ in single_pass.parameters(program, False, False, False)]
     block = np.lib.stride_tricks.as_strided(np.zeros(1, F4), (1002, 4100), (4 * 4100, 4))
     out = np.lib.stride_tricks.as_strided(np.zeros(1, F4), (1000, 4096), (4 * 4096, 4))
     for start, cells in ((0, 4096 + 2 * 999), (1000, 2 * 1000), (3096, 4096 + 2 * 999)):
-        call = single_pass.launch_arguments(kernel, [block], [out], widths, (start, 0))
+        call = pass_launch.launch_arguments(kernel, [block], [out], widths, (start, 0))
         blocks = dict(zip(names, call.arguments, strict=True))["blocks_at_ends"]
         assert blocks == -(-cells // (call.block[0] * call.block[1]))
 
@@ -289,4 +289,4 @@ def test_a_kernel_refuses_arrays_without_scalars() -> None:
     graph = Graph()
     program = Program(1, (), (Operand("v", F4),), ((graph.scalar(0, F4),),), graph)
     with pytest.raises(ValueError, match="1 scalars"):
-        single_pass.launch_arguments(single_pass.emit(program), [], [np.zeros(8, F4)], ((0, 0),))
+        pass_launch.launch_arguments(single_pass.emit(program), [], [np.zeros(8, F4)], ((0, 0),))

@@ -20,7 +20,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.machine import Machine, nominal, nominal_cpu
 from meshrun.runner.forecast.model import forecast
 from meshrun.runner.maps.streamed import chunk_agreement
-from meshrun.runner.maps.streamed.chunk_agreement import chunks_of, limits
+from meshrun.runner.maps.streamed.chunk_agreement import chunks_of
 from meshrun.runner.maps.streamed.endpoints import Endpoints
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan import chunking
@@ -28,6 +28,8 @@ from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.spans import Spans
+from meshrun.runner.run import map_run, prepare
+from meshrun.runner.run.prepare import limits
 from meshrun.runner.world.world import World, open_world
 
 
@@ -203,7 +205,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(chunking, "ON_DEVICE", 100)
     monkeypatch.setattr(chunking, "ON_HOST", 80)
     monkeypatch.setattr(chunk_agreement, "open_sinks", lambda *_: [SimpleNamespace(parallel=True)])
-    monkeypatch.setattr(chunk_agreement, "with_trial_results", lambda world, task, sources: known(task))
+    monkeypatch.setattr(map_run, "with_trial_results", lambda world, task, sources: known(task))
     return monkeypatch
 
 
@@ -220,7 +222,7 @@ def test_a_forecast_decides_as_a_run_does(small: pytest.MonkeyPatch, given: Fact
         assert given.whole.shape == given.cut(blocks, text).shape
     except UserError:
         reject()  # the grid suits neither
-    small.setattr(chunk_agreement, "host_memory", lambda: given.memory)
+    small.setattr(prepare, "host_memory", lambda: given.memory)
     run, foreseen = decided_by_run(given), decided_by_forecast(given)
     event(type(run).__name__)
     if not given.files.parallel and given.options.named:

@@ -12,8 +12,7 @@ from numpy_kernel import NumpyKernel
 import meshrun
 from meshrun.runner.compiler import decide as fusing
 from meshrun.runner.errors import UserError
-from meshrun.runner.maps import planned_task
-from meshrun.runner.run import array_call
+from meshrun.runner.run import array_call, prepare
 
 GAIN = 2.0
 THING = SimpleNamespace(gain=2.0)
@@ -39,7 +38,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[NumpyKernel]:
 
     monkeypatch.setattr("meshrun.runner.compiler.compiled.compile_for", compile_for)
     monkeypatch.setattr(fusing, "WORTH_COMPILING", 0)
-    planned_task.forget_tasks()
+    prepare.forget_tasks()
     return kernels
 
 
@@ -117,10 +116,10 @@ def test_jobs_of_one_function_are_kept_apart(made: list[NumpyKernel]) -> None:
 
 
 def test_few_tasks_are_kept(made: list[NumpyKernel], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned_task, "MOST_KEPT", 2)
+    monkeypatch.setattr(prepare, "MOST_KEPT", 2)
     for rate in (1.0, 2.0, 3.0, 2.0, 1.0):
         slope(ARRAY, rate=rate)
-    assert len(planned_task._KEPT) == 2
+    assert len(prepare._KEPT) == 2
     assert len(made) == 4
 
 

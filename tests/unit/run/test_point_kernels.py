@@ -15,10 +15,9 @@ from meshrun.runner.compiler.whole import point_kernel
 from meshrun.runner.compiler.whole.block_form import block_form
 from meshrun.runner.compiler.whole.graph import WholeGraph
 from meshrun.runner.compiler.whole.point_code import (
-    HostPoints,
+    PointArrays,
     PointPlace,
     PointSet,
-    address_of,
     device_source,
 )
 from meshrun.runner.compiler.whole.point_pass import Blocks, PointCells
@@ -106,8 +105,5 @@ def test_lists_of_computed_numbers() -> None:
     table = sets[0].table(PointPlace((0, 0), (9, 8), (0, 0), (True, True), [block], []))
     for code in (compile_points(sets), by_threads(sets)):
         rows = np.zeros((1, 1, len(values)))
-        if isinstance(code, HostPoints):
-            code.bind([table], [address_of(block)], [], wanted)([rows])
-        else:
-            code.bind([table], [address_of(block)], [], wanted, np, [rows], np.zeros(1, np.int64))()
+        code.bind([table], PointArrays([block], [], wanted, [rows], np.zeros(1, np.int64)))()
         assert rows.tobytes() == expected.tobytes()

@@ -41,16 +41,16 @@ class Limits:
 
 
 RUNS: dict[str, tuple[Any, Options, Limits]] = {
-    "in memory": (laplacian, Options(device="cpu"), Limits(40, 280, 8)),
+    "in memory": (laplacian, Options(device="cpu"), Limits(35, 265, 8)),
     "20 fused steps": (
         heat,
         Options(device="cpu", fuse="require", steps=StepOptions(20)),
-        Limits(53, 600, 14),
+        Limits(49, 580, 14),
     ),
     "streamed": (
         laplacian,
         Options(device="cpu", stream=StreamOptions(chunk_bytes=1 << 16)),
-        Limits(59, 670, 14),
+        Limits(56, 655, 14),
     ),
     "job": (doubled, Options(device="cpu"), Limits(27, 175, 12)),
 }

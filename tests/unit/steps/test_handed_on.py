@@ -23,7 +23,7 @@ from meshrun.runner.options.step_options import SaveInterval
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.report.phases import Phases
-from meshrun.runner.steps import halo_path
+from meshrun.runner.steps import halo_path, steps_per_kernel
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.world.world import single_rank_world
 
@@ -251,14 +251,12 @@ def test_points_are_written_over_what_is_there(
     ) -> Any:  # fmt: skip
         return NumpyKernel(program, widths, feeds, boundary, cval, 1, row=row), "NumPy"
 
-    may_be = Stepper._may_be_handed_on
+    may_be = steps_per_kernel._handed_on
     monkeypatch.setattr("meshrun.runner.compiler.compiled.compile_for", compile_for)
     monkeypatch.setattr(
         PointKernel, "compile", lambda kernel: setattr(kernel, "code", compile_points(kernel.sets))
     )
-    monkeypatch.setattr(
-        Stepper, "_may_be_handed_on", lambda *known: taken.append(may_be(*known)) or taken[-1]
-    )
+    monkeypatch.setattr(steps_per_kernel, "_handed_on", lambda task: taken.append(may_be(task)) or taken[-1])
     fields = list(np.random.default_rng(5).integers(0, 2**32, (2, 9, 7, 6), np.uint32))
     job = meshrun.distribute(outputs=2, feeds=feeds)(function)
     results, _ = stepped(tmp_path, job, fields, 5, fuse="require", ranks=ranks)

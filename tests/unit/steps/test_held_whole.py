@@ -10,7 +10,7 @@ import pytest
 from step_runs import stepped
 
 import meshrun
-from meshrun.runner.compiler import captured
+from meshrun.runner.compiler import function_key
 from meshrun.runner.compiler.whole.functions import outside
 from meshrun.runner.errors import UserError
 from meshrun.runner.report.summary import render
@@ -33,7 +33,7 @@ def test_the_summary_says_what_every_rank_holds_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declare: Any, function: Any
 ) -> None:
     """An array of the fields' shape is cut."""
-    monkeypatch.setattr(captured, "REPORTED", 100)
+    monkeypatch.setattr(function_key, "REPORTED", 100)
     (found,), record = stepped(tmp_path, declare(function), [np.ones((12, 13))], 1, ranks=2)
     expected = whole(np.ones((12, 13))) if function is whole else np.ones((12, 13)) * COEFFICIENTS
     np.testing.assert_array_equal(found, expected)

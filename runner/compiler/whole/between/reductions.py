@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.array import choose, stored
+from meshrun.runner.compiler.trace.array import OF_UFUNCS, choose, stored
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.array import (
@@ -247,12 +247,8 @@ def _without_dtype(reduce: Callable[..., Any]) -> Callable[..., Any]:
     return of_function
 
 
-_sum = _reduction(np.add, np.sum)
-_prod = _reduction(np.multiply, np.prod)
-_max = _reduction(np.maximum, np.max)
-_min = _reduction(np.minimum, np.min)
-_any = _reduction(np.logical_or, np.any)
-_all = _reduction(np.logical_and, np.all)
+_BY_UFUNC = {ufunc: _reduction(ufunc, function) for ufunc, function in OF_UFUNCS.items()}
+_sum, _max, _min, _any = (_BY_UFUNC[one] for one in (np.add, np.maximum, np.minimum, np.logical_or))
 
 
 def _count_nonzero(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
@@ -401,12 +397,10 @@ def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> 
 
 
 REDUCTIONS: dict[Any, Callable[..., Any]] = {
-    np.sum: _sum,
-    np.prod: _prod,
-    np.max: _without_dtype(_max),
-    np.min: _without_dtype(_min),
-    np.any: _without_dtype(_any),
-    np.all: _without_dtype(_all),
+    **{
+        function: reduce if ufunc in (np.add, np.multiply) else _without_dtype(reduce)
+        for (ufunc, function), reduce in zip(OF_UFUNCS.items(), _BY_UFUNC.values(), strict=True)
+    },
     np.mean: _mean,
     np.average: _average,
     np.var: _var,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from meshrun.runner.compiler.trace.array import REDUCTIONS, Functions, TracedArray, choose
+from meshrun.runner.compiler.trace.array import OF_UFUNCS, Functions, TracedArray, choose
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import Timed
 
@@ -25,8 +25,8 @@ OTHER_CELLS = (
 
 # Reductions, which take the cells that a condition picks, too.
 REDUCED = (
-    *(np.sum, np.prod, np.max, np.min, np.any, np.all, np.mean, np.average, np.var, np.std, np.ptp),
-    *(np.count_nonzero, np.argmax, np.argmin),
+    *OF_UFUNCS.values(),
+    *(np.mean, np.average, np.var, np.std, np.ptp, np.count_nonzero, np.argmax, np.argmin),
 )
 
 
@@ -60,8 +60,8 @@ class Picked(NDArrayOperatorsMixin):
         return Picked(self.mask, self.cells ** self._plain(exponent))
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        if method == "reduce" and ufunc in REDUCTIONS:
-            return self._functions[REDUCTIONS[ufunc]](*inputs, **options)
+        if method == "reduce" and ufunc in OF_UFUNCS:
+            return self._functions[OF_UFUNCS[ufunc]](*inputs, **options)
         if method != "__call__" or options.get("out", (self,))[0] is not self:
             raise NotTraceable(
                 f"uses numpy.{ufunc.__name__}.{method} of the cells that a condition picks",

@@ -44,6 +44,11 @@ def spread(u, *, rate: float = 0.2):
     sides = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
     return u[1:-1, 1:-1] + rate * (sides - 4 * u[1:-1, 1:-1])
 
+@meshrun.map_blocks(halo=((4, 4),) * 3, feeds=("u", "before"), outputs=2)
+def wave(u, before):
+    own = u[4:-4, 4:-4, 4:-4]
+    return u[:-8, 4:-4, 4:-4] + u[4:-4, 8:, 4:-4] + u[4:-4, 4:-4, 8:] - before[4:-4, 4:-4, 4:-4], own
+
 @meshrun.map_blocks(halo=(1, 1), fuse="off")
 def called(u):
     return u[1:-1, 1:-1] + u[:-2, 1:-1]
@@ -374,6 +379,14 @@ def steps_of(words: str) -> dict[str, Any]:
     assert main(["plan", *words.split(), "--json", "plan.json"]) == 0
     plan: dict[str, Any] = json.loads(Path("plan.json").read_text())
     return plan
+
+
+def test_a_field_that_another_one_has_next_is_not_written() -> None:
+    """The next `before` is what `u` is now: on GPUs, in two copies and single steps."""
+    words, cells = "mine.py:wave --shape 64x48x80 --dtype float32 --ranks 2 --steps 9", 32 * 48 * 80
+    assert steps_of(f"{words} --gpu h200")["moved_bytes"] == 3 * 4 * cells
+    assert steps_of(f"{words} --gpu h200 --copies one")["moved_bytes"] == 4 * 4 * cells
+    assert steps_of(f"{words} --gpu cpu")["moved_bytes"] == 4 * 4 * cells
 
 
 LARGE = "--shape 40000x30000 --dtype float32 --gpu h200"

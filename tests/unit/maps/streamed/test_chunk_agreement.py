@@ -22,7 +22,7 @@ from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.discover import find
-from meshrun.runner.maps.streamed.chunk_agreement import chunks_of, known_results, limits
+from meshrun.runner.maps.streamed.chunk_agreement import chunks_of, known_results
 from meshrun.runner.maps.streamed.endpoints import PIECE, _pieces
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan import chunking
@@ -31,6 +31,7 @@ from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.region import Region
+from meshrun.runner.run.prepare import limits
 from meshrun.runner.storage.formats.registry import open_source
 from meshrun.runner.storage.journal import differences
 from meshrun.runner.system.host_memory import host_memory
@@ -63,9 +64,7 @@ def source(tmp_path: Path) -> Any:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Make the host have so many bytes."""
-    return lambda size: monkeypatch.setattr(
-        "meshrun.runner.maps.streamed.chunk_agreement.host_memory", lambda: size
-    )
+    return lambda size: monkeypatch.setattr("meshrun.runner.run.prepare.host_memory", lambda: size)
 
 
 # ---- whether

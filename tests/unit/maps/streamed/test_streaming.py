@@ -72,9 +72,7 @@ def test_an_array_that_does_not_fit_goes_through_in_chunks_unasked(
     def middle(block: Any) -> Any:
         return block[1:-1, 1:-1] * 2
 
-    monkeypatch.setattr(
-        "meshrun.runner.maps.streamed.chunk_agreement.host_memory", lambda: ranks * 4 * 60_000
-    )
+    monkeypatch.setattr("meshrun.runner.run.prepare.host_memory", lambda: ranks * 4 * 60_000)
     devices = [QueuedBackend(memory=60_000) for _ in range(ranks)] if on_devices else None
     record = run_on(ranks, middle, tmp_path / "in.npy", tmp_path / "out.npy", devices=devices)
     stream = record["stream"]

@@ -11,8 +11,8 @@ import pytest
 
 import meshrun
 from meshrun.jobs.filters.laplacian import laplacian
-from meshrun.runner.maps import planned_task
 from meshrun.runner.options.step_options import StepOptions
+from meshrun.runner.run import prepare
 from meshrun.runner.run.execute import Options, run
 
 GAIN = 2.0
@@ -24,7 +24,7 @@ PLAIN = Options(device="cpu", fuse="auto")
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was found out: "plan" for each task, "split" for each comparison with parts of its array."""
     calls: list[str] = []
-    plan_task, refuse_split = planned_task.plan_task, planned_task.refuse_split
+    plan_task, refuse_split = prepare.plan_task, prepare.refuse_split
 
     def plan(*given: Any, **named: Any) -> Any:
         calls.append("plan")
@@ -34,8 +34,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         calls.append("split")
         refuse_split(*given)
 
-    monkeypatch.setattr(planned_task, "plan_task", plan)
-    monkeypatch.setattr(planned_task, "refuse_split", refuse)
+    monkeypatch.setattr(prepare, "plan_task", plan)
+    monkeypatch.setattr(prepare, "refuse_split", refuse)
     return calls
 
 
@@ -108,7 +108,7 @@ def test_runs_with_other_options_are_planned_apart(
     result(tmp_path)
     found = result(tmp_path, options=options)
     assert planned == ["plan", "split"] * 2
-    planned_task.forget_tasks()
+    prepare.forget_tasks()
     np.testing.assert_array_equal(result(tmp_path, options=options), found)
 
 
