@@ -19,9 +19,9 @@ from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space
 from meshrun.runner.compiler.whole.graph import Cut, InputValue, Reduction, ValueCheck
-from meshrun.runner.compiler.whole.program import WholeOutput, WholeProgram
+from meshrun.runner.compiler.whole.program import WholeOutput, WholeProgram, WholeSeries
 from meshrun.runner.programs.cells import LevelCells, StageCells, level_cells, stage_cells, with_levels
-from meshrun.runner.region import Shape
+from meshrun.runner.region import HostArray, Shape
 
 NO_WIDTH = (0, 0)
 
@@ -63,6 +63,17 @@ Stage = KernelStage | ReductionStage | ValueStage
 
 
 @dataclass(frozen=True, eq=False)
+class SeriesCells:
+    """Cells at points, of a series: what is computed of them after all stages.
+
+    positions: (points, axes of space).
+    """
+
+    cells: StageCells
+    positions: HostArray
+
+
+@dataclass(frozen=True, eq=False)
 class ProgramArray:
     """An array of a program.
 
@@ -88,7 +99,8 @@ class StagedProgram:
     space: lengths of the axes that are split. arrays: the function's inputs first; an input of shape () is a
     value. outputs: the function's. dtypes: of the values, the slots of the step's tape first. inputs: the
     values that are inputs. results: of each output of shape (), its value, or those of its real and its
-    imaginary part. cuts: why arrays are written, or are not.
+    imaginary part. cuts: why arrays are written, or are not. series: the cells of each series; None of one
+    that is a value.
     """
 
     space: Shape
@@ -101,6 +113,7 @@ class StagedProgram:
     checks: tuple[ValueCheck, ...]
     cuts: tuple[Cut, ...]
     function_inputs: int
+    series: tuple[SeriesCells | None, ...] = ()
 
     @property
     def kernels(self) -> list[KernelStage]:
@@ -131,9 +144,26 @@ def plan_program(program: WholeProgram) -> StagedProgram:
         outputs.append(replace(output, nodes=tuple(nodes)))
     program = replace(program, outputs=tuple(outputs))
     try:
-        return _planned(*with_levels(program))
+        return _planned(*_with_series_written(*with_levels(program)))
     except Misaligned:  # every array has all positions
         return _planned(program, {})
+
+
+def _with_series_written(
+    program: WholeProgram, where: dict[int, LevelGrid]
+) -> tuple[WholeProgram, dict[int, LevelGrid]]:
+    """Return the program that writes what series compute of coarse grids to arrays, which they read."""
+    between, series = dict(program.between), list(program.series)
+    zero = (0,) * len(program.space)
+    for place, one in enumerate(series):
+        nodes = list(one.nodes)
+        for component, node in enumerate(nodes):
+            if any(load.op == "load" and load.input in where for load in in_order([node])):
+                number = program.graph.new_array(program.space)
+                between[number] = node
+                nodes[component] = program.graph.load(number, node.dtype, zero)
+        series[place] = replace(one, nodes=tuple(nodes))
+    return replace(program, between=between, series=tuple(series)), where
 
 
 def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedProgram:
@@ -143,6 +173,9 @@ def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedPro
     numbers = [*range(count), *sorted([*program.written, *program.reduced])]
     places = {number: place for place, number in enumerate(numbers)}
     stages = tuple(_renumbered(stage, places) for stage in _stages(program, order, where))
+    series = tuple(_series_cells(program, one, where, places) for one in program.series)
+    reading = [one for one in map(_cells_of, stages) if one is not None]
+    reading += [one.cells for one in series if one is not None]
     arrays = []
     for place, number in enumerate(numbers):
         lattice = where.get(number)
@@ -158,10 +191,8 @@ def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedPro
             dtype = (
                 program.written[number].dtype if number in program.written else program.reduced[number].dtype
             )
-        memory, read = _widths_of(stages, place, dimensions)
-        wraps = bool(program.graph.wraps[number]) and any(
-            cells is not None and place in cells.reads for cells in map(_cells_of, stages)
-        )
+        memory, read = _widths_of(reading, place, dimensions)
+        wraps = bool(program.graph.wraps[number]) and any(place in cells.reads for cells in reading)
         arrays.append(ProgramArray(name, shape, dtype, memory, read, wraps, lattice))
     return StagedProgram(
         program.space,
@@ -178,6 +209,7 @@ def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedPro
         program.checks,
         tuple(replace(cut, number=places.get(cut.number, -1)) for cut in program.graph.cuts),
         count,
+        series,
     )
 
 
@@ -386,11 +418,23 @@ def _cells_of(stage: Stage) -> StageCells | LevelCells | None:
     return None if isinstance(stage, ValueStage) else stage.cells
 
 
-def _widths_of(stages: Sequence[Stage], place: int, dimensions: int) -> tuple[Extents, Extents]:
-    """Return the halo of an array in memory, and the part of it that is read."""
+def _series_cells(
+    program: WholeProgram, series: WholeSeries, where: Mapping[int, LevelGrid], places: Mapping[int, int]
+) -> SeriesCells | None:
+    """Return the cells of a series; None if it is a value."""
+    if not program.graph.vary(series.nodes):
+        return None
+    results = [WholeOutput(series.name, program.space, series.dtype, (node,), ()) for node in series.nodes]
+    return SeriesCells(stage_cells(program, results).renumbered(places), series.positions)
+
+
+def _widths_of(
+    reading: Sequence[StageCells | LevelCells], place: int, dimensions: int
+) -> tuple[Extents, Extents]:
+    """Return the halo of an array in memory, and the part of it that is read. reading: all cells that are."""
     memory = read = (NO_WIDTH,) * dimensions
-    for cells in map(_cells_of, stages):
-        if cells is not None and place in cells.reads:
+    for cells in reading:
+        if place in cells.reads:
             memory = _wider(memory, cells.memory(place))
             read = _wider(read, cells.footprints[cells.reads.index(place)])
     return memory, read

@@ -157,8 +157,9 @@ def _iterated(
             stepper.settle()
             if job.series and isinstance(stepper, ProgramStepper):
                 series = SeriesRows(stepper.world, stepper.task, ())
-                numbers = [stepper.numbers(one.nodes) for one in series.series.series]
-                rows = [series.row_of(number, row) for number, row in enumerate(numbers)]
+                rows = [
+                    series.row_of(number, row) for number, row in enumerate(series.row_of_stages(stepper))
+                ]
             found = tuple(_result(stepper, number) for number in range(len(job.output_names)))
             found = (*found, *rows)
         yield found[0] if len(found) == 1 else found

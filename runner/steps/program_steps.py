@@ -181,10 +181,16 @@ class ProgramStepper(Stepper):
         feed = self.feeds[number]
         return self._finals[number] if feed is None else self.spare[feed].interior
 
-    def numbers(self, nodes: Sequence[Node]) -> Array:
-        """Return values of the last step, as (components, 1)."""
+    def series(self, number: int, nodes: Sequence[Node], own: int) -> Array:
+        """Return (components, own points) of a series in the last step. Collective.
+
+        nodes: of the values of a series without points, which the rank has that owns the first cell.
+        """
+        found = self.stages.series(number)
+        if found is not None:
+            return found
         values = [self.stages.value(node).reshape(1) for node in nodes]
-        return self.world.xp.stack(values)
+        return self.world.xp.stack(values)[:, :own]
 
     def settle(self) -> None:
         """Wait until all steps are done. Raises RunError where NumPy raises an error for a value."""

@@ -122,7 +122,7 @@ class SeriesRows:
         if self._by_steps:
             self._flush()
         elif isinstance(stepper, ProgramStepper):
-            self.add_numbers(stepper)
+            self.add_row_of_stages(stepper)
         else:
             self._prepare_next(stepper)
         return False
@@ -184,10 +184,15 @@ class SeriesRows:
         if len(self._waiting) >= MOST_WAITING:
             self._flush()
 
-    def add_numbers(self, stepper: ProgramStepper) -> None:
-        """Add the row of the last step of a program in stages, whose series are values of every rank."""
-        first = any(len(self._owned(number, self.world.rank)) for number in range(len(self.files)))
-        self.add(stepper.done, [stepper.numbers(one.nodes) for one in self.series.series] if first else [])
+    def add_row_of_stages(self, stepper: ProgramStepper) -> None:
+        """Add the row of the last step of a program in stages."""
+        self.add(stepper.done, self.row_of_stages(stepper))
+
+    def row_of_stages(self, stepper: ProgramStepper) -> list[Array]:
+        """Return the row of the last step of a program in stages. Collective."""
+        owned = [len(self._owned(number, self.world.rank)) for number in range(len(self.series.series))]
+        pairs = enumerate(zip(self.series.series, owned, strict=True))
+        return [stepper.series(number, one.nodes, own) for number, (one, own) in pairs]
 
     def finish(self) -> None:
         """Write all rows."""
