@@ -242,7 +242,16 @@ def with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGri
 
     Reductions of cells of such arrays are reductions of further arrays, of their cells.
     """
-    if not (program.has_strides and program.has_levels) or program.graph.points:
+    # What series read decides nothing.
+    series, program = program.series, replace(program, series=())
+    program, where = _with_levels(program)
+    return replace(program, series=series), where
+
+
+def _with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGrid]]:
+    if not (program.has_strides and program.has_levels):
+        return program, {}
+    if any(node.op in ("point", "pick") for node in program.nodes):
         return program, {}
     where = _coarse(lattices(program))
     if not where:

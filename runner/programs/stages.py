@@ -17,6 +17,7 @@ import numpy as np
 
 from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
+from meshrun.runner.compiler.whole.between.cuts import rebuilt
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space
 from meshrun.runner.compiler.whole.graph import Cut, InputValue, Reduction, ValueCheck
 from meshrun.runner.compiler.whole.program import WholeOutput, WholeProgram, WholeSeries
@@ -153,17 +154,28 @@ def _with_series_written(
     program: WholeProgram, where: dict[int, LevelGrid]
 ) -> tuple[WholeProgram, dict[int, LevelGrid]]:
     """Return the program that writes what series compute of coarse grids to arrays, which they read."""
-    between, series = dict(program.between), list(program.series)
-    zero = (0,) * len(program.space)
-    for place, one in enumerate(series):
-        nodes = list(one.nodes)
-        for component, node in enumerate(nodes):
-            if any(load.op == "load" and load.input in where for load in in_order([node])):
-                number = program.graph.new_array(program.space)
-                between[number] = node
-                nodes[component] = program.graph.load(number, node.dtype, zero)
-        series[place] = replace(one, nodes=tuple(nodes))
-    return replace(program, between=between, series=tuple(series)), where
+    graph, between, zero = program.graph, dict(program.between), (0,) * len(program.space)
+    done: dict[Node, Node] = {}
+    coarse, picks = set[Node](), set[Node]()  # nodes that read coarse grids; that depend on a list of points
+
+    def read(node: Node) -> Node:
+        """Return a node as a series reads it."""
+        if node not in coarse or node in picks:
+            return done[node]
+        number = graph.new_array(program.space)
+        between[number] = node
+        done[node] = graph.load(number, node.dtype, zero)
+        coarse.remove(node)
+        return done[node]
+
+    for node in in_order(node for one in program.series for node in one.nodes):
+        if node.op in ("pick", "point") or not picks.isdisjoint(node.operands):
+            picks.add(node)
+        if (node.op == "load" and node.input in where) or not coarse.isdisjoint(node.operands):
+            coarse.add(node)
+        done[node] = rebuilt(graph, node, [read(one) for one in node.operands]) if node in picks else node
+    series = tuple(replace(one, nodes=tuple(map(read, one.nodes))) for one in program.series)
+    return replace(program, between=between, series=series), where
 
 
 def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedProgram:

@@ -15,12 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairs import pairs_by_day
 
+from meshrun.runner.compiler.whole.block_form import block_form
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.options.step_options import SaveInterval, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.programs.stages import plan_program
 from meshrun.runner.run.declare import distribute
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.steps.loop import CheckFinite
+from tests.unit.programs.test_levels import cell_cycle
 from tests.unit.run.test_distribute import on_ranks
 
 N, M = 40, 33
@@ -476,7 +479,8 @@ def reduced(draw: st.DrawFn) -> Any:
         level = u.max(axis, keepdims=True) if along else u.max()
         new = np.roll(u, shift, axis) / (1 + level)
         heard = (new if first else new - np.roll(before, -shift, axis))[ys, xs]
-        return new, heard * weights if weighs else heard, before[ys, xs] + new[ys, xs] * u.min(), new[ys[0], xs[0]]
+        heard = heard * weights if weighs else heard
+        return new, heard, before[ys, xs] + new[ys, xs] * u.min(), new[ys[0], xs[0]]
 
     return distribute(outputs=("u",), series=("heard", "both", "least"))(function)
 
@@ -501,21 +505,25 @@ def test_any_series_at_points_beside_reductions(
         assert np.load(path).tobytes() == want.tobytes(), path.stem
 
 
-@distribute(outputs=("u",), series=("trace",))
-def corrected(u):
-    """A series of what is computed of a coarse grid."""
-    coarse = 0.25 * (u[::2, ::2] + u[1::2, ::2] + u[::2, 1::2] + u[1::2, 1::2])
-    coarse[1:-1] -= 0.5 * (coarse[2:] - coarse[:-2]) * coarse.max()
-    new = u - np.repeat(np.repeat(coarse, 2, 0), 2, 1)
-    return new, (2 * new)[np.array([1, 8, 31]), np.array([2, 2, 17])]
+@distribute(outputs=("u",), series=("trace", "weighed", "least"))
+def corrected(u, f):
+    """A series of what is computed of coarse grids."""
+    new = cell_cycle(u, f)
+    y, x = np.array([1, 8, 31]), np.array([2, 2, 17])
+    return new, (2 * new)[y, x], (new - u)[y, x] * np.array([1, 2, 3], np.float32), new.min()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_series_of_coarse_grids(tmp_path: Path, ranks: int) -> None:
-    array = np.random.default_rng(0).random((64, 32), dtype=np.float32)
-    np.save(tmp_path / "u.npy", array)
-    outputs = [tmp_path / "u_after.npy", tmp_path / "trace.npy"]
-    on_ranks(ranks, corrected, [tmp_path / "u.npy"], outputs, Options(steps=StepOptions(steps=3)))
-    fields, series = after_all(corrected, [array], 3)
+    arrays = [np.random.default_rng(n).random((64, 32), dtype=np.float32) for n in range(2)]
+    types = [(one.shape, one.dtype) for one in arrays]
+    assert any(one.lattice for one in plan_program(block_form(corrected, types, {}).program).arrays)
+    inputs, outputs = (
+        [tmp_path / f"{name}.npy" for name in names] for names in ("uf", ("out", "trace", "least"))
+    )
+    for path, array in zip(inputs, arrays, strict=True):
+        np.save(path, array)
+    on_ranks(ranks, corrected, inputs, outputs, Options(steps=StepOptions(steps=3)))
+    fields, series = after_all(corrected, arrays, 3)
     for path, want in zip(outputs, [*fields, *series], strict=True):
         assert np.load(path).tobytes() == want.tobytes(), path.stem
