@@ -101,7 +101,7 @@ class StagedProgram:
     value. outputs: the function's. dtypes: of the values, the slots of the step's tape first. inputs: the
     values that are inputs. results: of each output of shape (), its value, or those of its real and its
     imaginary part. cuts: why arrays are written, or are not. series: the cells of each series; None of one
-    that is a value.
+    that is a value. misaligned: why coarse grids have cells at all positions, if they do.
     """
 
     space: Shape
@@ -115,6 +115,7 @@ class StagedProgram:
     cuts: tuple[Cut, ...]
     function_inputs: int
     series: tuple[SeriesCells | None, ...] = ()
+    misaligned: Misaligned | None = None
 
     @property
     def kernels(self) -> list[KernelStage]:
@@ -146,8 +147,8 @@ def plan_program(program: WholeProgram) -> StagedProgram:
     program = replace(program, outputs=tuple(outputs))
     try:
         return _planned(*_with_series_written(*with_levels(program)))
-    except Misaligned:  # every array has all positions
-        return _planned(program, {})
+    except Misaligned as reason:  # every array has all positions
+        return replace(_planned(program, {}), misaligned=reason)
 
 
 def _with_series_written(

@@ -20,6 +20,7 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.compiler.whole.point_kernel import PointKernel
+from meshrun.runner.compiler.whole.point_pass import without_points
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.programs.cells import kernels_of
@@ -129,11 +130,14 @@ def _stages_report(
         if not isinstance(stage, KernelStage):
             continue
         for cells in kernels_of(reducing[number].cells if number in reducing else stage.cells):
-            program = in_real_parts(cells.program.program)
+            program = in_real_parts(without_points(cells.program.program))
             if cpu:
                 sources.append(host_source.source([program]))
             else:
                 sources.append(single_pass.emit(with_units(merge_components(program)[0])).source)
+    if (reason := staged.misaligned) is not None:
+        line = f"line {reason.line}: " if reason.line else ""
+        facts.append(("coarse grids", f"at all positions of the finest one: {line}{reason.reason}"))
     for cut in staged.cuts:
         if not cut.repeated:
             continue

@@ -81,9 +81,20 @@ class ProgramStepper(Stepper):
             self._finals = self._unfed_results()
             self.stages.forget()
             self._check_kernels()
+            self._say_why_grids_are_fine()
             if self.stages.is_split:
                 self.halo_taken = self.world.arrays.label.replace(",", " ").split()[0].lower()
             self.world.control.barrier()
+
+    def _say_why_grids_are_fine(self) -> None:
+        """Warn if coarse grids are computed at all positions, which takes several times as long."""
+        reason = self.program.misaligned
+        if reason is not None:
+            line = f"line {reason.line}: " if reason.line else ""
+            self.world.warn(
+                f"job {self.task.job.name} computes its coarse grids at all positions of the finest one, "
+                f"which takes longer: {line}{reason.reason}. `meshrun kernel` shows the stages"
+            )
 
     def _check_kernels(self) -> None:
         """Compile the stages' kernels; say which ones have none, or fail where all must have one."""

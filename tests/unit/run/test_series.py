@@ -518,9 +518,8 @@ def test_series_of_coarse_grids(tmp_path: Path, ranks: int) -> None:
     arrays = [np.random.default_rng(n).random((64, 32), dtype=np.float32) for n in range(2)]
     types = [(one.shape, one.dtype) for one in arrays]
     assert any(one.lattice for one in plan_program(block_form(corrected, types, {}).program).arrays)
-    inputs, outputs = (
-        [tmp_path / f"{name}.npy" for name in names] for names in ("uf", ("out", "trace", "least"))
-    )
+    inputs = [tmp_path / f"{name}.npy" for name in corrected.arrays]
+    outputs = [tmp_path / f"{name}_after.npy" for name in ("u", *corrected.series)]
     for path, array in zip(inputs, arrays, strict=True):
         np.save(path, array)
     on_ranks(ranks, corrected, inputs, outputs, Options(steps=StepOptions(steps=3)))
