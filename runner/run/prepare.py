@@ -26,7 +26,12 @@ from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, no_progress
 from meshrun.runner.maps.planned_task import PlannedTask, plan_alone
-from meshrun.runner.maps.same_values import ValueSummary, differing_rank, refuse_other_values
+from meshrun.runner.maps.same_values import (
+    ValueSummary,
+    differing_rank,
+    refuse_other_values,
+    whole_program,
+)
 from meshrun.runner.maps.streamed.chunk_agreement import limits
 from meshrun.runner.options.form import forms_of_inputs
 from meshrun.runner.options.run_options import Options
@@ -225,7 +230,7 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
     summaries = [summary for *_, summary in everyone]
     if world.size > 1 and differing_rank(summaries) is not None:
         world.on_root(lambda: known.check_split(world, task))
-        refuse_other_values(world, known.declared, summaries)
+        refuse_other_values(world, known.declared, summaries, whole_program(known.alone.job))
     return Prepared(known, task, fusion, memory, too_large)
 
 
