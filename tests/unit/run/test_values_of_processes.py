@@ -197,9 +197,12 @@ def test_other_numbers_are_refused(tmp_path: Path, by: float) -> None:
 def test_hosts_with_other_numbers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).random(13)
 
+    original = open_world
+
     def opened(device: Any, control: Any) -> Any:
-        world = open_world(device, control=control)
-        return replace(world, here=replace(world.here, host=f"n{control.rank + 1}"))
+        world = original(device, control=control)
+        ranks = tuple(replace(one, host=f"n{number + 1}") for number, one in enumerate(world.ranks))
+        return replace(world, ranks=ranks)
 
     monkeypatch.setitem(globals(), "open_world", opened)
     with pytest.raises(UserError, match=r"noise of each process has other values \(hosts n1 and n2\)"):
