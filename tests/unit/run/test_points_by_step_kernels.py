@@ -129,26 +129,34 @@ def installer(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[..., li
     return install
 
 
-def compare(folder: Path, job: Any, ranks: int, steps: int = STEPS, every: int = 1, **options: Any) -> Any:
-    """Compare a run with the plain function; return its record."""
+def inputs_of(job: Any, shape: tuple[int, int] = (N, M)) -> list[Any]:
     random = np.random.default_rng(1)
-    arrays = [random.random((N, M), dtype=np.float32) * (0.2 if name == "c" else 1) for name in job.arrays]
-    outputs = [folder / f"{name}_after.npy" for name in (*job.output_names, *job.series)]
-    timed = "step" in job.function.__code__.co_varnames
-    found, record = step_runs.stepped(
-        folder, job, arrays, steps, ranks=ranks, devices=True, outputs=outputs, fuse="require",
-        every=None if every == 1 else every, **options,
-    )  # fmt: skip
-    fields, others, rows = arrays[: len(job.output_names)], arrays[len(job.output_names) :], []
+    return [random.random(shape, dtype=np.float32) * (0.2 if name == "c" else 1) for name in job.arrays]
+
+
+def after(job: Any, arrays: list[Any], steps: int, every: int = 1) -> list[Any]:
+    """The plain function: the fields after some steps, and rows of its series."""
+    count, timed = len(job.output_names), "step" in job.function.__code__.co_varnames
+    fields, others, rows = arrays[:count], arrays[count:], []
     for step in range(steps):
         with np.errstate(all="ignore"):
             returned = job.function(*map(np.copy, fields), *others, **({"step": step} if timed else {}))
         returned = returned if isinstance(returned, tuple) else (returned,)
-        fields, row = list(returned[: len(job.output_names)]), returned[len(job.output_names) :]
+        fields, row = list(returned[:count]), returned[count:]
         if (step + 1) % every == 0 or step + 1 == steps:
             rows.append(row)
-    wanted = [*fields, *(np.stack(column) for column in zip(*rows, strict=True))]
-    for name, one, want in zip(outputs, found, wanted, strict=True):
+    return [*fields, *(np.stack(column) for column in zip(*rows, strict=True))]
+
+
+def compare(folder: Path, job: Any, ranks: int, steps: int = STEPS, every: int = 1, **options: Any) -> Any:
+    """Compare a run with the plain function; return its record."""
+    arrays = inputs_of(job)
+    outputs = [folder / f"{name}_after.npy" for name in (*job.output_names, *job.series)]
+    found, record = step_runs.stepped(
+        folder, job, arrays, steps, ranks=ranks, devices=True, outputs=outputs, fuse="require",
+        every=None if every == 1 else every, **options,
+    )  # fmt: skip
+    for name, one, want in zip(outputs, found, after(job, arrays, steps, every), strict=True):
         assert one.tobytes() == want.tobytes(), name.stem
     return record
 
