@@ -133,7 +133,7 @@ class ProgramRun:
                 tuple(node for output in one.cells.program.outputs for node in output.nodes),
                 one.positions,
             )
-            for one in program.series
+            for one in program.numbers.series
         ]
         self.pending: list[tuple[int, Node | Key]] = []
         self.forget()
@@ -253,7 +253,7 @@ class ProgramRun:
         self._set_values()
         parts = (
             (getattr(outs[output], part) if len(values) > 1 else outs[output], value)
-            for output, values in self.program.results.items()
+            for output, values in self.program.numbers.values.items()
             for part, value in zip(("real", "imag"), values, strict=False)
         )
         for out, value in parts:
@@ -483,7 +483,7 @@ class ProgramRun:
 
     def series(self, number: int) -> Array | None:
         """Return (components, own points) of a series at points, of the last step; None of a value."""
-        points, one = self._series[number], self.program.series[number]
+        points, one = self._series[number], self.program.numbers.series[number]
         if points is None or one is None:
             return None
         # The host knows neither which halos a CUDA graph has filled nor what its last step wrote.

@@ -75,6 +75,30 @@ class SeriesCells:
 
 
 @dataclass(frozen=True, eq=False)
+class NumberResults:
+    """The results of a program that are no fields.
+
+    values: of each output of shape (), its value, or those of its real and its imaginary part. series: the
+    cells of each series; None of one that is a value.
+    """
+
+    values: dict[int, tuple[int, ...]]
+    series: tuple[SeriesCells | None, ...]
+
+
+@dataclass(frozen=True)
+class CutReasons:
+    """Why stages are cut as they are.
+
+    cuts: why arrays are written, or are not. misaligned: why coarse grids have cells at all positions, if
+    they do.
+    """
+
+    cuts: tuple[Cut, ...]
+    misaligned: Misaligned | None
+
+
+@dataclass(frozen=True, eq=False)
 class ProgramArray:
     """An array of a program.
 
@@ -99,9 +123,7 @@ class StagedProgram:
 
     space: lengths of the axes that are split. arrays: the function's inputs first; an input of shape () is a
     value. outputs: the function's. dtypes: of the values, the slots of the step's tape first. inputs: the
-    values that are inputs. results: of each output of shape (), its value, or those of its real and its
-    imaginary part. cuts: why arrays are written, or are not. series: the cells of each series; None of one
-    that is a value. misaligned: why coarse grids have cells at all positions, if they do.
+    values that are inputs. numbers: the results that are no fields. reasons: of how the stages are cut.
     """
 
     space: Shape
@@ -110,12 +132,10 @@ class StagedProgram:
     stages: tuple[Stage, ...]
     dtypes: dict[int, np.dtype[Any]]
     inputs: dict[int, InputValue]
-    results: dict[int, tuple[int, ...]]
+    numbers: NumberResults
     checks: tuple[ValueCheck, ...]
-    cuts: tuple[Cut, ...]
+    reasons: CutReasons
     function_inputs: int
-    series: tuple[SeriesCells | None, ...] = ()
-    misaligned: Misaligned | None = None
 
     @property
     def kernels(self) -> list[KernelStage]:
@@ -148,7 +168,7 @@ def plan_program(program: WholeProgram) -> StagedProgram:
     try:
         return _planned(*_with_series_written(*with_levels(program)))
     except Misaligned as reason:  # every array has all positions
-        return replace(_planned(program, {}), misaligned=reason)
+        return _planned(program, {}, reason)
 
 
 def _with_series_written(
@@ -179,8 +199,13 @@ def _with_series_written(
     return replace(program, between=between, series=series), where
 
 
-def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedProgram:
-    """Return the stages. where: of arrays that have not all positions, the lattice. Raises Misaligned."""
+def _planned(
+    program: WholeProgram, where: Mapping[int, LevelGrid], misaligned: Misaligned | None = None
+) -> StagedProgram:
+    """Return the stages. Raises Misaligned.
+
+    where: of arrays that have not all positions, the lattice. misaligned: why there is none of coarse grids.
+    """
     order = _Order(program)
     dimensions, count = len(program.space), len(program.inputs)
     numbers = [*range(count), *sorted([*program.written, *program.reduced])]
@@ -207,6 +232,11 @@ def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedPro
         memory, read = _widths_of(reading, place, dimensions)
         wraps = bool(program.graph.wraps[number]) and any(place in cells.reads for cells in reading)
         arrays.append(ProgramArray(name, shape, dtype, memory, read, wraps, lattice))
+    values = {
+        number: tuple(node.value for node in one.nodes[0].operands or one.nodes)
+        for number, one in enumerate(program.outputs)
+        if not one.shape
+    }
     return StagedProgram(
         program.space,
         tuple(arrays),
@@ -214,15 +244,12 @@ def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedPro
         stages,
         order.dtypes,
         {value: one for value, one in program.values.items() if isinstance(one, InputValue)},
-        {
-            number: tuple(node.value for node in one.nodes[0].operands or one.nodes)
-            for number, one in enumerate(program.outputs)
-            if not one.shape
-        },
+        NumberResults(values, series),
         program.checks,
-        tuple(replace(cut, number=places.get(cut.number, -1)) for cut in program.graph.cuts),
+        CutReasons(
+            tuple(replace(cut, number=places.get(cut.number, -1)) for cut in program.graph.cuts), misaligned
+        ),
         count,
-        series,
     )
 
 

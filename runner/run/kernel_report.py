@@ -135,10 +135,10 @@ def _stages_report(
                 sources.append(host_source.source([program]))
             else:
                 sources.append(single_pass.emit(with_units(merge_components(program)[0])).source)
-    if (reason := staged.misaligned) is not None:
+    if (reason := staged.reasons.misaligned) is not None:
         line = f"line {reason.line}: " if reason.line else ""
         facts.append(("coarse grids", f"at all positions of the finest one: {line}{reason.reason}"))
-    for cut in staged.cuts:
+    for cut in staged.reasons.cuts:
         if not cut.repeated:
             continue
         written = cut.number >= 0

@@ -88,7 +88,7 @@ class ProgramStepper(Stepper):
 
     def _say_why_grids_are_fine(self) -> None:
         """Warn if coarse grids are computed at all positions, which takes several times as long."""
-        reason = self.program.misaligned
+        reason = self.program.reasons.misaligned
         if reason is not None:
             line = f"line {reason.line}: " if reason.line else ""
             self.world.warn(

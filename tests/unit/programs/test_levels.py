@@ -368,18 +368,18 @@ def test_why_coarse_grids_have_all_positions_is_said(
 ) -> None:
     u, f = field(*shape), field(*shape, seed=1)
     program = check(function, u, f, grids=[(2, 1)])
-    assert program.misaligned is not None
-    assert why in program.misaligned.reason
-    text = Path(__file__).read_text().splitlines()[program.misaligned.line - 1]
+    assert program.reasons.misaligned is not None
+    assert why in program.reasons.misaligned.reason
+    text = Path(__file__).read_text().splitlines()[program.reasons.misaligned.line - 1]
     assert line in text
     job = meshrun.distribute(outputs=("u",))(function)
     types = [(one.shape, one.dtype) for one in (u, f)]
     task = plan_task(with_inferred_halo(job, types, {}), {}, types, 1)
     facts = dict(kernel_report(task, "strict", None, cpu=True).facts)
-    assert f"line {program.misaligned.line}: " in facts["coarse grids"]
+    assert f"line {program.reasons.misaligned.line}: " in facts["coarse grids"]
     _, record = stepped(tmp_path, job, [u, f], 1)
     assert [one for one in record["warnings"] if "coarse grids" in one and why in one]
 
 
 def test_levels_say_nothing() -> None:
-    assert planned(cell_cycle, [field(16, 16), field(16, 16)], ("out",)).misaligned is None
+    assert planned(cell_cycle, [field(16, 16), field(16, 16)], ("out",)).reasons.misaligned is None
