@@ -21,6 +21,7 @@ from meshrun.runner.compiler.whole.between.cuts import rebuilt
 from meshrun.runner.compiler.whole.between.levels import (
     LatticeGraph,
     LevelGrid,
+    Misaligned,
     Read,
     lattices,
     part_of,
@@ -238,12 +239,21 @@ def _part(
 
 
 def with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGrid]]:
-    """Return the lattice of each array that has not all positions, and the program.
+    """Return the lattice of each array that has not all positions, and the program. Raises Misaligned.
 
     Reductions of cells of such arrays are reductions of further arrays, of their cells.
     """
-    if not (program.has_strides and program.has_levels) or program.graph.points:
+    # What series read decides nothing.
+    series, program = program.series, replace(program, series=())
+    program, where = _with_levels(program)
+    return replace(program, series=series), where
+
+
+def _with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGrid]]:
+    if not (program.has_strides and program.has_levels):
         return program, {}
+    if any(node.op in ("point", "pick") for node in program.nodes):
+        raise Misaligned("the function writes to points", _line_using(program, ("point", "pick")))
     where = _coarse(lattices(program))
     if not where:
         return program, {}
@@ -259,10 +269,17 @@ def with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGri
             reduced.append(array)
             load = graph.load(array, node.dtype, (0,) * len(program.space))
             values[number] = replace(one, nodes=(load,))
-    if any(_reads_some(one.nodes, where) for one in program.reduced.values()):
-        return program, {}
+    for along in program.reduced.values():
+        if _reads_some(along.nodes, where):
+            raise Misaligned("a coarse grid is reduced along some axes", along.line)
     program = replace(program, between={**written, **program.reduced}, values=values)
     return program, _coarse(lattices(program, reduced))
+
+
+def _line_using(program: WholeProgram, leaves: Sequence[str]) -> int:
+    """Return the line of the first operation on one of some leaves; 0 if unknown."""
+    users = (node for node in program.nodes if any(one.op in leaves for one in node.operands))
+    return next((node.line for node in users if node.line), 0)
 
 
 def _coarse(found: Mapping[int, LevelGrid]) -> dict[int, LevelGrid]:

@@ -23,8 +23,9 @@ from meshrun.runner.arrays.reduce import first_extreme, reduce_axes, reduce_own
 from meshrun.runner.compiler.cuda.pass_launch import key_of
 from meshrun.runner.compiler.cuda.values import SUM_COPIES, SUM_WORDS, BestKey, Key, SumKey, emit, emit_totals
 from meshrun.runner.compiler.trace.graph import Node, compute, in_order, slot_of
-from meshrun.runner.compiler.whole.between.levels import LevelGrid, whole_space
+from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space
 from meshrun.runner.compiler.whole.graph import ValueCheck
+from meshrun.runner.compiler.whole.point_pass import Blocks, PointCells
 from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import check_widths
@@ -122,6 +123,18 @@ class ProgramRun:
         self._keys = world.backend.empty((len(program.stages),), SLOT)
         self._sums = world.backend.empty((len(adding) * SUM_COPIES * SUM_WORDS,), SLOT)
         self._totals = world.backend.empty((len(adding) * SUM_WORDS,), SLOT)
+        # What is computed at the points of series.
+        self._series = [
+            None
+            if one is None
+            else PointCells(
+                one.cells.program.graph,
+                program.space,
+                tuple(node for output in one.cells.program.outputs for node in output.nodes),
+                one.positions,
+            )
+            for one in program.numbers.series
+        ]
         self.pending: list[tuple[int, Node | Key]] = []
         self.forget()
         self.arrays = [None] * len(program.arrays)
@@ -245,7 +258,7 @@ class ProgramRun:
         self._set_values()
         parts = (
             (getattr(outs[output], part) if len(values) > 1 else outs[output], value)
-            for output, values in self.program.results.items()
+            for output, values in self.program.numbers.values.items()
             for part, value in zip(("real", "imag"), values, strict=False)
         )
         for out, value in parts:
@@ -472,6 +485,30 @@ class ProgramRun:
             else:
                 found[one] = getattr(xp, one.op)(*operands)
         return found[node]
+
+    @property
+    def misaligned(self) -> Misaligned | None:
+        """Why coarse grids are computed at all positions, if they are."""
+        return self.program.reasons.misaligned
+
+    def series(self, number: int) -> Array | None:
+        """Return (components, own points) of a series at points, of the last step; None of a value."""
+        points, one = self._series[number], self.program.numbers.series[number]
+        if points is None or one is None:
+            return None
+        # The host knows neither which halos a CUDA graph has filled nor what its last step wrote.
+        for place, footprint in zip(one.cells.reads, one.cells.footprints, strict=True):
+            array = self.arrays[place]
+            if array is not None and any(map(any, footprint)):
+                array.written()
+        self._exchange(one.cells)
+        xp, start, stop = self.world.xp, self.region.start, self.region.stop
+        if not self.region.size:
+            return xp.empty((len(points.nodes), 0), points.nodes[0].dtype)
+        whole = tuple(parts == 1 for parts in self.partition.grid)
+        blocks = Blocks(xp, self._blocks(one.cells), one.cells.widths, start, stop, whole)
+        values, _ = points.compute(blocks, self.values.row)
+        return xp.stack(values)
 
     def _reduce(self, number: int, stage: ReductionStage) -> None:
         reduction, world = stage.reduction, self.world

@@ -13,6 +13,7 @@ from meshrun.runner.arrays.block_layout import Allocator
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.compiler.whole.between.levels import Misaligned
 from meshrun.runner.compiler.whole.graph import ValueCheck
 from meshrun.runner.compiler.whole.spaces.parts import ProductStep, SharedPlace, SpacePart, SpectralProgram
 from meshrun.runner.device.api import Mark, poison
@@ -344,6 +345,16 @@ class SpectralRun:
         own = out[tuple(slice(0, n) for n in mine.shape)]
         move(self.world, plan, block, own)
         self.moved += self.is_split
+
+    @property
+    def misaligned(self) -> Misaligned | None:
+        """Why coarse grids of a part are computed at all positions, if they are."""
+        reasons = (run.misaligned for run in self.runs.values())
+        return next((one for one in reasons if one is not None), None)
+
+    def series(self, number: int) -> Array | None:
+        """Return None: no series reads points; those of values are the stepper's."""
+        return None
 
     def value(self, node: Node) -> Any:
         """Return a shared value, or what is computed of shared values."""

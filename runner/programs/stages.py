@@ -17,11 +17,12 @@ import numpy as np
 
 from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
+from meshrun.runner.compiler.whole.between.cuts import rebuilt
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space
 from meshrun.runner.compiler.whole.graph import Cut, InputValue, Reduction, ValueCheck
-from meshrun.runner.compiler.whole.program import WholeOutput, WholeProgram
+from meshrun.runner.compiler.whole.program import WholeOutput, WholeProgram, WholeSeries
 from meshrun.runner.programs.cells import LevelCells, StageCells, level_cells, stage_cells, with_levels
-from meshrun.runner.region import Shape
+from meshrun.runner.region import HostArray, Shape
 
 NO_WIDTH = (0, 0)
 
@@ -63,6 +64,41 @@ Stage = KernelStage | ReductionStage | ValueStage
 
 
 @dataclass(frozen=True, eq=False)
+class SeriesCells:
+    """Cells at points, of a series: what is computed of them after all stages.
+
+    positions: (points, axes of space).
+    """
+
+    cells: StageCells
+    positions: HostArray
+
+
+@dataclass(frozen=True, eq=False)
+class NumberResults:
+    """The results of a program that are no fields.
+
+    values: of each output of shape (), its value, or those of its real and its imaginary part. series: the
+    cells of each series; None of one that is a value.
+    """
+
+    values: dict[int, tuple[int, ...]]
+    series: tuple[SeriesCells | None, ...]
+
+
+@dataclass(frozen=True)
+class CutReasons:
+    """Why stages are cut as they are.
+
+    cuts: why arrays are written, or are not. misaligned: why coarse grids have cells at all positions, if
+    they do.
+    """
+
+    cuts: tuple[Cut, ...]
+    misaligned: Misaligned | None
+
+
+@dataclass(frozen=True, eq=False)
 class ProgramArray:
     """An array of a program.
 
@@ -87,8 +123,7 @@ class StagedProgram:
 
     space: lengths of the axes that are split. arrays: the function's inputs first; an input of shape () is a
     value. outputs: the function's. dtypes: of the values, the slots of the step's tape first. inputs: the
-    values that are inputs. results: of each output of shape (), its value, or those of its real and its
-    imaginary part. cuts: why arrays are written, or are not.
+    values that are inputs. numbers: the results that are no fields. reasons: of how the stages are cut.
     """
 
     space: Shape
@@ -97,9 +132,9 @@ class StagedProgram:
     stages: tuple[Stage, ...]
     dtypes: dict[int, np.dtype[Any]]
     inputs: dict[int, InputValue]
-    results: dict[int, tuple[int, ...]]
+    numbers: NumberResults
     checks: tuple[ValueCheck, ...]
-    cuts: tuple[Cut, ...]
+    reasons: CutReasons
     function_inputs: int
 
     @property
@@ -131,18 +166,54 @@ def plan_program(program: WholeProgram) -> StagedProgram:
         outputs.append(replace(output, nodes=tuple(nodes)))
     program = replace(program, outputs=tuple(outputs))
     try:
-        return _planned(*with_levels(program))
-    except Misaligned:  # every array has all positions
-        return _planned(program, {})
+        return _planned(*_with_series_written(*with_levels(program)))
+    except Misaligned as reason:  # every array has all positions
+        return _planned(program, {}, reason)
 
 
-def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedProgram:
-    """Return the stages. where: of arrays that have not all positions, the lattice. Raises Misaligned."""
+def _with_series_written(
+    program: WholeProgram, where: dict[int, LevelGrid]
+) -> tuple[WholeProgram, dict[int, LevelGrid]]:
+    """Return the program that writes what series compute of coarse grids to arrays, which they read."""
+    graph, between, zero = program.graph, dict(program.between), (0,) * len(program.space)
+    done: dict[Node, Node] = {}
+    coarse, picks = set[Node](), set[Node]()  # nodes that read coarse grids; that depend on a list of points
+
+    def read(node: Node) -> Node:
+        """Return a node as a series reads it."""
+        if node not in coarse or node in picks:
+            return done[node]
+        number = graph.new_array(program.space)
+        between[number] = node
+        done[node] = graph.load(number, node.dtype, zero)
+        coarse.remove(node)
+        return done[node]
+
+    for node in in_order(node for one in program.series for node in one.nodes):
+        if node.op in ("pick", "point") or not picks.isdisjoint(node.operands):
+            picks.add(node)
+        if (node.op == "load" and node.input in where) or not coarse.isdisjoint(node.operands):
+            coarse.add(node)
+        done[node] = rebuilt(graph, node, [read(one) for one in node.operands]) if node in picks else node
+    series = tuple(replace(one, nodes=tuple(map(read, one.nodes))) for one in program.series)
+    return replace(program, between=between, series=series), where
+
+
+def _planned(
+    program: WholeProgram, where: Mapping[int, LevelGrid], misaligned: Misaligned | None = None
+) -> StagedProgram:
+    """Return the stages. Raises Misaligned.
+
+    where: of arrays that have not all positions, the lattice. misaligned: why there is none of coarse grids.
+    """
     order = _Order(program)
     dimensions, count = len(program.space), len(program.inputs)
     numbers = [*range(count), *sorted([*program.written, *program.reduced])]
     places = {number: place for place, number in enumerate(numbers)}
     stages = tuple(_renumbered(stage, places) for stage in _stages(program, order, where))
+    series = tuple(_series_cells(program, one, where, places) for one in program.series)
+    reading = [one for one in map(_cells_of, stages) if one is not None]
+    reading += [one.cells for one in series if one is not None]
     arrays = []
     for place, number in enumerate(numbers):
         lattice = where.get(number)
@@ -158,11 +229,14 @@ def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedPro
             dtype = (
                 program.written[number].dtype if number in program.written else program.reduced[number].dtype
             )
-        memory, read = _widths_of(stages, place, dimensions)
-        wraps = bool(program.graph.wraps[number]) and any(
-            cells is not None and place in cells.reads for cells in map(_cells_of, stages)
-        )
+        memory, read = _widths_of(reading, place, dimensions)
+        wraps = bool(program.graph.wraps[number]) and any(place in cells.reads for cells in reading)
         arrays.append(ProgramArray(name, shape, dtype, memory, read, wraps, lattice))
+    values = {
+        number: tuple(node.value for node in one.nodes[0].operands or one.nodes)
+        for number, one in enumerate(program.outputs)
+        if not one.shape
+    }
     return StagedProgram(
         program.space,
         tuple(arrays),
@@ -170,13 +244,11 @@ def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedPro
         stages,
         order.dtypes,
         {value: one for value, one in program.values.items() if isinstance(one, InputValue)},
-        {
-            number: tuple(node.value for node in one.nodes[0].operands or one.nodes)
-            for number, one in enumerate(program.outputs)
-            if not one.shape
-        },
+        NumberResults(values, series),
         program.checks,
-        tuple(replace(cut, number=places.get(cut.number, -1)) for cut in program.graph.cuts),
+        CutReasons(
+            tuple(replace(cut, number=places.get(cut.number, -1)) for cut in program.graph.cuts), misaligned
+        ),
         count,
     )
 
@@ -386,11 +458,23 @@ def _cells_of(stage: Stage) -> StageCells | LevelCells | None:
     return None if isinstance(stage, ValueStage) else stage.cells
 
 
-def _widths_of(stages: Sequence[Stage], place: int, dimensions: int) -> tuple[Extents, Extents]:
-    """Return the halo of an array in memory, and the part of it that is read."""
+def _series_cells(
+    program: WholeProgram, series: WholeSeries, where: Mapping[int, LevelGrid], places: Mapping[int, int]
+) -> SeriesCells | None:
+    """Return the cells of a series; None if it is a value."""
+    if not program.graph.vary(series.nodes):
+        return None
+    results = [WholeOutput(series.name, program.space, series.dtype, (node,), ()) for node in series.nodes]
+    return SeriesCells(stage_cells(program, results).renumbered(places), series.positions)
+
+
+def _widths_of(
+    reading: Sequence[StageCells | LevelCells], place: int, dimensions: int
+) -> tuple[Extents, Extents]:
+    """Return the halo of an array in memory, and the part of it that is read. reading: all cells that are."""
     memory = read = (NO_WIDTH,) * dimensions
-    for cells in map(_cells_of, stages):
-        if cells is not None and place in cells.reads:
+    for cells in reading:
+        if place in cells.reads:
             memory = _wider(memory, cells.memory(place))
             read = _wider(read, cells.footprints[cells.reads.index(place)])
     return memory, read

@@ -197,8 +197,9 @@ def _iterated(
             stepper.settle()
             if job.series and isinstance(stepper, ProgramStepper):
                 series = SeriesRows(stepper.world, stepper.task, ())
-                numbers = [stepper.numbers(one.nodes) for one in series.series.series]
-                rows = [series.row_of(number, row) for number, row in enumerate(numbers)]
+                rows = [
+                    series.row_of(number, row) for number, row in enumerate(series.row_of_stages(stepper))
+                ]
             result = _result if split is None else _distributed_result
             found = tuple(result(stepper, number) for number in range(len(job.output_names)))
             if job.series and split is not None:  # rank 0 has the rows

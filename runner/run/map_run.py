@@ -312,7 +312,7 @@ def run_program(run: RunContext, prepared: Prepared) -> Finished:
     stepper.advance(1, last=True)
     stepper.finish()
     for one in series:
-        one.add_numbers(stepper)
+        one.add_row_of_stages(stepper)
         one.finish()
     for number, sink in enumerate(sinks):
         store = store_of(world, task, sink, world.phases, number)

@@ -32,7 +32,13 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, halo_plans, no_progress
-from meshrun.runner.maps.same_values import ValueSummary, differing_rank, refuse_other_values, summary_of
+from meshrun.runner.maps.same_values import (
+    ValueSummary,
+    differing_rank,
+    refuse_other_values,
+    summary_of,
+    whole_program,
+)
 from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.options.form import forms_of_inputs
 from meshrun.runner.options.run_options import Options
@@ -283,7 +289,7 @@ def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
     summaries = [summary for *_, summary in everyone]
     if world.size > 1 and differing_rank(summaries) is not None:
         world.on_root(lambda: known.check_split(world, task))
-        refuse_other_values(world, known.declared, summaries)
+        refuse_other_values(world, known.declared, summaries, whole_program(known.alone.job))
     return Prepared(known, task, fusion, memory, too_large)
 
 
@@ -406,8 +412,10 @@ def agreed_kernel(
         return task, without
     if steps > 1:
         from meshrun.runner.compiler.compiled import DeviceKernel
+        from meshrun.runner.compiler.whole.point_kernel import PointKernel
 
         shape, kernel = task.partition[0].shape, alone.kernel
+        kernel = kernel.dense if isinstance(kernel, PointKernel) else kernel
         if isinstance(kernel, DeviceKernel):
             kernel.choice = world.on_root(
                 lambda: kernel.choice or kernel.measured(world.backend, shape, steps)

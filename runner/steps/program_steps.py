@@ -90,9 +90,20 @@ class ProgramStepper(Stepper):
             self._finals = self._unfed_results()
             self.stages.forget()
             self._check_kernels()
+            self._say_why_grids_are_fine()
             if self.stages.is_split:
                 self.halo_taken = self.world.arrays.label.replace(",", " ").split()[0].lower()
             self.world.control.barrier()
+
+    def _say_why_grids_are_fine(self) -> None:
+        """Warn if coarse grids are computed at all positions, which takes several times as long."""
+        reason = self.stages.misaligned
+        if reason is not None:
+            line = f"line {reason.line}: " if reason.line else ""
+            self.world.warn(
+                f"job {self.task.job.name} computes its coarse grids at all positions of the finest one, "
+                f"which takes longer: {line}{reason.reason}. `meshrun kernel` shows the stages"
+            )
 
     def _check_kernels(self) -> None:
         """Compile the stages' kernels; say which ones have none, or fail where all must have one."""
@@ -194,10 +205,16 @@ class ProgramStepper(Stepper):
         feed = self.feeds[number]
         return self._finals[number] if feed is None else self.spare[feed].interior
 
-    def numbers(self, nodes: Sequence[Node]) -> Array:
-        """Return values of the last step, as (components, 1)."""
+    def series(self, number: int, nodes: Sequence[Node], own: int) -> Array:
+        """Return (components, own points) of a series in the last step. Collective.
+
+        nodes: of the values of a series without points, which the rank has that owns the first cell.
+        """
+        found = self.stages.series(number)
+        if found is not None:
+            return found
         values = [self.stages.value(node).reshape(1) for node in nodes]
-        return self.world.xp.stack(values)
+        return self.world.xp.stack(values)[:, :own]
 
     def settle(self) -> None:
         """Wait until all steps are done. Raises RunError where NumPy raises an error for a value."""

@@ -92,7 +92,9 @@ class NumpyKernel:
     ) -> Callable[[], None]:
         return functools.partial(pass_and_store, self, list(blocks), list(outs), first, scalars, sides)
 
-    def prepare_steps(self, steps: int, arrays: Sequence[Any], *, sends: bool = False) -> None:
+    def prepare_steps(
+        self, steps: int, arrays: Sequence[Any], *, sends: bool = False, series: Sequence[Any] = ()
+    ) -> None:
         assert not sends
         assert 1 <= steps <= self.most_steps
         assert len({array.strides for array in arrays if array.dtype == arrays[0].dtype}) == 1
@@ -114,9 +116,9 @@ class NumpyKernel:
         axes: Sequence[Axis],
         sending: Sending | None = None,
         scalars: Any = None,
+        recorded: Any = None,
     ) -> None:
-        assert sending is None
-        assert scalars is None
+        assert sending is scalars is recorded is None
         assert steps in self.prepared
         axes = axes[: self.program.axes]
         self.passes.append((tuple(axis.own for axis in axes), steps))

@@ -10,6 +10,7 @@ import numpy as np
 
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.reduce import Tiles, reduce_array
+from meshrun.runner.maps.same_values import ValueSummary, refuse_other_values, summary_of_reduction
 from meshrun.runner.plan.task import check_unmasked, in_own_byte_order
 from meshrun.runner.region import Region
 from meshrun.runner.report.record import type_record
@@ -26,12 +27,19 @@ def run_job(run: RunContext) -> Finished:
     """Call the job's function, and write, verify and name its output. Collective."""
     world, job, options = run.world, run.job, run.options
 
-    def prepare() -> int:
+    def prepare() -> tuple[int, ValueSummary | None]:
         join(run)
         check_options(run)
-        return usable_memory(run)
+        summary = None
+        if world.size > 1 and job.kind == "reduce":
+            known = run.source.shape, run.source.dtype
+            summary = summary_of_reduction(job, run.parameters, *known, world.backend)
+        return usable_memory(run), summary
 
-    memory = world.collective_call(prepare)
+    everyone = world.gather_calls(prepare)
+    memory = everyone[world.rank][0]
+    if job.kind == "reduce":
+        refuse_other_values(world, job, [summary for _, summary in everyone])
     partial = output = None
     if run.targets and "output" in job.services:
         partial, output = job_paths(run.targets[0], world.run_id)

@@ -75,8 +75,15 @@ class SeriesRows:
 
     def one_by_one(self, *, one_copy: bool) -> bool:
         """Return whether no kernel may take several steps. one_copy: the fields are in memory once."""
-        on_device = self.world.backend.asynchronous
-        return on_device if self._is_by_steps(one_copy) else self.series.reads_halo(after=True)
+        if not self._is_by_steps(one_copy):
+            return self.series.reads_halo(after=True)
+        return self.world.backend.asynchronous and not self._is_recorded_by_kernels()
+
+    def _is_recorded_by_kernels(self) -> bool:
+        """Return whether a GPU's kernels of several steps can record the series."""
+        kernel = self.task.kernel
+        dense = kernel.dense if isinstance(kernel, PointKernel) else kernel
+        return isinstance(dense, DeviceKernel) and dense.records(self._sets)
 
     def _is_by_steps(self, one_copy: bool) -> bool:
         """Return whether kernels compute a row with each step (`steps.recorded`): what it reads stays."""
@@ -95,8 +102,10 @@ class SeriesRows:
         if not self._by_steps:
             self._prepare_next(stepper)
         elif stepper.region.size:
-            arithmetic = str(getattr(self.task.kernel, "arithmetic", "strict"))
-            code = compile_points(self._sets, arithmetic if self.world.backend.asynchronous else "")
+            on_device = self.world.backend.asynchronous
+            arithmetic = str(getattr(self.task.kernel, "arithmetic", "strict")) if on_device else ""
+            by_kernels = on_device and stepper.fused_steps > 1
+            code = None if by_kernels else compile_points(self._sets, arithmetic)
             stepper.recorded = RecordedSeries(stepper, self._sets, code, MOST_WAITING, stepper.done)
 
     def next_step(self, done: int) -> int:
@@ -113,7 +122,7 @@ class SeriesRows:
         if self._by_steps:
             self._flush()
         elif isinstance(stepper, ProgramStepper):
-            self.add_numbers(stepper)
+            self.add_row_of_stages(stepper)
         else:
             self._prepare_next(stepper)
         return False
@@ -175,10 +184,15 @@ class SeriesRows:
         if len(self._waiting) >= MOST_WAITING:
             self._flush()
 
-    def add_numbers(self, stepper: ProgramStepper) -> None:
-        """Add the row of the last step of a program in stages, whose series are values of every rank."""
-        first = any(len(self._owned(number, self.world.rank)) for number in range(len(self.files)))
-        self.add(stepper.done, [stepper.numbers(one.nodes) for one in self.series.series] if first else [])
+    def add_row_of_stages(self, stepper: ProgramStepper) -> None:
+        """Add the row of the last step of a program in stages."""
+        self.add(stepper.done, self.row_of_stages(stepper))
+
+    def row_of_stages(self, stepper: ProgramStepper) -> list[Array]:
+        """Return the row of the last step of a program in stages. Collective."""
+        owned = [len(self._owned(number, self.world.rank)) for number in range(len(self.series.series))]
+        pairs = enumerate(zip(self.series.series, owned, strict=True))
+        return [stepper.series(number, one.nodes, own) for number, (one, own) in pairs]
 
     def finish(self) -> None:
         """Write all rows."""

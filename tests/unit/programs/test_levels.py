@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_runs import stepped
 
+import meshrun
+from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.trace.graph import Graph
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, Progression
 from meshrun.runner.plan.grid import Partition
+from meshrun.runner.plan.task import plan_task
 from meshrun.runner.programs import execute
 from meshrun.runner.programs.cells import LevelCells
 from meshrun.runner.programs.level_kernel import level_partition
 from meshrun.runner.programs.stages import StagedProgram
+from meshrun.runner.run.kernel_report import kernel_report
 from tests.facts.program_runs import plain, planned, run_program
 
 GRIDS = [(1, 1), (2, 1), (3, 1), (5, 1), (2, 2)]
@@ -335,3 +341,45 @@ def test_cells_are_on_the_rank_of_their_positions(length: int, parts: int, step:
         for cell in range(start, stop):
             assert space[rank].start[0] <= first + step * cell < space[rank].stop[0]
     assert at == len(range(first, length, step))
+
+
+def with_source(u: Any, f: Any) -> Any:
+    c = restricted(residual(smoothed(u, f, 0.1, 2), f, 0.1))
+    new = u + prolonged(smoothed(c, c, 0.2, 2), u.shape)
+    new[[3], [4]] += f.max()
+    return new
+
+
+def with_maxima_along_rows(u: Any, f: Any) -> Any:
+    c = restricted(residual(smoothed(u, f, 0.1, 2), f, 0.1))
+    c = smoothed(c - c.max(axis=0), c, 0.2, 2)
+    return u + prolonged(c, u.shape)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "why", "line"),
+    [
+        (with_source, (17, 17), "writes to points", "new[[3]"),
+        (with_maxima_along_rows, (17, 17), "reduced along some axes", "c.max"),
+    ],
+)
+def test_why_coarse_grids_have_all_positions_is_said(
+    function: Any, shape: Any, why: str, line: str, tmp_path: Path
+) -> None:
+    u, f = field(*shape), field(*shape, seed=1)
+    program = check(function, u, f, grids=[(2, 1)])
+    assert program.reasons.misaligned is not None
+    assert why in program.reasons.misaligned.reason
+    text = Path(__file__).read_text().splitlines()[program.reasons.misaligned.line - 1]
+    assert line in text
+    job = meshrun.distribute(outputs=("u",))(function)
+    types = [(one.shape, one.dtype) for one in (u, f)]
+    task = plan_task(with_inferred_halo(job, types, {}), {}, types, 1)
+    facts = dict(kernel_report(task, "strict", None, cpu=True).facts)
+    assert f"line {program.reasons.misaligned.line}: " in facts["coarse grids"]
+    _, record = stepped(tmp_path, job, [u, f], 1)
+    assert [one for one in record["warnings"] if "coarse grids" in one and why in one]
+
+
+def test_levels_say_nothing() -> None:
+    assert planned(cell_cycle, [field(16, 16), field(16, 16)], ("out",)).reasons.misaligned is None

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshrun.runner.compiler.trace.refusal import NotTraceable
 from tests.facts.program_runs import plain, planned, run_program
 
 YS, XS = np.array([0, 5, 11, 5]), np.array([0, 7, 12, 8])
@@ -61,13 +60,3 @@ def test_a_kernel_is_followed_by_its_points() -> None:
     found = run_program(planned(sources, [u], ("out", "value")), [u], (2, 1), compiled=True)
     for one, want in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(one, want)
-
-
-def test_series_at_points_beside_reductions_are_refused() -> None:
-    from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
-
-    def both(u):
-        return u - u.mean(), u[YS, XS]
-
-    with pytest.raises(NotTraceable, match="series of values at points"):
-        trace_whole(both, [WholeInput("u", (12, 13), np.dtype(float))], {}, ("out",), series=("trace",))

@@ -11,13 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pairs import pairs_by_day
 
+from meshrun.runner.compiler.whole.block_form import block_form
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.options.step_options import SaveInterval, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.programs.stages import plan_program
 from meshrun.runner.run.declare import distribute
 from meshrun.runner.run.execute import Options, run
 from meshrun.runner.steps.loop import CheckFinite
+from tests.unit.programs.test_levels import cell_cycle
 from tests.unit.run.test_distribute import on_ranks
 
 N, M = 40, 33
@@ -376,3 +382,147 @@ def test_a_killed_run_goes_on_without_losing_a_row(tmp_path: Path, suffix: str) 
     subprocess.run([*words, "a.npy", f"b{suffix}", *steps, "--resume"], cwd=tmp_path, check=True)
     assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "w.npy").read_bytes()
     assert (tmp_path / f"b{suffix}").read_bytes() == (tmp_path / f"t{suffix}").read_bytes()
+
+
+@distribute(outputs=("u", "before"), series=("highest", "trace", "beside", "slope", "cell"))
+def adaptive(u, before, c):
+    """Series at points and of reductions; sources, and receivers at one place."""
+    new = 2 * u - before
+    new[1:-1, 1:-1] += c[1:-1, 1:-1] * (u[2:, 1:-1] + u[:-2, 1:-1] - 2 * u[1:-1, 1:-1])
+    new /= np.maximum(np.abs(new).max(), np.float32(1))
+    new[SY, SX] += WAVELET * u.max()
+    y, x = np.array([3, 20, 37]), np.array([5, 6, 7])
+    slope = (new[y, x] - u[y + 1, x]) * np.array([1, 2, 3], np.float32)
+    return new, u, new.max(), new[RY, RX], np.roll(new, 1, 0)[ENDS], slope, u[17, 4] * u.min()
+
+
+def after_all(job: Any, arrays: list[Any], steps: int) -> tuple[list[Any], list[Any]]:
+    """The plain function: fields after the steps, and all rows of each series."""
+    count, rows = len(job.output_names), []
+    fields, others = [one.copy() for one in arrays[:count]], arrays[count:]
+    for _ in range(steps):
+        found = job.function(*(one.copy() for one in fields), *others)
+        fields = list(found[:count])
+        rows.append(found[count:])
+    return fields, [np.stack(column) for column in zip(*rows, strict=True)]
+
+
+def inputs_of(folder: Path, job: Any) -> tuple[list[Any], list[Path], list[Path]]:
+    arrays = [np.random.default_rng(n).random((N, M), dtype=np.float32) for n in range(len(job.arrays))]
+    inputs = [folder / f"{name}.npy" for name in job.arrays]
+    for path, array in zip(inputs, arrays, strict=True):
+        np.save(path, array)
+    return arrays, inputs, [folder / f"{name}_after.npy" for name in (*job.output_names, *job.series)]
+
+
+@pytest.mark.parametrize("fuse", ["off", "require"])
+@pairs_by_day(
+    ranks__grid=[(1, None), (2, None), (3, None), (4, "2x2")], steps__every=[(None, None), (9, None), (9, 4)]
+)
+def test_series_at_points_beside_reductions(
+    tmp_path: Path, steps: int | None, every: int | None, ranks: int, grid: str | None, fuse: Any
+) -> None:
+    arrays, inputs, outputs = inputs_of(tmp_path, adaptive)
+    options = Options(fuse=fuse, grid=grid, steps=StepOptions(steps=steps, every=every))
+    on_ranks(ranks, adaptive, inputs, outputs, options)
+    fields, series = after_all(adaptive, arrays, steps or 1)
+    chosen = [n - 1 for n in range(1, (steps or 1) + 1) if n % (every or 1) == 0 or n == steps]
+    for path, want in zip(outputs, [*fields, *(rows[chosen] for rows in series)], strict=True):
+        assert np.load(path).tobytes() == want.tobytes(), path.stem
+
+
+def test_series_at_points_beside_reductions_go_on_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays, inputs, outputs = inputs_of(tmp_path, adaptive)
+    steps = StepOptions(steps=11, every=2, checkpoint=SaveInterval(steps=4))
+
+    def crash(self: Any, stepper: Any) -> None:
+        if stepper.done == 7:
+            raise RunError("stopped")
+
+    monkeypatch.setattr(CheckFinite, "_check", crash)
+    with pytest.raises(RunError, match="stopped"):
+        on_ranks(2, adaptive, inputs, outputs, Options(steps=replace(steps, check_finite=1)))
+    monkeypatch.undo()
+    on_ranks(3, adaptive, inputs, outputs, Options(steps=steps, stream=StreamOptions(resume=True)))
+    fields, series = after_all(adaptive, arrays, 11)
+    for path, want in zip(outputs, [*fields, *(rows[[1, 3, 5, 7, 9, 10]] for rows in series)], strict=True):
+        assert np.load(path).tobytes() == want.tobytes(), path.stem
+
+
+def test_calls_and_iterators_have_series_at_points_beside_reductions() -> None:
+    arrays = [np.random.default_rng(n).random((N, M), dtype=np.float32) for n in range(3)]
+    for stage, done in zip(adaptive.iterate(*arrays, steps=5, every=2), (2, 4, 5), strict=True):
+        fields, series = after_all(adaptive, arrays, done)
+        for found, want in zip(stage, [*fields, *(rows[-1] for rows in series)], strict=True):
+            assert np.asarray(found).tobytes() == want.tobytes()
+    assert [np.asarray(one).tobytes() for one in adaptive(*arrays)] == [
+        one.tobytes() for one in adaptive.function(*arrays)
+    ]
+
+
+@st.composite
+def reduced(draw: st.DrawFn) -> Any:
+    """Return a job with a reduction, and series of fields before it, after it and between, at any points."""
+    rows = st.lists(st.integers(-N, N - 1), min_size=1, max_size=5)
+    ys = np.array(draw(rows))
+    xs = np.array(draw(st.lists(st.integers(-M, M - 1), min_size=len(ys), max_size=len(ys))))
+    along, weighs, writes, first = (draw(st.booleans()) for _ in range(4))
+    shift, axis = draw(st.integers(-3, 3)), draw(st.integers(0, 1))
+    weights = np.random.default_rng(len(ys)).random(len(ys)).astype(np.float32)
+
+    def function(u):
+        before = u.copy()
+        if writes:
+            u[ys, xs] += weights * u.min()
+        level = u.max(axis, keepdims=True) if along else u.max()
+        new = np.roll(u, shift, axis) / (1 + level)
+        heard = (new if first else new - np.roll(before, -shift, axis))[ys, xs]
+        heard = heard * weights if weighs else heard
+        return new, heard, before[ys, xs] + new[ys, xs] * u.min(), new[ys[0], xs[0]]
+
+    return distribute(outputs=("u",), series=("heard", "both", "least"))(function)
+
+
+@settings(max_examples=settings.default.max_examples // 5, deadline=None)
+@given(
+    job=reduced(),
+    ranks=st.integers(1, 3),
+    steps=st.integers(1, 4),
+    every=st.integers(1, 3),
+    fuse=st.sampled_from(["off", "off", "off", "require"]),
+)
+def test_any_series_at_points_beside_reductions(
+    tmp_path_factory: pytest.TempPathFactory, job: Any, ranks: int, steps: int, every: int, fuse: Any
+) -> None:
+    arrays, inputs, outputs = inputs_of(tmp_path_factory.mktemp("any"), job)
+    options = Options(fuse=fuse, steps=StepOptions(steps=steps, every=every))
+    on_ranks(ranks, job, inputs, outputs, options)
+    fields, series = after_all(job, arrays, steps)
+    chosen = [n - 1 for n in range(1, steps + 1) if n % every == 0 or n == steps]
+    for path, want in zip(outputs, [*fields, *(rows[chosen] for rows in series)], strict=True):
+        assert np.load(path).tobytes() == want.tobytes(), path.stem
+
+
+@distribute(outputs=("u",), series=("trace", "weighed", "least"))
+def corrected(u, f):
+    """A series of what is computed of coarse grids."""
+    new = cell_cycle(u, f)
+    y, x = np.array([1, 8, 31]), np.array([2, 2, 17])
+    return new, (2 * new)[y, x], (new - u)[y, x] * np.array([1, 2, 3], np.float32), new.min()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_series_of_coarse_grids(tmp_path: Path, ranks: int) -> None:
+    arrays = [np.random.default_rng(n).random((64, 32), dtype=np.float32) for n in range(2)]
+    types = [(one.shape, one.dtype) for one in arrays]
+    assert any(one.lattice for one in plan_program(block_form(corrected, types, {}).program).arrays)
+    inputs = [tmp_path / f"{name}.npy" for name in corrected.arrays]
+    outputs = [tmp_path / f"{name}_after.npy" for name in ("u", *corrected.series)]
+    for path, array in zip(inputs, arrays, strict=True):
+        np.save(path, array)
+    on_ranks(ranks, corrected, inputs, outputs, Options(steps=StepOptions(steps=3)))
+    fields, series = after_all(corrected, arrays, 3)
+    for path, want in zip(outputs, [*fields, *series], strict=True):
+        assert np.load(path).tobytes() == want.tobytes(), path.stem

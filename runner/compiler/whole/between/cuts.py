@@ -44,10 +44,6 @@ def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
     """
     needed = Needed(program)
     staged = bool(needed.reduced or needed.values)
-    if staged and any(program.graph.vary(one.nodes) for one in program.series):
-        raise NotTraceable(
-            "has series of values at points beside reductions", "one function for each, or values as series"
-        )
     if not staged and (program.graph.points or program.series):
         kind = None
     cuts = _cuts(program, needed, kind or "cpu")
@@ -238,7 +234,14 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
         replace(output, nodes=cells(output.nodes) if output.shape else uniform.values(of(output.nodes)))
         for output in program.outputs
     )
-    series = uniform.values if needed.reduced or needed.values else of
+    staged = bool(needed.reduced or needed.values)
+
+    def series(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Return a series' values at points, or numbers as values of stages."""
+        if staged and not graph.vary(nodes):
+            return uniform.values(of(nodes))
+        return cells(nodes) if staged else of(nodes)
+
     values: dict[int, Definition] = {
         number: reduction(one) if isinstance(one, Reduction) else one for number, one in needed.values.items()
     }

@@ -264,7 +264,20 @@ def _read_along(positions: Progression, shift: int, length: int, *, wraps: bool)
 
 
 class Misaligned(Exception):
-    """An array is read between its cells, or its cells in too many ways."""
+    """Why coarse grids have cells at all positions. line: of the user's file; 0 if unknown."""
+
+    def __init__(self, reason: str, line: int = 0) -> None:
+        super().__init__(reason)
+        self.reason, self.line = reason, line
+
+
+def _line_of(nodes: Iterable[Node], load: Node) -> int:
+    """Return the line where an array is read at a distance; 0 if unknown."""
+
+    def reads(node: Node) -> bool:
+        return any((one.input, one.offset) == (load.input, load.offset) for one in node.operands)
+
+    return next((node.line for node in nodes if node.line and reads(node)), 0)
 
 
 @dataclass(frozen=True)
@@ -292,7 +305,8 @@ def phases_of(lattice: LevelGrid, nodes: Sequence[Node], where: Mapping[int, Lev
             steps = [math.lcm(a, b) for a, b in zip(steps, where[number].step, strict=True)]
     found = tuple(a // b for a, b in zip(steps, lattice.step, strict=True))
     if math.prod(found) > MOST_PHASES:
-        raise Misaligned
+        line = next((node.line for node in in_order(nodes)[::-1] if node.line), 0)
+        raise Misaligned(f"cells are computed of a grid {max(found)} times as coarse at once", line)
     return found
 
 
@@ -383,7 +397,8 @@ class LatticeGraph:
         axes = zip(lattice.first, lattice.step, node.offset, cells.first, cells.step, strict=True)
         for first, step, offset, first_cell, every in axes:
             if step % every or (first + offset - first_cell) % every:
-                raise Misaligned
+                reason = f"cells {max(every, step)} positions apart are read between them"
+                raise Misaligned(reason, _line_of(self.source.nodes, node))
             ratio.append(step // every)
             index.append((first + offset - first_cell) // every)
         self.offsets.setdefault(node.input, []).append(node.offset)
