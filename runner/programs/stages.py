@@ -17,7 +17,7 @@ import numpy as np
 
 from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
-from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space
+from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space, with_nearest
 from meshrun.runner.compiler.whole.graph import Cut, InputValue, Reduction, ValueCheck
 from meshrun.runner.compiler.whole.program import WholeOutput, WholeProgram
 from meshrun.runner.programs.cells import LevelCells, StageCells, level_cells, stage_cells, with_levels
@@ -130,10 +130,11 @@ def plan_program(program: WholeProgram) -> StagedProgram:
         ]
         outputs.append(replace(output, nodes=tuple(nodes)))
     program = replace(program, outputs=tuple(outputs))
+    levels, where = with_levels(program)
     try:
-        return _planned(*with_levels(program))
+        return _planned(with_nearest(levels, where), where)
     except Misaligned:  # every array has all positions
-        return _planned(program, {})
+        return _planned(with_nearest(program, {}), {})
 
 
 def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedProgram:

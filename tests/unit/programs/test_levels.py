@@ -26,10 +26,12 @@ def field(*shape: int, dtype: Any = "f4", seed: int = 0) -> Any:
     return np.random.default_rng(seed).random(shape).astype(dtype)
 
 
-def check(function: Any, *arrays: Any, names: Any = ("out",), grids: Any = GRIDS) -> StagedProgram:
-    """Compare the results with NumPy's, to the bit."""
+def check(
+    function: Any, *arrays: Any, names: Any = ("out",), grids: Any = GRIDS, kind: str = "cpu"
+) -> StagedProgram:
+    """Compare the results with NumPy's, to the bit. kind: of the device that stages are planned for."""
     wanted = plain(function, arrays)
-    program = planned(function, arrays, names)
+    program = planned(function, arrays, names, kind)
     for grid in grids:
         for one, want in zip(run_program(program, arrays, grid), wanted, strict=True):
             assert (one.dtype, one.shape) == (want.dtype, want.shape)
@@ -154,9 +156,45 @@ def cycle_by_residuals(u: Any, f: Any, *, h: float = 0.1) -> Any:
     return swept(u + prolonged(e, u.shape), f, 1)
 
 
-def test_a_grid_of_which_one_cell_is_needed() -> None:
-    program = check(cycle_by_residuals, field(65, 65), field(65, 65, seed=1), grids=[(1, 1), (3, 1)])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_grid_of_which_one_cell_is_needed(kind: str) -> None:
+    program = check(
+        cycle_by_residuals, field(65, 65), field(65, 65, seed=1), grids=[(1, 1), (3, 1)], kind=kind
+    )
     assert levels_of(program) >= {2, 4, 8, 16, 32}
+
+
+@pytest.mark.parametrize("size", [32, 33, 64, 65])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_no_level_is_read_around_the_ends_of_space(size: int, kind: str) -> None:
+    """Also where a stage of several sweeps reads cells further away than half of space."""
+    function = cycle if size % 2 else cell_cycle
+    u, f = field(size, size), field(size, size, seed=1)
+    program = check(function, u, f, grids=[(1, 1), (3, 1)], kind=kind)
+    assert levels_of(program) >= {2, 4, 8}
+    assert not any(one.wraps for one in program.intermediates)
+    # No array of a coarse grid has all positions along one of its axes.
+    steps = [one.lattice.step for one in program.intermediates if one.lattice is not None]
+    assert not [step for step in steps if max(step) > 2 and min(step) == 1]
+
+
+def test_a_level_is_read_around_the_ends_of_space() -> None:
+    def periodic(u):
+        c = u[::2, ::2] * 2
+        for _ in range(3):
+            c = c + np.sqrt(np.abs(np.roll(c, 1, axis=0))) - np.roll(c * c, -2, axis=1) / 9
+        return u + np.repeat(np.repeat(c, 2, axis=0), 2, axis=1)
+
+    program = check(periodic, field(48, 40))
+    assert any(one.wraps and one.lattice is not None for one in program.intermediates)
+
+    def odd(u):
+        c = u[::2, ::2] * 2
+        c = c - np.sqrt(np.abs(np.roll(c, 1, axis=0))) - np.roll(np.sqrt(c), -2, axis=1) / 9
+        u[::2, ::2] -= c
+        return u
+
+    check(odd, field(49, 41))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(32, 32), (48, 20)])
@@ -260,8 +298,10 @@ def programs(draw: Any) -> tuple[tuple[int, int], list[Any]]:
 
 
 @settings(max_examples=settings.default.max_examples // 4, deadline=None)
-@given(programs(), st.sampled_from(["f4", "f8", "i4"]), st.sampled_from(GRIDS))
-def test_random_programs(program: Any, dtype: str, grid: Any) -> None:
+@given(
+    programs(), st.sampled_from(["f4", "f8", "i4"]), st.sampled_from(GRIDS), st.sampled_from(["cpu", "cuda"])
+)
+def test_random_programs(program: Any, dtype: str, grid: Any, kind: str) -> None:
     (rows, columns), steps = program
 
     def function(u):
@@ -300,7 +340,7 @@ def test_random_programs(program: Any, dtype: str, grid: Any) -> None:
     u = (field(rows, columns, dtype="f8") * 9 - 4).astype(dtype)
     try:
         wanted = plain(function, [u])
-        staged = planned(function, [u], ("out",))
+        staged = planned(function, [u], ("out",), kind)
     except NotTraceable:
         return
     (found,) = run_program(staged, [u], grid)
