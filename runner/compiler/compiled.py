@@ -41,6 +41,7 @@ from meshrun.runner.compiler.trace.graph import (
     without_units,
 )
 from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole.chain_code import Chain, chain_source
 from meshrun.runner.compiler.whole.point_code import (
     DevicePoints,
     HostPoints,
@@ -52,6 +53,8 @@ from meshrun.runner.device.api import Backend
 from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.compiler import NotCompiled, find_compiler
+
+CHAIN_THREADS = 1024  # of the block that computes a chain of stages on a GPU
 
 Feeds = Sequence[int | None]
 Rows = tuple[int, int]
@@ -522,7 +525,8 @@ class HostKernel:
     ) -> Callable[[], None]:
         """Return the call; see `TaskKernel`."""
         assert not sides
-        return functools.partial(self, list(blocks), list(outs), first, scalars)
+        assert self.loops is not None
+        return self.loops.bind(blocks, outs, self.widths, first, scalars)
 
     def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
         """Do nothing: the library holds all."""
@@ -631,6 +635,23 @@ def compile_points(sets: Sequence[PointSet], arithmetic: str = "") -> HostPoints
     from meshrun.runner.device.cuda import kernel_of_text
 
     return DevicePoints(sets, kernel_of_text(device_source(sets), "points", compiler_options(arithmetic)))
+
+
+def compile_chain(programs: Sequence[Program], cells: int, backend: Backend) -> Chain:
+    """Compile a chain of stages. Raises NotTraceable without a compiler, NotCompiled if it fails.
+
+    programs: of its boxes, in order. cells: of the largest stage.
+    """
+    if backend.device.kind == "cuda":
+        from meshrun.runner.device.cuda import kernel_of_text
+
+        threads = min(-(-cells // 32) * 32, CHAIN_THREADS)
+        return Chain(kernel_of_text(chain_source(programs, threads), "chain"), threads, backend.xp)
+    compiler = find_compiler()
+    if compiler is None:
+        raise NotTraceable("no C++ compiler on this host", "CXX=/path/to/g++, or install one")
+    loaded = host.library(chain_source(programs), compiler, cache_folder())
+    return Chain(loaded.chain, 0, backend.xp)
 
 
 def line_of(program: Program, source: str, at: int) -> int:

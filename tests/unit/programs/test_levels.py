@@ -13,7 +13,7 @@ from meshrun.runner.compiler.trace.graph import Graph
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, Progression
 from meshrun.runner.plan.grid import Partition
-from meshrun.runner.programs import execute
+from meshrun.runner.programs import chains, execute, replicas
 from meshrun.runner.programs.cells import LevelCells
 from meshrun.runner.programs.level_kernel import level_partition
 from meshrun.runner.programs.stages import StagedProgram
@@ -29,14 +29,25 @@ def field(*shape: int, dtype: Any = "f4", seed: int = 0) -> Any:
 def check(
     function: Any, *arrays: Any, names: Any = ("out",), grids: Any = GRIDS, kind: str = "cpu"
 ) -> StagedProgram:
-    """Compare the results with NumPy's, to the bit. kind: of the device that stages are planned for."""
+    """Compare the results with NumPy's, to the bit. kind: of the device that stages are planned for.
+
+    On every second grid, each rank has all cells of the levels.
+    """
     wanted = plain(function, arrays)
     program = planned(function, arrays, names, kind)
-    for grid in grids:
-        for one, want in zip(run_program(program, arrays, grid), wanted, strict=True):
+    for number, grid in enumerate(grids):
+        for one, want in zip(levels_run(program, arrays, grid, split=number % 2 > 0), wanted, strict=True):
             assert (one.dtype, one.shape) == (want.dtype, want.shape)
             np.testing.assert_array_equal(one, want, err_msg=str(grid))
     return program
+
+
+def levels_run(program: StagedProgram, arrays: Any, grid: Any, *, split: bool) -> list[Any]:
+    """Return the outputs. split: whether also the cells of small levels are split."""
+    with pytest.MonkeyPatch.context() as patch:
+        if split:
+            patch.setattr(replicas, "MOST_CELLS", {"cpu": 0})
+        return run_program(program, arrays, grid)
 
 
 def smoothed(u: Any, f: Any, h: float, sweeps: int) -> Any:
@@ -164,6 +175,17 @@ def test_a_grid_of_which_one_cell_is_needed(kind: str) -> None:
     assert levels_of(program) >= {2, 4, 8, 16, 32}
 
 
+def test_levels_that_each_rank_has_are_exchanged_where_a_cycle_comes_to_them() -> None:
+    program = planned(cycle, [field(129, 129)] * 2, ("out",))
+    levels = replicas.replicated_levels(program, "cpu")
+    assert {one.step[0] for one in levels} >= {2, 4, 8, 16, 32, 64}
+    gathering = [program.stages[number] for number in replicas.gathering_stages(program, levels)]
+    assert 0 < len(gathering) < 5
+    for stage in gathering:
+        assert isinstance(stage.cells, LevelCells)
+        assert max(stage.cells.lattice.step) <= 4
+
+
 @pytest.mark.parametrize("size", [32, 33, 64, 65])
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_no_level_is_read_around_the_ends_of_space(size: int, kind: str) -> None:
@@ -219,6 +241,7 @@ def test_sizes_that_do_not_nest_are_refused_as_by_numpy() -> None:
 def test_compiled_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels read and write rows whose neighbours are components of a cell, and the ends of rows."""
     monkeypatch.setattr(execute, "LEAST_COMPILED", 0)
+    monkeypatch.setattr(chains, "MOST_CELLS", {"cpu": 0})
 
     def transfers(u):
         c = u[::2, ::2] * 2 + u[1::2, 1::2][: (u.shape[0] + 1) // 2]
@@ -299,9 +322,13 @@ def programs(draw: Any) -> tuple[tuple[int, int], list[Any]]:
 
 @settings(max_examples=settings.default.max_examples // 4, deadline=None)
 @given(
-    programs(), st.sampled_from(["f4", "f8", "i4"]), st.sampled_from(GRIDS), st.sampled_from(["cpu", "cuda"])
+    programs(),
+    st.sampled_from(["f4", "f8", "i4"]),
+    st.sampled_from(GRIDS),
+    st.sampled_from(["cpu", "cuda"]),
+    st.booleans(),
 )
-def test_random_programs(program: Any, dtype: str, grid: Any, kind: str) -> None:
+def test_random_programs(program: Any, dtype: str, grid: Any, kind: str, split: bool) -> None:
     (rows, columns), steps = program
 
     def function(u):
@@ -343,7 +370,7 @@ def test_random_programs(program: Any, dtype: str, grid: Any, kind: str) -> None
         staged = planned(function, [u], ("out",), kind)
     except NotTraceable:
         return
-    (found,) = run_program(staged, [u], grid)
+    (found,) = levels_run(staged, [u], grid, split=split)
     np.testing.assert_array_equal(found, wanted[0])
 
 

@@ -1,0 +1,98 @@
+"""Chains: consecutive stages of few cells, which one call computes: of coarse grids, and of small arrays.
+
+No cell is exchanged within a chain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshrun.runner.arrays.distributed_array import DistributedArray
+from meshrun.runner.compiler.passes.real_parts import has_complex
+from meshrun.runner.compiler.trace.graph import Program
+from meshrun.runner.compiler.whole.chain_code import ChainBox
+from meshrun.runner.programs.cells import StageCells, kernels_of
+from meshrun.runner.programs.level_kernel import Target, boxes_of, views_of
+from meshrun.runner.programs.stages import KernelStage, StagedProgram
+from meshrun.runner.region import Array, Region, Shape
+
+# Cells of a stage, at most. On a GPU a chain is computed by one of its many processors.
+MOST_CELLS = {"cpu": 1 << 16, "cuda": 4400}
+NO_CODE = ("point", "pick", "table")  # operations that a chain has no code for
+
+
+@dataclass(frozen=True, eq=False)
+class ChainStage:
+    """A stage of a chain on this rank. number: of the stage. own: its cells. positions: the rank's."""
+
+    number: int
+    stage: KernelStage
+    own: Region
+    positions: Region
+
+    @property
+    def programs(self) -> list[Program]:
+        """What is computed, for each box."""
+        cells = self.stage.cells
+        if isinstance(cells, StageCells):
+            return [cells.program.program] if self.own.size else []
+        return [part.cells.program.program for part, _ in boxes_of(cells, self.positions)]
+
+    def boxes(
+        self, blocks: Sequence[Array], arrays: Mapping[int, DistributedArray], targets: Sequence[Array]
+    ) -> Iterator[ChainBox]:
+        """Yield the boxes with their memory.
+
+        blocks: what a stage of one grid reads, with its halo. arrays: what a stage between levels reads, by
+        number. targets: one per result.
+        """
+        cells = self.stage.cells
+        if isinstance(cells, StageCells):
+            if self.own.size:
+                yield ChainBox(cells.program.program, cells.widths, blocks, targets, self.own.start)
+            return
+        written = [Target(one, self.own.start) for one in targets]
+        for part, box in boxes_of(cells, self.positions):
+            memory = views_of(part, box, arrays, written)
+            yield ChainBox(part.cells.program.program, part.cells.widths, *memory, box.start)
+
+
+def chains_of(
+    program: StagedProgram, kind: str, filled: Collection[int], reducing: Collection[int]
+) -> list[list[int]]:
+    """Return the stages that chains compute, by number.
+
+    kind: of device. filled: arrays whose halo is filled if a stage reads it. reducing: stages that also do
+    reductions.
+    """
+
+    def is_part(number: int) -> bool:
+        stage = program.stages[number]
+        if not isinstance(stage, KernelStage) or number in reducing:
+            return False
+        cells = stage.cells
+        lengths: Shape = cells.lattice.lengths(program.space) if cells.lattice else program.space
+        reads = zip(cells.reads, cells.footprints, strict=True)
+        return (
+            math.prod(lengths) <= MOST_CELLS[kind]
+            and not any(one in filled and any(map(any, footprint)) for one, footprint in reads)
+            and all(_has_code(one.program.program) for one in kernels_of(cells))
+        )
+
+    found: list[list[int]] = [[]]
+    for number in range(len(program.stages)):
+        if is_part(number):
+            found[-1].append(number)
+        elif found[-1]:
+            found.append([])
+    # A single stage has a kernel of its own, but for one of a level on a CPU.
+    least = 2 if kind == "cuda" else 1
+    return [one for one in found if len(one) >= least]
+
+
+def _has_code(program: Program) -> bool:
+    """Return whether a chain can compute a program."""
+    plain = not has_complex(program) and not any(node.op in NO_CODE for node in program.nodes)
+    return plain and not any(one.combine for one in program.outputs)
