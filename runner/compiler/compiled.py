@@ -55,6 +55,7 @@ from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.compiler import NotCompiled, find_compiler
 
 CHAIN_THREADS = 1024  # of the block that computes a chain of stages on a GPU
+STAGE_THREADS = 128  # of each block that computes the boxes of one stage
 
 Feeds = Sequence[int | None]
 Rows = tuple[int, int]
@@ -637,21 +638,23 @@ def compile_points(sets: Sequence[PointSet], arithmetic: str = "") -> HostPoints
     return DevicePoints(sets, kernel_of_text(device_source(sets), "points", compiler_options(arithmetic)))
 
 
-def compile_chain(programs: Sequence[Program], cells: int, backend: Backend) -> Chain:
+def compile_chain(stages: Sequence[Sequence[Program]], cells: int, backend: Backend) -> Chain:
     """Compile a chain of stages. Raises NotTraceable without a compiler, NotCompiled if it fails.
 
-    programs: of its boxes, in order. cells: of the largest stage.
+    stages: of each one, the programs of its boxes. cells: of the largest stage.
     """
     if backend.device.kind == "cuda":
         from meshrun.runner.device.cuda import kernel_of_text
 
-        threads = min(-(-cells // 32) * 32, CHAIN_THREADS)
-        return Chain(kernel_of_text(chain_source(programs, threads), "chain"), threads, backend.xp)
+        # Blocks wait for no others: those of several stages are one.
+        threads = STAGE_THREADS if len(stages) == 1 else min(-(-cells // 32) * 32, CHAIN_THREADS)
+        blocks = -(-cells // threads) if len(stages) == 1 else 1
+        return Chain(kernel_of_text(chain_source(stages, threads), "chain"), (blocks, threads), backend.xp)
     compiler = find_compiler()
     if compiler is None:
         raise NotTraceable("no C++ compiler on this host", "CXX=/path/to/g++, or install one")
-    loaded = host.library(chain_source(programs), compiler, cache_folder())
-    return Chain(loaded.chain, 0, backend.xp)
+    loaded = host.library(chain_source(stages), compiler, cache_folder())
+    return Chain(loaded.chain, (0, 0), backend.xp)
 
 
 def line_of(program: Program, source: str, at: int) -> int:

@@ -1,6 +1,6 @@
 """Chains: consecutive stages of few cells, which one call computes: of coarse grids, and of small arrays.
 
-No cell is exchanged within a chain.
+No cell is exchanged within a chain. On a GPU, the parts of a stage of more cells are one launch, too.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from meshrun.runner.compiler.whole.chain_code import ChainBox
 from meshrun.runner.programs.cells import StageCells, kernels_of
 from meshrun.runner.programs.level_kernel import Target, boxes_of, views_of
 from meshrun.runner.programs.stages import KernelStage, StagedProgram
-from meshrun.runner.region import Array, Region, Shape
+from meshrun.runner.region import Array, Region
 
 # Cells of a stage, at most. On a GPU a chain is computed by one of its many processors.
 MOST_CELLS = {"cpu": 1 << 16, "cuda": 4400}
+# And of one whose parts are one launch: to launch them takes longer than to read and write their bytes.
+MOST_OF_PARTS = 1 << 19
 NO_CODE = ("point", "pick", "table")  # operations that a chain has no code for
 
 
@@ -60,36 +62,43 @@ class ChainStage:
 
 
 def chains_of(
-    program: StagedProgram, kind: str, filled: Collection[int], reducing: Collection[int]
+    program: StagedProgram, kind: str, filled: Collection[int], apart: Collection[int]
 ) -> list[list[int]]:
     """Return the stages that chains compute, by number.
 
-    kind: of device. filled: arrays whose halo is filled if a stage reads it. reducing: stages that also do
-    reductions.
+    kind: of device. filled: arrays whose halo is filled if a stage reads it. apart: stages that are part of
+    no chain.
     """
 
-    def is_part(number: int) -> bool:
-        stage = program.stages[number]
-        if not isinstance(stage, KernelStage) or number in reducing:
-            return False
-        cells = stage.cells
-        lengths: Shape = cells.lattice.lengths(program.space) if cells.lattice else program.space
-        reads = zip(cells.reads, cells.footprints, strict=True)
-        return (
-            math.prod(lengths) <= MOST_CELLS[kind]
-            and not any(one in filled and any(map(any, footprint)) for one, footprint in reads)
-            and all(_has_code(one.program.program) for one in kernels_of(cells))
-        )
+    # The stages that a chain can compute, and the cells of each.
+    sizes: dict[int, int] = {}
+    parts: dict[int, int] = {}
+    for number, stage in enumerate(program.stages):
+        if not isinstance(stage, KernelStage) or number in apart:
+            continue
+        lattice, reads = stage.cells.lattice, zip(stage.cells.reads, stage.cells.footprints, strict=True)
+        exchanged = any(one in filled and any(map(any, footprint)) for one, footprint in reads)
+        kernels = kernels_of(stage.cells)
+        if not exchanged and all(_has_code(one.program.program) for one in kernels):
+            sizes[number] = math.prod(lattice.lengths(program.space) if lattice else program.space)
+            parts[number] = len(kernels)
 
-    found: list[list[int]] = [[]]
-    for number in range(len(program.stages)):
-        if is_part(number):
-            found[-1].append(number)
-        elif found[-1]:
-            found.append([])
-    # A single stage has a kernel of its own, but for one of a level on a CPU.
-    least = 2 if kind == "cuda" else 1
-    return [one for one in found if len(one) >= least]
+    # Consecutive ones of few cells.
+    found: list[list[int]] = []
+    for number, cells in sizes.items():
+        if cells <= MOST_CELLS[kind]:
+            if found and found[-1][-1] == number - 1:
+                found[-1].append(number)
+            else:
+                found.append([number])
+    if kind == "cpu":
+        return found
+
+    # A stage by itself has a kernel of its own, but for one of several parts.
+    found = [one for one in found if len(one) > 1]
+    chained = {number for one in found for number in one}
+    single = [number for number in sizes if number not in chained and parts[number] > 1]
+    return found + [[number] for number in single if sizes[number] <= MOST_OF_PARTS]
 
 
 def _has_code(program: Program) -> bool:

@@ -251,9 +251,9 @@ class ProgramRun:
                 assert isinstance(stage, KernelStage)
                 positions = self._positions(number)
                 stages.append(ChainStage(number, stage, self._region(stage.cells), positions))
-            programs = [one for stage in stages for one in stage.programs]
+            programs = [stage.programs for stage in stages]
             self._chains[numbers[0]] = stages
-            if not programs:  # no cell of theirs is here
+            if not any(programs):  # no cell of theirs is here
                 continue
             try:
                 with self.phases("prepare"):

@@ -2,6 +2,7 @@
 
 A stage of few cells takes less time than a launch of its kernel, or a call of it. A chain is called once for
 many of them. On a GPU, one block of threads computes it, and waits for its own threads between two stages.
+The boxes of a single stage are computed by many blocks.
 """
 
 from __future__ import annotations
@@ -57,29 +58,32 @@ class ChainBox:
         return [*self.shape, *self.first[:axes], *strides]
 
 
-def chain_source(programs: Sequence[Program], threads: int = 0) -> str:
-    """Return the text of a chain of boxes. threads: of a block on a GPU; 0: text for the host.
+def chain_source(stages: Sequence[Sequence[Program]], threads: int = 0) -> str:
+    """Return the text of a chain. stages: the programs of each one's boxes. threads: of a block on a GPU; 0:
+    text for the host.
 
     The function `chain` takes the addresses of all boxes, one after the other, their numbers, and the slots
     of the program's values.
     """
     texts: dict[str, str] = {}  # of functions, by what they compute, their names
     calls, words, numbers = [], 0, 0
-    for program in programs:
-        body = _body(program, on_device=threads > 0)
-        name = texts.setdefault(body, f"cells{len(texts)}")
-        inputs, outputs, axes = len(program.inputs), len(program.outputs), program.axes
-        given = f"arrays + {words}, arrays + {words + inputs}, numbers + {numbers}, scalars"
-        calls.append(f"    {name}({given});")
-        words, numbers = words + inputs + outputs, numbers + 2 * axes + (inputs + outputs) * (axes - 1)
+    for stage in stages:
+        if threads:
+            calls.append("    __syncthreads();")
+        for program in stage:
+            body = _body(program, on_device=threads > 0)
+            name = texts.setdefault(body, f"cells{len(texts)}")
+            inputs, outputs, axes = len(program.inputs), len(program.outputs), program.axes
+            given = f"arrays + {words}, arrays + {words + inputs}, numbers + {numbers}, scalars"
+            calls.append(f"    {name}({given});")
+            words, numbers = words + inputs + outputs, numbers + 2 * axes + (inputs + outputs) * (axes - 1)
     kind = "INLINE void" if threads else "static __attribute__((noinline)) void"
     text = (KERNELS / ("chain.cu" if threads else "chain.cpp")).read_text()
-    wait = "    __syncthreads();\n" if threads else ""
     parts = {
         "@functions": "\n".join(
             f"{kind} {name}({PARAMETERS}) {{\n{body}\n}}" for body, name in texts.items()
         ),
-        "@calls": "\n".join(wait + call for call in calls),
+        "@calls": "\n".join(calls),
         "@threads": str(threads),
         "@arrays": str(words),
         "@numbers": str(numbers),
@@ -100,7 +104,8 @@ def _body(program: Program, *, on_device: bool) -> str:
     # The cell's index along each axis.
     if on_device:
         count = " * ".join(f"n{axis}" for axis in range(axes))
-        lines.append(f"    for (int i = threadIdx.x; i < {count}; i += blockDim.x) {{")
+        first = "blockIdx.x * blockDim.x + threadIdx.x"
+        lines.append(f"    for (int i = {first}; i < {count}; i += gridDim.x * blockDim.x) {{")
         rest = "i"
         for axis in range(last, 0, -1):
             lines.append(f"        const int c{axis} = {rest} % n{axis}, r{axis} = {rest} / n{axis};")
@@ -165,22 +170,23 @@ def _cell(program: Program, rows: Mapping[tuple[int, Shape], str]) -> list[str]:
 class Chain:
     """A compiled chain of boxes.
 
-    function: on a GPU, what launches the kernel; on the host, the library's function. threads: of the block
-    on a GPU; 0 on the host. xp: numpy or cupy.
+    function: on a GPU, what launches the kernel; on the host, the library's function. grid: blocks on a GPU,
+    and threads of each; (0, 0) on the host. xp: numpy or cupy.
     """
 
     function: Any
-    threads: int
+    grid: tuple[int, int]
     xp: ModuleType
 
     def bind(self, boxes: Sequence[ChainBox], scalars: Array) -> Callable[[], None]:
         """Return what computes the boxes, whose memory must be there. scalars: the slots of the values."""
         addresses = [address for box in boxes for address in box.addresses()]
         numbers = [number for box in boxes for number in box.numbers()]
-        if self.threads:
+        blocks, threads = self.grid
+        if blocks:
             words = self.xp.asarray(np.array([*addresses, *numbers], np.int64))
             arguments = np.uint64(address_of(words)), np.uint64(address_of(scalars))
-            launch = functools.partial(self.function, (1,), (self.threads, 1), arguments)
+            launch = functools.partial(self.function, (blocks,), (threads, 1), arguments)
             return functools.partial(_call_keeping, launch, words)
         given = (
             (ctypes.c_ulonglong * len(addresses))(*addresses),

@@ -108,7 +108,7 @@ CUDA = """
 #define __global__
 #define __shared__
 #define __launch_bounds__(...)
-static thread_local struct { unsigned x; } threadIdx, blockDim = {1};
+static thread_local struct { unsigned x; } threadIdx, blockIdx, blockDim = {1}, gridDim = {1};
 #define __syncthreads()
 """
 
@@ -129,7 +129,7 @@ def test_the_kernel_of_a_gpu(function: Any, monkeypatch: pytest.MonkeyPatch, tmp
             launches.append((grid, block))
             library.chain(*(ctypes.c_ulonglong(int(one)) for one in arguments))
 
-        return chain_code.Chain(launch, 1, np)
+        return chain_code.Chain(launch, (1, 1), np)
 
     monkeypatch.setattr(execute, "compile_chain", compiled)
     size = 33 if function is cycle else 32
@@ -141,7 +141,9 @@ def test_the_kernel_of_a_gpu_compiles() -> None:
     """Without spilled registers. Each thread of a large block has 64."""
     program = planned(cell_cycle, [field(16, 16), field(16, 16)], ("out",), "cuda")
     stages = [stage.cells for stage in program.kernels]
-    programs = [one.program.program for cells in stages for one in chains.kernels_of(cells)]
-    log = log_of_text(chain_code.chain_source(programs, 1024), "chain", ("--fmad=false",), "90")
-    assert "warning" not in log
-    assert "0 bytes spill stores" in log
+    programs = [[one.program.program for one in chains.kernels_of(cells)] for cells in stages]
+    several = next(one for one in programs if len(one) > 1)
+    for source in (chain_code.chain_source(programs, 1024), chain_code.chain_source([several], 128)):
+        log = log_of_text(source, "chain", ("--fmad=false",), "90")
+        assert "warning" not in log
+        assert "0 bytes spill stores" in log
