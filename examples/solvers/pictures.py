@@ -44,6 +44,7 @@ PICTURES = {
     "schroedinger": ("later_packet", lambda packet: (np.abs(packet), 0, 0.45, WARM)),
     "tsunami": ("height", lambda height: (height, -0.08, 0.08, SIGNED)),
     "maxwell": ("ez", lambda ez: (ez, -1.2, 1.2, SIGNED)),
+    "multigrid": ("potential", lambda u: (u, -0.5, 0.5, SIGNED)),
     "acoustic": ("now", lambda now: (now, *[-0.4 * np.abs(now).max(), 0.4 * np.abs(now).max()], SIGNED)),
     "traces": ("traces", lambda rows: (rows, *[-0.2 * np.abs(rows).max(), 0.2 * np.abs(rows).max()], SIGNED)),
 }
