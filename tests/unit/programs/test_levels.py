@@ -233,9 +233,15 @@ def test_sizes_that_do_not_nest_are_refused_as_by_numpy() -> None:
     check(once, field(33, 21), field(33, 21, seed=1))
     with pytest.raises(ValueError, match="could not broadcast"):
         plain(once, [field(100, 100), field(100, 100)])
-    with pytest.raises((ValueError, NotTraceable)) as refused:
-        planned(once, [field(100, 100), field(100, 100)], ("out",))
-    assert "(49,50)" in str(refused.value).replace(" ", "") or "broadcast" in str(refused.value)
+    for shape, hint in (((100, 100), "99 x 99 or 101 x 101"), ((40, 21), "39 x 21 or 41 x 21")):
+        with pytest.raises(NotTraceable, match="broadcast") as refused:
+            planned(once, [field(*shape)] * 2, ("out",))
+        assert refused.value.hint == f"arrays of {hint}, whose levels nest"
+    # Another mistake, which no length prevents, and one without levels.
+    for function in (lambda u: u[::2, ::2] * 2 + u, lambda u: u[1:] + u):
+        with pytest.raises(NotTraceable) as refused:
+            planned(function, [field(20, 20)], ("out",))
+        assert refused.value.hint is None
 
 
 def test_compiled_levels(monkeypatch: pytest.MonkeyPatch) -> None:
