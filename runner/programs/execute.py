@@ -117,10 +117,10 @@ class ProgramRun:
         self._kernels: dict[tuple[int, str], CellKernel] = {}
         self._between: dict[int, LevelKernel] = {}
         self._bound: dict[tuple[Any, ...], Callable[[], None]] = {}
-        # The chains of stages that one call computes, by the number of the first one; the calls, once they
-        # are compiled.
+        # The chains of stages that one call computes, by the number of the first one; their calls.
         self._chains: dict[int, list[ChainStage]] = {}
         self._chain_calls: dict[int, Chain] = {}
+        self._chain_writes: dict[int, set[int]] = {}  # arrays that chains write, whose halo is filled
         self._turns = [*range(len(program.stages))]  # stages, of those of a chain the first one
         self._reduced: dict[tuple[int, Shape], Array] = {}
         # The cells of the reductions that a kernel can do, and what they are combined to: keys and sums.
@@ -251,6 +251,8 @@ class ProgramRun:
                 assert isinstance(stage, KernelStage)
                 positions = self._positions(number)
                 stages.append(ChainStage(number, stage, self._region(stage.cells), positions))
+            written = {place.number for one in stages for place in one.stage.writes if not place.of_output}
+            self._chain_writes[numbers[0]] = written & self._filled
             programs = [stage.programs for stage in stages]
             self._chains[numbers[0]] = stages
             if not any(programs):  # no cell of theirs is here
@@ -541,7 +543,11 @@ class ProgramRun:
         return targets
 
     def _compute_chain(self, first: int, outs: Sequence[Array]) -> None:
-        """Compute the stages of the chain that begins with stage `first`: no halo of theirs is filled."""
+        """Compute the stages of the chain that begins with stage `first`, between which no halo is filled."""
+        for number in self._chain_writes[first]:
+            array = self.arrays[number]
+            if array is not None:
+                array.written()
         if first not in self._chain_calls:
             return
         key = "chain", first, *map(id, self.arrays), *map(id, outs)

@@ -13,7 +13,7 @@ from fused import FLAGS, GXX
 from nvrtc_log import log_of_text
 
 from meshrun.runner.compiler.whole import chain_code
-from meshrun.runner.programs import chains, execute
+from meshrun.runner.programs import chains, execute, replicas
 from meshrun.runner.programs.stages import StagedProgram
 from tests.facts.program_runs import plain, planned, run_program
 from tests.unit.programs.test_levels import cell_cycle, cycle, field
@@ -77,6 +77,16 @@ def volumes(u):
 def test_lines_and_volumes() -> None:
     check(lines, field(40))
     check(volumes, field(8, 6, 12), grid=(1, 1, 1))
+
+
+@needs_compiler
+def test_what_a_chain_writes_is_exchanged_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain of a run on several ranks writes arrays that are split, whose halo a later stage reads."""
+    monkeypatch.setattr(replicas, "MOST_CELLS", {"cpu": 200})
+    u, f = field(33, 33), field(33, 33, seed=1)
+    program = planned(cycle, [u, f], ("out",))
+    (found,) = run_program(program, [u, f], (2, 1), compiled=True, before=[u * 3, f - 1])
+    np.testing.assert_array_equal(found, plain(cycle, [u, f])[0])
 
 
 def test_what_no_chain_computes() -> None:
