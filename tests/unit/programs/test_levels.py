@@ -326,16 +326,8 @@ def programs(draw: Any) -> tuple[tuple[int, int], list[Any]]:
     return tuple(4 * n + odd for n in half), draw(st.lists(kinds, min_size=3, max_size=12))
 
 
-@settings(max_examples=settings.default.max_examples // 4, deadline=None)
-@given(
-    programs(),
-    st.sampled_from(["f4", "f8", "i4"]),
-    st.sampled_from(GRIDS),
-    st.sampled_from(["cpu", "cuda"]),
-    st.booleans(),
-)
-def test_random_programs(program: Any, dtype: str, grid: Any, kind: str, split: bool) -> None:
-    (rows, columns), steps = program
+def walk(steps: list[str]) -> Any:
+    """Return a function that takes steps, and goes up from the level where it is then."""
 
     def function(u):
         stack = [u]
@@ -370,6 +362,20 @@ def test_random_programs(program: Any, dtype: str, grid: Any, kind: str, split: 
             stack[-1][::2, ::2] -= coarse
         return stack[0] * 1
 
+    return function
+
+
+@settings(max_examples=settings.default.max_examples // 4, deadline=None)
+@given(
+    programs(),
+    st.sampled_from(["f4", "f8", "i4"]),
+    st.sampled_from(GRIDS),
+    st.sampled_from(["cpu", "cuda"]),
+    st.booleans(),
+)
+def test_random_programs(program: Any, dtype: str, grid: Any, kind: str, split: bool) -> None:
+    (rows, columns), steps = program
+    function = walk(steps)
     u = (field(rows, columns, dtype="f8") * 9 - 4).astype(dtype)
     try:
         wanted = plain(function, [u])
@@ -377,6 +383,27 @@ def test_random_programs(program: Any, dtype: str, grid: Any, kind: str, split: 
     except NotTraceable:
         return
     (found,) = levels_run(staged, [u], grid, split=split)
+    np.testing.assert_array_equal(found, wanted[0])
+
+
+@pytest.mark.nightly
+@settings(max_examples=settings.default.max_examples // 4, deadline=None)
+@given(
+    programs(), st.sampled_from(["f4", "f8", "i4"]), st.sampled_from([(1, 1), (2, 1)]), st.integers(1, 300)
+)
+def test_random_programs_in_chains(program: Any, dtype: str, grid: Any, replicated: int) -> None:
+    """replicated: cells of the levels that each rank has. A run follows one with other arrays."""
+    (rows, columns), steps = program
+    function = walk(steps)
+    u = (field(rows, columns, dtype="f8") * 9 - 4).astype(dtype)
+    try:
+        wanted = plain(function, [u])
+        staged = planned(function, [u], ("out",))
+    except NotTraceable:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replicas, "MOST_CELLS", {"cpu": replicated})
+        (found,) = run_program(staged, [u], grid, compiled=True, before=[u[::-1] - 1])
     np.testing.assert_array_equal(found, wanted[0])
 
 
