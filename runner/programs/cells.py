@@ -242,7 +242,7 @@ def with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGri
 
     Reductions of cells of such arrays are reductions of further arrays, of their cells.
     """
-    if not program.has_strides or not program.has_levels or program.graph.points:
+    if not (program.has_strides and program.has_levels) or program.graph.points:
         return program, {}
     where = _coarse(lattices(program))
     if not where:

@@ -286,8 +286,7 @@ class ProgramRun:
         """Return the positions whose cells this rank computes in a stage."""
         stage = self.program.stages[number]
         assert isinstance(stage, KernelStage)
-        whole = self._replicated.issuperset(place.number for place in stage.writes if not place.of_output)
-        whole = whole and not any(place.of_output for place in stage.writes)
+        whole = all(not place.of_output and place.number in self._replicated for place in stage.writes)
         if whole and number not in self._gathering:
             return Partition(self.program.space, (1,) * len(self.program.space))[0]
         return self.region
@@ -295,12 +294,11 @@ class ProgramRun:
     def _gather(self, number: int, stage: KernelStage) -> None:
         """Get the other ranks' cells of what a stage computes."""
         if number not in self._gathers:
-            arrays = {place.number: self.arrays[place.number] for place in stage.writes}
+            arrays = [array for place in stage.writes if (array := self.arrays[place.number]) is not None]
             lattice = stage.cells.lattice
             assert lattice is not None
             own = level_partition(self.partition, lattice)[self.world.rank]
-            made = {place: array for place, array in arrays.items() if array is not None}
-            self._gathers[number] = Gathering(self.world, own, made)
+            self._gathers[number] = Gathering(self.world, own, arrays)
         gathering = self._gathers[number]
         gathering()
         self.exchanges += 1

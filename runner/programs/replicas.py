@@ -6,7 +6,7 @@ Where such a level is computed of one that is split, each rank computes its own 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -53,19 +53,19 @@ def gathering_stages(program: StagedProgram, levels: set[LevelGrid]) -> set[int]
 class Gathering:
     """Gives each rank all cells of arrays of which each has computed its own.
 
-    own: this rank's cells. arrays: of one lattice, by number; each rank has all of their cells.
+    own: this rank's cells. arrays: of one lattice; each rank has all of their cells.
     """
 
-    def __init__(self, world: World, own: Region, arrays: Mapping[int, DistributedArray]) -> None:
-        self._world, self._own, self._arrays = world, own, list(arrays.values())
+    def __init__(self, world: World, own: Region, arrays: Sequence[DistributedArray]) -> None:
+        self._world, self._own, self._arrays = world, own, arrays
         # The bytes of all cells: of what is another rank's, zeros.
         sizes = [-(-math.prod(one.shape) * one.dtype.itemsize // WORD.itemsize) for one in self._arrays]
         self._words = world.backend.empty((sum(sizes),), WORD)
-        self._cells: Sequence[Array] = []
+        self._cells: list[Array] = []
         begin = 0
         for one, size in zip(self._arrays, sizes, strict=True):
             cells = self._words[begin : begin + size].view(one.dtype)[: math.prod(one.shape)]
-            self._cells = [*self._cells, cells.reshape(one.shape)]
+            self._cells.append(cells.reshape(one.shape))
             begin += size
 
     @property

@@ -403,7 +403,7 @@ def test_the_comparison_finds(mutant: str, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(
             execute.ProgramRun,
             "_exchange",
-            lambda self, cells: written(self, cells) if set(cells.reads) <= {0} else None,
+            lambda self, stage: written(self, stage) if set(self._halos[stage]) <= {0} else None,
         )
     with pytest.raises(AssertionError):
         test_runge_kutta_is_cut_where_that_pays()

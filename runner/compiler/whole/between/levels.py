@@ -183,6 +183,8 @@ def with_nearest(program: WholeProgram, where: Mapping[int, LevelGrid]) -> Whole
     where: of arrays that have not all positions, the lattice. A lattice that does not go on around the ends
     of space as between them, and cells that are near, are read at the distances that they are.
     """
+    if not program.has_strides:  # it is already
+        return program
     graph, done = program.graph, dict[Node, Node]()
 
     def of(nodes: Sequence[Node]) -> tuple[Node, ...]:
