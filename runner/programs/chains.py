@@ -22,6 +22,7 @@ from meshrun.runner.region import Array, Region
 MOST_CELLS = {"cpu": 1 << 16, "cuda": 4400}
 # And of one whose parts are one launch: to launch them takes longer than to read and write their bytes.
 MOST_OF_PARTS = 1 << 19
+MOST_STAGES = 96  # of a chain: on a GPU, what it is given of their arrays fits 48 KB of shared memory
 NO_CODE = ("point", "pick", "table")  # operations that a chain has no code for
 
 
@@ -69,7 +70,6 @@ def chains_of(
     kind: of device. filled: arrays whose halo is filled if a stage reads it. apart: stages that are part of
     no chain.
     """
-
     # The stages that a chain can compute, and the cells of each.
     sizes: dict[int, int] = {}
     parts: dict[int, int] = {}
@@ -87,7 +87,7 @@ def chains_of(
     found: list[list[int]] = []
     for number, cells in sizes.items():
         if cells <= MOST_CELLS[kind]:
-            if found and found[-1][-1] == number - 1:
+            if found and found[-1][-1] == number - 1 and len(found[-1]) < MOST_STAGES:
                 found[-1].append(number)
             else:
                 found.append([number])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,19 @@ def test_what_no_chain_computes() -> None:
     program = planned(rolled, [u], ("out",))
     wraps = [number for number, one in enumerate(program.arrays) if one.wraps]
     assert not chains.chains_of(program, "cpu", wraps, ())
+
+
+def test_a_chain_ends_after_so_many_stages() -> None:
+    """Of 2-D arrays, what a GPU's block of threads is given of their stages fits its shared memory."""
+
+    program = planned(cycle, [field(9, 9), field(9, 9)], ("out",), bottom=120)
+    found = chained(program)
+    assert sum(map(len, found)) == len(program.stages) > chains.MOST_STAGES
+    assert max(map(len, found)) == chains.MOST_STAGES
+    stages = [[one.program.program for one in chains.kernels_of(program.kernels[n].cells)] for n in found[0]]
+    source = chain_code.chain_source(stages, 1024)
+    shared = [int(size) for size in re.findall(r"__shared__ \w+ \w+\[(\d+)\]", source)]
+    assert 8 * sum(shared) < 48 << 10
 
 
 CUDA = """
