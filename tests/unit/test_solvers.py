@@ -32,6 +32,7 @@ NAMES = {
 }
 TABLES = {"maxwell": {"pulse": INPUTS["pulse"]}, "acoustic": {"wavelet": INPUTS["ricker"]}}
 OTHERS = {"inputs", "pictures"}  # programs that are no solvers
+JOBS = {"particle_in_cell", "nbody"}  # that move particles
 Arrays = list[np.ndarray[Any, Any]]
 
 
@@ -72,7 +73,24 @@ def distributed(folder: Path, job: Job, arrays: Arrays, steps: int, ranks: int, 
 
 
 def test_every_solver_is_tested() -> None:
-    assert {path.stem for path in SOLVERS.glob("*.py")} == {*NAMES, *OTHERS}
+    assert {path.stem for path in SOLVERS.glob("*.py")} == {*NAMES, *JOBS, *OTHERS}
+
+
+def ran(folder: Path, name: str, arrays: Arrays, ranks: int, **parameters: Any) -> Arrays:
+    """What a job writes."""
+    job = solver(name)
+    inputs = [folder / f"in{number}.npy" for number in range(len(arrays))]
+    outputs = [folder / f"out{number}.npy" for number in range(len(job.output_names))]
+    for path, array in zip(inputs, arrays, strict=True):
+        np.save(path, array)
+    options = Options(device="cpu")
+    run_ranks(
+        ranks,
+        lambda control: run(
+            job, inputs, outputs, parameters, options, world=open_world("cpu", control=control)
+        ),
+    )
+    return [np.load(path) for path in outputs]
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -239,3 +257,71 @@ def test_sound_moves_at_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     *_, traces = called(job, [silence, silence, fast, fast], len(wavelet), wavelet=wavelet, courant=0.5)
     heard = (np.abs(traces) > np.abs(traces).max(axis=0) / 2).argmax(axis=0)
     assert heard[1] - heard[0] == pytest.approx(40 / 0.5, abs=2)
+
+
+def test_cold_electrons_oscillate_with_the_plasma_frequency(tmp_path: Path) -> None:
+    """They all move alike: the energy of the field is that of a cosine, squared."""
+    cells, number, dt = 64, 1920, 0.05
+    x = (np.arange(number) + 0.5) * cells / number
+    x += 0.05 * np.sin(2 * np.pi * x / cells)
+    *_, energy = ran(tmp_path, "particle_in_cell", [x, np.zeros(number), np.ones(cells)], 2, steps=200, dt=dt)
+    time = dt * np.arange(len(energy))
+    np.testing.assert_allclose(energy / energy[0], np.cos(time) ** 2, rtol=0, atol=0.08)
+    # The field vanishes every half period.
+    quiet = time[1:-1][(energy[1:-1] < energy[:-2]) & (energy[1:-1] < energy[2:])]
+    assert np.diff(quiet) == pytest.approx(np.pi, rel=0.02)
+
+
+def test_two_streams_grow_as_their_dispersion_relation_says(tmp_path: Path) -> None:
+    """1 = 1/2 / (w - s)^2 + 1/2 / (w + s)^2, s = wave number * speed: the root with the largest growth. The
+    energies have the same bits on any ranks, and so have the electrons.
+    """
+    cells, number, dt = 64, 4000, 0.1
+    product = np.sqrt(3 / 8)  # of wave number and speed
+    x = (np.arange(number) + 0.5) * cells / number
+    v = np.where(np.arange(number) % 2, 1, -1) * product * cells / (2 * np.pi)
+    x = (x + 1e-3 * np.sin(2 * np.pi * x / cells)) % cells
+    found = [
+        ran(tmp_path, "particle_in_cell", [x, v, np.ones(cells)], ranks, steps=170, dt=dt) for ranks in (1, 3)
+    ]
+    assert found[0][2].tobytes() == found[1][2].tobytes()
+    for one, three in zip(found[0][:2], found[1][:2], strict=True):
+        np.testing.assert_array_equal(np.sort(one), np.sort(three))
+    # Multiplied by both denominators: (w^2 - s^2)^2 = w^2 + s^2.
+    roots = np.roots([1, 0, -2 * product**2 - 1, 0, product**4 - product**2])
+    growth = roots.imag.max()
+    assert growth == pytest.approx(1 / np.sqrt(8))
+    energy = found[0][2][110:]
+    slope = np.polyfit(dt * np.arange(len(energy)), np.log(energy) / 2, 1)[0]
+    assert slope == pytest.approx(growth, rel=0.04)
+
+
+def test_two_bodies_are_where_they_were_after_a_period(tmp_path: Path) -> None:
+    """Kepler's third law, on as many ranks as bodies and on more; the third body has no mass."""
+    x, v = np.array([[0.5, 0], [-0.5, 0], [30.0, 0]]), np.array([[0, 0.5], [0, -0.5], [0, 0]])
+    mass, period = np.array([0.5, 0.5, 0]), 2 * np.pi
+    for ranks in (1, 2, 5):
+        later, speed = ran(tmp_path, "nbody", [x, v, mass], ranks, steps=300, dt=period / 300, softening=1e-6)
+        np.testing.assert_allclose(later[:2], x[:2], rtol=0, atol=1e-3)
+        np.testing.assert_allclose(speed[:2], v[:2], rtol=0, atol=1e-3)
+
+
+def test_bodies_move_as_by_direct_sums(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x, v, mass = random.standard_normal((7, 3)), random.standard_normal((7, 3)), random.random(7)
+    later, speed = ran(tmp_path, "nbody", [x, v, mass], 3, steps=5)
+
+    def pull() -> np.ndarray[Any, Any]:
+        total = np.zeros_like(x)
+        for i in range(7):
+            for j in range(7):
+                away = x[j] - x[i]
+                total[i] += mass[j] * away / (away @ away + 0.05**2) ** 1.5
+        return total
+
+    for _ in range(5):
+        v = v + 0.01 * pull()
+        x = x + 0.02 * v
+        v = v + 0.01 * pull()
+    np.testing.assert_allclose(later, x, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(speed, v, rtol=1e-12, atol=1e-13)

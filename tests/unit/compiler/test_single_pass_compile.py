@@ -14,7 +14,7 @@ from whole_functions import cube, field, heat, runge_kutta, traced
 from meshrun.jobs.filters.elementwise import _apply
 from meshrun.jobs.filters.expression import FUNCTIONS
 from meshrun.runner.compiler.cuda.fill import kernel_of
-from meshrun.runner.compiler.cuda.single_pass import emit
+from meshrun.runner.compiler.cuda.single_pass import ENDS_THREADS, emit
 from meshrun.runner.compiler.passes.ends import interior
 from meshrun.runner.compiler.trace.graph import Operand, merge_components
 from meshrun.runner.programs.cells import LevelCells, kernels_of
@@ -104,6 +104,24 @@ def test_cells_near_the_ends_cost_the_interior_no_registers(
         assert set(re.findall(r"(\d+) bytes spill stores", log)) == {"0"}
         registers += map(int, re.findall(r"Used (\d+) registers", log))
     assert registers[0] <= max(registers[1] + MORE_REGISTERS, 32)
+
+
+def closed_cube(u):
+    """A cube through whose faces nothing flows: 27 kinds of cells."""
+    new = u.copy()
+    sides = u[:-2, 1:-1, 1:-1] + u[2:, 1:-1, 1:-1] + u[1:-1, :-2, 1:-1] + u[1:-1, 2:, 1:-1]
+    new[1:-1, 1:-1, 1:-1] += 0.1 * (sides + u[1:-1, 1:-1, :-2] + u[1:-1, 1:-1, 2:] - 6 * u[1:-1, 1:-1, 1:-1])
+    new[0], new[-1] = new[1], new[-2]
+    new[:, 0], new[:, -1] = new[:, 1], new[:, -2]
+    new[:, :, 0], new[:, :, -1] = new[:, :, 1], new[:, :, -2]
+    return new
+
+
+def test_many_kinds_of_ends_leave_a_processor_its_threads() -> None:
+    """They may spill registers: they are few."""
+    kernel = emit(traced(closed_cube, [field(64, 64, 64, dtype="f4")], ("out",)).program)
+    (registers,) = map(int, re.findall(r"Used (\d+) registers", log_of(kernel, ARCHITECTURES[0])))
+    assert registers * ENDS_THREADS <= 1 << 16
 
 
 def test_kernels_between_levels_compile() -> None:
