@@ -61,6 +61,12 @@ def glass():
     return np.where(disc, 2.25, 1.0).astype(np.float32), np.exp(-((time / 16) ** 2)) * np.sin(0.3 * time)
 
 
+def charges():
+    """Return a positive and two negative charges on 129 x 129 vertices."""
+    shape = (129, 129)
+    return 900 * hill(shape, (48, 44), 3) - 500 * (hill(shape, (90, 64), 3) + hill(shape, (56, 92), 3))
+
+
 def ground():
     """Return the speed of sound in two layers, a sponge at the edges, and Ricker's wavelet for 700 steps."""
     row, column = np.ogrid[:160, :200]
@@ -134,6 +140,8 @@ def arrays():
         "magnetic_y": np.zeros_like(permittivity[:, 1:]),
         "glass": permittivity,
         "pulse": pulse,
+        "potential": np.zeros((129, 129)),
+        "charges": charges(),
         "silence": np.zeros_like(speed),
         "speed": speed,
         "sponge": sponge,

@@ -49,6 +49,7 @@ PICTURES = {
     "schroedinger": ("later_packet", lambda packet: (np.abs(packet), 0, 0.45, WARM)),
     "tsunami": ("height", lambda height: (height, -0.08, 0.08, SIGNED)),
     "maxwell": ("ez", lambda ez: (ez, -1.2, 1.2, SIGNED)),
+    "multigrid": ("potential", lambda u: (u, -0.5, 0.5, SIGNED)),
     "acoustic": ("now", lambda now: (now, *[-0.4 * np.abs(now).max(), 0.4 * np.abs(now).max()], SIGNED)),
     "turbulence": ("vorticity", lambda w: (w, -3, 3, SIGNED)),
     "split_step": ("swung", lambda psi: (psi.real, -0.56, 0.56, SIGNED)),

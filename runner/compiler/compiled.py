@@ -43,6 +43,7 @@ from meshrun.runner.compiler.trace.graph import (
     without_units,
 )
 from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole.chain_code import Chain, chain_source
 from meshrun.runner.compiler.whole.point_code import (
     DevicePoints,
     HostPoints,
@@ -57,6 +58,9 @@ from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.compiler import NotCompiled, find_compiler
 
 MOST_TABLES = 8  # of cells near points, for launches on different parts of an array
+CHAIN_THREADS = 1024  # of the block that computes a chain of stages on a GPU
+STAGE_THREADS = 128  # of each block that computes the boxes of one stage
+
 Feeds = Sequence[int | None]
 Rows = tuple[int, int]
 
@@ -596,7 +600,8 @@ class HostKernel:
     ) -> Callable[[], None]:
         """Return the call; see `TaskKernel`."""
         assert not any(sides)
-        return functools.partial(self, list(blocks), list(outs), first, scalars)
+        assert self.loops is not None
+        return self.loops.bind(blocks, outs, self.widths, first, scalars)
 
     def prepare_steps(
         self, steps: int, arrays: Sequence[Array], *, sends: bool = False, series: Sequence[PointSet] = ()
@@ -712,6 +717,25 @@ def compile_points(sets: Sequence[PointSet], arithmetic: str = "") -> HostPoints
     from meshrun.runner.device.cuda import kernel_of_text
 
     return DevicePoints(sets, kernel_of_text(device_source(sets), "points", compiler_options(arithmetic)))
+
+
+def compile_chain(stages: Sequence[Sequence[Program]], cells: int, backend: Backend) -> Chain:
+    """Compile a chain of stages. Raises NotTraceable without a compiler, NotCompiled if it fails.
+
+    stages: of each one, the programs of its boxes. cells: of the largest stage.
+    """
+    if backend.device.kind == "cuda":
+        from meshrun.runner.device.cuda import kernel_of_text
+
+        # Blocks wait for no others: those of several stages are one.
+        threads = STAGE_THREADS if len(stages) == 1 else min(-(-cells // 32) * 32, CHAIN_THREADS)
+        blocks = -(-cells // threads) if len(stages) == 1 else 1
+        return Chain(kernel_of_text(chain_source(stages, threads), "chain"), (blocks, threads), backend.xp)
+    compiler = find_compiler()
+    if compiler is None:
+        raise NotTraceable("no C++ compiler on this host", "CXX=/path/to/g++, or install one")
+    loaded = host.library(chain_source(stages), compiler, cache_folder())
+    return Chain(loaded.chain, (0, 0), backend.xp)
 
 
 def line_of(program: Program, source: str, at: int) -> int:

@@ -20,10 +20,13 @@ from meshrun.runner.arrays.halo.boxes import FieldHalos, constant_cells
 from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange, received_bytes
 from meshrun.runner.arrays.halo.packed import PackedHalos
 from meshrun.runner.arrays.reduce import first_extreme, reduce_axes, reduce_own
+from meshrun.runner.compiler.compiled import compile_chain
 from meshrun.runner.compiler.cuda.pass_launch import key_of
 from meshrun.runner.compiler.cuda.values import SUM_COPIES, SUM_WORDS, BestKey, Key, SumKey, emit, emit_totals
 from meshrun.runner.compiler.trace.graph import Node, compute, in_order, slot_of
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space
+from meshrun.runner.compiler.whole.chain_code import Chain, ChainBox
 from meshrun.runner.compiler.whole.graph import ValueCheck
 from meshrun.runner.compiler.whole.point_pass import Blocks, PointCells
 from meshrun.runner.device.api import Mark, poison
@@ -32,9 +35,16 @@ from meshrun.runner.plan.halo import check_widths
 from meshrun.runner.plan.steps import LINE
 from meshrun.runner.programs import exact_sum
 from meshrun.runner.programs.cells import LevelCells, StageCells
+from meshrun.runner.programs.chains import ChainStage, chains_of
 from meshrun.runner.programs.kernel import CellKernel, bind_values
 from meshrun.runner.programs.level_kernel import LevelKernel, Target, level_partition
 from meshrun.runner.programs.reducing import ReducingKernel, combined_cells
+from meshrun.runner.programs.replicas import (
+    Gathering,
+    gathering_stages,
+    replicated_arrays,
+    replicated_levels,
+)
 from meshrun.runner.programs.stages import (
     KernelStage,
     ReductionStage,
@@ -43,6 +53,7 @@ from meshrun.runner.programs.stages import (
 )
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.report.phases import Phases
+from meshrun.runner.system.compiler import NotCompiled
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
@@ -51,7 +62,7 @@ if TYPE_CHECKING:
 MEASURED = 256  # exchanges between GPUs that are timed; the others are assumed to take as long
 SLOT = np.dtype(np.uint64)
 # Bytes of cells that are computed and reduced at once: in a cache; on a device, all.
-LEAST_COMPILED = 1 << 16  # cells of a level, on CPUs, for which kernels are compiled
+LEAST_COMPILED = 1 << 12  # cells of a level, on CPUs, for which a kernel is compiled if no chain computes it
 SLAB = {"cpu": 1 << 20, "cuda": 1 << 60}
 
 
@@ -92,13 +103,7 @@ class ProgramRun:
 
     def __post_init__(self) -> None:
         program, world = self.program, self.world
-        dimensions = len(program.space)
-        self.partition = Partition(program.space, self.grid[:dimensions])
-        self.region = self.partition[world.rank]
-        lattices = {one.lattice for one in program.arrays if one.lattice is not None}
-        self._levels: dict[LevelGrid | None, Partition] = {None: self.partition}
-        self._levels |= {one: level_partition(self.partition, one) for one in lattices}
-        self._levels[whole_space(dimensions)] = self.partition
+        self._lay_out_levels()
         # On a GPU, no stage waits for the host: values are computed by a kernel, once they are read.
         self._on_gpu = self.compiled and world.backend.device.kind == "cuda"
         self.plans = [self._plan(number) for number in range(len(program.arrays))]
@@ -113,6 +118,11 @@ class ProgramRun:
         self._kernels: dict[tuple[int, str], CellKernel] = {}
         self._between: dict[int, LevelKernel] = {}
         self._bound: dict[tuple[Any, ...], Callable[[], None]] = {}
+        # The chains of stages that one call computes, by the number of the first one; their calls.
+        self._chains: dict[int, list[ChainStage]] = {}
+        self._chain_calls: dict[int, Chain] = {}
+        self._chain_writes: dict[int, set[int]] = {}  # arrays that chains write, whose halo is filled
+        self._turns = [*range(len(program.stages))]  # stages, of those of a chain the first one
         self._reduced: dict[tuple[int, Shape], Array] = {}
         # The cells of the reductions that a kernel can do, and what they are combined to: keys and sums.
         reductions = enumerate(program.stages if self._on_gpu else ())
@@ -147,6 +157,42 @@ class ProgramRun:
             poison(made.block)
             self.arrays[number] = made
 
+    def _lay_out_levels(self) -> None:
+        """Find which cells of each grid this rank computes, and which halos each stage reads."""
+        program, world = self.program, self.world
+        dimensions = len(program.space)
+        self.partition = Partition(program.space, self.grid[:dimensions])
+        self.region = self.partition[world.rank]
+        lattices = {one.lattice for one in program.arrays if one.lattice is not None}
+        self._levels: dict[LevelGrid | None, Partition] = {None: self.partition}
+        self._levels |= {one: level_partition(self.partition, one) for one in lattices}
+        self._levels[whole_space(dimensions)] = self.partition
+        # This rank's cells of each grid. Of a small level, all ranks have all cells.
+        self._own = {lattice: partition[world.rank] for lattice, partition in self._levels.items()}
+        replicated = replicated_levels(program, world.backend.device.kind) if self.is_split else set()
+        self._gathering = gathering_stages(program, replicated)
+        self._gathers: dict[int, Gathering] = {}
+        self._replicated = replicated_arrays(program, replicated)
+        for lattice in replicated:
+            self._levels[lattice] = Partition(lattice.lengths(program.space), (1,) * dimensions)
+            self._own[lattice] = self._levels[lattice][0]
+        # The arrays whose halo each stage reads and has filled. No cell beyond the ends of an array is read,
+        # unless it wraps around them.
+        self._filled = {n for n, one in enumerate(program.arrays) if self.is_split or one.wraps}
+        self._filled -= self._replicated
+        self._halos = [
+            [] if isinstance(stage, ValueStage) else self._read_beside(stage.cells)
+            for stage in program.stages
+        ]
+
+    def _read_beside(self, cells: StageCells | LevelCells) -> list[int]:
+        """Return the arrays of which cells are computed with others than their own, in a halo."""
+        return [
+            place
+            for place, footprint in zip(cells.reads, cells.footprints, strict=True)
+            if place in self._filled and any(map(any, footprint))
+        ]
+
     def _plan(self, number: int) -> HaloPlan | None:
         one = self.program.arrays[number]
         if not one.shape:
@@ -161,7 +207,7 @@ class ProgramRun:
         check_widths((one.read if has_levels else one.widths) + wide, one.shape)
         plan = HaloPlan(
             partition,
-            self.world.rank,
+            0 if number in self._replicated else self.world.rank,
             one.widths + wide,
             "wrap" if one.wraps else "constant",
             read=one.read + wide,
@@ -179,8 +225,11 @@ class ProgramRun:
         if not self.compiled or 0 in self.program.space:
             return []
         own: dict[tuple[int, str], tuple[str, int]] = {}
+        chained = self._prepare_chains(own)
         for number, stage in enumerate(self.program.stages):
-            if isinstance(stage, ValueStage) or not self._is_worth_compiling(stage.cells.lattice):
+            if isinstance(stage, ValueStage) or number in chained:
+                continue
+            if not self._is_worth_compiling(stage.cells.lattice):
                 continue
             if isinstance(stage.cells, LevelCells):
                 levels = self._level_kernel(number, stage.cells)
@@ -203,6 +252,37 @@ class ProgramRun:
                 del self._combined[number]
         return [(number, *why) for (number, _), why in sorted(failed.items())]
 
+    def _prepare_chains(self, failed: dict[tuple[int, str], tuple[str, int]]) -> set[int]:
+        """Compile the chains of stages. Return the stages that are part of one.
+
+        failed: why a chain is not compiled, for each of its stages, whose cells are computed one by one.
+        """
+        program, kind = self.program, self.world.backend.device.kind
+        self._chains.clear()
+        for numbers in chains_of(program, kind, self._filled, {*self.reducing, *self._gathering}):
+            stages = []
+            for number in numbers:
+                stage = program.stages[number]
+                assert isinstance(stage, KernelStage)
+                positions = self._positions(number)
+                stages.append(ChainStage(number, stage, self._region(stage.cells), positions))
+            written = {place.number for one in stages for place in one.stage.writes if not place.of_output}
+            self._chain_writes[numbers[0]] = written & self._filled
+            programs = [stage.programs for stage in stages]
+            self._chains[numbers[0]] = stages
+            if not any(programs):  # no cell of theirs is here
+                continue
+            try:
+                with self.phases("prepare"):
+                    cells = max(one.own.size for one in stages)
+                    self._chain_calls[numbers[0]] = compile_chain(programs, cells, self.world.backend)
+            except (NotTraceable, NotCompiled) as failure:
+                del self._chains[numbers[0]]
+                failed |= {(number, ""): (failure.reason, failure.line) for number in numbers}
+        chained = {stage.number for stages in self._chains.values() for stage in stages}
+        self._turns = [n for n in range(len(program.stages)) if n in self._chains or n not in chained]
+        return chained
+
     def _kinds(self, number: int, stage: KernelStage | ReductionStage) -> dict[str, StageCells]:
         """Return what the kernel of a stage computes, by its kind; nothing for cells that are only read."""
         assert isinstance(stage.cells, StageCells)
@@ -215,7 +295,29 @@ class ProgramRun:
 
     def _region(self, cells: StageCells | LevelCells) -> Region:
         """Return this rank's cells of a stage, per position or per cell of its lattice."""
-        return self._levels[cells.lattice][self.world.rank]
+        return self._own[cells.lattice]
+
+    def _positions(self, number: int) -> Region:
+        """Return the positions whose cells this rank computes in a stage."""
+        stage = self.program.stages[number]
+        assert isinstance(stage, KernelStage)
+        whole = all(not place.of_output and place.number in self._replicated for place in stage.writes)
+        if whole and number not in self._gathering:
+            return Partition(self.program.space, (1,) * len(self.program.space))[0]
+        return self.region
+
+    def _gather(self, number: int, stage: KernelStage) -> None:
+        """Get the other ranks' cells of what a stage computes."""
+        if number not in self._gathers:
+            arrays = [array for place in stage.writes if (array := self.arrays[place.number]) is not None]
+            lattice = stage.cells.lattice
+            assert lattice is not None
+            own = level_partition(self.partition, lattice)[self.world.rank]
+            self._gathers[number] = Gathering(self.world, own, arrays)
+        gathering = self._gathers[number]
+        gathering()
+        self.exchanges += 1
+        self.exchange_bytes = max(self.exchange_bytes, gathering.nbytes)
 
     def forget(self) -> None:
         """Forget what was reduced ahead: the inputs are not what the last step wrote."""
@@ -231,19 +333,21 @@ class ProgramRun:
     def take(self, outs: Sequence[Array]) -> None:
         """Run all stages once. outs: of each output, this rank's own cells, which are filled."""
         known, self.known = set(self.known), frozenset()
-        for number, stage in enumerate(self.program.stages):
-            if isinstance(stage, KernelStage):
+        for number in self._turns:
+            stage = self.program.stages[number]
+            if number in self._chains:
                 self._set_values()
-                self._exchange(stage.cells)
                 with self._phase("kernel"):
-                    self._compute(number, stage, outs)
+                    self._compute_chain(number, outs)
+            elif isinstance(stage, KernelStage):
+                self._take_kernel(number, stage, outs)
                 if number in self.reducing:
                     known.update(self.reducing[number].within)
             elif isinstance(stage, ReductionStage):
                 combined = self._combined.get(number)
                 if number not in known:
                     self._set_values()
-                    self._exchange(stage.cells)
+                    self._exchange(self._halos[number])
                     with self._phase("reduce"):
                         if combined is None:
                             self._reduce(number, stage)
@@ -263,6 +367,20 @@ class ProgramRun:
         )
         for out, value in parts:
             out[...] = self.values.views[value]
+        self._note_checks()
+
+    def _take_kernel(self, number: int, stage: KernelStage, outs: Sequence[Array]) -> None:
+        """Compute the cells of a stage, once all that it reads is there."""
+        self._set_values()
+        self._exchange(self._halos[number])
+        with self._phase("kernel"):
+            self._compute(number, stage, outs)
+        if number in self._gathering:
+            with self._phase("exchange"):
+                self._gather(number, stage)
+
+    def _note_checks(self) -> None:
+        """Note which checks of values fail."""
         for number, check in enumerate(self.program.checks):
             failed = self._failed[number : number + 1]
             xp, count = self.world.xp, self.values.views[check.count.value]
@@ -360,14 +478,12 @@ class ProgramRun:
                 return check
         return None
 
-    def _exchange(self, cells: StageCells | LevelCells) -> None:
-        """Fill the halos that a stage reads, where they are stale."""
+    def _exchange(self, read: Sequence[int]) -> None:
+        """Fill the halos of arrays that a stage reads, where they are stale."""
         stale = []
-        for number, footprint in zip(cells.reads, cells.footprints, strict=True):
+        for number in read:
             array = self.arrays[number]
-            # No cell beyond the ends of an array is read, unless it wraps around them.
-            filled = self.is_split or self.program.arrays[number].wraps
-            if array is not None and filled and any(map(any, footprint)) and array.is_stale:
+            if array is not None and array.is_stale:
                 stale.append(array)
         if stale:
             backend = self.world.backend
@@ -410,7 +526,8 @@ class ProgramRun:
         if number not in self._between:
             with self.phases("prepare"):
                 compiled = self.compiled and self._is_worth_compiling(cells.lattice)
-                self._between[number] = LevelKernel(cells, self.world.backend, self.region, compiled=compiled)
+                positions = self._positions(number)
+                self._between[number] = LevelKernel(cells, self.world.backend, positions, compiled=compiled)
         return self._between[number]
 
     def _is_worth_compiling(self, lattice: LevelGrid | None) -> bool:
@@ -431,11 +548,40 @@ class ProgramRun:
             found.append(array.block[tuple(cut)])
         return found
 
-    def _compute(self, number: int, stage: KernelStage, outs: Sequence[Array]) -> None:
+    def _read(self, cells: StageCells | LevelCells) -> dict[int, DistributedArray]:
+        """Return the arrays that a stage reads, by number."""
+        return {place: array for place in cells.reads if (array := self.arrays[place]) is not None}
+
+    def _targets(self, stage: KernelStage, outs: Sequence[Array]) -> list[Array]:
+        """Return the own cells that a stage writes."""
         targets = []
         for place in stage.writes:
             array = None if place.of_output else self.arrays[place.number]
             targets.append(outs[place.number] if array is None else array.interior)
+        return targets
+
+    def _compute_chain(self, first: int, outs: Sequence[Array]) -> None:
+        """Compute the stages of the chain that begins with stage `first`, between which no halo is filled."""
+        for number in self._chain_writes[first]:
+            array = self.arrays[number]
+            if array is not None:
+                array.written()
+        if first not in self._chain_calls:
+            return
+        key = "chain", first, *map(id, self.arrays), *map(id, outs)
+        if key not in self._bound:
+            boxes: list[ChainBox] = []
+            for one in self._chains[first]:
+                cells = one.stage.cells
+                blocks = self._blocks(cells) if isinstance(cells, StageCells) else ()
+                boxes += one.boxes(blocks, self._read(cells), self._targets(one.stage, outs))
+            self._bound[key] = self._chain_calls[first].bind(boxes, self.values.row)
+        self._bound[key]()
+
+    def _compute(self, number: int, stage: KernelStage, outs: Sequence[Array]) -> None:
+        targets = self._targets(stage, outs)
+        for place in stage.writes:
+            array = None if place.of_output else self.arrays[place.number]
             if array is not None:
                 array.written()
         if self._region(stage.cells).size:
@@ -452,10 +598,7 @@ class ProgramRun:
         """Return what computes the own cells of a stage's results."""
         region = self._region(stage.cells)
         if isinstance(stage.cells, LevelCells):
-            arrays = {
-                place: array for place in stage.cells.reads if (array := self.arrays[place]) is not None
-            }
-            written = [Target(target, region.start) for target in targets]
+            arrays, written = self._read(stage.cells), [Target(target, region.start) for target in targets]
             return self._level_kernel(number, stage.cells).bind(arrays, written, self.values.row)
         start, blocks = region.start, self._blocks(stage.cells)
         if number in self.reducing:
@@ -501,7 +644,7 @@ class ProgramRun:
             array = self.arrays[place]
             if array is not None and any(map(any, footprint)):
                 array.written()
-        self._exchange(one.cells)
+        self._exchange(self._read_beside(one.cells))
         xp, start, stop = self.world.xp, self.region.start, self.region.stop
         if not self.region.size:
             return xp.empty((len(points.nodes), 0), points.nodes[0].dtype)

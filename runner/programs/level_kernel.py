@@ -45,15 +45,14 @@ class LevelKernel:
     def __init__(self, cells: LevelCells, backend: Backend, region: Region, *, compiled: bool) -> None:
         self.reason, self.line = "" if compiled else "too little work for a compiler", 0
         self._boxes: list[tuple[LevelPart, Region, CellKernel]] = []
-        for part in cells.parts:
-            kernels: dict[LevelPart, CellKernel] = {}
-            for some, box in _boxes(part, cells.ends, region):
-                if some not in kernels:
-                    kernels[some] = CellKernel(some.cells, backend, box.shape, compiled=compiled)
-                kernel = kernels[some]
-                if kernel.kernel is None and not self.reason:
-                    self.reason, self.line = kernel.reason, kernel.line
-                self._boxes.append((some, box, kernel))
+        kernels: dict[LevelPart, CellKernel] = {}
+        for part, box in boxes_of(cells, region):
+            if part not in kernels:
+                kernels[part] = CellKernel(part.cells, backend, box.shape, compiled=compiled)
+            kernel = kernels[part]
+            if kernel.kernel is None and not self.reason:
+                self.reason, self.line = kernel.reason, kernel.line
+            self._boxes.append((part, box, kernel))
 
     @property
     def kernels(self) -> list[CellKernel]:
@@ -66,15 +65,26 @@ class LevelKernel:
         """Return what fills `targets`, one per result. arrays: by number. scalars: the values' slots."""
         calls = []
         for part, box, kernel in self._boxes:
-            blocks = [_view(arrays[view.array], part, number, box) for number, view in enumerate(part.views)]
-            outs = [_out(target, part, box) for target in targets]
-            calls.append(kernel.bind(blocks, outs, box.start, scalars))
-        return functools.partial(_call_all, calls)
+            calls.append(kernel.bind(*views_of(part, box, arrays, targets), box.start, scalars))
+        return calls[0] if len(calls) == 1 else functools.partial(_call_all, calls)
 
 
 def _call_all(calls: Sequence[Callable[[], None]]) -> None:
     for call in calls:
         call()
+
+
+def boxes_of(cells: LevelCells, region: Region) -> list[tuple[LevelPart, Region]]:
+    """Return the boxes in which parts compute a rank's cells. region: the rank's positions."""
+    return [one for part in cells.parts for one in _boxes(part, cells.ends, region)]
+
+
+def views_of(
+    part: LevelPart, box: Region, arrays: Mapping[int, DistributedArray], targets: Sequence[Target]
+) -> tuple[list[Array], list[Array]]:
+    """Return what a part reads and writes in a box. arrays: by number. targets: one per result."""
+    blocks = [_view(arrays[view.array], part, number, box) for number, view in enumerate(part.views)]
+    return blocks, [_out(target, part, box) for target in targets]
 
 
 def _boxes(part: LevelPart, ends: Sequence[LevelPart], region: Region) -> Iterator[tuple[LevelPart, Region]]:

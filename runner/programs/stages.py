@@ -18,7 +18,7 @@ import numpy as np
 from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
 from meshrun.runner.compiler.whole.between.cuts import rebuilt
-from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space
+from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space, with_nearest
 from meshrun.runner.compiler.whole.graph import Cut, InputValue, Reduction, ValueCheck
 from meshrun.runner.compiler.whole.program import WholeOutput, WholeProgram, WholeSeries
 from meshrun.runner.programs.cells import LevelCells, StageCells, level_cells, stage_cells, with_levels
@@ -166,9 +166,10 @@ def plan_program(program: WholeProgram) -> StagedProgram:
         outputs.append(replace(output, nodes=tuple(nodes)))
     program = replace(program, outputs=tuple(outputs))
     try:
-        return _planned(*_with_series_written(*with_levels(program)))
+        levels, where = _with_series_written(*with_levels(program))
+        return _planned(with_nearest(levels, where), where)
     except Misaligned as reason:  # every array has all positions
-        return _planned(program, {}, reason)
+        return _planned(with_nearest(program, {}), {}, reason)
 
 
 def _with_series_written(

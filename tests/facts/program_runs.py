@@ -31,29 +31,40 @@ def planned(
 
 
 def run_program(
-    program: StagedProgram, arrays: Arrays, grid: tuple[int, ...], *, compiled: bool = False
+    program: StagedProgram,
+    arrays: Arrays,
+    grid: tuple[int, ...],
+    *,
+    compiled: bool = False,
+    before: Arrays | None = None,
 ) -> list[Any]:
-    """Return the outputs of one run; a value must be the same on every rank."""
+    """Return the outputs of one run; a value must be the same on every rank.
+
+    before: inputs of a run by the same ranks before this one.
+    """
 
     def rank(control: Any) -> Any:
         world = open_world("cpu", control=control)
         run = ProgramRun(world, program, grid, Phases(world.backend.synchronize), compiled)
         assert run.prepare() == []
-        for number, (whole, plan) in enumerate(zip(arrays, run.plans, strict=False)):
-            if plan is not None:
-                array = empty_array(world, plan, whole.dtype)
-                poison(array.block)
-                array.interior[...] = whole[array.region.slices]
-                run.arrays[number] = array
-        for value, one in program.inputs.items():
-            given = arrays[one.number]
-            run.values.views[value][...] = getattr(given, one.part) if one.part else given
         outs = []
         for one in program.outputs:
             shape = run.region.shape + one.shape[len(program.space) :] if one.shape else ()
             outs.append(np.empty(shape, one.dtype))
-            poison(outs[-1])
-        run.take(outs)
+        for wholes in [arrays] if before is None else [before, arrays]:
+            for number, (whole, plan) in enumerate(zip(wholes, run.plans, strict=False)):
+                if plan is not None:
+                    array = run.arrays[number] or empty_array(world, plan, whole.dtype)
+                    poison(array.block)
+                    array.interior[...] = whole[array.region.slices]
+                    array.written()
+                    run.arrays[number] = array
+            for value, one in program.inputs.items():
+                given = wholes[one.number]
+                run.values.views[value][...] = getattr(given, one.part) if one.part else given
+            for out in outs:
+                poison(out)
+            run.take(outs)
         return run.region, outs
 
     parts = run_ranks(int(np.prod(grid)), rank)

@@ -26,6 +26,7 @@ NAMES = {
     "channel": ("populations", "body"),
     "schroedinger": ("packet", "earlier", "wall"),
     "tsunami": ("height", "still", "still", "depth", "clock"),
+    "multigrid": ("potential", "charges"),
     "maxwell": ("field", "magnetic_x", "magnetic_y", "glass"),
     "acoustic": ("silence", "silence", "speed", "sponge"),
 }
@@ -101,6 +102,9 @@ def test_a_solver_has_numpys_bits(tmp_path: Path, name: str, ranks: int) -> None
     # Parts of the arrays, with the source and the receivers of the sound; magnetic fields are shorter.
     arrays = [INPUTS[one] for one in NAMES[name]]
     part = (lambda one: one[: one.shape[0] - 70]) if name in TABLES else (lambda one: one[20:90, 30:75])
+    if name == "multigrid":
+        arrays = [one[32:65, 40:57] for one in arrays]
+        part = np.copy
     arrays = [part(one).copy() if one.ndim else one for one in arrays]
     tables = TABLES.get(name, {})
     ours_of = distributed(tmp_path, job, arrays, 5, ranks, **tables)
@@ -163,6 +167,43 @@ def test_burgers_is_the_scheme_cell_by_cell() -> None:
                 curved = field[i + 1, j] - field[i, j] - down + field[i, j + 1] - field[i, j] - right
                 wanted[i, j] = field[i, j] - 0.1 * (u[i, j] * right + v[i, j] * down) + 0.05 * curved
         np.testing.assert_allclose(result, wanted, rtol=1e-13)
+
+
+def test_v_cycles_reach_the_solution_of_the_linear_system() -> None:
+    n, h = 17, 1 / 16
+    f = np.random.default_rng(0).standard_normal((n, n))
+    edges = np.zeros((n, n))
+    edges[0], edges[:, -1] = np.linspace(0, 1, n), 1
+    # The five-point matrix of the inner vertices; the edges' values go to the right side.
+    ones = np.ones(n - 3)
+    line = (2 * np.eye(n - 2) - np.diag(ones, 1) - np.diag(ones, -1)) / h**2
+    matrix = np.kron(line, np.eye(n - 2)) + np.kron(np.eye(n - 2), line)
+    right = f[1:-1, 1:-1].copy()
+    right[0] += edges[0, 1:-1] / h**2
+    right[:, -1] += edges[1:-1, -1] / h**2
+    wanted = np.linalg.solve(matrix, right.ravel()).reshape(n - 2, n - 2)
+    u, left = called(solver("multigrid"), [edges, f], 25)
+    np.testing.assert_allclose(u[1:-1, 1:-1], wanted, rtol=0, atol=1e-11)
+    np.testing.assert_array_equal(u[[0, -1]], edges[[0, -1]])
+    assert left[-1] < 1e-9 < left[0]
+
+
+def test_one_full_multigrid_is_of_second_order() -> None:
+    errors = []
+    for n in (17, 33, 65):
+        x = np.linspace(0, 1, n)
+        exact = np.sin(np.pi * x)[:, None] * np.sin(2 * np.pi * x)
+        u, _ = called(solver("multigrid"), [np.zeros((n, n)), 5 * np.pi**2 * exact], 1, full=True)
+        errors.append(np.abs(u - exact).max())
+    assert errors[0] > 3.5 * errors[1] > 3.5 * 3.5 * errors[2]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_full_multigrid_has_numpys_bits(tmp_path: Path, ranks: int) -> None:
+    arrays = [INPUTS[one][:17, 30:47].copy() for one in NAMES["multigrid"]]
+    ours_of = distributed(tmp_path, solver("multigrid"), arrays, 1, ranks, full=True)
+    for ours, numpys in zip(ours_of, called(solver("multigrid"), arrays, 1, full=True), strict=True):
+        assert ours.tobytes() == numpys.tobytes()
 
 
 def test_a_glider_moves_one_cell_diagonally_in_four_steps() -> None:

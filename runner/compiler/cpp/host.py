@@ -7,14 +7,16 @@ A file that another user could have written is not loaded.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -116,14 +118,27 @@ class HostProgram:
         share no memory with the blocks. All are contiguous along the last grid axis and the trailing axes.
         first, scalars: as of `TaskKernel`, for a program with places or scalars.
         """
+        self.bind(blocks, outs, widths, first, scalars)()
+
+    def bind(
+        self,
+        blocks: Sequence[HostArray],
+        outs: Sequence[HostArray],
+        widths: Extents,
+        first: Sequence[int] = (),
+        scalars: HostArray | None = None,
+    ) -> Callable[[], None]:
+        """Return a call that does what `run` does. To make its arguments takes longer than a small block."""
         axes = self.program.axes
         own = outs[0].shape[:axes]
         starts = [_pointer(block, [low for low, _ in widths], axes) for block in blocks]
-        self.loaded[f"run{self.number}"](
+        arguments = (
             _pointers(starts), _strides(blocks, axes),
             _pointers([_pointer(out, [0] * axes, axes) for out in outs]), _strides(outs, axes),
             _integers(own), self._place(first), self._slots(scalars, 1),
         )  # fmt: skip
+        kept = [*blocks, *outs, scalars]
+        return functools.partial(_call, self.loaded[f"run{self.number}"], arguments, kept)
 
     def steps(
         self,
@@ -200,6 +215,11 @@ class HostProgram:
         if needed and (scalars is None or scalars.nbytes < needed or not scalars.flags.c_contiguous):
             raise ValueError(f"scalars of {needed} bytes are needed, one row of slots after the other")
         return ctypes.c_void_p(0 if scalars is None else scalars.ctypes.data)
+
+
+def _call(function: Callable[..., None], arguments: Sequence[Any], _kept: Sequence[Any]) -> None:
+    """Call a function. _kept: the arrays whose addresses the arguments have."""
+    function(*arguments)
 
 
 def steps_order(

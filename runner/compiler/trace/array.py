@@ -66,8 +66,10 @@ class TracedCall(ABC):
     """One call of the function, and its graph.
 
     functions: NumPy's functions, and what computes each of them on traced arrays. tape: what is computed of
-    the number of the step and of tables in time.
+    the number of the step and of tables in time. most_nodes: of the graph.
     """
+
+    most_nodes: ClassVar[int] = MOST_NODES
 
     def __init__(self, function: Callable[..., Any], graph: Graph, functions: Functions) -> None:
         self.graph, self.functions = graph, functions
@@ -128,8 +130,8 @@ class TracedCall(ABC):
         else:
             for index in np.ndindex(result.shape):
                 result[index] = self.graph.operation(op, dtype, [one[index] for one in every], line)
-        if len(self.graph) > MOST_NODES:
-            raise NotTraceable(f"does more than {MOST_NODES} operations for each cell")
+        if len(self.graph) > self.most_nodes:
+            raise NotTraceable(f"does more than {self.most_nodes} operations for each cell")
         return result
 
 

@@ -26,7 +26,8 @@ class NotTraceable(Exception):
     line: of the user's file; 0 if unknown. hint: what to write instead. shorter: if that is the reason, by
     how many cells the result is shorter than the own cells, per grid axis; negative if it is longer. whole:
     if that is the reason, what takes all cells along grid axes, or certain ones, and these axes. tape: what
-    had been computed of the step until then (`timed.StepTape`).
+    had been computed of the step until then (`timed.StepTape`). nests: whether the function has coarse grids
+    and raised an error that other lengths of its arrays may prevent.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class NotTraceable(Exception):
         super().__init__(reason)
         self.reason, self.hint, self.shorter, self.whole, self.line = reason, hint, shorter, whole, 0
         self.tape: Any = None
+        self.nests = False
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import numpy as np
 
 from meshrun.runner.compiler.trace.array import (
     MOST_COMPONENTS,
+    MOST_NODES,
     Functions,
     Nodes,
     ResultAxes,
@@ -139,9 +140,13 @@ class Alignment(ResultAxes):
 
 
 class Tracing(TracedCall):
-    """One call of the function: its graph and the lengths of space. checks: of values, in order."""
+    """One call of the function: its graph and the lengths of space. checks: of values, in order.
+
+    Of a function with arrays between stages, no stage has all nodes; `between.cuts` counts those of each.
+    """
 
     graph: WholeGraph
+    most_nodes = 16 * MOST_NODES
 
     def __init__(
         self, function: Callable[..., Any], graph: WholeGraph, space: Shape, functions: Functions

@@ -7,8 +7,10 @@ so that an index is a place whatever the length of an axis is; a program is of o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from itertools import combinations
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import combinations, product
 from types import CoroutineType
 from typing import Any
 
@@ -78,6 +80,10 @@ def trace_whole(
     given = parameters, services, (names, series), kind
     try:
         program = _in_space(function, inputs, given, axes)
+    except NotTraceable as refused:
+        if refused.nests:
+            refused.hint = _lengths_that_nest(function, inputs, given, axes)
+        raise
     except ChangesOutside:  # such as tables that are made when they are needed first
         program = _in_space(function, inputs, given, axes)
     if key_of([function, parameters]) is None:  # it may read anything, such as random numbers
@@ -91,6 +97,41 @@ def trace_whole(
             reason.line = line or _line_of_constants(program, again)
             raise reason
     return program if isinstance(program, SpectralProgram) else resolved(program, kind)
+
+
+def _lengths_that_nest(
+    function: Callable[..., Any],
+    inputs: Sequence[WholeInput],
+    given: Given,
+    axes: Sequence[int] | None,
+) -> str | None:
+    """Return the nearest lengths of arrays, shorter and longer ones, for which levels nest; None if unknown.
+
+    Levels are halved cells, 2^k m along an axis, or every second vertex, 2^k m + 1. The function tells which
+    of these it takes.
+    """
+    shapes = {one.shape for one in inputs if one.shape}
+    if len(shapes) != 1:
+        return None
+    (own,) = shapes
+    candidates: dict[Shape, None] = {}
+    for step, vertex, up in product((2**k for k in range(1, max(own).bit_length())), (0, 1), (0, 1)):
+        lengths = ((n - vertex + (step - 1) * up) // step * step + vertex for n in own)
+        candidates[tuple(lengths)] = None
+    found: dict[bool, Shape] = {}  # by whether there are more cells
+    for shape in sorted(
+        candidates, key=lambda one: sum(abs(a - b) / b for a, b in zip(one, own, strict=True))
+    ):
+        longer = math.prod(shape) > math.prod(own)
+        if min(shape) < 2 or longer in found or shape == own:
+            continue
+        with suppress(NotTraceable, ChangesOutside):
+            _in_space(
+                function, [replace(one, shape=shape if one.shape else ()) for one in inputs], given, axes
+            )
+            found[longer] = shape
+    texts = [" x ".join(map(str, found[longer])) for longer in sorted(found)]
+    return f"arrays of {' or '.join(texts)}, whose levels nest" if texts else None
 
 
 def _line_of_constants(one: WholeProgram, other: WholeProgram) -> int:
@@ -120,6 +161,16 @@ def _in_space(
     if longest != space:
         program = _traced(function, inputs, given, longest)
     return program
+
+
+@contextmanager
+def _nesting(recorder: Tracing) -> Iterator[None]:
+    """Note of an error whether other lengths of arrays may prevent it."""
+    try:
+        yield
+    except NotTraceable as reason:
+        reason.nests = bool(recorder.levels) and isinstance(reason.__cause__, ValueError)
+        raise
 
 
 def _traced(
@@ -163,7 +214,7 @@ def _called(
     served = {STEP: recorder.tape.step, "xp": module, "here": here}
     known = given_of(recorder.tape, parameters) | {name: served[name] for name in services}
     copies = copies_with(module)
-    with refused_with_line(function):
+    with _nesting(recorder), refused_with_line(function):
         returned = copies.of(function)(*arrays, **known)
         copies.check_unchanged()
         fields, numbers = _separate(returned, arrays, *names)

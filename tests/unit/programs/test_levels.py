@@ -18,7 +18,7 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, Progression
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.task import plan_task
-from meshrun.runner.programs import execute
+from meshrun.runner.programs import chains, execute, replicas
 from meshrun.runner.programs.cells import LevelCells
 from meshrun.runner.programs.level_kernel import level_partition
 from meshrun.runner.programs.stages import StagedProgram
@@ -32,15 +32,28 @@ def field(*shape: int, dtype: Any = "f4", seed: int = 0) -> Any:
     return np.random.default_rng(seed).random(shape).astype(dtype)
 
 
-def check(function: Any, *arrays: Any, names: Any = ("out",), grids: Any = GRIDS) -> StagedProgram:
-    """Compare the results with NumPy's, to the bit."""
+def check(
+    function: Any, *arrays: Any, names: Any = ("out",), grids: Any = GRIDS, kind: str = "cpu"
+) -> StagedProgram:
+    """Compare the results with NumPy's, to the bit. kind: of the device that stages are planned for.
+
+    On every second grid, each rank has all cells of the levels.
+    """
     wanted = plain(function, arrays)
-    program = planned(function, arrays, names)
-    for grid in grids:
-        for one, want in zip(run_program(program, arrays, grid), wanted, strict=True):
+    program = planned(function, arrays, names, kind)
+    for number, grid in enumerate(grids):
+        for one, want in zip(levels_run(program, arrays, grid, split=number % 2 > 0), wanted, strict=True):
             assert (one.dtype, one.shape) == (want.dtype, want.shape)
             np.testing.assert_array_equal(one, want, err_msg=str(grid))
     return program
+
+
+def levels_run(program: StagedProgram, arrays: Any, grid: Any, *, split: bool) -> list[Any]:
+    """Return the outputs. split: whether also the cells of small levels are split."""
+    with pytest.MonkeyPatch.context() as patch:
+        if split:
+            patch.setattr(replicas, "MOST_CELLS", {"cpu": 0})
+        return run_program(program, arrays, grid)
 
 
 def smoothed(u: Any, f: Any, h: float, sweeps: int) -> Any:
@@ -160,9 +173,56 @@ def cycle_by_residuals(u: Any, f: Any, *, h: float = 0.1) -> Any:
     return swept(u + prolonged(e, u.shape), f, 1)
 
 
-def test_a_grid_of_which_one_cell_is_needed() -> None:
-    program = check(cycle_by_residuals, field(65, 65), field(65, 65, seed=1), grids=[(1, 1), (3, 1)])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_grid_of_which_one_cell_is_needed(kind: str) -> None:
+    program = check(
+        cycle_by_residuals, field(65, 65), field(65, 65, seed=1), grids=[(1, 1), (3, 1)], kind=kind
+    )
     assert levels_of(program) >= {2, 4, 8, 16, 32}
+
+
+def test_levels_that_each_rank_has_are_exchanged_where_a_cycle_comes_to_them() -> None:
+    program = planned(cycle, [field(129, 129)] * 2, ("out",))
+    levels = replicas.replicated_levels(program, "cpu")
+    assert {one.step[0] for one in levels} >= {2, 4, 8, 16, 32, 64}
+    gathering = [program.stages[number] for number in replicas.gathering_stages(program, levels)]
+    assert 0 < len(gathering) < 5
+    for stage in gathering:
+        assert isinstance(stage.cells, LevelCells)
+        assert max(stage.cells.lattice.step) <= 4
+
+
+@pytest.mark.parametrize("size", [32, 33, 64, 65])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_no_level_is_read_around_the_ends_of_space(size: int, kind: str) -> None:
+    """Also where a stage of several sweeps reads cells further away than half of space."""
+    function = cycle if size % 2 else cell_cycle
+    u, f = field(size, size), field(size, size, seed=1)
+    program = check(function, u, f, grids=[(1, 1), (3, 1)], kind=kind)
+    assert levels_of(program) >= {2, 4, 8}
+    assert not any(one.wraps for one in program.intermediates)
+    # No array of a coarse grid has all positions along one of its axes.
+    steps = [one.lattice.step for one in program.intermediates if one.lattice is not None]
+    assert not [step for step in steps if max(step) > 2 and min(step) == 1]
+
+
+def test_a_level_is_read_around_the_ends_of_space() -> None:
+    def periodic(u):
+        c = u[::2, ::2] * 2
+        for _ in range(3):
+            c = c + np.sqrt(np.abs(np.roll(c, 1, axis=0))) - np.roll(c * c, -2, axis=1) / 9
+        return u + np.repeat(np.repeat(c, 2, axis=0), 2, axis=1)
+
+    program = check(periodic, field(48, 40))
+    assert any(one.wraps and one.lattice is not None for one in program.intermediates)
+
+    def odd(u):
+        c = u[::2, ::2] * 2
+        c = c - np.sqrt(np.abs(np.roll(c, 1, axis=0))) - np.roll(np.sqrt(c), -2, axis=1) / 9
+        u[::2, ::2] -= c
+        return u
+
+    check(odd, field(49, 41))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(32, 32), (48, 20)])
@@ -179,14 +239,21 @@ def test_sizes_that_do_not_nest_are_refused_as_by_numpy() -> None:
     check(once, field(33, 21), field(33, 21, seed=1))
     with pytest.raises(ValueError, match="could not broadcast"):
         plain(once, [field(100, 100), field(100, 100)])
-    with pytest.raises((ValueError, NotTraceable)) as refused:
-        planned(once, [field(100, 100), field(100, 100)], ("out",))
-    assert "(49,50)" in str(refused.value).replace(" ", "") or "broadcast" in str(refused.value)
+    for shape, hint in (((100, 100), "99 x 99 or 101 x 101"), ((40, 21), "39 x 21 or 41 x 21")):
+        with pytest.raises(NotTraceable, match="broadcast") as refused:
+            planned(once, [field(*shape)] * 2, ("out",))
+        assert refused.value.hint == f"arrays of {hint}, whose levels nest"
+    # Another mistake, which no length prevents, and one without levels.
+    for function in (lambda u: u[::2, ::2] * 2 + u, lambda u: u[1:] + u):
+        with pytest.raises(NotTraceable) as refused:
+            planned(function, [field(20, 20)], ("out",))
+        assert refused.value.hint is None
 
 
 def test_compiled_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels read and write rows whose neighbours are components of a cell, and the ends of rows."""
     monkeypatch.setattr(execute, "LEAST_COMPILED", 0)
+    monkeypatch.setattr(chains, "MOST_CELLS", {"cpu": 0})
 
     def transfers(u):
         c = u[::2, ::2] * 2 + u[1::2, 1::2][: (u.shape[0] + 1) // 2]
@@ -265,10 +332,8 @@ def programs(draw: Any) -> tuple[tuple[int, int], list[Any]]:
     return tuple(4 * n + odd for n in half), draw(st.lists(kinds, min_size=3, max_size=12))
 
 
-@settings(max_examples=settings.default.max_examples // 4, deadline=None)
-@given(programs(), st.sampled_from(["f4", "f8", "i4"]), st.sampled_from(GRIDS))
-def test_random_programs(program: Any, dtype: str, grid: Any) -> None:
-    (rows, columns), steps = program
+def walk(steps: list[str]) -> Any:
+    """Return a function that takes steps, and goes up from the level where it is then."""
 
     def function(u):
         stack = [u]
@@ -303,13 +368,48 @@ def test_random_programs(program: Any, dtype: str, grid: Any) -> None:
             stack[-1][::2, ::2] -= coarse
         return stack[0] * 1
 
+    return function
+
+
+@settings(max_examples=settings.default.max_examples // 4, deadline=None)
+@given(
+    programs(),
+    st.sampled_from(["f4", "f8", "i4"]),
+    st.sampled_from(GRIDS),
+    st.sampled_from(["cpu", "cuda"]),
+    st.booleans(),
+)
+def test_random_programs(program: Any, dtype: str, grid: Any, kind: str, split: bool) -> None:
+    (rows, columns), steps = program
+    function = walk(steps)
+    u = (field(rows, columns, dtype="f8") * 9 - 4).astype(dtype)
+    try:
+        wanted = plain(function, [u])
+        staged = planned(function, [u], ("out",), kind)
+    except NotTraceable:
+        return
+    (found,) = levels_run(staged, [u], grid, split=split)
+    np.testing.assert_array_equal(found, wanted[0])
+
+
+@pytest.mark.nightly
+@settings(max_examples=settings.default.max_examples // 4, deadline=None)
+@given(
+    programs(), st.sampled_from(["f4", "f8", "i4"]), st.sampled_from([(1, 1), (2, 1)]), st.integers(1, 300)
+)
+def test_random_programs_in_chains(program: Any, dtype: str, grid: Any, replicated: int) -> None:
+    """replicated: cells of the levels that each rank has. A run follows one with other arrays."""
+    (rows, columns), steps = program
+    function = walk(steps)
     u = (field(rows, columns, dtype="f8") * 9 - 4).astype(dtype)
     try:
         wanted = plain(function, [u])
         staged = planned(function, [u], ("out",))
     except NotTraceable:
         return
-    (found,) = run_program(staged, [u], grid)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replicas, "MOST_CELLS", {"cpu": replicated})
+        (found,) = run_program(staged, [u], grid, compiled=True, before=[u[::-1] - 1])
     np.testing.assert_array_equal(found, wanted[0])
 
 

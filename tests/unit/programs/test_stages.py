@@ -403,7 +403,7 @@ def test_the_comparison_finds(mutant: str, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(
             execute.ProgramRun,
             "_exchange",
-            lambda self, cells: written(self, cells) if set(cells.reads) <= {0} else None,
+            lambda self, read: written(self, read) if set(read) <= {0} else None,
         )
     with pytest.raises(AssertionError):
         test_runge_kutta_is_cut_where_that_pays()

@@ -193,7 +193,7 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
     """Return the program in which stages write the arrays `kept`."""
     graph, done = program.graph, dict[Node, Node]()
     definitions: dict[int, Node] = {}
-    nearest = _Nearest(graph, kept)
+    moves = _Moved(program)
     zero, before = (0,) * len(program.space), len(graph)
 
     def of(nodes: Iterable[Node]) -> tuple[Node, ...]:
@@ -201,9 +201,9 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
         for node in in_order(wanted, done):
             if node.op == "load" and node.input in needed.written:
                 if node.input in kept:
-                    done[node] = graph.load_at(node.input, node.dtype, node.offset, node.component)
+                    done[node] = moves.load(node, node.offset)
                 else:
-                    done[node] = nearest.moved(definitions[node.input], node.offset)
+                    done[node] = moves.moved(definitions[node.input], node.offset)
                     if len(graph) - before > MOST_MADE:
                         raise TooManyNodes
             elif node.op in LEAVES:
@@ -329,12 +329,22 @@ def rebuilt(graph: WholeGraph, node: Node, operands: Sequence[Node]) -> Node:
     return graph.operation(node.op, node.dtype, operands, node.line)
 
 
-class _Nearest:
-    """Computes nodes at a distance. Of arrays that are written, the nearest of equal distances is read."""
+class _Moved:
+    """Computes nodes at a distance.
 
-    def __init__(self, graph: WholeGraph, kept: set[int]) -> None:
-        self._graph, self._kept = graph, kept
+    Of arrays that are written, the nearest of equal distances is read; of a function with coarse grids, once
+    their lattices are known (`levels.with_nearest`).
+    """
+
+    def __init__(self, program: WholeProgram) -> None:
+        self._graph, self._program = program.graph, program
         self._done: dict[Offset, dict[Node, Node]] = {}
+
+    def load(self, node: Node, offset: Offset) -> Node:
+        """Return a load of the same array at another distance."""
+        if self._program.has_strides and node.input >= len(self._program.inputs):
+            return self._graph.load(node.input, node.dtype, offset, node.component)
+        return self._graph.load_at(node.input, node.dtype, offset, node.component)
 
     def moved(self, node: Node, shift: Offset) -> Node:
         if not any(shift):
@@ -347,8 +357,7 @@ class _Nearest:
     def _one(self, node: Node, shift: Offset, done: Mapping[Node, Node]) -> Node:
         graph = self._graph
         if node.op == "load":
-            offset = tuple(a + b for a, b in zip(node.offset, shift, strict=True))
-            return graph.load_at(node.input, node.dtype, offset, node.component)
+            return self.load(node, tuple(a + b for a, b in zip(node.offset, shift, strict=True)))
         if node.op in LEAVES:
             return graph.moved_leaf(node, shift) if node.op in POSITIONED else node
         return rebuilt(graph, node, [done[one] for one in node.operands])

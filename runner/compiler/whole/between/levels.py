@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import BOOL, PLACE, Node, in_order
+from meshrun.runner.compiler.whole.between.cuts import rebuilt
 from meshrun.runner.compiler.whole.graph import Reduction, WholeGraph
 from meshrun.runner.compiler.whole.program import WholeProgram
 from meshrun.runner.region import Shape
 
 FEW = 3  # positions that are looked at one by one
+NEAR = 8  # cells of a coarse grid, up to which a distance is not counted around the ends of space
 MOST_PHASES = 64  # lattices in which a stage is computed, of one that reads coarser arrays
 
 
@@ -142,12 +144,17 @@ def lattices(program: WholeProgram, reduced: Collection[int] = ()) -> dict[int, 
     graph, space, written = program.graph, program.space, program.written
     demands: dict[int, Demand] = {}
     everywhere = tuple(_steps(0, 1, n) for n in space)
+    # The longest distance of each array along each axis that is shorter around the ends of space.
+    longest = {number: [0] * len(space) for number in written}
 
     def note(nodes: Sequence[Node], demand: Demand) -> None:
-        for number, needed in _loads_of(graph, nodes, demand):
-            if number in written:
-                known = demands.get(number)
-                demands[number] = needed if known is None else _joined(needed, known)
+        for load, needed in _loads_of(graph, nodes, demand):
+            if load.input in written:
+                known = demands.get(load.input)
+                demands[load.input] = needed if known is None else _joined(needed, known)
+                for axis, (at, n) in enumerate(zip(load.offset, space, strict=True)):
+                    if 2 * abs(at) > n:
+                        longest[load.input][axis] = max(longest[load.input][axis], abs(at))
 
     for output in program.outputs:
         if output.shape:
@@ -158,7 +165,7 @@ def lattices(program: WholeProgram, reduced: Collection[int] = ()) -> dict[int, 
     found: dict[int, LevelGrid] = {}
     for number in reversed(_in_order_of_reads(written)):
         single = number in reduced
-        found[number] = _lattice(demands.get(number, everywhere), space, graph.wraps[number], single=single)
+        found[number] = _lattice(demands.get(number, everywhere), space, longest[number], single=single)
         cells = found[number]
         counts = cells.lengths(space)
         whole = tuple(map(_steps, cells.first, cells.step, counts))
@@ -170,17 +177,63 @@ def _of_reduction(reduction: Reduction) -> Demand:
     return tuple(map(_steps, reduction.first, reduction.step, reduction.length))
 
 
-def _lattice(demand: Demand, space: Shape, wraps: set[int], *, single: bool) -> LevelGrid:
+def with_nearest(program: WholeProgram, where: Mapping[int, LevelGrid]) -> WholeProgram:
+    """Return the program in which each array is read at the nearest of the distances that lead to a cell.
+
+    where: of arrays that have not all positions, the lattice. A lattice that does not go on around the ends
+    of space as between them, and cells that are near, are read at the distances that they are.
+    """
+    if not program.has_strides:  # it is already
+        return program
+    graph, done = program.graph, dict[Node, Node]()
+
+    def of(nodes: Sequence[Node]) -> tuple[Node, ...]:
+        for node in in_order(nodes, done):
+            if node.op == "load":
+                cells = where.get(node.input)
+                axes = zip(node.offset, cells.step if cells else (), graph.space, strict=False)
+                if cells and all(abs(at) <= NEAR * step or n % step for at, step, n in axes):
+                    done[node] = node
+                else:
+                    done[node] = graph.load_at(node.input, node.dtype, node.offset, node.component)
+            elif node.operands:
+                done[node] = rebuilt(graph, node, [done[one] for one in node.operands])
+            else:
+                done[node] = node
+        return tuple(done[node] for node in nodes)
+
+    def reduction(one: Reduction) -> Reduction:
+        return replace(one, nodes=of(one.nodes))
+
+    return replace(
+        program,
+        outputs=tuple(replace(one, nodes=of(one.nodes)) for one in program.outputs),
+        between={
+            number: reduction(one) if isinstance(one, Reduction) else of([one])[0]
+            for number, one in program.between.items()
+        },
+        values={
+            number: reduction(one) if isinstance(one, Reduction) else one
+            for number, one in program.values.items()
+        },
+    )
+
+
+def _lattice(demand: Demand, space: Shape, longest: Sequence[int], *, single: bool) -> LevelGrid:
     """Return the lattice of all positions at which an array is read.
 
-    One that is read around the ends of space goes on there as between them. single: whether it may be of one
-    position along an axis. Otherwise one position is part of the coarsest grid that has it: of 3 vertices,
-    the one between two edges that are constants.
+    An array that is read around the ends of space goes on there as between them. A single position is part of
+    the coarsest grid that has it: of 3 vertices, the one between two edges that are constants. The first
+    position is part of all grids: its axis is as coarse as the others.
+
+    longest: the longest distance along each axis that is shorter around the ends. single: whether the
+    lattice may be of one position along an axis.
     """
     pairs = []
-    for axis, (one, n) in enumerate(zip(demand, space, strict=True)):
-        step = one.step or (n if single else one.low & -one.low or 1)
-        step = 1 if axis in wraps and n % step else step
+    coarsest = max(one.step or one.low & -one.low for one in demand) or 1
+    for one, n, further in zip(demand, space, longest, strict=True):
+        step = one.step or (n if single else one.low & -one.low or coarsest)
+        step = 1 if n % step and further > NEAR * step else step
         pairs.append((one.low % step, step))
     return LevelGrid(tuple(first for first, _ in pairs), tuple(step for _, step in pairs))
 
@@ -235,8 +288,8 @@ def _demands(nodes: Sequence[Node], demand: Demand) -> dict[Node, Demand]:
     return found
 
 
-def _loads_of(graph: WholeGraph, nodes: Sequence[Node], demand: Demand) -> Iterable[tuple[int, Demand]]:
-    """Yield the arrays that nodes read, each with the positions at which it is."""
+def _loads_of(graph: WholeGraph, nodes: Sequence[Node], demand: Demand) -> Iterable[tuple[Node, Demand]]:
+    """Yield the loads of nodes, each with the positions at which its array is read."""
     for node, wanted in _demands(nodes, demand).items():
         if node.op != "load":
             continue
@@ -245,7 +298,7 @@ def _loads_of(graph: WholeGraph, nodes: Sequence[Node], demand: Demand) -> Itera
             for axis, (one, shift, n) in enumerate(zip(wanted, node.offset, graph.space, strict=True))
         ]
         if all(part is not None for part in parts):
-            yield node.input, tuple(part for part in parts if part is not None)
+            yield node, tuple(part for part in parts if part is not None)
 
 
 def _read_along(positions: Progression, shift: int, length: int, *, wraps: bool) -> Progression | None:
