@@ -242,7 +242,8 @@ def with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGri
 
     Reductions of cells of such arrays are reductions of further arrays, of their cells.
     """
-    if not (program.has_strides and program.has_levels) or program.graph.points:
+    # A loop reads and leaves arrays that have all positions.
+    if not (program.has_strides and program.has_levels) or program.graph.points or program.loops:
         return program, {}
     where = _coarse(lattices(program))
     if not where:
@@ -280,6 +281,4 @@ def _values(nodes: Sequence[Node]) -> tuple[int, ...]:
 def _input(program: WholeProgram, number: int) -> WholeInput:
     if number < len(program.inputs):
         return program.inputs[number]
-    dtype: np.dtype[Any]
-    dtype = program.written[number].dtype if number in program.written else program.reduced[number].dtype
-    return WholeInput(f"array{number}", program.space, dtype)
+    return WholeInput(f"array{number}", program.space, program.dtype_between(number))

@@ -25,7 +25,7 @@ from meshrun.runner.compiler.whole.between.cuts import resolved
 from meshrun.runner.compiler.whole.between.numbers import numbered
 from meshrun.runner.compiler.whole.between.reductions import REDUCTIONS
 from meshrun.runner.compiler.whole.functions.shifts import FUNCTIONS
-from meshrun.runner.compiler.whole.graph import InputValue, StepSlot, WholeGraph
+from meshrun.runner.compiler.whole.graph import InputValue, StateValue, StepSlot, WholeGraph
 from meshrun.runner.compiler.whole.module import Module, WholePlace, copies_with
 from meshrun.runner.compiler.whole.points import Listed
 from meshrun.runner.compiler.whole.program import (
@@ -142,7 +142,7 @@ def _traced(
     kept = [one._storage for one in fields if isinstance(one, Whole)]
     storages = enumerate(array._storage for array in arrays)
     changed = {number: InputChange(one.line, one in kept) for number, one in storages if one.changed}
-    values = {n: one for n, one in enumerate(graph.values) if not isinstance(one, StepSlot)}
+    values = {n: one for n, one in enumerate(graph.values) if not isinstance(one, (StepSlot, StateValue))}
     parts = dict(graph.between), values, tuple(recorder.checks)
     results = tuple(outputs), graph, changed, tuple(series)
     program = WholeProgram(space, tuple(inputs), *results, *parts, recorder.tape)
