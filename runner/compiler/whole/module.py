@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.control.plain import PlainControl
 from meshrun.runner.compiler.trace.array import choose
 from meshrun.runner.compiler.trace.context import TracedContext
 from meshrun.runner.compiler.trace.functions.composites import take
@@ -257,7 +258,10 @@ class _Copies(FunctionCopies):
         return protected(array, self._tape)
 
 
-def copies_with(module: Module) -> FunctionCopies:
-    """Return what copies functions so that they use `module` in place of NumPy."""
+def copies_with(module: Module, control: PlainControl) -> FunctionCopies:
+    """Return what copies functions so that they use `module` in place of NumPy.
+
+    control: does what their loops and conditions say.
+    """
     made = {id(getattr(np, name)): getattr(module, name) for name in (*MADE, "ndarray")}
-    return _Copies(module.tape, {"numpy": module, "cupy": module}, made)
+    return _Copies(module.tape, {"numpy": module, "cupy": module}, made, control)

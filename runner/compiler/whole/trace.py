@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.control.plain import PlainControl
 from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.compiler.trace.outside_state import ChangesOutside
@@ -132,7 +133,7 @@ def _traced(
     here = WholePlace(recorder, inputs[0].shape, module)
     served = {STEP: recorder.tape.step, "xp": module, "here": here}
     known = given_of(recorder.tape, parameters) | {name: served[name] for name in services}
-    copies = copies_with(module)
+    copies = copies_with(module, PlainControl())
     with refused_with_line(function):
         returned = copies.of(function)(*arrays, **known)
         copies.check_unchanged()
