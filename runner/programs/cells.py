@@ -242,8 +242,7 @@ def with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGri
 
     Reductions of cells of such arrays are reductions of further arrays, of their cells.
     """
-    # A loop reads and leaves arrays that have all positions.
-    if not (program.has_strides and program.has_levels) or program.graph.points or program.loops:
+    if not (program.has_strides and program.has_levels) or program.graph.points:
         return program, {}
     where = _coarse(lattices(program))
     if not where:

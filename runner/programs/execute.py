@@ -77,7 +77,8 @@ class ValueSlots:
 class ProgramRun:
     """This rank's blocks of a program. Every method is collective.
 
-    grid: number of blocks along each axis of space. step: the number of the step. most_iterations: of a loop
+    grid: number of blocks along each axis of space. step: the number of the step. given: of the
+    tape's numbers, those of the loops that run, as they are now. most_iterations: of a loop
     that its condition ends. compiled: whether stages are compiled to kernels.
     reducing: kernel stages that also do reductions, by their numbers; on a GPU, with compiled stages.
     allocator: of blocks; by default the back end. arrays: of each of the program's arrays, its block; of an
@@ -95,6 +96,7 @@ class ProgramRun:
     allocator: Allocator | None = None
     arrays: list[DistributedArray | None] = field(default_factory=list, init=False)
     step: int = field(default=0, init=False)
+    given: dict[int, Any] = field(default_factory=dict, init=False)
     most_iterations: int = field(default=MOST_ITERATIONS, init=False)
     exchanges: int = field(default=0, init=False)
     exchange_bytes: int = field(default=0, init=False)

@@ -61,12 +61,12 @@ class LoopRun:
         for value, source in stage.values:
             run.values.views[value][...] = outer.values.views[source]
         run.forget()
-        run.step, run.capturing = outer.step, outer.capturing
+        run.step, run.capturing, run.given = outer.step, outer.capturing, outer.given
         before = run.exchanges
 
-        given = loop.body.tape.given
+        before_loop = loop.body.tape.numbers(run.step, run.given) if loop.carried else []
         for one in loop.carried:
-            given[one.number] = given_number(loop.body.tape, run.step, one.initial, one.on_tape[0])
+            run.given[one.number] = before_loop[one.initial] if one.on_tape[0] else one.initial
         wanted = stage.first is None or bool(outer.values.views[stage.first])
         count, most = 0, len(loop.items) if loop.items is not None else outer.most_iterations
         while wanted and count < most:
@@ -85,10 +85,10 @@ class LoopRun:
         run, loop = self.run, self.stage.loop
         tape = loop.body.tape
         if loop.index is not None and loop.items is not None:
-            tape.given[loop.index] = loop.items[count]
+            run.given[loop.index] = loop.items[count]
         if tape.slots:
-            run.set_step(run.world.xp.asarray(tape.row(run.step)))
-        numbers = tape.numbers(run.step) if loop.carried else []
+            run.set_step(run.world.xp.asarray(tape.row(run.step, run.given)))
+        numbers = tape.numbers(run.step, run.given) if loop.carried else []
 
         # What is read changes places with what is written.
         targets = {output: self._target(output, count) for output in self._blocks}
@@ -106,7 +106,7 @@ class LoopRun:
             found = self._values[output]
             run.values.views[value][...] = getattr(found, part) if part else found
         for one in loop.carried:
-            tape.given[one.number] = numbers[one.final] if one.on_tape[1] else one.final
+            run.given[one.number] = numbers[one.final] if one.on_tape[1] else one.final
 
     def _target(self, output: int, count: int) -> DistributedArray:
         blocks = self._blocks[output]
@@ -145,7 +145,3 @@ class LoopRun:
             everywhere=True,
         )
 
-
-def given_number(tape: Any, step: int, value: Any, on_tape: bool) -> Any:
-    """Return a number of Python, or one of the tape in this step."""
-    return tape.numbers(step)[value] if on_tape else value

@@ -13,6 +13,7 @@ import math
 import operator
 import sys
 import types
+from types import MappingProxyType
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -59,7 +60,7 @@ class StepTape:
     file: of the user's function, for messages. lift: makes a traced array of one of NumPy's that has a value
     for each cell; None where there are none. samples: the value of each number in step 0; the first one is
     the step's. slots: of each slot, which number it is, which of its elements, and the dtype. loops: of the
-    numbers that change from iteration to iteration of a loop, the loop's number; given: what they are now.
+    numbers that change from iteration to iteration of a loop, the loop's number.
     """
 
     file: str = ""
@@ -68,7 +69,6 @@ class StepTape:
     samples: list[Any] = field(default_factory=lambda: [0])
     slots: dict[tuple[int, int, np.dtype[Any]], int] = field(default_factory=dict)
     loops: dict[int, int] = field(default_factory=dict)
-    given: dict[int, Any] = field(default_factory=dict)
 
     @property
     def step(self) -> Timed:
@@ -118,28 +118,31 @@ class StepTape:
         """Forget all slots but the first ones, which a program reads."""
         self.slots = {key: slot for key, slot in self.slots.items() if slot < count}
 
-    def row(self, step: int) -> HostArray:
-        """Return the slots of a step: uint64. Raises UserError for what cannot be computed in it."""
-        row: HostArray = self.rows(step, 1)[0]
+    def row(self, step: int, given: Mapping[int, Any] = MappingProxyType({})) -> HostArray:
+        """Return the slots of a step: uint64. given: as of `numbers`, which raises the same."""
+        row: HostArray = self.rows(step, 1, given)[0]
         return row
 
-    def rows(self, first: int, count: int) -> HostArray:
-        """Return a row of slots, uint64, for each of some steps."""
+    def rows(self, first: int, count: int, given: Mapping[int, Any] = MappingProxyType({})) -> HostArray:
+        """Return a row of slots, uint64, for each of some steps. given: as of `numbers`."""
         found = np.zeros((count, max(len(self.slots), 1)), np.uint64)
         with np.errstate(all="ignore"):
             for step, row in enumerate(found, first):
-                values = self.numbers(step)
+                values = self.numbers(step, given)
                 for (number, element, dtype), slot in self.slots.items():
                     cell = np.asarray(_typed(values[number], dtype)).ravel()[element : element + 1]
                     row[slot : slot + 1].view(np.uint8)[: dtype.itemsize] = cell.astype(dtype).view(np.uint8)
         return found
 
-    def numbers(self, step: int) -> list[Any]:
-        """Return all numbers of a step. Raises UserError for what cannot be computed in it."""
+    def numbers(self, step: int, given: Mapping[int, Any] = MappingProxyType({})) -> list[Any]:
+        """Return all numbers of a step. given: what those of loops are.
+
+        Raises UserError for what cannot be computed in it.
+        """
         values: list[Any] = [step]
         for number, (call, sample) in enumerate(zip(self.calls, self.samples[1:], strict=True), 1):
-            if number in self.given:
-                values.append(self.given[number])
+            if number in given:
+                values.append(given[number])
                 continue
             try:
                 value = call.function(*_values(call.arguments, values), **_values(call.options, values))

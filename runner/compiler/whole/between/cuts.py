@@ -249,10 +249,10 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
     # What a loop begins with are arrays and values.
     begun: dict[int, Node] = {}
 
-    def begins(nodes: Sequence[Node]) -> list[Node]:
+    def begins(nodes: Sequence[Node], are_values: Sequence[bool]) -> list[Node]:
         found = []
-        for node in of(nodes):
-            if not graph.dependence(node).leaves:
+        for node, is_value in zip(of(nodes), are_values, strict=True):
+            if is_value:
                 found.append(uniform.stored(node))
             elif node.op == "load" and node.offset == zero and node.component == 0:
                 found.append(node)

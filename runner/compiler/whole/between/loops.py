@@ -124,9 +124,10 @@ class Loop:
     def outside(self) -> list[Node]:
         return [*self.inputs, *(() if self.first is None else (self.first,))]
 
-    def mapped(self, of: Callable[[Sequence[Node]], Iterable[Node]]) -> Loop:
-        """Return the loop in another graph. of: returns the nodes in it."""
-        nodes = list(of(self.outside))
+    def mapped(self, of: Callable[[Sequence[Node], Sequence[bool]], Iterable[Node]]) -> Loop:
+        """Return the loop in another graph. of: returns the nodes in it, given which of them are values."""
+        are_values = [not one.shape for one in self.body.inputs] + [True] * (self.first is not None)
+        nodes = list(of(self.outside, are_values))
         count = len(self.inputs)
         return replace(self, inputs=tuple(nodes[:count]), first=None if self.first is None else nodes[count])
 
@@ -137,9 +138,9 @@ def loops_of(definitions: Iterable[Any]) -> list[Any]:
 
 
 class MappedLoops:
-    """Results of loops in another graph. of: returns nodes in it."""
+    """Results of loops in another graph. of: as of `Loop.mapped`."""
 
-    def __init__(self, of: Callable[[Sequence[Node]], Iterable[Node]]) -> None:
+    def __init__(self, of: Callable[[Sequence[Node], Sequence[bool]], Iterable[Node]]) -> None:
         self._of = of
         self._loops: dict[Loop, Loop] = {}
 
@@ -171,9 +172,14 @@ def with_bodies(program: WholeProgram, numbered: Callable[[WholeProgram], WholeP
     # The definitions stay where they are: nodes name them by their numbers.
     graph.between = {number: of(one) for number, one in graph.between.items()}
     graph.values = [of(one) for one in graph.values]
-    needed = dict(graph.between)
-    values = {n: one for n, one in enumerate(graph.values) if not isinstance(one, (StepSlot, StateValue))}
-    return replace(program, between=needed, values=values)
+    between = {number: one for number, one in graph.between.items() if not _is_unused(one)}
+    values = {n: one for n, one in program.values.items() if not _is_unused(graph.values[n])}
+    return replace(program, between=between, values={n: graph.values[n] for n in values})
+
+
+def _is_unused(definition: Any) -> bool:
+    """Return whether something is the result of a loop that nothing reads."""
+    return isinstance(definition, LoopResult) and isinstance(definition.loop, RecordedLoop)
 
 
 def _definitions(graph: WholeGraph, nodes: Iterable[Node], seen: set[Node]) -> Iterator[Any]:
@@ -401,6 +407,7 @@ class _Body:
             return self.graph.leaf(node)
         if node.op == "load":
             number = self._number_of_load(node)
+            self.graph.wraps[number] |= source.wraps[node.input]
             return self.graph.load_at(number, node.dtype, node.offset, node.component)
         if node.op == "table":
             return self._stored(node)
@@ -442,11 +449,13 @@ class _Body:
                 number, slot = source.states[node.input]
                 if number == self._loop.number:
                     array = self._number(("slot", slot), source.lengths[node.input])
-                    return graph.load_at(array, node.dtype, node.offset)
-                return graph.load_at(self._state(node.input), node.dtype, node.offset)
-            array = self._between(node.input)
-            if isinstance(graph.between[array], Node):
-                return graph.load(array, node.dtype, node.offset)
+                else:
+                    array = self._state(node.input)
+            else:
+                array = self._between(node.input)
+                if isinstance(graph.between[array], Node):
+                    return graph.load(array, node.dtype, node.offset)
+            graph.wraps[array] |= source.wraps[node.input]
             return graph.load_at(array, node.dtype, node.offset)
         assert node.op == "scalar", node.op
         definition = source.values[node.value]

@@ -86,7 +86,7 @@ def numbered(program: WholeProgram, function: Callable[..., Any]) -> WholeProgra
     def of(wanted: Sequence[Node]) -> tuple[Node, ...]:
         return tuple(done[node] for node in wanted)
 
-    mapped = MappedLoops(of)
+    mapped = MappedLoops(lambda nodes, _: of(nodes))
 
     def definition(number: int, place: int) -> Definition | StepSlot:
         one = old.values[number]

@@ -12,14 +12,15 @@ loop of at most one iteration.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.control.plain import UNBOUND, PlainControl, State, called
+from meshrun.runner.compiler.control.plain import UNBOUND, LocalState, PlainControl, called
 from meshrun.runner.compiler.trace.array import MOST_NODES, real_dtype
 from meshrun.runner.compiler.trace.graph import FREE, Node, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -31,12 +32,21 @@ from meshrun.runner.compiler.whole.graph import LEAVES, LoopResult, Reduction, S
 FEW = 4  # iterations that are traced one by one
 MOST_CHOSEN = 64  # operations of both branches, per cell, that are computed rather than branched over
 MOST_COUNTED = 10_000  # iterations for which a number at the end is computed while the function is traced
+RESULT = "<result>"  # the variable of what the function returns
 NUMBERS = (bool, int, float, complex)
 HINT = "arrays of one shape and dtype in all iterations, and values such as np.float64(0) for numbers"
 
 
 class NotAlike(Exception):
     """What an iteration leaves is not like what it found. The text says what."""
+
+
+class MoreChanges(Exception):
+    """An iteration changes more than the first one did. changes: what it is now."""
+
+    def __init__(self, changes: Changes) -> None:
+        super().__init__()
+        self.changes = changes
 
 
 @dataclass
@@ -91,6 +101,8 @@ class TracedControl(PlainControl):
         return np.logical_or(first, other) if self.is_traced(other) else (True if other else first)
 
     def negated(self, value: Any) -> Any:
+        if isinstance(value, Timed):
+            return self._recorder.tape.call(self._recorder.line(), operator.not_, value)
         return np.logical_not(value) if self.is_traced(value) else super().negated(value)
 
     def choice(self, test: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
@@ -105,13 +117,13 @@ class TracedControl(PlainControl):
 
             return take
 
-        self.branch(test, taking(then), taking(otherwise), State(lambda: (found,), ("found",)))
+        self.branch(test, taking(then), taking(otherwise), LocalState(lambda: (found,), ("found",)))
         return found
 
     # Statements
 
     def branch(
-        self, test: Any, then: Callable[[], None], otherwise: Callable[[], None] | None, state: State
+        self, test: Any, then: Callable[[], None], otherwise: Callable[[], None] | None, state: LocalState
     ) -> None:
         if not self.is_traced(test):
             super().branch(test, then, otherwise, state)
@@ -131,7 +143,7 @@ class TracedControl(PlainControl):
             loop = RecordedLoop(-1, line, "if", range(1), first=opposite)
             self._record(loop, state, lambda _: called(otherwise))
 
-    def while_loop(self, test: Callable[[], Any], body: Callable[[], None], state: State) -> None:
+    def while_loop(self, test: Callable[[], Any], body: Callable[[], None], state: LocalState) -> None:
         # Iterations whose condition is known are traced one by one.
         wanted = called(test)
         while not self.is_traced(wanted):
@@ -148,7 +160,7 @@ class TracedControl(PlainControl):
         iterable: Iterable[Any],
         go_on: Callable[[], Any] | None,
         body: Callable[[Any], None],
-        state: State,
+        state: LocalState,
     ) -> None:
         items: Any = iterable if isinstance(iterable, range) else list(iterable)
         peeled = 0
@@ -201,16 +213,16 @@ class TracedControl(PlainControl):
         try:
             yield journal
         finally:
-            recorder.journals.remove(journal.written)
+            recorder.journals.pop()
 
-    def _undo(self, journal: Journal, state: State, values: Sequence[Any], copies: Any) -> None:
+    def _undo(self, journal: Journal, state: LocalState, values: Sequence[Any], copies: Any) -> None:
         for storage, (nodes, changed, line) in journal.written.items():
             storage.nodes[:], storage.changed, storage.line = nodes, changed, line
         del self._recorder.checks[journal.checks :]
         _restore(copies)
         state.set(values)
 
-    def _leaves(self, state: State, values: Sequence[Any] | None = None) -> list[Leaf]:
+    def _leaves(self, state: LocalState, values: Sequence[Any] | None = None) -> list[Leaf]:
         values = state.get() if values is None else values
         pairs = zip(state.names, values, strict=True)
         return [leaf for name, value in pairs for leaf in _flattened((name,), value)]
@@ -225,7 +237,7 @@ class TracedControl(PlainControl):
                 return made(self._recorder, (), {}, np.full((), node, object), value.dtype)
         return value
 
-    def _run(self, state: State, body: Callable[[], Any]) -> tuple[list[Leaf], list[Leaf]]:
+    def _run(self, state: LocalState, body: Callable[[], Any]) -> tuple[list[Leaf], list[Leaf]]:
         """Run an iteration. Return the state before it and after it, of values by themselves."""
         before = [Leaf(one.path, self._alone(one.value)) for one in self._leaves(state)]
         body()
@@ -236,12 +248,13 @@ class TracedControl(PlainControl):
         condition: Node,
         then: Callable[[], None],
         otherwise: Callable[[], None] | None,
-        state: State,
+        state: LocalState,
     ) -> bool:
         """Compute both branches and choose by the condition, if that takes few operations; else do nothing."""
         recorder, graph = self._recorder, self._recorder.graph
         values, copies = state.get(), _copies(state.get())
         ends: list[tuple[dict[tuple[Any, ...], Any], dict[Storage, list[Node]]]] = []
+        sides: list[Sequence[Any]] = []
         lines: dict[Storage, int] = {}
         counts = len(graph.between), len(graph.values)
         cheap = True
@@ -251,6 +264,7 @@ class TracedControl(PlainControl):
                     if side is not None:
                         called(side)
                     leaves = {one.path: self._alone(one.value) for one in self._leaves(state)}
+                    sides.append(state.get())
                     written = {one: list(one.nodes) for one in journal.written}
                     lines |= {one: one.line for one in written}
                     cheap = cheap and len(recorder.checks) == journal.checks and _unchanged(copies)
@@ -261,6 +275,13 @@ class TracedControl(PlainControl):
             ends.append((leaves, {one: nodes for one, nodes in written.items() if one.born < journal.born}))
         cheap = cheap and (len(graph.between), len(graph.values)) == counts
         (leaves, written), (others, other_written) = ends
+        # A variable that only one side binds is read only where it is bound.
+        found = [other if one is UNBOUND else one for one, other in zip(*sides, strict=True)]
+        for name, one, other in zip(state.names, *sides, strict=True):
+            if (one is UNBOUND) is not (other is UNBOUND):
+                mine, theirs = (leaves, others) if one is UNBOUND else (others, leaves)
+                mine.pop((name,))
+                mine.update({path: value for path, value in theirs.items() if path[0] == name})
         if not cheap or leaves.keys() != others.keys():
             return False
 
@@ -281,9 +302,6 @@ class TracedControl(PlainControl):
             if one is other:
                 replaced[path] = one
                 continue
-            if one is UNBOUND or other is UNBOUND:  # it is read only where it is bound
-                replaced[path] = other if one is UNBOUND else one
-                continue
             if not isinstance(one, Whole) and not isinstance(other, Whole) and _same_number(one, other):
                 replaced[path] = one
                 continue
@@ -303,12 +321,12 @@ class TracedControl(PlainControl):
         nodes += [node for one in stores.values() for node in one.nodes]
         if sum(one.op not in FREE for one in in_order(nodes)) > MOST_CHOSEN:
             return False
-        for storage, found in merged.items():
+        for storage, chosen_nodes in merged.items():
             recorder.note_write(storage)
-            storage.nodes[:] = found
+            storage.nodes[:] = chosen_nodes
             if not storage.changed:
                 storage.changed, storage.line = True, lines[storage]
-        self._set(state, values, replaced)
+        self._set(state, found, replaced)
         return True
 
     def _as_alike(self, value: Any) -> Any:
@@ -324,7 +342,7 @@ class TracedControl(PlainControl):
             return value
         return _weak(made_scalar(recorder, {}, node), kind if kind in NUMBERS else None)
 
-    def _set(self, state: State, values: Sequence[Any], replaced: Mapping[tuple[Any, ...], Any]) -> None:
+    def _set(self, state: LocalState, values: Sequence[Any], replaced: Mapping[tuple[Any, ...], Any]) -> None:
         """Bind the variables to values, with some in place of others."""
         names = list(state.names)
         after = {path[0]: None for path in replaced}
@@ -342,7 +360,7 @@ class TracedControl(PlainControl):
     def _record(
         self,
         loop: RecordedLoop,
-        state: State,
+        state: LocalState,
         body: Callable[[Any], None],
         more: Callable[[], Any] | None = None,
         *,
@@ -362,19 +380,28 @@ class TracedControl(PlainControl):
                     before, after = self._run(state, lambda: body(item))
                     if not _unchanged(copies):
                         raise NotAlike("a list, dictionary or array of Python's changes")
-                    known = self._changes(before, after, journal, [], any_count=loop.kind != "for")
+                    known = self._changes(before, after, journal, [])
+                    coarse = [one for one in (*known.moved, *known.written) if _is_coarse(one)]
+                    if unrolled and coarse:  # its levels are planned in one program
+                        raise NotAlike(f"{known.names.get(coarse[0])} is of a coarse grid")
                 finally:
                     self._undo(journal, state, values, copies)
-            with self._journal() as journal:
-                try:
-                    self._trace_body(loop, state, values, known, body, more, journal)
-                except BaseException:
-                    self._undo(journal, state, values, copies)
-                    raise
-                if unrolled and self._is_of_cells(loop):
-                    self._undo(journal, state, values, copies)
-                    raise NotAlike("")
-                self._leave(loop, state, values, known, journal)
+            while True:
+                with self._journal() as journal:
+                    try:
+                        self._trace_body(loop, state, values, known, body, more, journal)
+                        break
+                    except MoreChanges as more_changes:
+                        self._undo(journal, state, values, copies)
+                        known = more_changes.changes
+                        loop = replace(loop, slots=[], carried=[])
+                    except BaseException:
+                        self._undo(journal, state, values, copies)
+                        raise
+            if unrolled and self._is_of_cells(loop):
+                self._undo(journal, state, values, copies)
+                raise NotAlike("")
+            self._leave(loop, state, known, journal)
         except NotAlike as reason:
             if unrolled:
                 raise
@@ -389,8 +416,6 @@ class TracedControl(PlainControl):
         after: Sequence[Leaf],
         journal: Journal,
         stand_ins: Sequence[Storage],
-        *,
-        any_count: bool,
     ) -> Changes:
         """Return what an iteration changes. Raises NotAlike. stand_ins: storages for the state."""
         changes = Changes()
@@ -410,6 +435,10 @@ class TracedControl(PlainControl):
             if isinstance(one, Whole) and isinstance(other, Whole):
                 if not _is_alike(one, other):
                     raise NotAlike(f"{name} {_described(one)} becomes {_described(other)}")
+                if name == RESULT:  # what another branch returns: nothing reads it before the function ends
+                    if one._storage is not other._storage:
+                        changes.returned[leaf.path] = one
+                    continue
                 x, y = one._storage, other._storage
                 if changes.mapping.setdefault(x, y) is not y:
                     raise NotAlike(f"{name} shares memory with another array, and no longer does")
@@ -426,18 +455,18 @@ class TracedControl(PlainControl):
         if len(set(changes.mapping.values())) < len(changes.mapping):
             raise NotAlike("two arrays become one")
         # Storages that change: those that are written, and those that others take the place of.
-        written = [one for one in journal.written if one.born < journal.born or one in stand_ins]
+        written = [
+            one
+            for one, (nodes, *_) in journal.written.items()
+            if (one.born < journal.born or one in stand_ins) and one.nodes != nodes
+        ]
         moved = [x for x, y in changes.mapping.items() if x is not y]
         for storage in moved:
             other = changes.mapping[storage]
             if other in old and other not in moved:
                 raise NotAlike(f"{changes.names[storage]} becomes another name of an array")
-            is_new = other not in old and other not in stand_ins
-            if storage in written and is_new and storage not in stand_ins:
-                raise NotAlike(f"{changes.names[storage]} is written, and then another array")
         changes.moved = moved
         changes.written = [one for one in written if one not in moved]
-        changes.swapped = bool(set(moved) & set(written))
         for storage in (*moved, *changes.written):
             self._check_storage(storage, changes.names.get(storage, "an array"))
         return changes
@@ -449,8 +478,6 @@ class TracedControl(PlainControl):
         if isinstance(other, Whole) or isinstance(one, Whole):
             a, b = self._as_alike(one), self._as_alike(other)
             if isinstance(a, Whole) and isinstance(b, Whole):
-                if a.dtype == b.dtype == bool:
-                    a._weak = b._weak
                 if not a._axes and not b._axes and a.dtype == b.dtype and a._weak == b._weak:
                     changes.values[leaf.path] = a
                     return
@@ -497,7 +524,7 @@ class TracedControl(PlainControl):
     def _trace_body(
         self,
         loop: RecordedLoop,
-        state: State,
+        state: LocalState,
         values: Sequence[Any],
         known: Changes,
         body: Callable[[Any], None],
@@ -508,6 +535,13 @@ class TracedControl(PlainControl):
         recorder, tape = self._recorder, self._recorder.tape
         loop.number = next(self._numbers)
         leaves = [Leaf(one.path, self._alone(one.value)) for one in self._leaves(state, values)]
+
+        for path, one in known.returned.items():
+            known.result_slots[path] = [
+                self._slot(loop, RESULT, node, node.dtype, is_value=not one._storage.extents)
+                for node in one._storage.nodes
+            ]
+            self._check_storage(one._storage, "what is returned")
 
         # Stand-ins: in place for what is only written, new ones for what others take the place of.
         known.stands = {}
@@ -523,6 +557,7 @@ class TracedControl(PlainControl):
             else:
                 known.stands[storage] = Storage(nodes, storage.extents)  # type: ignore[arg-type]
         replaced: dict[tuple[Any, ...], Any] = {}
+        scalars: list[Storage] = []
         for leaf in leaves:
             value = leaf.value
             if leaf.path in known.numbers:
@@ -536,7 +571,8 @@ class TracedControl(PlainControl):
                     loop, leaf.name, node, node.dtype, is_value=True
                 )
                 assert slot.leaf is not None
-                replaced[leaf.path] = _weak(made_scalar(recorder, {}, slot.leaf), initial._weak)
+                scalar = replaced[leaf.path] = _weak(made_scalar(recorder, {}, slot.leaf), initial._weak)
+                scalars.append(scalar._storage)
             elif isinstance(value, Whole) and value._storage in known.stands:
                 stand = known.stands[value._storage]
                 replaced[leaf.path] = value if stand is value._storage else _over(value, stand)
@@ -549,13 +585,14 @@ class TracedControl(PlainControl):
         checks = len(recorder.checks)
         born = next(Storage.numbers)
         before, after = self._run(state, lambda: body(item))
-        stands = list(known.stands.values())
+        stands = [*known.stands.values(), *scalars]
         inner = Journal(born, checks, journal.written)
-        found = self._changes(before, after, inner, stands, any_count=loop.kind != "for")
+        found = self._changes(before, after, inner, stands)
         extra = [one for one in (*found.moved, *found.written) if one not in stands]
+        turned = [path for path in known.numbers if path in found.values]
         paths = {*known.numbers, *known.values}
-        if extra or not {*found.numbers, *found.values} <= paths:
-            raise NotAlike("what changes differs from one iteration to the next")
+        if extra or turned or not {*found.numbers, *found.values} <= paths:
+            raise MoreChanges(self._joined(known, found, extra, turned))
         if more is not None:
             wanted = more()
             loop.again = self._condition(wanted) if self.is_traced(wanted) else None
@@ -583,10 +620,35 @@ class TracedControl(PlainControl):
                     (isinstance(initial, Timed), isinstance(final, Timed)),
                 )
             )
-        known.after = ends
+        for path, slots in known.result_slots.items():
+            self._check_storage(ends[path]._storage, "what is returned")
+            for slot, node in zip(slots, ends[path]._storage.nodes, strict=True):
+                slot.final = node
+        known.after, known.end = ends, state.get()
         for node in in_order(loop.inside):
             if node.op in ("point", "pick"):
                 raise NotAlike("it reads or writes lists of points")
+
+    def _joined(
+        self, known: Changes, found: Changes, extra: Sequence[Storage], turned: Sequence[tuple[Any, ...]]
+    ) -> Changes:
+        """Return what an iteration changes, with what one with stand-ins has shown.
+
+        extra: further storages that change. turned: paths of numbers that become values.
+        """
+        values = {**found.values, **known.values}
+        values |= {path: self._as_alike(known.numbers[path]) for path in turned}
+        numbers = {path: one for path, one in {**found.numbers, **known.numbers}.items() if path not in values}
+        moved = [one for one in extra if one in found.moved]
+        written = [one for one in extra if one not in moved]
+        return Changes(
+            names={**found.names, **known.names},
+            written=[one for one in (*known.written, *written) if one not in moved],
+            moved=[*known.moved, *(one for one in moved if one not in known.moved)],
+            numbers=numbers,
+            values=values,
+            returned={**found.returned, **known.returned},
+        )
 
     def _is_of_cells(self, loop: RecordedLoop) -> bool:
         """Return whether iterations compute each cell of itself alone, by few enough operations for a kernel."""
@@ -603,9 +665,7 @@ class TracedControl(PlainControl):
                 return False
         return len(nodes) * len(loop.items) <= MOST_NODES
 
-    def _leave(
-        self, loop: RecordedLoop, state: State, values: Sequence[Any], known: Changes, journal: Journal
-    ) -> None:
+    def _leave(self, loop: RecordedLoop, state: LocalState, known: Changes, journal: Journal) -> None:
         """Leave the state as it is after the loop."""
         recorder, graph = self._recorder, self._recorder.graph
         results: dict[Storage, list[Node]] = {}  # by the storage that an iteration leaves
@@ -617,15 +677,20 @@ class TracedControl(PlainControl):
         for storage in known.written:
             storage.nodes[:] = results[known.ends[storage]]
             stores[storage] = storage
-        if known.swapped:
-            self._leave_swapped(loop, known, results, journal)
+        self._leave_moved(loop, known, results, journal)
         replaced: dict[tuple[Any, ...], Any] = {}
         for path, value in known.after.items():
             if path in known.value_slots:
                 slot = known.value_slots[path]
                 found = made_scalar(recorder, {}, self._result(loop, loop.slots.index(slot)))
                 replaced[path] = _weak(found, known.values[path]._weak)
+            elif path in known.result_slots:
+                numbers = [loop.slots.index(slot) for slot in known.result_slots[path]]
+                extents = value._storage.extents
+                replaced[path] = _over(value, Storage([self._result(loop, n) for n in numbers], extents))
             elif isinstance(value, Timed) and self._recorder.tape.changes_in(value._number, loop.number):
+                replaced[path] = self._last_number(loop, known, path, value)
+            elif path in known.numbers and loop.first is not None:  # there may be no iteration
                 replaced[path] = self._last_number(loop, known, path, value)
             elif isinstance(value, Whole):
                 end = value._storage
@@ -634,7 +699,7 @@ class TracedControl(PlainControl):
                 replaced[path] = _over(value, stores[end])
             else:
                 replaced[path] = value
-        self._set(state, values, replaced)
+        self._set(state, known.end, replaced)
 
     def _stored(
         self, loop: RecordedLoop, name: Any, value: Whole, results: Mapping[Storage, list[Node]]
@@ -654,11 +719,14 @@ class TracedControl(PlainControl):
             nodes.append(self._result(loop, len(loop.slots) - 1))
         return Storage(nodes, end.extents)
 
-    def _leave_swapped(
+    def _leave_moved(
         self, loop: RecordedLoop, known: Changes, results: Mapping[Storage, list[Node]], journal: Journal
     ) -> None:
-        """Leave what is in memory that changes places in each iteration, for other names of it."""
-        recorder, graph = self._recorder, self._recorder.graph
+        """Leave what is in memory that other memory takes the place of, for other names of it.
+
+        If nothing reads it, it is not computed.
+        """
+        recorder = self._recorder
         of_stand = {stand: storage for storage, stand in known.stands.items()}
         next_of = {storage: of_stand.get(known.ends[storage]) for storage in known.moved}
         for storage in known.moved:
@@ -667,7 +735,14 @@ class TracedControl(PlainControl):
             while (following := next_of[cycle[-1]]) not in (storage, None):
                 assert following is not None
                 cycle.append(following)
+            stand = known.stands[storage]
             if next_of[cycle[-1]] is None:
+                if len(cycle) > 1 and any(known.stands[one] in journal.written for one in cycle):
+                    raise NotAlike(f"{known.names[storage]} is written, and then has another name")
+                if stand in journal.written:
+                    self._keep_first(loop, known, storage, stand.nodes)
+                continue
+            if not any(known.stands[one] in journal.written for one in cycle):
                 continue
             count, length = loop.items, len(cycle)
             # Memory number p is named r after n iterations if r is n places before p in the cycle.
@@ -681,19 +756,45 @@ class TracedControl(PlainControl):
             if not storage.changed:
                 storage.changed, storage.line = True, loop.line
 
+    def _keep_first(
+        self, loop: RecordedLoop, known: Changes, storage: Storage, nodes: Sequence[Node]
+    ) -> None:
+        """Leave what the first iteration writes into memory that it then replaces. nodes: at its end."""
+        graph = self._recorder.graph
+        count = loop.slots[self._counter(loop, known)].leaf
+        assert count is not None
+        none = graph.constant(0, count.dtype)
+        first = graph.operation("equal", np.dtype(bool), [count, none], loop.line)
+        slots = [
+            self._slot(loop, "array", node, node.dtype, is_value=not storage.extents) for node in storage.nodes
+        ]
+        for slot, node in zip(slots, nodes, strict=True):
+            assert slot.leaf is not None
+            slot.final = graph.operation("where", slot.dtype, [first, node, slot.leaf], loop.line)
+        self._recorder.note_write(storage)
+        storage.nodes[:] = [self._result(loop, loop.slots.index(slot)) for slot in slots]
+        if not storage.changed:
+            storage.changed, storage.line = True, loop.line
+
+    def _counter(self, loop: RecordedLoop, known: Changes) -> int:
+        """Return the slot of the number of iterations so far."""
+        if known.counter is None:
+            graph, kind = self._recorder.graph, np.dtype(np.int64)
+            slot = self._slot(loop, "iterations", graph.constant(0, kind), kind, is_value=True)
+            assert slot.leaf is not None
+            slot.final = graph.operation("add", kind, [slot.leaf, graph.constant(1, kind)], loop.line)
+            known.counter = len(loop.slots) - 1
+        return known.counter
+
     def _by_count(
         self, loop: RecordedLoop, known: Changes, cycle: Sequence[Storage], results: Mapping[Storage, list[Node]]
     ) -> list[Node]:
         """Return what memory has, which depends on the number of iterations."""
         graph = self._recorder.graph
         kind = np.dtype(np.int64)
-        if known.counter is None:
-            slot = self._slot(loop, "iterations", graph.constant(0, kind), kind, is_value=True)
-            assert slot.leaf is not None
-            slot.final = graph.operation("add", kind, [slot.leaf, graph.constant(1, kind)], loop.line)
-            known.counter = len(loop.slots) - 1
+        done = self._result(loop, self._counter(loop, known))
         count = graph.operation(
-            "remainder", kind, [self._result(loop, known.counter), graph.constant(len(cycle), kind)], loop.line
+            "remainder", kind, [done, graph.constant(len(cycle), kind)], loop.line
         )
         nodes = results[known.ends[cycle[0]]]
         for after in range(1, len(cycle)):
@@ -716,42 +817,37 @@ class TracedControl(PlainControl):
         parts = [graph.value(LoopResult(loop, number, kind, part), kind) for part in ("real", "imag")]
         return graph.operation("complex", slot.dtype, parts)
 
-    def _last_number(self, loop: RecordedLoop, known: Changes, path: tuple[Any, ...], value: Timed) -> Any:
+    def _last_number(self, loop: RecordedLoop, known: Changes, path: tuple[Any, ...], value: Any) -> Any:
         """Return a number after the loop: of Python if it is known, else a value."""
         tape, items = self._recorder.tape, loop.items
-        if loop.kind == "for" and items is not None and loop.again is None and len(items) <= MOST_COUNTED:
+        if isinstance(value, Timed) and loop.kind == "for" and items is not None and loop.again is None and len(items) <= MOST_COUNTED:
             outside = [one.initial for one in loop.carried if one.on_tape[0]]
             others = {number: one for number, one in tape.loops.items() if one != loop.number}
             numbers = {one.number for one in loop.carried} | {loop.index}
             if not outside and not _reads_any(tape, value._number, {0, *others}, numbers):
                 return self._counted(loop, value._number)
-        (node,) = nodes_of(self._recorder.graph, value).ravel()
+        last = self._as_alike(value)
+        (node,) = last.read().ravel()
         initial = None
         if path in known.numbers:
             (initial,) = self._as_alike(known.numbers[path]).read().ravel()
         slot = Slot(str(path[0]), node.dtype, initial, True, final=node)
         loop.slots.append(slot)
         found = made_scalar(self._recorder, {}, self._result(loop, len(loop.slots) - 1))
-        kind = type(value.sample)
-        return _weak(found, kind if kind in NUMBERS else None)
+        return _weak(found, last._weak)
 
     def _counted(self, loop: RecordedLoop, number: int) -> Any:
         """Return a number of the tape in the last iteration."""
-        tape, before = self._recorder.tape, dict(self._recorder.tape.given)
         assert loop.items is not None
-        tape.given.update({one.number: one.initial for one in loop.carried})
-        try:
-            for item in loop.items:
-                if loop.index is not None:
-                    tape.given[loop.index] = item
-                with np.errstate(all="ignore"):
-                    numbers = tape.numbers(0)
-                for one in loop.carried:
-                    tape.given[one.number] = numbers[one.final] if one.on_tape[1] else one.final
-            return numbers[number]
-        finally:
-            tape.given.clear()
-            tape.given.update(before)
+        tape, given = self._recorder.tape, {one.number: one.initial for one in loop.carried}
+        for item in loop.items:
+            if loop.index is not None:
+                given[loop.index] = item
+            with np.errstate(all="ignore"):
+                numbers = tape.numbers(0, given)
+            for one in loop.carried:
+                given[one.number] = numbers[one.final] if one.on_tape[1] else one.final
+        return numbers[number]
 
 
 @dataclass
@@ -760,8 +856,8 @@ class Changes:
 
     mapping: which memory the variables have after an iteration in place of that before it. names: of
     variables, for messages. written: storages that are written and keep their place; moved: those whose
-    variables get others; swapped: whether some of these are written, too. numbers: Python's numbers that the
-    host computes; values: numbers that become values. The others are of the traced body: of each storage, its
+    variables get others. numbers: Python's numbers that the
+    host computes; values: numbers that become values. returned: what another branch has returned. The others are of the traced body: of each storage, its
     stand-in, slots and what it becomes; of numbers, those of the tape; and the state after it.
     """
 
@@ -769,7 +865,6 @@ class Changes:
     names: dict[Storage, str] = field(default_factory=dict)
     written: list[Storage] = field(default_factory=list)
     moved: list[Storage] = field(default_factory=list)
-    swapped: bool = False
     numbers: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     values: dict[tuple[Any, ...], Whole] = field(default_factory=dict)
     stands: dict[Storage, Storage] = field(default_factory=dict)
@@ -777,7 +872,10 @@ class Changes:
     ends: dict[Storage, Storage] = field(default_factory=dict)
     tape: dict[tuple[Any, ...], Timed] = field(default_factory=dict)
     value_slots: dict[tuple[Any, ...], Slot] = field(default_factory=dict)
+    returned: dict[tuple[Any, ...], Whole] = field(default_factory=dict)
+    result_slots: dict[tuple[Any, ...], list[Slot]] = field(default_factory=dict)
     after: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    end: Sequence[Any] = ()
     counter: int | None = None
 
 
@@ -851,7 +949,8 @@ def _over(value: Whole, storage: Storage) -> Whole:
 
 
 def _weak(value: Any, kind: Any) -> Any:
-    value._weak = kind
+    """Return a scalar as a number of Python's, of a kind; of booleans, Python's are like NumPy's."""
+    value._weak = None if kind is bool else kind
     return value
 
 
@@ -870,7 +969,7 @@ def _is_alike(one: Whole, other: Whole) -> bool:
         and bool((one._cells == other._cells).all())
         and x.extents == y.extents
         and len(x.nodes) == len(y.nodes)
-        and one._weak == other._weak
+        and one._weak is other._weak
     )
 
 
@@ -885,6 +984,10 @@ def _same_number(one: Any, other: Any) -> bool:
     if isinstance(one, (str, bytes, slice, range)):
         return bool(one == other)
     return False
+
+
+def _is_coarse(storage: Storage) -> bool:
+    return any(one.step != 1 for one in storage.extents.values())
 
 
 def _described(value: Any) -> str:
