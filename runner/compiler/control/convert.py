@@ -23,6 +23,7 @@ import re
 import types
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from meshrun.runner.compiler.control.jumps import RESULT, Jumps, is_flag, none_of
@@ -74,23 +75,35 @@ def _converted(code: types.CodeType, file: str, super_is_known: bool) -> types.C
     """Return the converted code of a function. file: a part of the key, which equal codes do not compare."""
     linecache.checkcache(file)
     text = "".join(linecache.getlines(file))
-    for first, last, around in _functions_in(text).get((code.co_name, code.co_firstlineno), ()):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the user has seen them
-            lines = text.splitlines(keepends=True)[first - 1 : last]
-            converted = _of_source(code, lines, first, around, super_is_known)
-        if converted is not None:
-            return converted
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the user has seen them
+        for place in _functions_in(text).get((code.co_name, code.co_firstlineno), ()):
+            lines = text.splitlines(keepends=True)[place.first - 1 : place.last]
+            converted = _of_source(code, lines, place, super_is_known)
+            if converted is not None:
+                return converted
     return None
 
 
-@functools.lru_cache(maxsize=64)
-def _functions_in(text: str) -> dict[tuple[str, int], list[tuple[int, int, tuple[ast.AST, ...]]]]:
-    """Return the functions of a file by name and first line.
+@dataclass(frozen=True)
+class _Place:
+    """Where a file has a function.
 
-    Each has its first line, its last one, and the functions and classes around it, from the outermost on.
+    first, last: its lines. around: the functions and classes around it, from the outermost on. imports: names
+    that the module imports, which make another code of calls of their attributes.
     """
-    functions: dict[tuple[str, int], list[tuple[int, int, tuple[ast.AST, ...]]]] = {}
+
+    first: int
+    last: int
+    around: tuple[ast.AST, ...]
+    imports: frozenset[str]
+
+
+@functools.lru_cache(maxsize=64)
+def _functions_in(text: str) -> dict[tuple[str, int], list[_Place]]:
+    """Return the functions of a file by name and first line."""
+    functions: list[tuple[ast.FunctionDef, tuple[ast.AST, ...]]] = []
+    imports = set[str]()
     try:
         waiting: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(ast.parse(text), ())]
     except (SyntaxError, ValueError):
@@ -98,20 +111,27 @@ def _functions_in(text: str) -> dict[tuple[str, int], list[tuple[int, int, tuple
     while waiting:
         node, around = waiting.pop()
         if isinstance(node, ast.FunctionDef):
-            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            span = first, node.end_lineno or first, around
-            functions.setdefault((node.name, first), []).append(span)
+            functions.append((node, around))
+        elif isinstance(node, (ast.Import, ast.ImportFrom)) and not around:
+            imports.update(bound_names(node))
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             around = (*around, node)
         if not isinstance(node, ast.expr):
             waiting += [(child, around) for child in ast.iter_child_nodes(node)]
-    return functions
+    places: dict[tuple[str, int], list[_Place]] = {}
+    for function, around in functions:
+        first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+        last = function.end_lineno or first
+        place = _Place(first, last, around, frozenset(imports - {"*"}))
+        places.setdefault((function.name, first), []).append(place)
+    return places
 
 
 def _of_source(
-    code: types.CodeType, lines: Sequence[str], first: int, around: Sequence[ast.AST], super_is_known: bool
+    code: types.CodeType, lines: Sequence[str], place: _Place, super_is_known: bool
 ) -> types.CodeType | None:
     """Return the converted code of a function, by its source. None if that is another function's."""
+    first = place.first
     is_indented = lines[0][:1] in (" ", "\t")
     if is_indented and first == 1:
         return None
@@ -131,29 +151,27 @@ def _of_source(
         parameter.annotation = None
     function.returns = None
     # The source must be that of the code: a file may have changed since.
-    if _compiled(function, code, around) != code:
+    if _compiled(function, code, place) != code:
         return None
-    class_name = next((node.name for node in reversed(around) if isinstance(node, ast.ClassDef)), "")
+    class_name = next((node.name for node in reversed(place.around) if isinstance(node, ast.ClassDef)), "")
     scope = scope_of(function, class_name, super_is_known)
     if scope is None or not _Statements(scope).convert(function):
         return None
-    converted = _compiled(function, code, around)
+    converted = _compiled(function, code, place)
     if converted is None or converted.co_freevars != code.co_freevars:
         return None
     return _renamed(converted)
 
 
-def _compiled(
-    function: ast.FunctionDef, code: types.CodeType, around: Sequence[ast.AST]
-) -> types.CodeType | None:
+def _compiled(function: ast.FunctionDef, code: types.CodeType, place: _Place) -> types.CodeType | None:
     """Return the code of a function in functions and classes of the same names as in its file.
 
     code: its own; what it reads of the functions around it are variables of the outermost one.
     """
     outside = [ast.Name(name, ast.Store()) for name in code.co_freevars if name != "__class__"]
     block: list[ast.stmt] = [function]
-    holders = [node for node in around if isinstance(node, FUNCTIONS)]
-    for node in reversed(around):
+    holders = [node for node in place.around if isinstance(node, FUNCTIONS)]
+    for node in reversed(place.around):
         if isinstance(node, ast.ClassDef):
             block = [ast.ClassDef(name=node.name, bases=[], keywords=[], body=block, decorator_list=[])]
         elif isinstance(node, FUNCTIONS):
@@ -163,7 +181,8 @@ def _compiled(
             block = [ast.FunctionDef(name=node.name, args=empty, body=block, decorator_list=[])]
         if "type_params" in block[0]._fields:  # from Python 3.12 on
             cast(Any, block[0]).type_params = []
-    module = ast.fix_missing_locations(ast.Module(block, []))
+    imports: list[ast.stmt] = [ast.Import([ast.alias(name)]) for name in place.imports]
+    module = ast.fix_missing_locations(ast.Module([*imports, *block], []))
     flags = code.co_flags & __future__.annotations.compiler_flag
     try:
         compiled: types.CodeType = compile(module, code.co_filename, "exec", flags, dont_inherit=True)
@@ -218,18 +237,15 @@ class _Statements(ast.NodeTransformer):
             return False
         first = function.body[0]
         body = self._block(self._jumps.lowered(function))
-        if not self._calls_control:
-            function.body = [*start, *body]
-            return False
-        # All variables are the function's, also those that only its parts assign.
-        local = sorted(self._scope.local | set(filter(is_flag, self._names[0].assigned)))
         declared: list[ast.stmt] = [ast.Global(sorted(self._scope.global_))] if self._scope.global_ else []
         declared += [ast.Nonlocal(sorted(self._scope.outer))] if self._scope.outer else []
-        if local:
+        # All variables are the function's, also those that only its parts assign.
+        local = sorted(self._scope.local | set(filter(is_flag, self._names[0].assigned)))
+        if self._calls_control and local:
             names: list[ast.expr] = [ast.Name(name, ast.Store()) for name in local]
             declared.append(ast.If(ast.Constant(False), [ast.Assign(names, ast.Constant(None))], []))
         function.body = [*start, *(ast.copy_location(each, first) for each in declared), *body]
-        return True
+        return self._calls_control
 
     # Statements
 
@@ -292,7 +308,7 @@ class _Statements(ast.NodeTransformer):
         target = node.targets[0]
         if isinstance(target, ast.Name) and is_flag(target.id) and target.id != RESULT:
             if target.id not in self._jumps.asked:
-                return None
+                return ast.copy_location(ast.Pass(), node)
             if isinstance(node.value, ast.Constant) and node.value.value is False:
                 self._names[-1].own.add(target.id)
         return self.generic_visit(node)
@@ -492,8 +508,8 @@ class _Statements(ast.NodeTransformer):
         converted: list[ast.stmt] = []
         for statement in statements:
             made = self.visit(statement)
-            converted += made if isinstance(made, list) else [] if made is None else [made]
-        return converted or [ast.copy_location(ast.Pass(), statements[0])]
+            converted += made if isinstance(made, list) else [made]
+        return converted
 
     def _state(self, names: _Names) -> ast.expr:
         """Return the expression of the state: the variables of the function that a statement uses."""
