@@ -8,7 +8,7 @@ import linecache
 import re
 import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ def seen(function: Callable[..., Any], arguments: Sequence[Any], log: list[str])
     try:
         result = repr(function(*copy.deepcopy(arguments)))
     except Exception as reason:
-        file = getattr(function, "__code__").co_filename
+        file = function.__code__.co_filename
         lines = [each.lineno for each in traceback.extract_tb(reason.__traceback__) if each.filename == file]
         error = type(reason).__name__, _without_addresses(str(reason)), lines[-1] or 0
     return Seen(_without_addresses(result), error, tuple(map(_without_addresses, log)))
@@ -71,11 +71,34 @@ def _without_addresses(text: str) -> str:
     return re.sub("0x[0-9a-f]+", "0x", text)
 
 
+def functions_in(value: Any, seen: set[int] | None = None) -> Iterator[types.FunctionType]:
+    """Yield a text's functions: those in its globals, of its classes, and in variables around functions."""
+    seen = set() if seen is None else seen
+    if id(value) in seen or getattr(value, "__module__", "user") != "user":
+        return
+    seen.add(id(value))
+    if isinstance(value, types.FunctionType):
+        yield value
+        around = [each.cell_contents for each in value.__closure__ or () if each != types.CellType()]
+        for each in (value.__globals__, *around):
+            yield from functions_in(each, seen)
+    elif isinstance(value, (dict, type)):
+        for each in dict(vars(value) if isinstance(value, type) else value).values():
+            if isinstance(each, (types.FunctionType, type)):
+                yield from functions_in(each, seen)
+
+
 def check_same(text: str, *calls: Sequence[Any], name: str = "f") -> None:
-    """Check that a text's function does the same, converted, for arguments of some calls."""
+    """Check that a text's function does the same, for each call's arguments, if all are converted."""
+    log: list[str] = []
     outcomes = []
-    for kind in (lambda function: function, converted):
-        log: list[str] = []
-        function = kind(compiled(text, name, log=lambda *values: log.append(repr(values))))
+    for is_converted in (False, True):
+        function = compiled(text, name, log=lambda *values: log.append(repr(values)))
+        if is_converted:
+            codes = {each: convert(each) for each in functions_in(function)}
+            assert any(codes.values())
+            for each, code in codes.items():
+                each.__code__ = code or each.__code__
+            function.__globals__[CONTROL] = PlainControl()
         outcomes.append([seen(function, arguments, log) for arguments in calls or [()]])
     assert outcomes[1] == outcomes[0]

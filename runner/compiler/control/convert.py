@@ -364,18 +364,22 @@ class _Statements:
         """Convert what is in a node. Contexts and operators, which hold nothing, are left out."""
         if isinstance(node, BINDING):
             self._names[-1].assigned.update(bound_names(node))
-        parts = vars(node)
-        for name, value in parts.items():
-            if isinstance(value, list):
-                if value and isinstance(value[0], ast.stmt):
-                    parts[name] = self._block(value)
+        for name in node._fields:
+            value = getattr(node, name)
+            if isinstance(value, ast.AST):
+                if vars(value):
+                    setattr(node, name, self.visit(value))
+            elif isinstance(value, list) and value:
+                if isinstance(value[0], ast.stmt):
+                    value[:] = self._block(value)
                 else:
-                    parts[name] = [self.visit(each) if isinstance(each, ast.AST) else each for each in value]
-            elif isinstance(value, ast.AST) and vars(value):
-                parts[name] = self.visit(value)
+                    value[:] = [self.visit(each) if isinstance(each, ast.AST) else each for each in value]
         return node
 
     # Expressions
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        return node
 
     def visit_Name(self, node: ast.Name) -> Any:
         if isinstance(node.ctx, ast.Load):

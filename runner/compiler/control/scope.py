@@ -96,11 +96,13 @@ def bound_names(node: ast.AST) -> list[str]:
 
 def children(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes in a node, but for contexts and operators, which have no line."""
-    for value in vars(node).values():
-        if isinstance(value, list):
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, ast.AST):
+            if vars(value):
+                yield value
+        elif isinstance(value, list):
             yield from (each for each in value if isinstance(each, ast.AST))
-        elif isinstance(value, ast.AST) and vars(value):
-            yield value
 
 
 def _own_nodes(nodes: Sequence[ast.AST]) -> Iterator[tuple[ast.AST, bool]]:
