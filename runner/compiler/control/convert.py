@@ -22,13 +22,23 @@ import linecache
 import re
 import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from meshrun.runner.compiler.control.jumps import RESULT, Jumps, is_flag, none_of
 from meshrun.runner.compiler.control.plain import OPERAND
-from meshrun.runner.compiler.control.scope import FUNCTIONS, Scope, bound_names, scope_of
+from meshrun.runner.compiler.control.scope import (
+    BINDING,
+    FUNCTIONS,
+    Scope,
+    bound_names,
+    children,
+    located,
+    scope_of,
+)
 
+Holder = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 CONTROL = "__control__"  # the global name of the control object
 ITEM = "<item>"
 OPERATORS: dict[type[ast.cmpop], str] = {
@@ -43,6 +53,7 @@ OPERATORS: dict[type[ast.cmpop], str] = {
     ast.In: "in",
     ast.NotIn: "not in",
 }
+TOP = ast.Pass(lineno=1, col_offset=0, end_lineno=1, end_col_offset=0)  # a position
 INSIDE = re.compile(r"<(for|while|if|else|test)>\.<locals>\.")  # in the qualified name of a user's function
 
 
@@ -74,44 +85,63 @@ def _converted(code: types.CodeType, file: str, super_is_known: bool) -> types.C
     """Return the converted code of a function. file: a part of the key, which equal codes do not compare."""
     linecache.checkcache(file)
     text = "".join(linecache.getlines(file))
-    for first, last, around in _functions_in(text).get((code.co_name, code.co_firstlineno), ()):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the user has seen them
-            lines = text.splitlines(keepends=True)[first - 1 : last]
-            converted = _of_source(code, lines, first, around, super_is_known)
-        if converted is not None:
-            return converted
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the user has seen them
+        for place in _functions_in(text).get((code.co_name, code.co_firstlineno), ()):
+            lines = text.splitlines(keepends=True)[place.first - 1 : place.last]
+            converted = _of_source(code, lines, place, super_is_known)
+            if converted is not None:
+                return converted
     return None
 
 
-@functools.lru_cache(maxsize=64)
-def _functions_in(text: str) -> dict[tuple[str, int], list[tuple[int, int, tuple[ast.AST, ...]]]]:
-    """Return the functions of a file by name and first line.
+@dataclass(frozen=True)
+class _Place:
+    """Where a file has a function.
 
-    Each has its first line, its last one, and the functions and classes around it, from the outermost on.
+    first, last: its lines. around: the functions and classes around it, from the outermost on. imports: names
+    that the module imports, which make another code of calls of their attributes.
     """
-    functions: dict[tuple[str, int], list[tuple[int, int, tuple[ast.AST, ...]]]] = {}
+
+    first: int
+    last: int
+    around: tuple[Holder, ...]
+    imports: frozenset[str]
+
+
+@functools.lru_cache(maxsize=64)
+def _functions_in(text: str) -> dict[tuple[str, int], list[_Place]]:
+    """Return the functions of a file by name and first line."""
+    functions: list[tuple[ast.FunctionDef, tuple[Holder, ...]]] = []
+    imports = set[str]()
     try:
-        waiting: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(ast.parse(text), ())]
+        waiting: list[tuple[ast.AST, tuple[Holder, ...]]] = [(ast.parse(text), ())]
     except (SyntaxError, ValueError):
         return {}
     while waiting:
         node, around = waiting.pop()
         if isinstance(node, ast.FunctionDef):
-            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            span = first, node.end_lineno or first, around
-            functions.setdefault((node.name, first), []).append(span)
+            functions.append((node, around))
+        elif isinstance(node, (ast.Import, ast.ImportFrom)) and not around:
+            imports.update(bound_names(node))
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             around = (*around, node)
         if not isinstance(node, ast.expr):
-            waiting += [(child, around) for child in ast.iter_child_nodes(node)]
-    return functions
+            waiting += [(child, around) for child in children(node)]
+    places: dict[tuple[str, int], list[_Place]] = {}
+    for function, around in functions:
+        first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+        last = function.end_lineno or first
+        place = _Place(first, last, around, frozenset(imports - {"*"}))
+        places.setdefault((function.name, first), []).append(place)
+    return places
 
 
 def _of_source(
-    code: types.CodeType, lines: Sequence[str], first: int, around: Sequence[ast.AST], super_is_known: bool
+    code: types.CodeType, lines: Sequence[str], place: _Place, super_is_known: bool
 ) -> types.CodeType | None:
     """Return the converted code of a function, by its source. None if that is another function's."""
+    first = place.first
     is_indented = lines[0][:1] in (" ", "\t")
     if is_indented and first == 1:
         return None
@@ -122,48 +152,46 @@ def _of_source(
         return None
     # What stands before the body is run by the code around it.
     decorators = function.decorator_list
-    function.decorator_list = [ast.copy_location(ast.Constant(None), each) for each in decorators]
+    function.decorator_list = [located(ast.Constant(None), each) for each in decorators]
     given = function.args
-    given.defaults = [ast.copy_location(ast.Constant(None), each) for each in given.defaults]
-    given.kw_defaults = [each and ast.copy_location(ast.Constant(None), each) for each in given.kw_defaults]
+    given.defaults = [located(ast.Constant(None), each) for each in given.defaults]
+    given.kw_defaults = [each and located(ast.Constant(None), each) for each in given.kw_defaults]
     every = (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
     for parameter in filter(None, every):
         parameter.annotation = None
     function.returns = None
     # The source must be that of the code: a file may have changed since.
-    if _compiled(function, code, around) != code:
+    if _compiled(function, code, place) != code:
         return None
-    class_name = next((node.name for node in reversed(around) if isinstance(node, ast.ClassDef)), "")
+    class_name = next((node.name for node in reversed(place.around) if isinstance(node, ast.ClassDef)), "")
     scope = scope_of(function, class_name, super_is_known)
     if scope is None or not _Statements(scope).convert(function):
         return None
-    converted = _compiled(function, code, around)
+    converted = _compiled(function, code, place)
     if converted is None or converted.co_freevars != code.co_freevars:
         return None
     return _renamed(converted)
 
 
-def _compiled(
-    function: ast.FunctionDef, code: types.CodeType, around: Sequence[ast.AST]
-) -> types.CodeType | None:
+def _compiled(function: ast.FunctionDef, code: types.CodeType, place: _Place) -> types.CodeType | None:
     """Return the code of a function in functions and classes of the same names as in its file.
 
     code: its own; what it reads of the functions around it are variables of the outermost one.
     """
-    outside = [ast.Name(name, ast.Store()) for name in code.co_freevars if name != "__class__"]
+    names = [name for name in code.co_freevars if name != "__class__"]
+    outside = ast.Assign([ast.Name(name, ast.Store()) for name in names], ast.Constant(None))
+    outermost = next((node for node in place.around if isinstance(node, FUNCTIONS)), None)
     block: list[ast.stmt] = [function]
-    holders = [node for node in around if isinstance(node, FUNCTIONS)]
-    for node in reversed(around):
+    for node in reversed(place.around):
         if isinstance(node, ast.ClassDef):
-            block = [ast.ClassDef(name=node.name, bases=[], keywords=[], body=block, decorator_list=[])]
-        elif isinstance(node, FUNCTIONS):
-            if outside and node is holders[0]:
-                block = [ast.Assign([*outside], ast.Constant(None)), *block]
-            empty = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-            block = [ast.FunctionDef(name=node.name, args=empty, body=block, decorator_list=[])]
-        if "type_params" in block[0]._fields:  # from Python 3.12 on
-            cast(Any, block[0]).type_params = []
-    module = ast.fix_missing_locations(ast.Module(block, []))
+            holder: Any = ast.ClassDef(name=node.name, bases=[], keywords=[], body=block, decorator_list=[])
+        else:
+            body = [outside, *block] if names and node is outermost else block
+            holder = ast.FunctionDef(name=node.name, args=_parameters(), body=body, decorator_list=[])
+        holder.type_params = []  # from Python 3.12 on
+        block = [located(holder, TOP)]
+    imports: list[ast.stmt] = [located(ast.Import([ast.alias(name)]), TOP) for name in place.imports]
+    module = ast.Module([*imports, *block], [])
     flags = code.co_flags & __future__.annotations.compiler_flag
     try:
         compiled: types.CodeType = compile(module, code.co_filename, "exec", flags, dont_inherit=True)
@@ -199,7 +227,7 @@ class _Names:
         self.read, self.assigned, self.own = set[str](), set[str](), set[str]()
 
 
-class _Statements(ast.NodeTransformer):
+class _Statements:
     """Converts the statements of one function."""
 
     def __init__(self, scope: Scope) -> None:
@@ -218,18 +246,15 @@ class _Statements(ast.NodeTransformer):
             return False
         first = function.body[0]
         body = self._block(self._jumps.lowered(function))
-        if not self._calls_control:
-            function.body = [*start, *body]
-            return False
-        # All variables are the function's, also those that only its parts assign.
-        local = sorted(self._scope.local | set(filter(is_flag, self._names[0].assigned)))
         declared: list[ast.stmt] = [ast.Global(sorted(self._scope.global_))] if self._scope.global_ else []
         declared += [ast.Nonlocal(sorted(self._scope.outer))] if self._scope.outer else []
-        if local:
+        # All variables are the function's, also those that only its parts assign.
+        local = sorted(self._scope.local | set(filter(is_flag, self._names[0].assigned)))
+        if self._calls_control and local:
             names: list[ast.expr] = [ast.Name(name, ast.Store()) for name in local]
             declared.append(ast.If(ast.Constant(False), [ast.Assign(names, ast.Constant(None))], []))
-        function.body = [*start, *(ast.copy_location(each, first) for each in declared), *body]
-        return True
+        function.body = [*start, *(located(each, first) for each in declared), *body]
+        return self._calls_control
 
     # Statements
 
@@ -254,9 +279,9 @@ class _Statements(ast.NodeTransformer):
         if exits:
             always = isinstance(wanted, ast.Constant) and wanted.value
             wanted = none_of(exits) if always else ast.BoolOp(ast.And(), [none_of(exits), wanted])
-            wanted = ast.fix_missing_locations(ast.copy_location(wanted, node.test))
+            wanted = located(wanted, node.test)
         names = _Names()
-        returned = ast.copy_location(ast.Return(wanted), node.test)
+        returned = located(ast.Return(wanted), node.test)
         test = self._function("<test>", node.test, [returned], names)
         body = self._function("<while>", node, node.body, names)
         functions: list[ast.expr] = [ast.Name(name, ast.Load()) for name in ("<test>", "<while>")]
@@ -268,15 +293,13 @@ class _Statements(ast.NodeTransformer):
             return self.generic_visit(node)
         names, exits = _Names(), self._jumps.exits[node]
         iterable = self.visit(node.iter)
-        item = ast.copy_location(ast.Name(ITEM, ast.Load()), node.target)
-        target = ast.copy_location(ast.Assign([node.target], item), node.target)
+        item = located(ast.Name(ITEM, ast.Load()), node.target)
+        target = located(ast.Assign([node.target], item), node.target)
         functions = [self._function("<for>", node, [target, *node.body], names, [ITEM])]
         go_on: ast.expr = ast.Constant(None)
         if exits:
-            returned = ast.copy_location(ast.Return(none_of(exits)), node.iter)
-            functions.append(
-                self._function("<test>", node.iter, [ast.fix_missing_locations(returned)], names)
-            )
+            returned = located(ast.Return(none_of(exits)), node.iter)
+            functions.append(self._function("<test>", node.iter, [returned], names))
             go_on = ast.Name("<test>", ast.Load())
         arguments = [iterable, go_on, ast.Name("<for>", ast.Load()), self._state(names)]
         return [*functions, self._call_statement("for_loop", arguments, node.iter)]
@@ -292,7 +315,7 @@ class _Statements(ast.NodeTransformer):
         target = node.targets[0]
         if isinstance(target, ast.Name) and is_flag(target.id) and target.id != RESULT:
             if target.id not in self._jumps.asked:
-                return None
+                return located(ast.Pass(), node)
             if isinstance(node.value, ast.Constant) and node.value.value is False:
                 self._names[-1].own.add(target.id)
         return self.generic_visit(node)
@@ -302,8 +325,8 @@ class _Statements(ast.NodeTransformer):
             return self.generic_visit(node)
         # A nonlocal variable has no annotation; a local one's is never evaluated.
         if node.value is None:
-            return ast.copy_location(ast.Pass(), node)
-        return self.generic_visit(ast.copy_location(ast.Assign([node.target], node.value), node))
+            return located(ast.Pass(), node)
+        return self.generic_visit(located(ast.Assign([node.target], node.value), node))
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         if isinstance(node.target, ast.Name):
@@ -311,7 +334,7 @@ class _Statements(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Global(self, node: ast.stmt) -> Any:
-        return ast.copy_location(ast.Pass(), node)  # declared where the function begins
+        return located(ast.Pass(), node)  # declared where the function begins
 
     visit_Nonlocal = visit_Global
 
@@ -333,11 +356,30 @@ class _Statements(ast.NodeTransformer):
         self._note_all(node)
         return node
 
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        self._names[-1].assigned.update(bound_names(node))
-        return super().generic_visit(node)
+    def visit(self, node: ast.AST) -> Any:
+        visitor: Callable[[Any], Any] = getattr(self, f"visit_{type(node).__name__}", self.generic_visit)
+        return visitor(node)
+
+    def generic_visit(self, node: Any) -> Any:
+        """Convert what is in a node. Contexts and operators, which hold nothing, are left out."""
+        if isinstance(node, BINDING):
+            self._names[-1].assigned.update(bound_names(node))
+        for name in node._fields:
+            value = getattr(node, name)
+            if isinstance(value, ast.AST):
+                if vars(value):
+                    setattr(node, name, self.visit(value))
+            elif isinstance(value, list) and value:
+                if isinstance(value[0], ast.stmt):
+                    value[:] = self._block(value)
+                else:
+                    value[:] = [self.visit(each) if isinstance(each, ast.AST) else each for each in value]
+        return node
 
     # Expressions
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        return node
 
     def visit_Name(self, node: ast.Name) -> Any:
         if isinstance(node.ctx, ast.Load):
@@ -369,8 +411,7 @@ class _Statements(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args and self._depth:
             # In a function of its own, it finds neither the class nor the object.
             node.args = [
-                ast.copy_location(ast.Name(name, ast.Load()), node)
-                for name in ("__class__", self._scope.first)
+                located(ast.Name(name, ast.Load()), node) for name in ("__class__", self._scope.first)
             ]
         return self.generic_visit(node)
 
@@ -438,7 +479,7 @@ class _Statements(ast.NodeTransformer):
             pairs.append(ast.Tuple(pair, ast.Load()))
         call = self._call("chain", [first, *pairs], node)
         if is_test:
-            call.keywords = [ast.keyword("is_test", ast.Constant(True))]
+            call.keywords = [located(ast.keyword("is_test", ast.Constant(True)), node)]
         return call
 
     # What replaces them
@@ -475,25 +516,18 @@ class _Statements(ast.NodeTransformer):
         global_ = around & self._scope.global_
         declared: list[ast.stmt] = [ast.Nonlocal(sorted(nonlocal_))] if nonlocal_ else []
         declared += [ast.Global(sorted(global_))] if global_ else []
-        given = ast.arguments(
-            posonlyargs=[],
-            args=[ast.arg(parameter) for parameter in parameters],
-            kwonlyargs=[],
-            kw_defaults=[],
-            defaults=[],
-        )
-        body = [*(ast.copy_location(each, like) for each in declared), *body]
-        function = ast.FunctionDef(name=name, args=given, body=body, decorator_list=[])
-        if "type_params" in function._fields:  # from Python 3.12 on
-            cast(Any, function).type_params = []
-        return ast.copy_location(function, like)
+        body = [*(located(each, like) for each in declared), *body]
+        given = _parameters(parameters)
+        function: Any = ast.FunctionDef(name=name, args=given, body=body, decorator_list=[])
+        function.type_params = []  # from Python 3.12 on
+        return cast(ast.FunctionDef, located(function, like))
 
     def _block(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
         converted: list[ast.stmt] = []
         for statement in statements:
             made = self.visit(statement)
-            converted += made if isinstance(made, list) else [] if made is None else [made]
-        return converted or [ast.copy_location(ast.Pass(), statements[0])]
+            converted += made if isinstance(made, list) else [made]
+        return converted
 
     def _state(self, names: _Names) -> ast.expr:
         """Return the expression of the state: the variables of the function that a statement uses."""
@@ -511,12 +545,12 @@ class _Statements(ast.NodeTransformer):
     def _call(self, name: str, arguments: Sequence[ast.expr], like: ast.expr | ast.stmt) -> ast.Call:
         self._calls_control = True
         method = ast.Attribute(ast.Name(CONTROL, ast.Load()), name, ast.Load())
-        return ast.copy_location(ast.Call(method, list(arguments), []), like)
+        return cast(ast.Call, located(ast.Call(method, list(arguments), []), like))
 
     def _call_statement(
         self, name: str, arguments: Sequence[ast.expr], like: ast.expr | ast.stmt
     ) -> ast.stmt:
-        return ast.copy_location(ast.Expr(self._call(name, arguments, like)), like)
+        return cast(ast.stmt, located(ast.Expr(self._call(name, arguments, like)), like))
 
     def _note_all(self, node: ast.AST) -> None:
         """Note the variables that a function or class inside may read, and those that it assigns."""
@@ -534,7 +568,16 @@ def _is_operand(node: ast.expr) -> bool:
 
 
 def _function_of(node: ast.expr) -> ast.Lambda:
-    empty = ast.arguments(
-        posonlyargs=[], args=[], vararg=ast.arg(OPERAND), kwonlyargs=[], kw_defaults=[], defaults=[]
+    """Return a function without arguments that returns the value of an expression."""
+    return ast.Lambda(_parameters(vararg=OPERAND), node)
+
+
+def _parameters(names: Sequence[str] = (), vararg: str | None = None) -> ast.arguments:
+    return ast.arguments(
+        posonlyargs=[],
+        args=[ast.arg(name) for name in names],
+        vararg=ast.arg(vararg) if vararg else None,
+        kwonlyargs=[],
+        kw_defaults=[],
+        defaults=[],
     )
-    return ast.copy_location(ast.Lambda(empty, node), node)

@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshrun.runner.compiler.control.scope import LOOPS, always_leaves, blocks_of, leaves, leaves_finally
+from meshrun.runner.compiler.control.scope import (
+    LOOPS,
+    always_leaves,
+    blocks_of,
+    leaves,
+    leaves_finally,
+    located,
+)
 
 TRY: Any = (ast.Try, getattr(ast, "TryStar", ast.Try))  # TryStar: from Python 3.11 on
 RETURNED, RESULT = "<returned>", "<result>"
@@ -37,11 +44,11 @@ class Jumps:
         inside = [block for statement in body for block in blocks_of(statement)]
         if self._some_stay or not any(ast.Return in leaves(block) for block in inside):
             return self._block(body, None, returns=False)
-        end = ast.copy_location(ast.Return(None), body[-1])
+        end = located(ast.Return(None), body[-1])
         lowered = self._block([*body, end], None, returns=True)
         start = _assign(RETURNED, ast.Constant(False), body[0])
-        value = ast.copy_location(ast.Name(RESULT, ast.Load()), body[-1])
-        return [start, *lowered, ast.copy_location(ast.Return(value), body[-1])]
+        value = located(ast.Name(RESULT, ast.Load()), body[-1])
+        return [start, *lowered, located(ast.Return(value), body[-1])]
 
     def _block(self, statements: Sequence[ast.stmt], loop: ast.stmt | None, returns: bool) -> list[ast.stmt]:
         """Return the statements of a block without jumps.
@@ -52,7 +59,7 @@ class Jumps:
         for at, statement in enumerate(statements):
             rest = list(statements[at + 1 :])
             if isinstance(statement, ast.Return) and returns:
-                value = statement.value or ast.copy_location(ast.Constant(None), statement)
+                value = statement.value or located(ast.Constant(None), statement)
                 lowered += [
                     _assign(RESULT, value, statement),
                     _assign(RETURNED, ast.Constant(True), statement),
@@ -123,7 +130,7 @@ class Jumps:
             return statements
         self.asked.update(flags)
         guard = ast.If(none_of(flags), statements, [])
-        return [ast.fix_missing_locations(ast.copy_location(guard, statements[0]))]
+        return [located(guard, statements[0])]
 
 
 def is_flag(name: str) -> bool:
@@ -144,4 +151,5 @@ def _flag(jump: ast.stmt, loop: ast.stmt) -> str:
 
 def _assign(name: str, value: ast.expr, like: ast.stmt) -> ast.Assign:
     statement = ast.Assign([ast.Name(name, ast.Store())], value)
-    return ast.fix_missing_locations(ast.copy_location(statement, like))
+    assigned: ast.Assign = located(statement, like)
+    return assigned

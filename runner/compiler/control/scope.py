@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+# They assign a variable by an attribute of their own, or from within a comprehension.
+BINDING = (
+    *(*FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom, ast.NamedExpr),
+    *(ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.MatchMapping),
+)
 LOOPS = (ast.For, ast.While, ast.AsyncFor)
+POSITIONED = (ast.expr, ast.stmt, ast.arg, ast.keyword, ast.alias)  # nodes that have a line
 # They read or change the variables of the function that calls them.
 FRAME_READERS = {"locals", "vars", "dir", "eval", "exec"}
 SUSPENDED = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)  # of generators and coroutines
@@ -50,20 +57,23 @@ def scope_of(function: ast.FunctionDef, class_name: str, super_is_known: bool) -
     bound = {parameter.arg for parameter in parameters}
     global_, outer, shared, read = set[str](), set[str](), set[str](), set[str]()
     for node, in_comprehension in _own_nodes(function.body):
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Load):
+                read.add(node.id)
+            elif not in_comprehension:
+                bound.add(node.id)
+            continue
         if isinstance(node, SUSPENDED) or (isinstance(node, ast.comprehension) and node.is_async):
             return None
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            read.add(node.id)
-        elif isinstance(node, ast.Name) and not in_comprehension:
-            bound.add(node.id)
-        elif isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             inside = (each for each in ast.walk(node) if isinstance(each, ast.Nonlocal))
             shared.update(name for each in inside for name in each.names)
         elif isinstance(node, ast.Global):
             global_.update(node.names)
         elif isinstance(node, ast.Nonlocal):
             outer.update(node.names)
-        bound.update(bound_names(node))
+        if isinstance(node, BINDING):
+            bound.update(bound_names(node))
     first = positional[0].arg if positional else ""
     knows_super = class_name and first and super_is_known and "super" not in bound | global_ | outer
     if read & FRAME_READERS or ("super" in read and not knows_super):
@@ -75,18 +85,24 @@ def scope_of(function: ast.FunctionDef, class_name: str, super_is_known: bool) -
 
 
 def bound_names(node: ast.AST) -> list[str]:
-    """Return the variables that a node assigns by an attribute of its own, or from within a comprehension."""
-    if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-        return [node.name]
-    if isinstance(node, ast.NamedExpr):
-        return [node.target.id]
+    """Return the variables that a node of BINDING assigns."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
-    if isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
-        return [node.name] if node.name else []
-    if isinstance(node, ast.MatchMapping):
-        return [node.rest] if node.rest else []
-    return []
+    if isinstance(node, ast.NamedExpr):
+        return [node.target.id]
+    name = getattr(node, "rest" if isinstance(node, ast.MatchMapping) else "name")
+    return [name] if name else []
+
+
+def children(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes in a node, but for contexts and operators, which have no line."""
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, ast.AST):
+            if vars(value):
+                yield value
+        elif isinstance(value, list):
+            yield from (each for each in value if isinstance(each, ast.AST))
 
 
 def _own_nodes(nodes: Sequence[ast.AST]) -> Iterator[tuple[ast.AST, bool]]:
@@ -95,21 +111,14 @@ def _own_nodes(nodes: Sequence[ast.AST]) -> Iterator[tuple[ast.AST, bool]]:
     while waiting:
         node, inside = waiting.pop()
         yield node, inside
-        if isinstance(node, FUNCTIONS):
-            given = node.args
-            children: list[ast.AST] = [
-                *node.decorator_list,
-                *given.defaults,
-                *filter(None, given.kw_defaults),
-            ]
+        inner: Iterable[ast.AST] = children(node)
+        if isinstance(node, (*FUNCTIONS, ast.Lambda)):
+            inner = (*node.args.defaults, *filter(None, node.args.kw_defaults))
+            inner = (*inner, *getattr(node, "decorator_list", ()))
         elif isinstance(node, ast.ClassDef):
-            children = [*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)]
-        elif isinstance(node, ast.Lambda):
-            children = [*node.args.defaults, *filter(None, node.args.kw_defaults)]
-        else:
-            children = [*ast.iter_child_nodes(node)]
+            inner = (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords))
         inside = inside or isinstance(node, COMPREHENSIONS)
-        waiting += [(child, inside) for child in children]
+        waiting += [(child, inside) for child in inner]
 
 
 def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -159,3 +168,16 @@ def leaves_finally(statements: Sequence[ast.stmt]) -> bool:
         if any(leaves_finally(block) for block in blocks_of(statement)):
             return True
     return False
+
+
+def located(node: Any, like: ast.AST) -> Any:
+    """Give a new node, and the nodes in it that have none, the position of another; return it."""
+    for name in ("lineno", "col_offset", "end_lineno", "end_col_offset"):
+        setattr(node, name, getattr(like, name))
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, POSITIONED) and not hasattr(child, "lineno"):
+            located(child, like)
+        elif isinstance(child, ast.arguments):
+            for parameter in (*child.args, *filter(None, (child.vararg,))):
+                located(parameter, like)
+    return node
