@@ -125,7 +125,6 @@ class LoopRun:
             array.interior[...] = 0 if source is None else source.interior
             array.written()
             outer.arrays[number] = array
-        inputs = {(one.number, one.part): value for value, one in self.run.program.inputs.items()}
         for output, number, part in stage.results:
             feed = loop.feeds[output]
             if count or feed is None:
@@ -134,7 +133,7 @@ class LoopRun:
                     found[...] = 0
                 outer.values.views[number][...] = getattr(found, part) if part else found
             else:
-                outer.values.views[number][...] = self.run.values.views[inputs[feed, part]]
+                outer.values.views[number][...] = outer.values.views[stage.firsts[feed, part]]
 
     def _fail(self, most: int) -> None:
         raise RunError(

@@ -66,15 +66,17 @@ class LoopStage:
     """Run a body until its condition is false, or for each item of a range.
 
     loop: what is known of it beside the numbers below. arrays: of the program, that the body's inputs are at
-    first; None for values. values: of the body, which value of the program each is at first. writes: the
-    arrays of the program, or the values where `of_value`, that the body's outputs become, by output.
-    parts: of such a value, of a complex number. first: the value that tells whether there is an iteration.
+    first; None for values. values: of the body's values, which value of the program each is at first; firsts:
+    the same by the body's input, and the part of a complex number. writes: outputs of the body, and the
+    arrays of the program that they become; results: outputs, the values, and the part of a complex number.
+    first: the value that tells whether there is an iteration.
     """
 
     loop: Loop
     body: StagedProgram
     arrays: tuple[int | None, ...]
     values: tuple[tuple[int, int], ...]
+    firsts: Mapping[tuple[int, str], int]
     writes: tuple[tuple[int, int], ...]
     results: tuple[tuple[int, int, str], ...]
     first: int | None
@@ -393,12 +395,12 @@ def _between(
 def _loop_stage(program: WholeProgram, loop: Loop) -> LoopStage:
     body = plan_program(loop.body)
     arrays = tuple(None if not one.shape else node.input for one, node in zip(loop.body.inputs, loop.inputs, strict=True))
-    values = []
-    for value, one in body.inputs.items():
-        node = loop.inputs[one.number]
-        if one.part:
-            node = node.operands[one.part == "imag"]
-        values.append((value, node.value))
+    firsts = {}
+    for number, (one, node) in enumerate(zip(loop.body.inputs, loop.inputs, strict=True)):
+        if not one.shape:
+            parts = zip(("real", "imag"), node.operands, strict=True) if one.dtype.kind == "c" else [("", node)]
+            firsts |= {(number, part): each.value for part, each in parts}
+    values = tuple((value, firsts[one.number, one.part]) for value, one in body.inputs.items())
     left = {n: one for n, one in program.between.items() if isinstance(one, LoopResult) and one.loop is loop}
     results = [
         (one.output, n, one.part)
@@ -407,7 +409,7 @@ def _loop_stage(program: WholeProgram, loop: Loop) -> LoopStage:
     ]
     writes = tuple((one.output, n) for n, one in left.items())
     first = None if loop.first is None else loop.first.value
-    return LoopStage(loop, body, arrays, tuple(values), writes, tuple(results), first)
+    return LoopStage(loop, body, arrays, values, firsts, writes, tuple(results), first)
 
 
 def _loop_of(program: WholeProgram, one: tuple[str, int]) -> Loop | None:

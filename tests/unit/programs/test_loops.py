@@ -406,7 +406,7 @@ def blocks(draw: Any, depth: int, loops: tuple[str, ...]) -> list[str]:
     return found
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(blocks(2, ()), st.sampled_from(["f4", "f8"]))
 def test_random_programs(lines: list[str], dtype: str) -> None:
     start = ["u, v, w = u * 1, v * 1, u - v", "s, k = np.max(u) * 0.5, 0"]

@@ -165,7 +165,7 @@ def with_bodies(program: WholeProgram, numbered: Callable[[WholeProgram], WholeP
         if slots is None or one.output not in slots:
             return one  # nothing reads it
         if one.loop not in made:
-            made[one.loop] = _with_body(program, one.loop, slots, numbered)
+            made[one.loop] = _with_body(program, one.loop, used, numbered)
         loop, outputs = made[one.loop]
         return replace(one, loop=loop, output=outputs[one.output])
 
@@ -239,16 +239,19 @@ def _used_results(program: WholeProgram) -> dict[RecordedLoop, set[int]]:
 def _with_body(
     program: WholeProgram,
     loop: RecordedLoop,
-    used: set[int],
+    used: Mapping[RecordedLoop, set[int]],
     numbered: Callable[[WholeProgram], WholeProgram],
 ) -> tuple[Loop, dict[int, int]]:
-    """Return a loop with its body, and which of the body's outputs each used slot is."""
-    slots = sorted(used)
+    """Return a loop with its body, and which of the body's outputs each used slot is.
+
+    used: the slots of each loop that are needed.
+    """
+    slots = sorted(used[loop])
     dependence = LoopDependence(program.graph, program.tape, loop.number)
     # Once to know what it reads from outside, which are its first arrays; and again.
     keys: dict[Any, Shape] = {}
     for _ in range(2):
-        body = _Body(program, loop, slots, dependence, keys)
+        body = _Body(program, loop, used, dependence, keys)
         finals = [body.of([loop.slots[slot].final]) for slot in slots]  # type: ignore[list-item]
         again = [] if loop.again is None else body.of([loop.again])
         checks = tuple(replace(one, count=body.of([one.count])[0]) for one in loop.checks)
@@ -332,11 +335,11 @@ class _Body:
         self,
         program: WholeProgram,
         loop: RecordedLoop,
-        slots: Sequence[int],
+        used: Mapping[RecordedLoop, set[int]],
         dependence: LoopDependence,
         keys: Mapping[Any, Shape],
     ) -> None:
-        self._program, self._loop, self._depends = program, loop, dependence.of
+        self._program, self._loop, self._used, self._depends = program, loop, used, dependence.of
         self._zero, self._none = (0,) * len(program.space), (0,) * len(program.space)
         self.keys: dict[Any, Shape] = dict(keys)
         self.graph = WholeGraph(list(keys.values()), program.space)
@@ -345,7 +348,7 @@ class _Body:
         self._loops: dict[RecordedLoop, RecordedLoop] = {}
         self._done: dict[Node, Node] = {}
         self._dtypes: dict[int, np.dtype[Any]] = {}  # of arrays from outside, by their numbers there
-        for slot in slots:
+        for slot in sorted(used[loop]):
             one = loop.slots[slot]
             if one.initial is not None:
                 self._number(("slot", slot), self._none if one.is_value else program.space)
@@ -504,8 +507,12 @@ class _Body:
             return None if node is None else self.of([node])[0]
 
         copied = self._loops[loop] = replace(loop, slots=[])
+        needed = self._used.get(loop, set())
         copied.slots = [
-            replace(slot, initial=one(slot.initial), final=one(slot.final), leaf=None) for slot in loop.slots
+            replace(slot, initial=one(slot.initial), final=one(slot.final), leaf=None)
+            if number in needed
+            else replace(slot, initial=None, final=None, leaf=None)
+            for number, slot in enumerate(loop.slots)
         ]
         copied.first, copied.again = one(loop.first), one(loop.again)
         copied.checks = tuple(replace(check, count=self.of([check.count])[0]) for check in loop.checks)

@@ -390,6 +390,9 @@ class TracedControl(PlainControl):
                 with self._journal() as journal:
                     try:
                         self._trace_body(loop, state, values, known, body, more, journal)
+                        if unrolled and self._is_of_cells(loop):
+                            raise NotAlike("it computes each cell by itself")
+                        self._leave(loop, state, known, journal)
                         break
                     except MoreChanges as more_changes:
                         self._undo(journal, state, values, copies)
@@ -398,10 +401,6 @@ class TracedControl(PlainControl):
                     except BaseException:
                         self._undo(journal, state, values, copies)
                         raise
-            if unrolled and self._is_of_cells(loop):
-                self._undo(journal, state, values, copies)
-                raise NotAlike("")
-            self._leave(loop, state, known, journal)
         except NotAlike as reason:
             if unrolled:
                 raise
@@ -592,7 +591,9 @@ class TracedControl(PlainControl):
         turned = [path for path in known.numbers if path in found.values]
         paths = {*known.numbers, *known.values}
         if extra or turned or not {*found.numbers, *found.values} <= paths:
-            raise MoreChanges(self._joined(known, found, extra, turned))
+            joined = self._joined(known, found, extra, turned)
+            joined.returned = {one.path: one.value for one in leaves if one.path in found.returned}
+            raise MoreChanges(joined)
         if more is not None:
             wanted = more()
             loop.again = self._condition(wanted) if self.is_traced(wanted) else None
@@ -647,7 +648,6 @@ class TracedControl(PlainControl):
             moved=[*known.moved, *(one for one in moved if one not in known.moved)],
             numbers=numbers,
             values=values,
-            returned={**found.returned, **known.returned},
         )
 
     def _is_of_cells(self, loop: RecordedLoop) -> bool:
@@ -730,12 +730,16 @@ class TracedControl(PlainControl):
         of_stand = {stand: storage for storage, stand in known.stands.items()}
         next_of = {storage: of_stand.get(known.ends[storage]) for storage in known.moved}
         for storage in known.moved:
+            stand = known.stands[storage]
+            if loop.kind == "if":
+                if stand in journal.written:
+                    self._keep_first(loop, known, storage, stand.nodes)
+                continue
             # The names that memory has, iteration by iteration, until it has the first one again.
             cycle = [storage]
             while (following := next_of[cycle[-1]]) not in (storage, None):
                 assert following is not None
                 cycle.append(following)
-            stand = known.stands[storage]
             if next_of[cycle[-1]] is None:
                 if len(cycle) > 1 and any(known.stands[one] in journal.written for one in cycle):
                     raise NotAlike(f"{known.names[storage]} is written, and then has another name")
@@ -761,10 +765,12 @@ class TracedControl(PlainControl):
     ) -> None:
         """Leave what the first iteration writes into memory that it then replaces. nodes: at its end."""
         graph = self._recorder.graph
-        count = loop.slots[self._counter(loop, known)].leaf
-        assert count is not None
-        none = graph.constant(0, count.dtype)
-        first = graph.operation("equal", np.dtype(bool), [count, none], loop.line)
+        first = graph.truth(True)
+        if loop.kind != "if":
+            count = loop.slots[self._counter(loop, known)].leaf
+            assert count is not None
+            none = graph.constant(0, count.dtype)
+            first = graph.operation("equal", np.dtype(bool), [count, none], loop.line)
         slots = [
             self._slot(loop, "array", node, node.dtype, is_value=not storage.extents) for node in storage.nodes
         ]
