@@ -14,8 +14,6 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
 from meshrun.runner.compiler.whole.between.cuts import rebuilt
 from meshrun.runner.compiler.whole.between.levels import (

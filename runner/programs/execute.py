@@ -219,7 +219,11 @@ class ProgramRun:
         for number, kind in failed:
             if kind == "reduced":
                 del self._combined[number]
-        bodies = [(n, *why) for n, loop in self.loops.items() for _, *why in loop.run.prepare()]
+        bodies = [
+            (number, reason, line)
+            for number, loop in self.loops.items()
+            for _, reason, line in loop.run.prepare()
+        ]
         return [*((number, *why) for (number, _), why in sorted(failed.items())), *bodies]
 
     def _kinds(self, number: int, stage: KernelStage | ReductionStage) -> dict[str, StageCells]:

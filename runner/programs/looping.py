@@ -6,17 +6,18 @@ the arrays as they were before the loop, which stay as they are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.device.api import poison
 from meshrun.runner.errors import RunError
-from meshrun.runner.spelling import option
 from meshrun.runner.programs.stages import LoopStage
 from meshrun.runner.region import Array
+from meshrun.runner.spelling import option
 
 if TYPE_CHECKING:
     from meshrun.runner.programs.execute import ProgramRun
+
 
 class LoopRun:
     """The blocks of one loop. run: of its body. iterations: so far, of all steps; last: of the last step."""
@@ -146,4 +147,3 @@ class LoopRun:
             hint=f"a looser tolerance, or {option('max_iterations', 'N')} for more",
             everywhere=True,
         )
-

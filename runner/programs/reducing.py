@@ -111,7 +111,9 @@ def with_late_reductions(program: StagedProgram) -> StagedProgram:
                 earlier.append(one)
         if any(isinstance(one, LoopStage) for one in between):
             continue
-        if any(not isinstance(one, ValueStage) and needed & set(one.cells.values) for one in between):
+        if any(
+            not isinstance(one, (ValueStage, LoopStage)) and needed & set(one.cells.values) for one in between
+        ):
             continue
         after: list[Stage] = [stage, *([ValueStage(tuple(later))] if later else [])]
         stages[begin : kernels[0] + 1] = [*earlier, *after]

@@ -394,11 +394,15 @@ def _between(
 
 def _loop_stage(program: WholeProgram, loop: Loop) -> LoopStage:
     body = plan_program(loop.body)
-    arrays = tuple(None if not one.shape else node.input for one, node in zip(loop.body.inputs, loop.inputs, strict=True))
-    firsts = {}
+    arrays = tuple(
+        None if not one.shape else node.input for one, node in zip(loop.body.inputs, loop.inputs, strict=True)
+    )
+    firsts: dict[tuple[int, str], int] = {}
     for number, (one, node) in enumerate(zip(loop.body.inputs, loop.inputs, strict=True)):
         if not one.shape:
-            parts = zip(("real", "imag"), node.operands, strict=True) if one.dtype.kind == "c" else [("", node)]
+            parts = (
+                zip(("real", "imag"), node.operands, strict=True) if one.dtype.kind == "c" else [("", node)]
+            )
             firsts |= {(number, part): each.value for part, each in parts}
     values = tuple((value, firsts[one.number, one.part]) for value, one in body.inputs.items())
     left = {n: one for n, one in program.between.items() if isinstance(one, LoopResult) and one.loop is loop}

@@ -13,11 +13,11 @@ import math
 import operator
 import sys
 import types
-from types import MappingProxyType
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np

@@ -20,6 +20,8 @@ from meshrun.runner.compiler.whole.graph import Definition, LoopResult, Reductio
 from meshrun.runner.compiler.whole.sizes import subgrid_of
 from meshrun.runner.region import HostArray, Shape, Sizes, Subgrid
 
+ASSUMED_ITERATIONS = 100  # of a loop that a condition ends
+
 
 @dataclass(frozen=True)
 class WholeInput:
@@ -224,9 +226,16 @@ class WholeProgram:
 
     @property
     def operations(self) -> int:
-        """Number of operations for each cell, of all stages; of loops, those of one iteration."""
+        """Number of operations for each cell, of all stages.
+
+        Of a loop, those of all iterations; it is unknown how many a condition ends.
+        """
         own = sum(node.op not in FREE for node in self.nodes)
-        return own + sum(loop.body.operations for loop in self.loops)
+        in_loops: list[int] = [
+            loop.body.operations * (ASSUMED_ITERATIONS if loop.items is None else len(loop.items))
+            for loop in self.loops
+        ]
+        return own + sum(in_loops)
 
     @property
     def inexact(self) -> bool:
@@ -241,11 +250,13 @@ class WholeProgram:
         numbers = list(self.between)
         dtypes = [self.dtype_between(number) for number in numbers]
         # Two blocks for each array of a loop's state, and what lies between the stages of the body.
-        dtypes += [one.dtype for loop in self.loops for one in loop.body.outputs if one.shape for _ in range(2)]
+        dtypes += [
+            one.dtype for loop in self.loops for one in loop.body.outputs if one.shape for _ in range(2)
+        ]
         reads = [self.footprint(number) for number in (*range(len(self.inputs)), *numbers)]
         wide = [
             n + max(read[axis][0] for read in reads) + max(read[axis][1] for read in reads)
             for axis, n in enumerate(cells[: len(self.space)])
         ]
-        bodies = sum(loop.body.bytes_between(cells) for loop in self.loops)
+        bodies: int = sum(loop.body.bytes_between(cells) for loop in self.loops)
         return math.prod(wide) * (sum(dtype.itemsize for dtype in dtypes) + 8) + bodies

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -273,6 +273,19 @@ def branches(p, b):
     return p, b * (m if m > 2 else m / 2)
 
 
+def copied_in_a_branch(p, b):
+    if p.max() > 1:
+        q = p.copy()
+        q[0] = 7
+    else:
+        q = b * 2
+        q[1] = 8
+    if b.max() > 1:
+        r = b.copy()
+        r[2] = q[0, 0]
+    return q, r
+
+
 def never(p, b):
     while p.max() > 1000:
         p = np.roll(p, 1, 0)
@@ -292,7 +305,7 @@ def not_a_number(p, b):
 
 CONDITIONS: dict[str, Any] = {
     one.__name__: one
-    for one in (until, until_with_sweeps, swapped_until, broken, checked_now_and_then, continued, early, branches, never, not_a_number)
+    for one in (until, until_with_sweeps, swapped_until, broken, checked_now_and_then, continued, early, branches, copied_in_a_branch, never, not_a_number)
 }  # fmt: skip
 
 
@@ -341,7 +354,10 @@ def test_conjugate_gradients_to_the_bit(dtype: str) -> None:
     ("text", "says"),
     [
         ("while u.max() > 1: u = u[1:]", "loops on a value, and u .* becomes"),
-        ("h = []\n    while u.max() > 1:\n        u = np.roll(u, 1, 0)\n        h.append(u)", "a list, dictionary"),
+        (
+            "h = []\n    while u.max() > 1:\n        u = np.roll(u, 1, 0)\n        h.append(u)",
+            "a list, dictionary",
+        ),
         ("if u.max() > 1: u = u[1:]", "branches on a value, and u"),
     ],
 )
@@ -411,4 +427,8 @@ def blocks(draw: Any, depth: int, loops: tuple[str, ...]) -> list[str]:
 def test_random_programs(lines: list[str], dtype: str) -> None:
     start = ["u, v, w = u * 1, v * 1, u - v", "s, k = np.max(u) * 0.5, 0"]
     text = "def f(u, v):\n" + "".join(f"    {line}\n" for line in [*start, *lines, "return u, v + w * s + k"])
-    check(compiled(text), field(7, 6, dtype=dtype), field(7, 6, dtype=dtype, seed=3), names=("u", "v"))
+    try:
+        check(compiled(text), field(7, 6, dtype=dtype), field(7, 6, dtype=dtype, seed=3), names=("u", "v"))
+    except NotTraceable as reason:
+        assume("has another name" not in reason.reason)  # written, and then named as another array was
+        raise

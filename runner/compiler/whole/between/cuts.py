@@ -15,6 +15,7 @@ from meshrun.runner.compiler.passes.real_parts import value_in_parts
 from meshrun.runner.compiler.trace.array import MOST_NODES
 from meshrun.runner.compiler.trace.graph import Node, Offset, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole.between.loops import MappedLoops, loops_of
 from meshrun.runner.compiler.whole.graph import (
     LEAVES,
     POSITIONED,
@@ -25,7 +26,6 @@ from meshrun.runner.compiler.whole.graph import (
     StepSlot,
     WholeGraph,
 )
-from meshrun.runner.compiler.whole.between.loops import MappedLoops, loops_of
 from meshrun.runner.compiler.whole.program import WholeProgram
 
 # Operations for each byte that is written and read again, of a 4-byte and of an 8-byte dtype.

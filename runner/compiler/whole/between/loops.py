@@ -100,8 +100,7 @@ class Loop:
     """A loop, with its body as a program.
 
     body: its inputs are the state and what it reads from outside. inputs: what these are at first, of the
-    function's graph. feeds: of each of the body's outputs, which input it becomes in the next iteration; None:
-    none. again: the output that tells whether another iteration follows. The others are as of `RecordedLoop`.
+    function's graph. feeds: of each of the body's outputs, the input that it becomes in the next iteration. again: the output that tells whether another iteration follows. The others are as of `RecordedLoop`.
     """
 
     number: int
@@ -151,7 +150,7 @@ class MappedLoops:
 
 
 def with_bodies(program: WholeProgram, numbered: Callable[[WholeProgram], WholeProgram]) -> WholeProgram:
-    """Return a traced program whose loops have programs as bodies. numbered: gives a body its final numbers."""
+    """Return a traced program whose loops have programs as bodies. numbered: gives a body final numbers."""
     graph = program.graph
     if not any(isinstance(one, LoopResult) for one in (*graph.between.values(), *graph.values)):
         return program
@@ -174,7 +173,8 @@ def with_bodies(program: WholeProgram, numbered: Callable[[WholeProgram], WholeP
     graph.values = [of(one) for one in graph.values]
     between = {number: one for number, one in graph.between.items() if not _is_unused(one)}
     values = {n: one for n, one in program.values.items() if not _is_unused(graph.values[n])}
-    return replace(program, between=between, values={n: graph.values[n] for n in values})
+    found: dict[int, Any] = {n: graph.values[n] for n in values}
+    return replace(program, between=between, values=found)
 
 
 def _is_unused(definition: Any) -> bool:
@@ -271,7 +271,16 @@ def _with_body(
     }
     tape = replace(program.tape, slots=dict(program.tape.slots))
     made = WholeProgram(
-        program.space, inputs, tuple(outputs), body.graph, {}, (), dict(body.graph.between), values, checks, tape
+        program.space,
+        inputs,
+        tuple(outputs),
+        body.graph,
+        {},
+        (),
+        dict(body.graph.between),
+        values,
+        checks,
+        tape,
     )
     feeds = [order.index(("slot", slot)) if ("slot", slot) in keys else None for slot in slots]
     found = Loop(
@@ -361,6 +370,8 @@ class _Body:
 
     def input(self, key: Any) -> WholeInput:
         """Return an input of the body."""
+        kind: str
+        what: Any
         kind, what = key
         if kind == "slot":
             slot = self._loop.slots[what]
@@ -368,7 +379,8 @@ class _Body:
         if kind == "value":
             return WholeInput("value", (), what.dtype)
         if kind == "array" and what < len(self._program.inputs):
-            return self._program.inputs[what]
+            given: WholeInput = self._program.inputs[what]
+            return given
         node = self.outside(key)
         return WholeInput("array", self._program.space, node.dtype)
 
@@ -379,7 +391,10 @@ class _Body:
             initial = self._loop.slots[what].initial
             assert initial is not None
             return initial
-        return self._program.graph.load(what, self._dtypes[what], self._zero) if kind == "array" else what
+        if kind == "array":
+            return self._program.graph.load(what, self._dtypes[what], self._zero)
+        node: Node = what
+        return node
 
     def of(self, nodes: Iterable[Node]) -> list[Node]:
         """Return nodes of the function's graph as nodes of the body's."""
@@ -517,4 +532,3 @@ class _Body:
         copied.first, copied.again = one(loop.first), one(loop.again)
         copied.checks = tuple(replace(check, count=self.of([check.count])[0]) for check in loop.checks)
         return copied
-

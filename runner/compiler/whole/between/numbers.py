@@ -8,8 +8,8 @@ slots of the step's tape are the first scalars, before the other values.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from meshrun.runner.compiler.trace.graph import Node, in_order
@@ -99,9 +99,11 @@ def numbered(program: WholeProgram, function: Callable[..., Any]) -> WholeProgra
 
     graph.picked = [of(one) if isinstance(one, tuple) else one for one in old.picked]
     shift = len(tables)
-    between: dict[int, Node | Reduction | LoopResult] = {n + shift: done[node] for n, node in needed.written.items()}
-    between |= {n + shift: replace(one, nodes=of(one.nodes)) for n, one in needed.reduced.items()}
-    between |= {n + shift: mapped.result(one) for n, one in needed.left.items()}
+    between: dict[int, Node | Reduction | LoopResult] = {
+        **{n + shift: done[node] for n, node in needed.written.items()},
+        **{n + shift: replace(one, nodes=of(one.nodes)) for n, one in needed.reduced.items()},
+        **{n + shift: mapped.result(one) for n, one in needed.left.items()},
+    }
     graph.define(between, [definition(number, place) for place, number in enumerate(order)])
 
     constants = constants_of(function, taken, space, [one.name for one in inputs])
@@ -112,6 +114,6 @@ def numbered(program: WholeProgram, function: Callable[..., Any]) -> WholeProgra
         graph=graph,
         series=tuple(replace(one, nodes=of(one.nodes)) for one in program.series),
         between=between,
-        values={n: one for n, one in enumerate(graph.values) if not isinstance(one, StepSlot)},
+        values={n: one for n, one in enumerate(graph.values) if not isinstance(one, (StepSlot, StateValue))},
         checks=tuple(replace(one, count=done[one.count]) for one in program.checks),
     )

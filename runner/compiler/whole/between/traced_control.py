@@ -16,6 +16,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,18 @@ from meshrun.runner.compiler.trace.array import MOST_NODES, real_dtype
 from meshrun.runner.compiler.trace.graph import FREE, Node, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import Timed, nodes_of
-from meshrun.runner.compiler.whole.array import Listed, Scalar, Storage, Tracing, Whole, made, made_scalar, taken
+from meshrun.runner.compiler.whole.array import (
+    Scalar,
+    Storage,
+    Tracing,
+    Whole,
+    made,
+    made_scalar,
+    taken,
+)
 from meshrun.runner.compiler.whole.between.loops import Carried, LoopDependence, RecordedLoop, Slot
-from meshrun.runner.compiler.whole.graph import LEAVES, LoopResult, Reduction, StateValue
+from meshrun.runner.compiler.whole.graph import LoopResult, Reduction, StateValue
+from meshrun.runner.compiler.whole.points import Listed
 
 FEW = 4  # iterations that are traced one by one
 MOST_CHOSEN = 64  # operations of both branches, per cell, that are computed rather than branched over
@@ -59,6 +69,22 @@ class Journal:
 
 
 @dataclass
+class Side:
+    """What a side of a branch leaves: the variables' values, those within them, and memory that it writes.
+
+    cheap: whether it may be computed where the other one is taken.
+    """
+
+    values: list[Any]
+    leaves: dict[tuple[Any, ...], Any]
+    written: dict[Storage, list[Node]]
+    cheap: bool
+
+    def of(self, storage: Storage) -> list[Node]:
+        return self.written.get(storage, storage.nodes)
+
+
+@dataclass
 class Leaf:
     """A value in the state. path: the variable, and where in it the value is. names: of the variable."""
 
@@ -81,9 +107,11 @@ class TracedControl(PlainControl):
 
     def is_traced(self, value: Any) -> bool:
         """Return whether a value is not known while the function is traced, and all cells share it."""
-        return isinstance(value, Timed) or (
-            isinstance(value, Whole) and not value._axes and not value._of_cells()
-        ) or (isinstance(value, Scalar))
+        return (
+            isinstance(value, Timed)
+            or (isinstance(value, Whole) and not value._axes and not value._of_cells())
+            or (isinstance(value, Scalar))
+        )
 
     def truth(self, value: Any) -> Any:
         return value if self.is_traced(value) else super().truth(value)
@@ -128,7 +156,7 @@ class TracedControl(PlainControl):
         if not self.is_traced(test):
             super().branch(test, then, otherwise, state)
             return
-        line = then.__code__.co_firstlineno
+        line = self._line_of(then)
         condition = self._condition(test)
         if condition.op == "constant":
             super().branch(bool(condition.value), then, otherwise, state)
@@ -179,7 +207,7 @@ class TracedControl(PlainControl):
                 more = go_on()
                 if self.is_traced(more):
                     rest = items
-                    self.branch(more, lambda: self.for_loop(rest, go_on, body, state), None, state)
+                    self.branch(more, partial(self.for_loop, rest, go_on, body, state), None, state)
                     return
                 if not more:
                     return
@@ -189,12 +217,17 @@ class TracedControl(PlainControl):
             if self.is_traced(more):
                 left = items[number + 1 :]
                 if len(left):
-                    self.branch(more, lambda: self.for_loop(left, go_on, body, state), None, state)
+                    self.branch(more, partial(self.for_loop, left, go_on, body, state), None, state)
                 return
             if not more:
                 return
 
     # The state
+
+    def _line_of(self, statement: Callable[..., Any]) -> int:
+        """Return the line of a statement in the user's file."""
+        code: Any = getattr(statement, "__code__", None)
+        return code.co_firstlineno if code is not None else self._recorder.line()
 
     def _condition(self, value: Any) -> Node:
         """Return the node of a condition."""
@@ -229,13 +262,13 @@ class TracedControl(PlainControl):
 
     def _alone(self, value: Any) -> Any:
         """Return a value of a cell that is not the own one as a value that all cells share."""
-        if isinstance(value, Whole) and not value._axes and not value._storage.extents:
-            if self._recorder.graph.vary(value.read().ravel()):
-                (node,) = taken(value).ravel()
-                if isinstance(value, Scalar):
-                    return _weak(made_scalar(self._recorder, {}, node), value._weak)
-                return made(self._recorder, (), {}, np.full((), node, object), value.dtype)
-        return value
+        is_cell = isinstance(value, Whole) and not value._axes and not value._storage.extents
+        if not is_cell or not self._recorder.graph.vary(value.read().ravel()):
+            return value
+        (node,) = taken(value).ravel()
+        if isinstance(value, Scalar):
+            return _weak(made_scalar(self._recorder, {}, node), value._weak)
+        return made(self._recorder, (), {}, np.full((), node, object), value.dtype)
 
     def _run(self, state: LocalState, body: Callable[[], Any]) -> tuple[list[Leaf], list[Leaf]]:
         """Run an iteration. Return the state before it and after it, of values by themselves."""
@@ -250,84 +283,79 @@ class TracedControl(PlainControl):
         otherwise: Callable[[], None] | None,
         state: LocalState,
     ) -> bool:
-        """Compute both branches and choose by the condition, if that takes few operations; else do nothing."""
+        """Choose between what both branches leave, if that takes few operations; else do nothing."""
         recorder, graph = self._recorder, self._recorder.graph
-        values, copies = state.get(), _copies(state.get())
-        ends: list[tuple[dict[tuple[Any, ...], Any], dict[Storage, list[Node]]]] = []
-        sides: list[Sequence[Any]] = []
-        lines: dict[Storage, int] = {}
         counts = len(graph.between), len(graph.values)
-        cheap = True
-        for side in (then, otherwise):
-            with self._journal() as journal:
-                try:
-                    if side is not None:
-                        called(side)
-                    leaves = {one.path: self._alone(one.value) for one in self._leaves(state)}
-                    sides.append(state.get())
-                    written = {one: list(one.nodes) for one in journal.written}
-                    lines |= {one: one.line for one in written}
-                    cheap = cheap and len(recorder.checks) == journal.checks and _unchanged(copies)
-                except NotTraceable:
-                    self._undo(journal, state, values, copies)
-                    raise
-                self._undo(journal, state, values, copies)
-            ends.append((leaves, {one: nodes for one, nodes in written.items() if one.born < journal.born}))
-        cheap = cheap and (len(graph.between), len(graph.values)) == counts
-        (leaves, written), (others, other_written) = ends
-        # A variable that only one side binds is read only where it is bound.
-        found = [other if one is UNBOUND else one for one, other in zip(*sides, strict=True)]
-        for name, one, other in zip(state.names, *sides, strict=True):
-            if (one is UNBOUND) is not (other is UNBOUND):
-                mine, theirs = (leaves, others) if one is UNBOUND else (others, leaves)
-                mine.pop((name,))
-                mine.update({path: value for path, value in theirs.items() if path[0] == name})
-        if not cheap or leaves.keys() != others.keys():
+        sides = [self._side(side, state) for side in (then, otherwise)]
+        (one, other), line = sides, self._line_of(then)
+        if not (one.cheap and other.cheap) or (len(graph.between), len(graph.values)) != counts:
             return False
+        # A variable that only one side binds is read only where it is bound.
+        for at, name in enumerate(state.names):
+            if (one.values[at] is UNBOUND) is not (other.values[at] is UNBOUND):
+                mine, theirs = (one, other) if one.values[at] is UNBOUND else (other, one)
+                mine.values[at] = theirs.values[at]
+                mine.leaves.pop((name,))
+                mine.leaves |= {path: value for path, value in theirs.leaves.items() if path[0] == name}
+        if one.leaves.keys() != other.leaves.keys():
+            return False
+
+        def chosen(storage: Storage, beside: Storage) -> list[Node]:
+            """Return what is in one memory after one side, or else in another after the other one."""
+            pairs = zip(one.of(storage), other.of(beside), strict=True)
+            return [
+                a if a is b else graph.operation("where", a.dtype, [condition, a, b], line) for a, b in pairs
+            ]
 
         # What the branches leave, and where they differ.
-        line = then.__code__.co_firstlineno
-
-        def chosen(one: Node, other: Node) -> Node:
-            return one if one is other else graph.operation("where", one.dtype, [condition, one, other], line)
-
-        replaced: dict[tuple[Any, ...], Any] = {}
+        merged = {storage: chosen(storage, storage) for storage in {**one.written, **other.written}}
         stores: dict[tuple[Storage, Storage], Storage] = {}
-        merged: dict[Storage, list[Node]] = {}
-        for storage in {**written, **other_written}:
-            pair = written.get(storage, storage.nodes), other_written.get(storage, storage.nodes)
-            merged[storage] = [chosen(*nodes) for nodes in zip(*pair, strict=True)]
-        for path, one in leaves.items():
-            other = others[path]
-            if one is other:
-                replaced[path] = one
+        replaced: dict[tuple[Any, ...], Any] = {}
+        for path, leaf in one.leaves.items():
+            if _same_number(leaf, other.leaves[path]):
+                replaced[path] = leaf
                 continue
-            if not isinstance(one, Whole) and not isinstance(other, Whole) and _same_number(one, other):
-                replaced[path] = one
-                continue
-            both = self._as_alike(one), self._as_alike(other)
-            if not (isinstance(both[0], Whole) and isinstance(both[1], Whole)) or not _is_alike(*both):
+            value, beside = self._as_alike(leaf), self._as_alike(other.leaves[path])
+            if not (isinstance(value, Whole) and isinstance(beside, Whole)) or not _is_alike(value, beside):
                 return False
-            pair_of = both[0]._storage, both[1]._storage
-            if pair_of not in stores:
-                if pair_of[0] is pair_of[1]:
-                    stores[pair_of] = pair_of[0]
-                else:
-                    own = written.get(pair_of[0], pair_of[0].nodes)
-                    nodes = zip(own, other_written.get(pair_of[1], pair_of[1].nodes), strict=True)
-                    stores[pair_of] = Storage([chosen(*two) for two in nodes], pair_of[0].extents)
-            replaced[path] = _over(both[0], stores[pair_of])
+            pair = value._storage, beside._storage
+            if pair not in stores:
+                stores[pair] = pair[0] if pair[0] is pair[1] else Storage(chosen(*pair), pair[0].extents)
+            replaced[path] = _over(value, stores[pair])
         nodes = [node for several in merged.values() for node in several]
-        nodes += [node for one in stores.values() for node in one.nodes]
-        if sum(one.op not in FREE for one in in_order(nodes)) > MOST_CHOSEN:
+        nodes += [node for storage in stores.values() for node in storage.nodes]
+        if sum(node.op not in FREE for node in in_order(nodes)) > MOST_CHOSEN:
             return False
-        for storage, chosen_nodes in merged.items():
+
+        # Bind the variables, and write memory.
+        for storage, now in merged.items():
             recorder.note_write(storage)
-            storage.nodes[:] = chosen_nodes
+            storage.nodes[:] = now
             if not storage.changed:
-                storage.changed, storage.line = True, lines[storage]
-        self._set(state, found, replaced)
+                storage.changed, storage.line = True, line
+        self._set(state, one.values, replaced)
         return True
+
+    def _side(self, side: Callable[[], None] | None, state: LocalState) -> Side:
+        """Trace a side of a branch; then the state is as it was before."""
+        recorder = self._recorder
+        values, copies = state.get(), _copies(state.get())
+        with self._journal() as journal:
+            try:
+                if side is not None:
+                    called(side)
+                leaves = {one.path: self._alone(one.value) for one in self._leaves(state)}
+                cheap = len(recorder.checks) == journal.checks and _unchanged(copies)
+                end = list(state.get())
+                after = {one: list(one.nodes) for one in journal.written}
+            finally:
+                self._undo(journal, state, values, copies)
+        # Memory that is made by the side keeps what it has written.
+        for storage, nodes in after.items():
+            if storage.born > journal.born:
+                storage.nodes[:] = nodes
+        written = {one: nodes for one, nodes in after.items() if one.born < journal.born}
+        return Side(end, leaves, written, cheap)
 
     def _as_alike(self, value: Any) -> Any:
         """Return a number as a value of the program."""
@@ -451,6 +479,16 @@ class TracedControl(PlainControl):
                 one.value is UNBOUND and path[0] == one.path[0] for one in before
             ):
                 raise NotAlike(f"{path[0]} is not what it was")
+        self._note_memory(changes, journal, old, stand_ins)
+        return changes
+
+    def _note_memory(
+        self, changes: Changes, journal: Journal, old: set[Storage], stand_ins: Sequence[Storage]
+    ) -> None:
+        """Note the memory that an iteration writes, or that other memory takes the place of.
+
+        old: of the variables before it. stand_ins: for the state.
+        """
         if len(set(changes.mapping.values())) < len(changes.mapping):
             raise NotAlike("two arrays become one")
         # Storages that change: those that are written, and those that others take the place of.
@@ -468,7 +506,6 @@ class TracedControl(PlainControl):
         changes.written = [one for one in written if one not in moved]
         for storage in (*moved, *changes.written):
             self._check_storage(storage, changes.names.get(storage, "an array"))
-        return changes
 
     def _number_changes(self, changes: Changes, leaf: Leaf, other: Any) -> None:
         """Note that a number changes, or becomes a value."""
@@ -500,7 +537,9 @@ class TracedControl(PlainControl):
         if any(one.first < 0 or one.stop > n for one, n in zip(storage.extents.values(), space, strict=True)):
             raise NotAlike(f"{name} is longer than the fields")
 
-    def _slot(self, loop: RecordedLoop, name: str, initial: Node | None, dtype: Any, *, is_value: bool) -> Slot:
+    def _slot(
+        self, loop: RecordedLoop, name: str, initial: Node | None, dtype: Any, *, is_value: bool
+    ) -> Slot:
         """Return a further slot of the state, with what an iteration finds."""
         graph, number = self._recorder.graph, len(loop.slots)
         slot = Slot(name, dtype, initial, is_value)
@@ -547,14 +586,14 @@ class TracedControl(PlainControl):
         for storage in (*known.moved, *known.written):
             name, is_value = known.names.get(storage, "array"), not storage.extents
             slots = [self._slot(loop, name, node, node.dtype, is_value=is_value) for node in storage.nodes]
-            nodes = [slot.leaf for slot in slots]
+            nodes = [slot.leaf for slot in slots if slot.leaf is not None]
             known.slots[storage] = slots
             if storage in known.written:
                 recorder.note_write(storage)
                 storage.nodes[:] = nodes
                 known.stands[storage] = storage
             else:
-                known.stands[storage] = Storage(nodes, storage.extents)  # type: ignore[arg-type]
+                known.stands[storage] = Storage(nodes, storage.extents)
         replaced: dict[tuple[Any, ...], Any] = {}
         scalars: list[Storage] = []
         for leaf in leaves:
@@ -639,7 +678,9 @@ class TracedControl(PlainControl):
         """
         values = {**found.values, **known.values}
         values |= {path: self._as_alike(known.numbers[path]) for path in turned}
-        numbers = {path: one for path, one in {**found.numbers, **known.numbers}.items() if path not in values}
+        numbers = {
+            path: one for path, one in {**found.numbers, **known.numbers}.items() if path not in values
+        }
         moved = [one for one in extra if one in found.moved]
         written = [one for one in extra if one not in moved]
         return Changes(
@@ -654,8 +695,9 @@ class TracedControl(PlainControl):
         """Return whether iterations compute each cell of itself alone, by few enough operations for a kernel."""
         if loop.again is not None or loop.checks or loop.items is None:
             return False
-        graph, depends = self._recorder.graph, LoopDependence(
-            self._recorder.graph, self._recorder.tape, loop.number
+        graph, depends = (
+            self._recorder.graph,
+            LoopDependence(self._recorder.graph, self._recorder.tape, loop.number),
         )
         nodes = in_order(loop.inside)
         for node in nodes:
@@ -688,9 +730,9 @@ class TracedControl(PlainControl):
                 numbers = [loop.slots.index(slot) for slot in known.result_slots[path]]
                 extents = value._storage.extents
                 replaced[path] = _over(value, Storage([self._result(loop, n) for n in numbers], extents))
-            elif isinstance(value, Timed) and self._recorder.tape.changes_in(value._number, loop.number):
-                replaced[path] = self._last_number(loop, known, path, value)
-            elif path in known.numbers and loop.first is not None:  # there may be no iteration
+            elif (
+                isinstance(value, Timed) and self._recorder.tape.changes_in(value._number, loop.number)
+            ) or (path in known.numbers and loop.first is not None):
                 replaced[path] = self._last_number(loop, known, path, value)
             elif isinstance(value, Whole):
                 end = value._storage
@@ -772,7 +814,8 @@ class TracedControl(PlainControl):
             none = graph.constant(0, count.dtype)
             first = graph.operation("equal", np.dtype(bool), [count, none], loop.line)
         slots = [
-            self._slot(loop, "array", node, node.dtype, is_value=not storage.extents) for node in storage.nodes
+            self._slot(loop, "array", node, node.dtype, is_value=not storage.extents)
+            for node in storage.nodes
         ]
         for slot, node in zip(slots, nodes, strict=True):
             assert slot.leaf is not None
@@ -793,15 +836,17 @@ class TracedControl(PlainControl):
         return known.counter
 
     def _by_count(
-        self, loop: RecordedLoop, known: Changes, cycle: Sequence[Storage], results: Mapping[Storage, list[Node]]
+        self,
+        loop: RecordedLoop,
+        known: Changes,
+        cycle: Sequence[Storage],
+        results: Mapping[Storage, list[Node]],
     ) -> list[Node]:
         """Return what memory has, which depends on the number of iterations."""
         graph = self._recorder.graph
         kind = np.dtype(np.int64)
         done = self._result(loop, self._counter(loop, known))
-        count = graph.operation(
-            "remainder", kind, [done, graph.constant(len(cycle), kind)], loop.line
-        )
+        count = graph.operation("remainder", kind, [done, graph.constant(len(cycle), kind)], loop.line)
         nodes = results[known.ends[cycle[0]]]
         for after in range(1, len(cycle)):
             others = results[known.ends[cycle[-after]]]
@@ -826,7 +871,13 @@ class TracedControl(PlainControl):
     def _last_number(self, loop: RecordedLoop, known: Changes, path: tuple[Any, ...], value: Any) -> Any:
         """Return a number after the loop: of Python if it is known, else a value."""
         tape, items = self._recorder.tape, loop.items
-        if isinstance(value, Timed) and loop.kind == "for" and items is not None and loop.again is None and len(items) <= MOST_COUNTED:
+        if (
+            isinstance(value, Timed)
+            and loop.kind == "for"
+            and items is not None
+            and loop.again is None
+            and len(items) <= MOST_COUNTED
+        ):
             outside = [one.initial for one in loop.carried if one.on_tape[0]]
             others = {number: one for number, one in tape.loops.items() if one != loop.number}
             numbers = {one.number for one in loop.carried} | {loop.index}
