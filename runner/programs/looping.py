@@ -25,6 +25,7 @@ class LoopRun:
     def __init__(self, stage: LoopStage, outer: ProgramRun, run: ProgramRun) -> None:
         self.stage, self.run = stage, run
         self.iterations = self.last = 0
+        self.sweeps: Any = None  # of `steps.loop_sweeps`: takes all iterations
         loop, program, world = stage.loop, run.program, outer.world
         left = dict(stage.writes)
         # Two blocks of what feeds the next iteration, one of what does not; buffers of values.
@@ -54,11 +55,19 @@ class LoopRun:
         """Whether the host decides about iterations, or makes numbers for them."""
         loop = self.stage.loop
         decides = self.stage.first is not None or loop.again is not None
-        return decides or bool(loop.body.tape.slots or loop.carried) or self.run.waits_for_host
+        return (
+            decides
+            or self.sweeps is not None
+            or bool(loop.body.tape.slots or loop.carried)
+            or self.run.waits_for_host
+        )
 
     def take(self, outer: ProgramRun) -> None:
         """Run the loop on what the program has before it, and leave the program what is there after it."""
         stage, run, loop = self.stage, self.run, self.stage.loop
+        if self.sweeps is not None and loop.items is not None:
+            self._sweep(outer, len(loop.items))
+            return
         for number, place in enumerate(stage.arrays):
             run.arrays[number] = None if place is None else outer.arrays[place]
         for value, source in stage.values:
@@ -84,6 +93,19 @@ class LoopRun:
         self.iterations, self.last = self.iterations + count, count
         outer.exchanges += run.exchanges - before
         outer.exchange_bytes = max(outer.exchange_bytes, run.exchange_bytes)
+
+    def _sweep(self, outer: ProgramRun, count: int) -> None:
+        """Run all iterations by kernels of several steps."""
+        given = [outer.arrays[place] for place in self.stage.arrays if place is not None]
+        before = self.sweeps.exchanges
+        found = self.sweeps.take(given)
+        outer.exchanges += self.sweeps.exchanges - before
+        for output, number in self.stage.writes:
+            array, feed = self._target(output, 0), self.stage.loop.feeds[output]
+            array.interior[...] = found[feed].interior
+            array.written()
+            outer.arrays[number] = array
+        self.iterations, self.last = self.iterations + count, count
 
     def _iterate(self, count: int) -> None:
         run, loop = self.run, self.stage.loop

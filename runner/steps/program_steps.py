@@ -18,6 +18,7 @@ from meshrun.runner.programs.reducing import reducing_kernels, with_late_reducti
 from meshrun.runner.programs.stages import plan_program, with_results_as_arrays
 from meshrun.runner.region import Array
 from meshrun.runner.steps import halo_path
+from meshrun.runner.steps.loop_sweeps import add_sweeps, close_sweeps
 from meshrun.runner.steps.step_scalars import StepScalars
 from meshrun.runner.steps.stepper import EAGER, GRAPH_STEPS, Stepper
 
@@ -52,6 +53,8 @@ class ProgramStepper(Stepper):
             reducing,
             self,
         )
+        if task.compiled:
+            add_sweeps(world, self.stages.loops, task.partition.grid, self.phases)
         self.stages.tables = halo_path.find_tables(world, max(len(one.shape) for one in self.program.arrays))
         self.plans = [
             self.stages.plans[number] or HaloPlan(one.partition, world.rank, (), task.boundary)
@@ -202,6 +205,7 @@ class ProgramStepper(Stepper):
     def finish(self) -> None:
         """Account for all steps; the results are complete."""
         self.settle()
+        close_sweeps(self.stages.loops)
         self.exchanges = self.stages.exchanges
         moved = self.task.input_bytes(self.region) + self.task.result_bytes(self.region)
         self.phases.add("kernel", 0, self.taken * moved)
