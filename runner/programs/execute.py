@@ -284,6 +284,10 @@ class ProgramRun:
         )
         for out, value in parts:
             out[...] = self.values.views[value]
+        self._note_checks()
+
+    def _note_checks(self) -> None:
+        """Note which values are ones for which NumPy raises an error."""
         for number, check in enumerate(self.program.checks):
             failed = self._failed[number : number + 1]
             xp, count = self.world.xp, self.values.views[check.count.value]

@@ -85,7 +85,8 @@ def add_sweeps(world: World, loops: Mapping[int, LoopRun], grid: Shape, phases: 
 def _task_of(world: World, stage: LoopStage, grid: Shape) -> Task | None:
     """Return the task of which an iteration is a step, with its kernel; None if it has none on some rank."""
     loop, body = stage.loop, stage.loop.body
-    fields = all(one.shape for one in (*body.inputs, *body.outputs))
+    shapes: list[Shape] = [*(one.shape for one in body.inputs), *(one.shape for one in body.outputs)]
+    fields = all(shapes)
     plain = not (body.staged or body.checks or body.tape.slots or body.graph.points or body.sizes)
     known = loop.kind == "for" and loop.again is None and loop.first is None and not loop.carried
     if not (fields and plain and known) or None in loop.feeds:

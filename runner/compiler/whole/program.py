@@ -80,9 +80,10 @@ class WholeProgram:
 
     space: lengths of the axes that are split. wraps: of each input, the axes of space along which it is read
     around the end of space. changed: the inputs that the function changes, by number. series: results that
-    are no fields. between: of the arrays between stages, by number, what computes them: a node for each cell,
-    a reduction along some axes, or what a loop leaves. values: what defines each scalar but the slots of the tape, which are the
-    first scalars. checks: of values, in the function's order. tape: what is computed for each step.
+    are no fields. between: of the arrays between stages, by number, what computes them: a node for each
+    cell, a reduction along some axes, or what a loop leaves. values: what defines each scalar but the slots
+    of the tape, which are the first scalars. checks: of values, in the function's order. tape: what is
+    computed for each step.
     """
 
     space: Shape

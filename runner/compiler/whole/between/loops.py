@@ -100,7 +100,8 @@ class Loop:
     """A loop, with its body as a program.
 
     body: its inputs are the state and what it reads from outside. inputs: what these are at first, of the
-    function's graph. feeds: of each of the body's outputs, the input that it becomes in the next iteration. again: the output that tells whether another iteration follows. The others are as of `RecordedLoop`.
+    function's graph. feeds: of each of the body's outputs, the input that it becomes in the next iteration.
+    again: the output that tells whether another iteration follows. The others are as of `RecordedLoop`.
     """
 
     number: int
@@ -393,8 +394,8 @@ class _Body:
             return initial
         if kind == "array":
             return self._program.graph.load(what, self._dtypes[what], self._zero)
-        node: Node = what
-        return node
+        assert isinstance(what, Node)
+        return what
 
     def of(self, nodes: Iterable[Node]) -> list[Node]:
         """Return nodes of the function's graph as nodes of the body's."""

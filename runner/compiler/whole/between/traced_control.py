@@ -460,27 +460,31 @@ class TracedControl(PlainControl):
             if other is UNBOUND:
                 raise NotAlike(f"{name} is deleted")
             if isinstance(one, Whole) and isinstance(other, Whole):
-                if not _is_alike(one, other):
-                    raise NotAlike(f"{name} {_described(one)} becomes {_described(other)}")
-                if name == RESULT:  # what another branch returns: nothing reads it before the function ends
-                    if one._storage is not other._storage:
-                        changes.returned[leaf.path] = one
-                    continue
-                x, y = one._storage, other._storage
-                if changes.mapping.setdefault(x, y) is not y:
-                    raise NotAlike(f"{name} shares memory with another array, and no longer does")
-                changes.names.setdefault(x, name)
+                self._note_array(changes, leaf, one, other)
                 continue
             if one is other or _same_number(one, other):
                 continue
             self._number_changes(changes, leaf, other)
-        for path, other in ends.items():
+        for path in ends:
             if path not in {one.path for one in before} and not any(
                 one.value is UNBOUND and path[0] == one.path[0] for one in before
             ):
                 raise NotAlike(f"{path[0]} is not what it was")
         self._note_memory(changes, journal, old, stand_ins)
         return changes
+
+    def _note_array(self, changes: Changes, leaf: Leaf, one: Whole, other: Whole) -> None:
+        """Note which memory an array has after an iteration in place of that before it."""
+        if not _is_alike(one, other):
+            raise NotAlike(f"{leaf.name} {_described(one)} becomes {_described(other)}")
+        x, y = one._storage, other._storage
+        if leaf.name == RESULT:  # what another branch returns: nothing reads it before the function ends
+            if x is not y:
+                changes.returned[leaf.path] = one
+            return
+        if changes.mapping.setdefault(x, y) is not y:
+            raise NotAlike(f"{leaf.name} shares memory with another array, and no longer does")
+        changes.names.setdefault(x, leaf.name)
 
     def _note_memory(
         self, changes: Changes, journal: Journal, old: set[Storage], stand_ins: Sequence[Storage]
@@ -513,10 +517,10 @@ class TracedControl(PlainControl):
         kinds = [type(value.sample) if isinstance(value, Timed) else type(value) for value in (one, other)]
         if isinstance(other, Whole) or isinstance(one, Whole):
             a, b = self._as_alike(one), self._as_alike(other)
-            if isinstance(a, Whole) and isinstance(b, Whole):
-                if not a._axes and not b._axes and a.dtype == b.dtype and a._weak == b._weak:
-                    changes.values[leaf.path] = a
-                    return
+            are_values = isinstance(a, Whole) and isinstance(b, Whole) and not a._axes and not b._axes
+            if are_values and a.dtype == b.dtype and a._weak is b._weak:
+                changes.values[leaf.path] = a
+                return
             raise NotAlike(f"{name} {_described(one)} becomes {_described(other)}")
         if kinds[0] is kinds[1] and kinds[0] in NUMBERS:
             changes.numbers[leaf.path] = one
@@ -574,6 +578,45 @@ class TracedControl(PlainControl):
         loop.number = next(self._numbers)
         leaves = [Leaf(one.path, self._alone(one.value)) for one in self._leaves(state, values)]
 
+        scalars = self._stand_in(loop, state, values, known, leaves)
+        item: Any = None
+        if loop.kind == "for" and loop.items is not None:
+            item = tape.of_loop(loop.number, loop.items[0])
+            loop.index = item._number
+
+        checks = len(recorder.checks)
+        born = next(Storage.numbers)
+        before, after = self._run(state, lambda: body(item))
+        stands = [*known.stands.values(), *scalars]
+        inner = Journal(born, checks, journal.written)
+        found = self._changes(before, after, inner, stands)
+        extra = [one for one in (*found.moved, *found.written) if one not in stands]
+        turned = [path for path in known.numbers if path in found.values]
+        paths = {*known.numbers, *known.values}
+        if extra or turned or not {*found.numbers, *found.values} <= paths:
+            joined = self._joined(known, found, extra, turned)
+            joined.returned = {one.path: one.value for one in leaves if one.path in found.returned}
+            raise MoreChanges(joined)
+        if more is not None:
+            wanted = more()
+            loop.again = self._condition(wanted) if self.is_traced(wanted) else None
+            if loop.again is None and not wanted:
+                loop.again = recorder.graph.truth(False)
+        loop.checks = tuple(recorder.checks[checks:])
+        del recorder.checks[checks:]
+
+        self._note_ends(loop, state, known, found, after)
+
+    def _stand_in(
+        self,
+        loop: RecordedLoop,
+        state: LocalState,
+        values: Sequence[Any],
+        known: Changes,
+        leaves: Sequence[Leaf],
+    ) -> list[Storage]:
+        """Bind the variables to stand-ins for the state; return the memory of those that are numbers."""
+        recorder, tape = self._recorder, self._recorder.tape
         for path, one in known.returned.items():
             known.result_slots[path] = [
                 self._slot(loop, RESULT, node, node.dtype, is_value=not one._storage.extents)
@@ -615,32 +658,12 @@ class TracedControl(PlainControl):
                 stand = known.stands[value._storage]
                 replaced[leaf.path] = value if stand is value._storage else _over(value, stand)
         self._set(state, values, replaced)
-        item: Any = None
-        if loop.kind == "for" and loop.items is not None:
-            item = tape.of_loop(loop.number, loop.items[0])
-            loop.index = item._number
+        return scalars
 
-        checks = len(recorder.checks)
-        born = next(Storage.numbers)
-        before, after = self._run(state, lambda: body(item))
-        stands = [*known.stands.values(), *scalars]
-        inner = Journal(born, checks, journal.written)
-        found = self._changes(before, after, inner, stands)
-        extra = [one for one in (*found.moved, *found.written) if one not in stands]
-        turned = [path for path in known.numbers if path in found.values]
-        paths = {*known.numbers, *known.values}
-        if extra or turned or not {*found.numbers, *found.values} <= paths:
-            joined = self._joined(known, found, extra, turned)
-            joined.returned = {one.path: one.value for one in leaves if one.path in found.returned}
-            raise MoreChanges(joined)
-        if more is not None:
-            wanted = more()
-            loop.again = self._condition(wanted) if self.is_traced(wanted) else None
-            if loop.again is None and not wanted:
-                loop.again = recorder.graph.truth(False)
-        loop.checks = tuple(recorder.checks[checks:])
-        del recorder.checks[checks:]
-
+    def _note_ends(
+        self, loop: RecordedLoop, state: LocalState, known: Changes, found: Changes, after: Sequence[Leaf]
+    ) -> None:
+        """Note what an iteration leaves of the state."""
         # What it leaves.
         ends = {one.path: one.value for one in after}
         for storage, stand in known.stands.items():
@@ -692,7 +715,7 @@ class TracedControl(PlainControl):
         )
 
     def _is_of_cells(self, loop: RecordedLoop) -> bool:
-        """Return whether iterations compute each cell of itself alone, by few enough operations for a kernel."""
+        """Return whether iterations compute each cell of itself alone, by few operations."""
         if loop.again is not None or loop.checks or loop.items is None:
             return False
         graph, depends = (
@@ -709,7 +732,7 @@ class TracedControl(PlainControl):
 
     def _leave(self, loop: RecordedLoop, state: LocalState, known: Changes, journal: Journal) -> None:
         """Leave the state as it is after the loop."""
-        recorder, graph = self._recorder, self._recorder.graph
+        recorder = self._recorder
         results: dict[Storage, list[Node]] = {}  # by the storage that an iteration leaves
         for storage, end in known.ends.items():
             numbers = [loop.slots.index(slot) for slot in known.slots[storage]]
@@ -913,9 +936,10 @@ class Changes:
 
     mapping: which memory the variables have after an iteration in place of that before it. names: of
     variables, for messages. written: storages that are written and keep their place; moved: those whose
-    variables get others. numbers: Python's numbers that the
-    host computes; values: numbers that become values. returned: what another branch has returned. The others are of the traced body: of each storage, its
-    stand-in, slots and what it becomes; of numbers, those of the tape; and the state after it.
+    variables get others. numbers: Python's numbers that the host computes; values: numbers that become values.
+    returned: what another branch has returned. The others are of the traced body: of each storage, its
+    stand-in, slots and what it becomes; of numbers, those of the tape; the state after it; and the slot that
+    counts iterations.
     """
 
     mapping: dict[Storage, Storage] = field(default_factory=dict)
@@ -949,7 +973,7 @@ def _flattened(path: tuple[Any, ...], value: Any) -> Iterator[Leaf]:
 
 
 def _rebuilt(path: tuple[Any, ...], value: Any, replaced: Mapping[tuple[Any, ...], Any]) -> Any:
-    """Return a value with others in place of some that it contains; lists and dictionaries stay themselves."""
+    """Return a value with others in place of some that it contains; lists stay themselves."""
     if path in replaced:
         return replaced[path]
     if type(value) is tuple:
