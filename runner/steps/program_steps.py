@@ -53,6 +53,7 @@ class ProgramStepper(Stepper):
             reducing,
             self,
         )
+        self.stages.most_iterations = self.most_iterations
         if task.compiled:
             add_sweeps(world, self.stages.loops, task.partition.grid, self.phases)
         self.stages.tables = halo_path.find_tables(world, max(len(one.shape) for one in self.program.arrays))

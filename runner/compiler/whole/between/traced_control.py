@@ -936,7 +936,7 @@ class Changes:
 
     mapping: which memory the variables have after an iteration in place of that before it. names: of
     variables, for messages. written: storages that are written and keep their place; moved: those whose
-    variables get others. numbers: Python's numbers that the host computes; values: numbers that become values.
+    variables get others. numbers: those of Python that the host computes; values: numbers that become values.
     returned: what another branch has returned. The others are of the traced body: of each storage, its
     stand-in, slots and what it becomes; of numbers, those of the tape; the state after it; and the slot that
     counts iterations.
