@@ -6,7 +6,7 @@ the arrays as they were before the loop, which stay as they are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.device.api import poison
@@ -15,14 +15,11 @@ from meshrun.runner.programs.stages import LoopStage
 from meshrun.runner.region import Array
 from meshrun.runner.spelling import option
 
-if TYPE_CHECKING:
-    from meshrun.runner.programs.execute import ProgramRun
-
 
 class LoopRun:
-    """The blocks of one loop. run: of its body. iterations: so far, of all steps; last: of the last step."""
+    """The blocks of one loop. outer, run: an `execute.ProgramRun`, run that of its body. iterations: so far, of all steps; last: of the last step."""
 
-    def __init__(self, stage: LoopStage, outer: ProgramRun, run: ProgramRun) -> None:
+    def __init__(self, stage: LoopStage, outer: Any, run: Any) -> None:
         self.stage, self.run = stage, run
         self.iterations = self.last = 0
         self.sweeps: Any = None  # of `steps.loop_sweeps`: takes all iterations
@@ -62,7 +59,7 @@ class LoopRun:
             or self.run.waits_for_host
         )
 
-    def take(self, outer: ProgramRun) -> None:
+    def take(self, outer: Any) -> None:
         """Run the loop on what the program has before it, and leave the program what is there after it."""
         stage, run, loop = self.stage, self.run, self.stage.loop
         if self.sweeps is not None and loop.items is not None:
@@ -94,7 +91,7 @@ class LoopRun:
         outer.exchanges += run.exchanges - before
         outer.exchange_bytes = max(outer.exchange_bytes, run.exchange_bytes)
 
-    def _sweep(self, outer: ProgramRun, count: int) -> None:
+    def _sweep(self, outer: Any, count: int) -> None:
         """Run all iterations by kernels of several steps."""
         given = [outer.arrays[place] for place in self.stage.arrays if place is not None]
         before = self.sweeps.exchanges
@@ -138,7 +135,7 @@ class LoopRun:
         blocks = self._blocks[output]
         return blocks[count % len(blocks)]
 
-    def _leave(self, outer: ProgramRun, count: int) -> None:
+    def _leave(self, outer: Any, count: int) -> None:
         """Leave the results of so many iterations. Without any, they are what there was before."""
         stage, loop = self.stage, self.stage.loop
         for output, number in stage.writes:

@@ -253,7 +253,8 @@ def _with_body(
     keys: dict[Any, Shape] = {}
     for _ in range(2):
         body = _Body(program, loop, used, dependence, keys)
-        finals = [body.of([loop.slots[slot].final]) for slot in slots]  # type: ignore[list-item]
+        ends = [loop.slots[slot].final for slot in slots]
+        finals = [body.of([node]) for node in ends if node is not None]
         again = [] if loop.again is None else body.of([loop.again])
         checks = tuple(replace(one, count=body.of([one.count])[0]) for one in loop.checks)
         keys = body.keys

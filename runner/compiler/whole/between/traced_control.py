@@ -60,7 +60,7 @@ class MoreChanges(Exception):
 
 
 @dataclass
-class Journal:
+class IterationJournal:
     """What is to be undone of an iteration. written: storages, as they were before."""
 
     born: int
@@ -69,7 +69,7 @@ class Journal:
 
 
 @dataclass
-class Side:
+class BranchSide:
     """What a side of a branch leaves: the variables' values, those within them, and memory that it writes.
 
     cheap: whether it may be computed where the other one is taken.
@@ -239,16 +239,16 @@ class TracedControl(PlainControl):
         return recorder.graph.operation("cast", np.dtype(bool), [node], recorder.line())
 
     @contextmanager
-    def _journal(self) -> Iterator[Journal]:
+    def _journal(self) -> Iterator[IterationJournal]:
         recorder = self._recorder
-        journal = Journal(next(Storage.numbers), len(recorder.checks))
+        journal = IterationJournal(next(Storage.numbers), len(recorder.checks))
         recorder.journals.append(journal.written)
         try:
             yield journal
         finally:
             recorder.journals.pop()
 
-    def _undo(self, journal: Journal, state: LocalState, values: Sequence[Any], copies: Any) -> None:
+    def _undo(self, journal: IterationJournal, state: LocalState, values: Sequence[Any], copies: Any) -> None:
         for storage, (nodes, changed, line) in journal.written.items():
             storage.nodes[:], storage.changed, storage.line = nodes, changed, line
         del self._recorder.checks[journal.checks :]
@@ -336,7 +336,7 @@ class TracedControl(PlainControl):
         self._set(state, one.values, replaced)
         return True
 
-    def _side(self, side: Callable[[], None] | None, state: LocalState) -> Side:
+    def _side(self, side: Callable[[], None] | None, state: LocalState) -> BranchSide:
         """Trace a side of a branch; then the state is as it was before."""
         recorder = self._recorder
         values, copies = state.get(), _copies(state.get())
@@ -355,7 +355,7 @@ class TracedControl(PlainControl):
             if storage.born > journal.born:
                 storage.nodes[:] = nodes
         written = {one: nodes for one, nodes in after.items() if one.born < journal.born}
-        return Side(end, leaves, written, cheap)
+        return BranchSide(end, leaves, written, cheap)
 
     def _as_alike(self, value: Any) -> Any:
         """Return a number as a value of the program."""
@@ -441,7 +441,7 @@ class TracedControl(PlainControl):
         self,
         before: Sequence[Leaf],
         after: Sequence[Leaf],
-        journal: Journal,
+        journal: IterationJournal,
         stand_ins: Sequence[Storage],
     ) -> Changes:
         """Return what an iteration changes. Raises NotAlike. stand_ins: storages for the state."""
@@ -487,7 +487,7 @@ class TracedControl(PlainControl):
         changes.names.setdefault(x, leaf.name)
 
     def _note_memory(
-        self, changes: Changes, journal: Journal, old: set[Storage], stand_ins: Sequence[Storage]
+        self, changes: Changes, journal: IterationJournal, old: set[Storage], stand_ins: Sequence[Storage]
     ) -> None:
         """Note the memory that an iteration writes, or that other memory takes the place of.
 
@@ -571,7 +571,7 @@ class TracedControl(PlainControl):
         known: Changes,
         body: Callable[[Any], None],
         more: Callable[[], Any] | None,
-        journal: Journal,
+        journal: IterationJournal,
     ) -> None:
         """Trace an iteration with stand-ins for the state that is known to change."""
         recorder, tape = self._recorder, self._recorder.tape
@@ -588,7 +588,7 @@ class TracedControl(PlainControl):
         born = next(Storage.numbers)
         before, after = self._run(state, lambda: body(item))
         stands = [*known.stands.values(), *scalars]
-        inner = Journal(born, checks, journal.written)
+        inner = IterationJournal(born, checks, journal.written)
         found = self._changes(before, after, inner, stands)
         extra = [one for one in (*found.moved, *found.written) if one not in stands]
         turned = [path for path in known.numbers if path in found.values]
@@ -730,7 +730,9 @@ class TracedControl(PlainControl):
                 return False
         return len(nodes) * len(loop.items) <= MOST_NODES
 
-    def _leave(self, loop: RecordedLoop, state: LocalState, known: Changes, journal: Journal) -> None:
+    def _leave(
+        self, loop: RecordedLoop, state: LocalState, known: Changes, journal: IterationJournal
+    ) -> None:
         """Leave the state as it is after the loop."""
         recorder = self._recorder
         results: dict[Storage, list[Node]] = {}  # by the storage that an iteration leaves
@@ -785,7 +787,11 @@ class TracedControl(PlainControl):
         return Storage(nodes, end.extents)
 
     def _leave_moved(
-        self, loop: RecordedLoop, known: Changes, results: Mapping[Storage, list[Node]], journal: Journal
+        self,
+        loop: RecordedLoop,
+        known: Changes,
+        results: Mapping[Storage, list[Node]],
+        journal: IterationJournal,
     ) -> None:
         """Leave what is in memory that other memory takes the place of, for other names of it.
 
