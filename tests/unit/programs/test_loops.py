@@ -1,4 +1,4 @@
-"""Loops and conditions on values in functions of whole arrays, compared with NumPy, on several grids of ranks."""
+"""Loops and conditions on values in functions of whole arrays, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -139,8 +139,19 @@ def nested(p, b):
 
 LOOPS: dict[str, Any] = {
     one.__name__: one
-    for one in (jacobi, by_index, swapped, shifted, numbers, views, invariant, replaced_in_the_first, with_sums, nested)
-}  # fmt: skip
+    for one in (
+        jacobi,
+        by_index,
+        swapped,
+        shifted,
+        numbers,
+        views,
+        invariant,
+        replaced_in_the_first,
+        with_sums,
+        nested,
+    )
+}
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
@@ -305,8 +316,20 @@ def not_a_number(p, b):
 
 CONDITIONS: dict[str, Any] = {
     one.__name__: one
-    for one in (until, until_with_sweeps, swapped_until, broken, checked_now_and_then, continued, early, branches, copied_in_a_branch, never, not_a_number)
-}  # fmt: skip
+    for one in (
+        until,
+        until_with_sweeps,
+        swapped_until,
+        broken,
+        checked_now_and_then,
+        continued,
+        early,
+        branches,
+        copied_in_a_branch,
+        never,
+        not_a_number,
+    )
+}
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
