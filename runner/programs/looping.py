@@ -19,8 +19,8 @@ from meshrun.runner.spelling import option
 class LoopRun:
     """The blocks of one loop.
 
-    outer, run: an `execute.ProgramRun`, of the program and of the body. iterations: so far, of all steps; last:
-    of the last step.
+    outer, run: an `execute.ProgramRun`, of the program and of the body. iterations: so far, of all steps;
+    last: of the last step.
     """
 
     def __init__(self, stage: LoopStage, outer: Any, run: Any) -> None:

@@ -236,10 +236,10 @@ def broken(p, b):
         q = p.copy()
         q[1:-1, 1:-1] = (p[1:-1, 2:] + p[1:-1, :-2] + p[2:, 1:-1] + p[:-2, 1:-1]) / 4
         change = np.abs(q - p).max()
-        p = q
+        p, last = q, i
         if change < 0.3:
             break
-    return p, b * i
+    return p, b * last
 
 
 def checked_now_and_then(p, b):
@@ -253,7 +253,7 @@ def checked_now_and_then(p, b):
 
 
 def continued(p, b):
-    for i in range(12):
+    for _ in range(12):
         p = np.roll(p, 1, 1) + 0.125 * b
         if p.max() > 4:
             continue

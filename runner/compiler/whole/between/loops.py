@@ -388,6 +388,7 @@ class _Body:
 
     def outside(self, key: Any) -> Node:
         """Return what an input of the body is at first."""
+        what: Any
         kind, what = key
         if kind == "slot":
             initial = self._loop.slots[what].initial
@@ -395,8 +396,8 @@ class _Body:
             return initial
         if kind == "array":
             return self._program.graph.load(what, self._dtypes[what], self._zero)
-        assert isinstance(what, Node)
-        return what
+        node: Node = what
+        return node
 
     def of(self, nodes: Iterable[Node]) -> list[Node]:
         """Return nodes of the function's graph as nodes of the body's."""
