@@ -11,6 +11,11 @@
     matmul                             the product of arrays that are split over the ranks
     fft, ifft, rfft, irfft, transpose  of an array that is split over the ranks, or of a whole one
     FourierPlan                        Fourier transforms of many arrays of one shape
+    sort, argsort, unique, searchsorted, bincount, histogram, percentile, quantile, median, cumsum, cumprod
+                                       NumPy's functions, of arrays that are split over the ranks
+    solve, inv, det, eigh              linear algebra of a small matrix per cell
+    compress, owners, send_to_owners, deposit, interpolate
+                                       particles: rows to keep and to move, and their exchange with a grid
     kernel                             a CUDA kernel of a .cu file, compiled for this rank's GPU
     MeshrunError, UserError, RunError, BadResult
                                        any error; a mistake in what was asked for; a failure; a wrong result
@@ -36,8 +41,28 @@ if TYPE_CHECKING:
     from meshrun.runner.arrays.distributed_array import DistributedArray as DistributedArray
     from meshrun.runner.arrays.load import load as load
     from meshrun.runner.arrays.load import read_block as read_block
+    from meshrun.runner.arrays.particles import compress as compress
+    from meshrun.runner.arrays.particles import deposit as deposit
+    from meshrun.runner.arrays.particles import interpolate as interpolate
+    from meshrun.runner.arrays.particles import owners as owners
+    from meshrun.runner.arrays.particles import send_to_owners as send_to_owners
     from meshrun.runner.arrays.store import save as save
     from meshrun.runner.arrays.store import write_block as write_block
+    from meshrun.runner.arrays.tools.counting import bincount as bincount
+    from meshrun.runner.arrays.tools.counting import histogram as histogram
+    from meshrun.runner.arrays.tools.order_statistics import median as median
+    from meshrun.runner.arrays.tools.order_statistics import percentile as percentile
+    from meshrun.runner.arrays.tools.order_statistics import quantile as quantile
+    from meshrun.runner.arrays.tools.scans import cumprod as cumprod
+    from meshrun.runner.arrays.tools.scans import cumsum as cumsum
+    from meshrun.runner.arrays.tools.searching import searchsorted as searchsorted
+    from meshrun.runner.arrays.tools.searching import unique as unique
+    from meshrun.runner.arrays.tools.small_matrices import det as det
+    from meshrun.runner.arrays.tools.small_matrices import eigh as eigh
+    from meshrun.runner.arrays.tools.small_matrices import inv as inv
+    from meshrun.runner.arrays.tools.small_matrices import solve as solve
+    from meshrun.runner.arrays.tools.sorting import argsort as argsort
+    from meshrun.runner.arrays.tools.sorting import sort as sort
     from meshrun.runner.device.kernel_file import kernel as kernel
     from meshrun.runner.errors import BadResult as BadResult
     from meshrun.runner.errors import MeshrunError as MeshrunError
@@ -74,6 +99,15 @@ _MODULE_OF = {
     **dict.fromkeys(("fft", "ifft", "rfft", "irfft"), "meshrun.jobs.transforms.fourier"),
     "FourierPlan": "meshrun.jobs.transforms.fourier_plan",
     "transpose": "meshrun.jobs.transforms.transpose",
+    **dict.fromkeys(("argsort", "sort"), "meshrun.runner.arrays.tools.sorting"),
+    **dict.fromkeys(("searchsorted", "unique"), "meshrun.runner.arrays.tools.searching"),
+    **dict.fromkeys(("bincount", "histogram"), "meshrun.runner.arrays.tools.counting"),
+    **dict.fromkeys(("median", "percentile", "quantile"), "meshrun.runner.arrays.tools.order_statistics"),
+    **dict.fromkeys(("cumprod", "cumsum"), "meshrun.runner.arrays.tools.scans"),
+    **dict.fromkeys(("det", "eigh", "inv", "solve"), "meshrun.runner.arrays.tools.small_matrices"),
+    **dict.fromkeys(
+        ("compress", "owners", "send_to_owners", "deposit", "interpolate"), "meshrun.runner.arrays.particles"
+    ),
     "kernel": "meshrun.runner.device.kernel_file",
     "MeshrunError": "meshrun.runner.errors",
     "UserError": "meshrun.runner.errors",

@@ -10,6 +10,7 @@
     world                           who and where the ranks are, and how they end
     compiler                        one kernel from a user's function
     arrays                          arrays that are split over the ranks
+    transforms                      Fourier transforms of such arrays
     programs                        functions of whole arrays that take several stages
     maps                            one pass over arrays, in memory or in chunks
     steps                           time steps, and what is written between them

@@ -72,6 +72,40 @@ def ground():
     return speed.astype(np.float32), sponge.astype(np.float32), (1 - 2 * time) * np.exp(-time)
 
 
+def streams():
+    """Return positions and velocities of two streams of electrons on a ring of 128 cells, the first wave of
+    which grows fastest, and the ions' charge."""
+    cells, number = 128, 20_000
+    x = (np.arange(number) + 0.5) * cells / number
+    v = np.where(np.arange(number) % 2, 1, -1) * np.sqrt(3 / 8) * cells / (2 * np.pi)
+    return (x + 0.05 * np.sin(2 * np.pi * x / cells)) % cells, v, np.ones(cells)
+
+
+def disc():
+    """Return positions, velocities and masses of bodies in a disc that turns, too slowly to stay as it is."""
+    random, number = np.random.default_rng(5), 500
+    radius, angle = np.sqrt(random.random(number)), random.uniform(0, 2 * np.pi, number)
+    outward = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    around = outward[:, ::-1] * [-1, 1]
+    return radius[:, None] * outward, 0.5 * radius[:, None] * around, np.full(number, 1 / number)
+
+
+def vortices():
+    """Return the vorticity of waves of random phases with wave numbers of about 6, of mean square 1."""
+    cells = 128
+    kx, ky = np.fft.rfftfreq(cells, 1 / cells), np.fft.fftfreq(cells, 1 / cells)[:, None]
+    phases = np.exp(2j * np.pi * np.random.default_rng(5).random((cells, cells // 2 + 1)))
+    field = np.fft.irfft2(phases * np.exp(-((np.hypot(kx, ky) - 6) ** 2) / 8), (cells, cells))
+    return field / field.std()
+
+
+def trap():
+    """Return a harmonic trap of frequency 1 in a square of side 20, and its ground state, displaced by 4."""
+    line = (np.arange(160) - 80) / 8
+    x, y = line, line[:, None]
+    return np.exp(-((x - 4) ** 2 + y**2) / 2) / np.sqrt(np.pi) + 0j, (x**2 + y**2) / 2
+
+
 def arrays():
     """Return every array by name."""
     height, depth = basin()
@@ -79,6 +113,9 @@ def arrays():
     packet, earlier, wall = waves()
     permittivity, pulse = glass()
     speed, sponge, ricker = ground()
+    streams_x, streams_v, ions = streams()
+    bodies_x, bodies_v, masses = disc()
+    displaced, harmonic = trap()
     return {
         "plate": np.zeros((128, 128), np.float32),
         "square": square(),
@@ -101,6 +138,15 @@ def arrays():
         "speed": speed,
         "sponge": sponge,
         "ricker": ricker,
+        "streams_x": streams_x,
+        "streams_v": streams_v,
+        "ions": ions,
+        "bodies_x": bodies_x,
+        "bodies_v": bodies_v,
+        "masses": masses,
+        "vortices": vortices(),
+        "displaced": displaced,
+        "trap": harmonic,
     }
 
 

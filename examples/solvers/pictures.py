@@ -30,12 +30,17 @@ def shear(populations):
     return np.gradient(uy, axis=1) - np.gradient(ux, axis=0)
 
 
+def counted(rows, columns, shape, window):
+    """Return how many points are in each cell of a window ((low, high) of rows, and of columns)."""
+    return np.histogram2d(rows, columns, shape, window)[0]
+
+
 def behind(values, solid):
     """Return values with 0 in a body."""
     return np.where(solid, 0, values)
 
 
-# Of each result: what is drawn, between which values, in which colours.
+# Of each result, or of several: what is drawn, between which values, in which colours.
 PICTURES = {
     "plate": ("warm", lambda u: (u, 0, 1, WARM)),
     "burgers": ("u", lambda u: (u, 1, 2, WARM)),
@@ -45,7 +50,18 @@ PICTURES = {
     "tsunami": ("height", lambda height: (height, -0.08, 0.08, SIGNED)),
     "maxwell": ("ez", lambda ez: (ez, -1.2, 1.2, SIGNED)),
     "acoustic": ("now", lambda now: (now, *[-0.4 * np.abs(now).max(), 0.4 * np.abs(now).max()], SIGNED)),
+    "turbulence": ("vorticity", lambda w: (w, -3, 3, SIGNED)),
+    "split_step": ("swung", lambda psi: (psi.real, -0.56, 0.56, SIGNED)),
     "traces": ("traces", lambda rows: (rows, *[-0.2 * np.abs(rows).max(), 0.2 * np.abs(rows).max()], SIGNED)),
+    "particle_in_cell": (
+        "x",
+        "v",
+        lambda x, v: (counted(v, x, (128, 192), ((-32, 32), (0, 128))), 0, 12, WARM),
+    ),
+    "nbody": (
+        "later_x",
+        lambda x: (counted(*x.T, (96, 96), ((-1.4, 1.4), (-1.4, 1.4))), 0, 2, WARM),
+    ),
 }
 
 
@@ -57,10 +73,10 @@ def body():
 
 def main():
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-    for name, (result, drawn) in PICTURES.items():
-        path = folder / f"{result}.npy"
-        if path.exists():
-            colored(*drawn(np.load(path))).save(folder / f"{name}.png", optimize=True)
+    for name, (*results, drawn) in PICTURES.items():
+        paths = [folder / f"{result}.npy" for result in results]
+        if all(path.exists() for path in paths):
+            colored(*drawn(*map(np.load, paths))).save(folder / f"{name}.png", optimize=True)
 
 
 if __name__ == "__main__":

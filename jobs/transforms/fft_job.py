@@ -11,16 +11,6 @@ import numpy as np
 import meshrun
 from meshrun.jobs.transforms.axes import parse_axes
 from meshrun.jobs.transforms.forecast import forecast_transform, precision_text
-from meshrun.jobs.transforms.fourier import (
-    Local,
-    carry_out,
-    checked_axes,
-    half_length,
-    has_scipy,
-    result_type,
-    working_type,
-)
-from meshrun.jobs.transforms.plan import Decomposition, Real, TransformPlan, enough_ranks, plan_transform
 from meshrun.jobs.transforms.projections import Direction, check_projections
 from meshrun.runner.arrays.load import read_block
 from meshrun.runner.arrays.store import write_block
@@ -32,6 +22,16 @@ from meshrun.runner.region import Shape
 from meshrun.runner.report.units import bytes_text
 from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Source
+from meshrun.runner.transforms.fourier import (
+    Local,
+    carry_out,
+    checked_axes,
+    half_length,
+    has_scipy,
+    result_type,
+    working_type,
+)
+from meshrun.runner.transforms.plan import Decomposition, Real, TransformPlan, enough_ranks, plan_transform
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.world import World
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.jobs.transforms.plan import Passage, Redistribution, Transform, TransformPlan, largest
 from meshrun.runner.forecast.jobs import JobForecast
 from meshrun.runner.forecast.machine import Rate
 from meshrun.runner.forecast.place import Place, Stage
 from meshrun.runner.plan.redistribution import count_parts
 from meshrun.runner.region import Shape
 from meshrun.runner.system.host_memory import MMAP
+from meshrun.runner.transforms.plan import Passage, Redistribution, Transform, TransformPlan, largest
 
 # The part of the memory's rate at which an axis is transformed, reading and writing all cells once. GPU:
 # cuFFT, 1024^3 complex64 on an H200 in 14.9 ms; CPU: scipy.fft, one thread, of a core's copy.

@@ -22,11 +22,11 @@ from meshrun.jobs.transforms.direct_fourier import (
     peer_copies,
     problem_of,
 )
-from meshrun.jobs.transforms.fourier import Local, Norm, carry_out, check_norm
-from meshrun.jobs.transforms.plan import Redistribution, Transform, TransformPlan
 from meshrun.runner.errors import UserError
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.spelling import python_caller
+from meshrun.runner.transforms.fourier import Local, Norm, carry_out, check_norm
+from meshrun.runner.transforms.plan import Redistribution, Transform, TransformPlan
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.jobs.transforms.plan import Real
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Source
+from meshrun.runner.transforms.plan import Real
 from meshrun.runner.world.world import World
 
 TILE = 1 << 21  # cells that a rank reads at a time

@@ -54,6 +54,34 @@ def complex_plan(
     return lambda source, out: plan.fft(source, out, direction)
 
 
+def line_batches(
+    length: int,
+    cells: tuple[int, int],
+    strides: tuple[int, int],
+    batch: int,
+    distances: tuple[int, int],
+    dtypes: tuple[np.dtype[Any], np.dtype[Any]],
+    inverse: bool,
+) -> Callable[[Array, Array], None]:
+    """Return what transforms a batch of lines from one array to another, without dividing.
+
+    length: of the transform. cells: of a line, in the source and in the result; strides, distances: elements
+    from a cell to the next, and from a line to the next, likewise. dtypes: of the source and of the result;
+    one of them may be real.
+    """
+    double = max(one.itemsize for one in dtypes) == np.dtype(np.complex128).itemsize
+    if dtypes[0].kind == "f":
+        kind = cufft.CUFFT_D2Z if double else cufft.CUFFT_R2C
+    elif dtypes[1].kind == "f":
+        kind = cufft.CUFFT_Z2D if double else cufft.CUFFT_C2R
+    else:
+        kind = cufft.CUFFT_Z2Z if double else cufft.CUFFT_C2C
+    source, out = (((n,), *steps) for n, *steps in zip(cells, strides, distances, strict=True))
+    plan = cufft.PlanNd((length,), *source, *out, kind, batch, "C", 0, None)
+    direction = cufft.CUFFT_INVERSE if inverse else cufft.CUFFT_FORWARD
+    return lambda source, out: plan.fft(source, out, direction)
+
+
 def _storing_plan(words: tuple[Any, ...], kind: int, store: StoreFunction) -> Any:
     # The name has the constants in it, in case cuFFT keeps what it has linked by name.
     name = f"{store.name.lower()}_{zlib.crc32(' '.join(store.options).encode()):x}"

@@ -246,6 +246,11 @@ class ProgramRun:
             array.fill(0)
         self.known: frozenset[int] = frozenset()
 
+    def abandon(self, known: frozenset[int]) -> None:
+        """Forget what was issued for a CUDA graph that could not be made. known: as it was before."""
+        self.known = known
+        self.pending.clear()
+
     def take(self, outs: Sequence[Array]) -> None:
         """Run all stages once. outs: of each output, this rank's own cells, which are filled."""
         known, self.known = set(self.known), frozenset()

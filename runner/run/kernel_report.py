@@ -19,9 +19,16 @@ from meshrun.runner.compiler.trace.graph import Extents, Program, merge_componen
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.compiler.whole.block_form import BlockFunction
+from meshrun.runner.compiler.whole.spaces.parts import (
+    ProductStep,
+    SharedPlace,
+    SpectralProgram,
+    TransformStep,
+)
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.programs.cells import kernels_of
+from meshrun.runner.programs.layouts import plan_layouts
 from meshrun.runner.programs.reducing import ReducingKernel, reducing_kernels, with_late_reductions
 from meshrun.runner.programs.stages import (
     KernelStage,
@@ -55,6 +62,8 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
 
     arithmetic: one of FUSE_MATH. steps: of a kernel that takes time steps; None: one pass. cpu: for a CPU.
     """
+    if isinstance(task.job.program, SpectralProgram):
+        return _spectral_report(task.job.program, cpu=cpu)
     if task.job.program is not None:
         staged = with_results_as_arrays(plan_program(task.job.program), task.feed_numbers)
         if cpu:
@@ -114,6 +123,59 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
         *_edges(stepping),
     ]
     return KernelReport(stepping.source, facts + _registers(stepping.source, stepping.name, options))
+
+
+def _spectral_report(program: SpectralProgram, *, cpu: bool) -> KernelReport:
+    """Return the kernels of all parts, what each computes, and how transforms and arrays are split."""
+    layouts, sources, facts = plan_layouts(program), list[str](), list[tuple[str, str]]()
+    moves = layouts.moves(program)
+    for number, step in enumerate(program.steps):
+        if isinstance(step, TransformStep):
+            one = layouts.transforms[number]
+            kind = {"complex": "complex", "forward": "real", "inverse": "to real numbers"}[
+                step.transform.kind
+            ]
+            way = "inverse transform" if one.inverse else "transform"
+            axes = ", ".join(map(str, one.axes))
+            source, target = (program.shared[place].name for place in (step.source, step.target))
+            facts.append(
+                (
+                    f"step {number + 1}",
+                    f"{way} ({kind}, line {step.transform.line}) along axes {axes}: {source}, split along "
+                    f"axis {one.split}, to {target}, split along axis {one.result_split}; "
+                    f"{counted(one.exchanges, 'exchange')}",
+                )
+            )
+            continue
+        if isinstance(step, ProductStep):
+            left, right = (program.shared[one].name for one in step.sources)
+            target = program.shared[step.target].name
+            what = f"product (line {step.product.line}) of {left} and {right} to {target}, split along axis 0"
+            facts.append((f"step {number + 1}", what))
+            continue
+        names = [_shared_name(program, place) for place in step.reads]
+        report = _stages_report(plan_program(step.program), {}, cpu=cpu)
+        shape = " x ".join(map(str, step.program.space))
+        written = ", ".join(_shared_name(program, place, result=True) for place in step.writes)
+        split = layouts.parts[number]
+        facts.append(
+            (
+                f"step {number + 1}",
+                f"{shape} cells, split along axis {split}: {written} from {', '.join(names) or 'no array'}",
+            )
+        )
+        facts += [(f"  {name}", text) for name, text in report.facts]
+        sources.append(report.source)
+    for number, place in moves:
+        name = _shared_name(program, place)
+        facts.append((f"step {number + 1}", f"redistributes {name} first, which is split along another axis"))
+    return KernelReport("\n".join(sources), facts)
+
+
+def _shared_name(program: SpectralProgram, place: SharedPlace, *, result: bool = False) -> str:
+    if not place.of_function:
+        return program.shared[place.number].name
+    return (program.outputs if result else program.inputs)[place.number].name
 
 
 def _stages_report(

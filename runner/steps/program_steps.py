@@ -11,11 +11,13 @@ from meshrun.runner.arrays.distributed_array import DistributedArray, empty_arra
 from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.compiler.decide import not_compiled
 from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.compiler.whole.spaces.parts import SpectralProgram
 from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.errors import RunError
 from meshrun.runner.programs.execute import ProgramRun
 from meshrun.runner.programs.reducing import reducing_kernels, with_late_reductions
-from meshrun.runner.programs.stages import plan_program, with_results_as_arrays
+from meshrun.runner.programs.spectral_run import SpectralRun
+from meshrun.runner.programs.stages import StagedProgram, plan_program, with_results_as_arrays
 from meshrun.runner.region import Array
 from meshrun.runner.steps import halo_path
 from meshrun.runner.steps.loop_sweeps import add_sweeps, close_sweeps
@@ -23,6 +25,7 @@ from meshrun.runner.steps.step_scalars import StepScalars
 from meshrun.runner.steps.stepper import EAGER, GRAPH_STEPS, Stepper
 
 IN_STAGES = "a step has several stages"
+BY_HOST = "the host issues transforms between ranks"
 NUMBERED = "a step in stages has numbers of its own"
 WAITS = "the host decides about loops or conditions in a step"
 
@@ -36,27 +39,19 @@ class ProgramStepper(Stepper):
     def __post_init__(self) -> None:
         task, world = self.task, self.world
         self._peers, self._device_halos = "", None
-        self.program = with_results_as_arrays(plan_program(task.job.program), task.feed_numbers)
-        self._shared = {
-            n: one.becomes for n, one in enumerate(self.program.arrays) if one.becomes is not None
-        }
-        reducing = {}
-        if task.compiled and world.backend.device.kind == "cuda":
-            self.program = with_late_reductions(self.program)
-            reducing = reducing_kernels(self.program, task.feed_numbers)
-        self.stages = ProgramRun(
-            world,
-            self.program,
-            task.partition.grid,
-            self.phases,
-            task.compiled,
-            reducing,
-            self,
-        )
-        self.stages.most_iterations = self.most_iterations
-        if task.compiled:
-            add_sweeps(world, self.stages.loops, task.partition.grid, self.phases)
-        self.stages.tables = halo_path.find_tables(world, max(len(one.shape) for one in self.program.arrays))
+        self.stages: ProgramRun | SpectralRun
+        if isinstance(task.job.program, SpectralProgram):
+            self.program: StagedProgram | SpectralProgram = task.job.program
+            self._shared: dict[int, int] = {}
+            grid = task.partition.grid
+            self.stages = SpectralRun(world, task.job.program, grid, self.phases, task.compiled, self)
+        else:
+            self.stages = self._in_stages()
+            self.stages.most_iterations = self.most_iterations
+            if task.compiled:
+                add_sweeps(world, self.stages.loops, task.partition.grid, self.phases)
+        axes = max(len(one.shape) for one in task.fields)
+        self.stages.tables = halo_path.find_tables(world, axes)
         self.plans = [
             self.stages.plans[number] or HaloPlan(one.partition, world.rank, (), task.boundary)
             for number, one in enumerate(task.fields)
@@ -75,8 +70,22 @@ class ProgramStepper(Stepper):
         self._scalar_rows = StepScalars(tape, world.xp, 1) if tape is not None and tape.slots else None
         if self._scalar_rows is not None:
             self.graph_reason = NUMBERED
-        elif self.stages.waits_for_host:
+        elif isinstance(self.stages, ProgramRun) and self.stages.waits_for_host:
             self.graph_reason = WAITS
+        if isinstance(self.stages, SpectralRun) and world.size > 1:
+            self.graph_reason = BY_HOST
+
+    def _in_stages(self) -> ProgramRun:
+        task, world = self.task, self.world
+        program = with_results_as_arrays(plan_program(task.job.program), task.feed_numbers)
+        self._shared = {n: one.becomes for n, one in enumerate(program.arrays) if one.becomes is not None}
+        reducing = {}
+        if task.compiled and world.backend.device.kind == "cuda":
+            program = with_late_reductions(program)
+            reducing = reducing_kernels(program, task.feed_numbers)
+        self.program = program
+        grid = task.partition.grid
+        return ProgramRun(world, program, grid, self.phases, task.compiled, reducing, self)
 
     def start(self, arrays: Sequence[DistributedArray]) -> None:
         """Take over arrays of `plans`' layouts with their own cells filled; prepare the first step."""
@@ -99,10 +108,14 @@ class ProgramStepper(Stepper):
             _, reason, line = failed[0]
             raise not_compiled(self.task, reason, line)
         for number, reason, _ in failed:
-            count = len(self.program.stages)
-            self.world.warn(
-                f"stage {number + 1} of {count} of job {self.task.job.name} has no kernel: {reason}"
-            )
+            stage = f"stage {number + 1} of {self._stage_count}"
+            self.world.warn(f"{stage} of job {self.task.job.name} has no kernel: {reason}")
+
+    @property
+    def _stage_count(self) -> int:
+        if isinstance(self.program, SpectralProgram):
+            return len(self.program.steps)
+        return len(self.program.stages)
 
     def advance(self, steps: int, *, last: bool = False, ahead: int = 0) -> None:
         """Take so many steps. last, ahead: as of `Stepper`; there is nothing to save."""
@@ -151,8 +164,8 @@ class ProgramStepper(Stepper):
             except NotCapturable as reason:
                 # Nothing was done on the device: no halo was filled.
                 self.graph_reason = str(reason)
-                self.arrays, self.spare, self.stages.known = blocks, spare, known
-                self.stages.pending.clear()
+                self.arrays, self.spare = blocks, spare
+                self.stages.abandon(known)
                 for array in (*blocks, *spare.values()):
                     array.written()
                 return 0
@@ -169,7 +182,8 @@ class ProgramStepper(Stepper):
 
     def _take_step(self) -> None:
         stages = self.stages
-        stages.step = self.done
+        if isinstance(stages, ProgramRun):
+            stages.step = self.done
         for place, array in enumerate(self.arrays):
             stages.arrays[place] = array
         for number, place in self._shared.items():
@@ -206,7 +220,8 @@ class ProgramStepper(Stepper):
     def finish(self) -> None:
         """Account for all steps; the results are complete."""
         self.settle()
-        close_sweeps(self.stages.loops)
+        if isinstance(self.stages, ProgramRun):
+            close_sweeps(self.stages.loops)
         self.exchanges = self.stages.exchanges
         moved = self.task.input_bytes(self.region) + self.task.result_bytes(self.region)
         self.phases.add("kernel", 0, self.taken * moved)

@@ -19,7 +19,7 @@ from meshrun.runner.world.world import World
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
 
 
-@pytest.mark.parametrize("shape", [(7, 11), (1, 5), (4, 6, 5), (67, 64, 3)])
+@pytest.mark.parametrize("shape", [(30,), (7, 11), (1, 5), (4, 6, 5), (67, 64, 3)])
 @pytest.mark.parametrize("name", ["fft", "ifft", "rfft", "irfft"])
 def test_every_axis_of_any_shape(world: World, name: str, shape: tuple[int, ...]) -> None:
     dtype = "float32" if name == "rfft" else "complex128"

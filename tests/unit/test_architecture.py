@@ -36,6 +36,7 @@ FLOORS = (
     ("runner.world",),
     ("runner.compiler",),
     ("runner.arrays",),
+    ("runner.transforms",),
     ("runner.programs",),
     ("runner.maps",),
     ("runner.steps",),

@@ -185,6 +185,35 @@ def test_the_commands_of_the_page_on_transforms_succeed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
+def test_the_tools_pages_jobs_compute_what_they_say(tmp_path: Path, ranks: int) -> None:
+    names: dict[str, Any] = {"meshrun": meshrun}
+    for code in blocks(ROOT / "docs" / "tools.md", "python"):
+        exec(code, names)
+    u, x = np.random.default_rng(1).integers(0, 20, (9, 7)), np.array([0.5, 7.25, 3, 3])
+    charge = np.array([1, -2, 0.5, 0.25])
+    for name, array in (("u", u), ("x", x), ("charge", charge), ("grid", np.zeros(8))):
+        np.save(tmp_path / f"{name}.npy", array)
+
+    def done(comm: Any) -> Any:
+        world = open_world("cpu", control=comm)
+        first = run(names["ranked"], tmp_path / "u.npy", tmp_path / "ordered.npy", world=world)
+        inputs = [tmp_path / f"{name}.npy" for name in ("x", "charge", "grid")]
+        return first, run(names["density"], inputs, tmp_path / "rho.npy", world=world)
+
+    ranked, density = run_ranks(ranks, done)[0]
+    counts = np.unique(u, return_counts=True)[1]
+    assert ranked["result"] == {
+        "median": np.median(u),
+        "quartiles": np.percentile(u, [25, 75]).tolist(),
+        "values": len(counts),
+        "most frequent": counts.max(),
+    }
+    np.testing.assert_array_equal(np.load(tmp_path / "ordered.npy"), np.sort(u, axis=None))
+    np.testing.assert_array_equal(np.load(tmp_path / "rho.npy"), [0, 0.5, 0, 0.75, 0, 0, 0, -1.5])
+    assert density["result"] == {"positive": 3}
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_the_transforms_pages_low_pass_keeps_low_frequencies(tmp_path: Path, ranks: int) -> None:
     names: dict[str, Any] = {"meshrun": meshrun}
     for code in blocks(ROOT / "docs" / "transforms.md", "python"):
@@ -318,7 +347,7 @@ def test_the_steps_pages_commands_make_its_pictures(tmp_path: Path) -> None:
 def test_the_solvers_pages_commands_make_its_pictures(tmp_path: Path) -> None:
     """Floats may round otherwise on another processor, which changes the colour of some cells by one."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    assert len(run_commands(ROOT / "docs" / "solvers.md", tmp_path)) == 10
+    assert len(run_commands(ROOT / "docs" / "solvers.md", tmp_path)) == 12
     for shown in sorted((ROOT / "docs" / "images" / "solvers").iterdir()):
         ours, theirs = frames_of(shown), frames_of(tmp_path / shown.name)
         assert ours.shape == theirs.shape

@@ -29,8 +29,11 @@ NAMES = {
     "maxwell": ("field", "magnetic_x", "magnetic_y", "glass"),
     "acoustic": ("silence", "silence", "speed", "sponge"),
 }
+# Those with Fourier transforms agree with NumPy within rounding.
+SPECTRAL = {"turbulence": ("vortices",), "split_step": ("displaced", "trap")}
 TABLES = {"maxwell": {"pulse": INPUTS["pulse"]}, "acoustic": {"wavelet": INPUTS["ricker"]}}
 OTHERS = {"inputs", "pictures"}  # programs that are no solvers
+JOBS = {"particle_in_cell", "nbody"}  # that move particles
 Arrays = list[np.ndarray[Any, Any]]
 
 
@@ -71,7 +74,24 @@ def distributed(folder: Path, job: Job, arrays: Arrays, steps: int, ranks: int, 
 
 
 def test_every_solver_is_tested() -> None:
-    assert {path.stem for path in SOLVERS.glob("*.py")} == {*NAMES, *OTHERS}
+    assert {path.stem for path in SOLVERS.glob("*.py")} == {*NAMES, *JOBS, *SPECTRAL, *OTHERS}
+
+
+def ran(folder: Path, name: str, arrays: Arrays, ranks: int, **parameters: Any) -> Arrays:
+    """What a job writes."""
+    job = solver(name)
+    inputs = [folder / f"in{number}.npy" for number in range(len(arrays))]
+    outputs = [folder / f"out{number}.npy" for number in range(len(job.output_names))]
+    for path, array in zip(inputs, arrays, strict=True):
+        np.save(path, array)
+    options = Options(device="cpu")
+    run_ranks(
+        ranks,
+        lambda control: run(
+            job, inputs, outputs, parameters, options, world=open_world("cpu", control=control)
+        ),
+    )
+    return [np.load(path) for path in outputs]
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -87,6 +107,44 @@ def test_a_solver_has_numpys_bits(tmp_path: Path, name: str, ranks: int) -> None
     for ours, numpys in zip(ours_of, called(job, arrays, 5, **tables), strict=True):
         assert ours.dtype == numpys.dtype
         assert ours.tobytes() == numpys.tobytes()
+
+
+@pytest.mark.parametrize("name", SPECTRAL)
+def test_a_spectral_solver_has_the_same_bits_on_any_number_of_ranks(tmp_path: Path, name: str) -> None:
+    job, arrays = solver(name), [INPUTS[one][20:90, 30:75].copy() for one in SPECTRAL[name]]
+    (wanted,) = called(job, arrays, 5)
+    found = []
+    for ranks in (1, 3):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        found += distributed(folder, job, arrays, 5, ranks)
+    assert found[0].tobytes() == found[1].tobytes()
+    np.testing.assert_allclose(found[0], wanted, rtol=0, atol=1e-13)
+
+
+def test_vortices_of_taylor_and_green_decay_with_the_viscosity() -> None:
+    line = 2 * np.pi * np.arange(24) / 24
+    start = 2 * np.cos(3 * line) * np.cos(2 * line[:, None])
+    (after,) = called(solver("turbulence"), [start], 50, dt=0.02, nu=0.05)
+    np.testing.assert_allclose(after, np.exp(-0.05 * 13 * 1.0) * start, rtol=0, atol=1e-8)
+
+
+def test_a_free_packet_spreads_as_it_should() -> None:
+    """psi = exp(-r^2 / (2 s)) / s with s = 1 + i t, of two axes."""
+    line = (np.arange(64) - 32) * 20 / 64
+    square = line**2 + line[:, None] ** 2
+    (after,) = called(solver("split_step"), [np.exp(-square / 2) + 0j, np.zeros((64, 64))], 20, dt=0.05)
+    np.testing.assert_allclose(after, np.exp(-square / 2 / (1 + 1j)) / (1 + 1j), rtol=0, atol=1e-10)
+
+
+def test_a_displaced_ground_state_swings_to_the_other_side_of_its_trap() -> None:
+    """In half a period of pi, with the phase -i of each of the two axes."""
+    line = (np.arange(64) - 32) * 20 / 64
+    x, y = line, line[:, None]
+    potential = (x**2 + y**2) / 2
+    start, other = (np.exp(-((x - centre) ** 2 + y**2) / 2) + 0j for centre in (2, -2))
+    (after,) = called(solver("split_step"), [start, potential], 400, dt=np.pi / 400)
+    np.testing.assert_allclose(after, -other, rtol=0, atol=1e-4)
 
 
 def test_a_plate_becomes_as_warm_as_a_straight_line_says() -> None:
@@ -198,3 +256,71 @@ def test_sound_moves_at_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     *_, traces = called(job, [silence, silence, fast, fast], len(wavelet), wavelet=wavelet, courant=0.5)
     heard = (np.abs(traces) > np.abs(traces).max(axis=0) / 2).argmax(axis=0)
     assert heard[1] - heard[0] == pytest.approx(40 / 0.5, abs=2)
+
+
+def test_cold_electrons_oscillate_with_the_plasma_frequency(tmp_path: Path) -> None:
+    """They all move alike: the energy of the field is that of a cosine, squared."""
+    cells, number, dt = 64, 1920, 0.05
+    x = (np.arange(number) + 0.5) * cells / number
+    x += 0.05 * np.sin(2 * np.pi * x / cells)
+    *_, energy = ran(tmp_path, "particle_in_cell", [x, np.zeros(number), np.ones(cells)], 2, steps=200, dt=dt)
+    time = dt * np.arange(len(energy))
+    np.testing.assert_allclose(energy / energy[0], np.cos(time) ** 2, rtol=0, atol=0.08)
+    # The field vanishes every half period.
+    quiet = time[1:-1][(energy[1:-1] < energy[:-2]) & (energy[1:-1] < energy[2:])]
+    assert np.diff(quiet) == pytest.approx(np.pi, rel=0.02)
+
+
+def test_two_streams_grow_as_their_dispersion_relation_says(tmp_path: Path) -> None:
+    """1 = 1/2 / (w - s)^2 + 1/2 / (w + s)^2, s = wave number * speed: the root with the largest growth. The
+    energies have the same bits on any ranks, and so have the electrons.
+    """
+    cells, number, dt = 64, 4000, 0.1
+    product = np.sqrt(3 / 8)  # of wave number and speed
+    x = (np.arange(number) + 0.5) * cells / number
+    v = np.where(np.arange(number) % 2, 1, -1) * product * cells / (2 * np.pi)
+    x = (x + 1e-3 * np.sin(2 * np.pi * x / cells)) % cells
+    found = [
+        ran(tmp_path, "particle_in_cell", [x, v, np.ones(cells)], ranks, steps=170, dt=dt) for ranks in (1, 3)
+    ]
+    assert found[0][2].tobytes() == found[1][2].tobytes()
+    for one, three in zip(found[0][:2], found[1][:2], strict=True):
+        np.testing.assert_array_equal(np.sort(one), np.sort(three))
+    # Multiplied by both denominators: (w^2 - s^2)^2 = w^2 + s^2.
+    roots = np.roots([1, 0, -2 * product**2 - 1, 0, product**4 - product**2])
+    growth = roots.imag.max()
+    assert growth == pytest.approx(1 / np.sqrt(8))
+    energy = found[0][2][110:]
+    slope = np.polyfit(dt * np.arange(len(energy)), np.log(energy) / 2, 1)[0]
+    assert slope == pytest.approx(growth, rel=0.04)
+
+
+def test_two_bodies_are_where_they_were_after_a_period(tmp_path: Path) -> None:
+    """Kepler's third law, on as many ranks as bodies and on more; the third body has no mass."""
+    x, v = np.array([[0.5, 0], [-0.5, 0], [30.0, 0]]), np.array([[0, 0.5], [0, -0.5], [0, 0]])
+    mass, period = np.array([0.5, 0.5, 0]), 2 * np.pi
+    for ranks in (1, 2, 5):
+        later, speed = ran(tmp_path, "nbody", [x, v, mass], ranks, steps=300, dt=period / 300, softening=1e-6)
+        np.testing.assert_allclose(later[:2], x[:2], rtol=0, atol=1e-3)
+        np.testing.assert_allclose(speed[:2], v[:2], rtol=0, atol=1e-3)
+
+
+def test_bodies_move_as_by_direct_sums(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x, v, mass = random.standard_normal((7, 3)), random.standard_normal((7, 3)), random.random(7)
+    later, speed = ran(tmp_path, "nbody", [x, v, mass], 3, steps=5)
+
+    def pull() -> np.ndarray[Any, Any]:
+        total = np.zeros_like(x)
+        for i in range(7):
+            for j in range(7):
+                away = x[j] - x[i]
+                total[i] += mass[j] * away / (away @ away + 0.05**2) ** 1.5
+        return total
+
+    for _ in range(5):
+        v = v + 0.01 * pull()
+        x = x + 0.02 * v
+        v = v + 0.01 * pull()
+    np.testing.assert_allclose(later, x, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(speed, v, rtol=1e-12, atol=1e-13)

@@ -32,6 +32,10 @@ LEAST_READ = 5  # elements that a cell reads from shared memory, at least
 # The most registers of a thread that hold elements from one turn to the next, for so many blocks of a
 # processor.
 HELD = {3: 44, 2: 80}
+# Turns that are written out, so that values of one are found again in the next: where a thread holds few
+# elements, and of a march whose planes are in the cache and whose elements are small. Others would spill
+# registers.
+UNROLLED, FEW_HELD, NEAR_UNROLLED = 4, 32, 2
 MOST_SHARED = {3: 54 << 10, 2: 80 << 10}  # bytes of a block, for so many of them on a processor
 
 
@@ -97,6 +101,7 @@ def choose(program: Program, lengths: Shape | None = None) -> SharedPlanes | str
         if read < LEAST_READ * rows * columns:
             return f"a cell reads {read / (rows * columns):.3g} elements from shared memory"
         if held <= HELD[blocks] and sum(ring.bytes for ring in shared) <= MOST_SHARED[blocks]:
+            shape = replace(shape, unroll=UNROLLED if held <= FEW_HELD else 1)
             break
     else:
         return "a thread would hold too many elements, or a block"
@@ -106,8 +111,10 @@ def choose(program: Program, lengths: Shape | None = None) -> SharedPlanes | str
     if any(a < b for a, b in zip(lengths, least, strict=True)):
         return f"the field is smaller than {' x '.join(map(str, least))} cells"
     plane = math.prod(lengths[1:]) * sum(one.dtype.itemsize for one in operands)
-    planes = NEAR_PLANES if NEAR_PLANES * plane <= CACHED else PLANES
-    return replace(shape, planes=-(-lengths[0] // -(-lengths[0] // planes)))
+    is_near = NEAR_PLANES * plane <= CACHED
+    planes = NEAR_PLANES if is_near else PLANES
+    unroll = max(shape.unroll, NEAR_UNROLLED if is_near and columns > 1 else 1)
+    return replace(shape, planes=-(-lengths[0] // -(-lengths[0] // planes)), unroll=unroll)
 
 
 def reads_of_turn(program: Program, cells: tuple[int, int]) -> tuple[dict[Row, list[int]], int]:

@@ -57,6 +57,9 @@ SWEPT_ROW = 8  # the same, if it makes one cell after the other
 MOST_REGISTERS = 96  # that hold what a thread loads
 MOST_VALUES = 1500  # of a thread: the compiler takes 0.5 s for about so many
 MOST_IN_BRANCHES = 1000  # of a thread with branches: more keep so many registers that few threads run at once
+# Threads of a processor, at least, of a march whose function for cells near the ends may need more registers
+# than the rest, which loads so many at most; with more threads, that function would spill much.
+ENDS_THREADS, ENDS_REGISTERS = 1024, 30
 BRANCH_THREADS, BRANCH_REGISTERS = (
     512,
     64,
@@ -410,6 +413,8 @@ def emit(
     few = body.branches and program.axes < 3 and registers(common, tile) <= BRANCH_REGISTERS
     size = threads[0] * threads[1]
     bounds = f"{size}, {max(BRANCH_THREADS // size, 1)}" if few else str(size)
+    if march and has_ends(program) and registers(common, (1, *tile[1:])) <= ENDS_REGISTERS:
+        bounds = f"{size}, {ENDS_THREADS // size}"
     if planes is not None:
         bounds = f"{size}, {planes.blocks}"
     combined = any(one.combine for one in program.outputs)
@@ -1049,7 +1054,7 @@ class _Body:
         lines += [f"auto {name} = {text};" for name, text in vectors.items()]
 
         # A turn: the next planes and what follows is on its way while it computes.
-        lines.append(f"#pragma unroll {shape.unroll}")
+        lines.append(f"#pragma unroll planes::written_out({shape.unroll})")
         lines.append(f"for (int turn = 1; turn <= {shape.planes}; ++turn) {{")
         lines += names
         inputs = {node.input for node in self._whole.loads}

@@ -59,8 +59,7 @@ _HINTS = (
     ("nonzero argwhere flatnonzero extract", "np.where(condition, a, b)"),
     ("dot matmul tensordot einsum inner", "sums of products of components"),
     ("diagonal diag trace", "np.where(i == j, u, 0) with np.indices"),
-    ("fft ifft rfft irfft", "meshrun.fft and the like, in a program of your own"),
-    ("fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn", "meshrun.fft and the like, in a program of your own"),
+    ("hfft ihfft", "np.fft.irfft and np.fft.rfft"),
 )
 HINTS = {name: hint for names, hint in _HINTS for name in names.split()}
 MOST_REVERSED = 8  # cells of a reversed axis, each of which is an operation of its own
@@ -153,7 +152,8 @@ class Tracing(TracedCall):
         super().__init__(function, graph, functions)
         self.space = space
         self.checks: list[ValueCheck] = []
-        self._lines = 0
+        self.lines = itertools.count(-1, -1)
+        self.spaces: Any = None  # of the function, `spaces.Spaces`
         self.tape.lift = self.lift
         self.levels: set[Shape] = set()  # steps along all axes of space, of coarse grids
         # Of iterations that are traced: the memory that they write, as it was.
@@ -172,8 +172,7 @@ class Tracing(TracedCall):
 
     def new_line(self) -> int:
         """Return the number of a line that is along no axis of space yet, below 0."""
-        self._lines -= 1
-        return self._lines
+        return next(self.lines)
 
     def axes_of(self, shape: Shape) -> tuple[Axis, ...]:
         """Return the axes of a new array: along space where it is as long, from the first axis on."""
@@ -481,7 +480,7 @@ class Whole(TracedArray):
     def __getitem__(self, index: Any) -> Any:
         """Return a view; of one element a copy, as NumPy does; of a mask, the cells that it picks."""
         if isinstance(index, Whole) and index.dtype == bool and index.ndim:
-            return picked(self, index)
+            return picked(*self._together((self, index)))
         if picks_points(index):
             if (rows := rows_of(self, index)) is not None:
                 axis, indices = rows
@@ -543,6 +542,8 @@ class Whole(TracedArray):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         recorder, graph = self._recorder, self._recorder.graph
+        if recorder.spaces is not None:
+            index, value = (recorder.spaces.brought(one, recorder) for one in (index, value))
         if isinstance(index, np.ndarray) and index.dtype == bool and index.size > 1:
             index = lifted(recorder, index, range(index.ndim))
         if isinstance(index, Whole) and index.dtype == bool:
@@ -594,9 +595,24 @@ class Whole(TracedArray):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if any(isinstance(one, Picked) for one in inputs):
             return NotImplemented  # what a condition picked stays so
+        inputs = self._together(inputs)
+        other = next((one for one in inputs if isinstance(one, Whole)), self)
+        if other._recorder is not self._recorder:  # of a space of its own
+            return other.__array_ufunc__(ufunc, method, *inputs, **options)
         if method == "at" and inputs[0] is self:
             return accumulated(ufunc, *inputs)
         return super().__array_ufunc__(ufunc, method, *inputs, **options)
+
+    def __array_function__(
+        self, function: Callable[..., Any], kinds: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        args, kwargs = self._together((tuple(args), kwargs))
+        return super().__array_function__(function, kinds, args, kwargs)
+
+    def _together(self, values: Any) -> Any:
+        """Return what a function is called with, all arrays of it in one space."""
+        spaces = self._recorder.spaces
+        return values if spaces is None else spaces.together(values)
 
     def _write_rows(self, axis: int, indices: Sequence[tuple[Any, ...]], value: Any) -> None:
         """Write rows that an index array picks, in its order. axis: along which they are."""

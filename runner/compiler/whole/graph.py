@@ -134,7 +134,16 @@ class LoopResult:
     part: str = ""
 
 
+@dataclass(frozen=True)
+class ImportedValue:
+    """A value of another space. space: its number. node: what it is there."""
+
+    space: int
+    node: Node
+
+
 Definition = InputValue | Reduction | Node | LoopResult  # of a value; a node: an expression of other values
+Recorded = Definition | StepSlot | ImportedValue | StateValue  # of a value, while a function is traced
 
 
 class WholeGraph(Graph):
@@ -164,7 +173,7 @@ class WholeGraph(Graph):
         self.lengths, self.space = list(lengths), space
         self.wraps: list[set[int]] = [set() for _ in lengths]
         self.between: dict[int, Node | Reduction | LoopResult] = {}
-        self.values: list[Definition | StepSlot | StateValue] = []
+        self.values: list[Recorded] = []
         self.states: dict[int, tuple[int, int]] = {}
         self.cuts: tuple[Cut, ...] = ()
         self._numbers: dict[Any, int] = {}  # of arrays and values, by what defines them
@@ -203,7 +212,7 @@ class WholeGraph(Graph):
         self.between[number] = result
         return self.load(number, result.dtype, (0,) * len(self.space))
 
-    def value(self, definition: Definition | StepSlot | StateValue, dtype: np.dtype[Any]) -> Node:
+    def value(self, definition: Recorded, dtype: np.dtype[Any]) -> Node:
         """Return the scalar of a value."""
         key = "value", definition
         if key not in self._numbers:
@@ -211,10 +220,16 @@ class WholeGraph(Graph):
             self.values.append(definition)
         return self.scalar(self._numbers[key], dtype)
 
+    @property
+    def definitions(self) -> dict[int, Definition]:
+        """What defines each scalar of a program, by number; not the slots of the tape."""
+        kinds = (InputValue, Reduction, Node, LoopResult)
+        return {number: one for number, one in enumerate(self.values) if isinstance(one, kinds)}
+
     def define(
         self,
         between: Mapping[int, Node | Reduction | LoopResult],
-        values: Sequence[Definition | StepSlot | StateValue],
+        values: Sequence[Recorded],
     ) -> None:
         """Set what defines the arrays between stages and the scalars, by their numbers."""
         self.between, self.values = dict(between), list(values)
@@ -365,7 +380,7 @@ class WholeGraph(Graph):
             return list(nodes)
         found = []
         for node in nodes:
-            if self._is_stored(node):
+            if self.is_stored(node):
                 found.append(self.load(self.array_between(node), node.dtype, shift))
             else:
                 found += self.substituted([node], shift)
@@ -376,11 +391,11 @@ class WholeGraph(Graph):
         found: HostArray = nodes.copy()
         zero = (0,) * len(self.space)
         for place, node in np.ndenumerate(nodes):
-            if self._is_stored(node):
+            if self.is_stored(node):
                 found[place] = self.load(self.array_between(node), node.dtype, zero)
         return found
 
-    def _is_stored(self, node: Node) -> bool:
+    def is_stored(self, node: Node) -> bool:
         """Return whether a value of each position is computed of cells."""
         every, on = frozenset(range(len(self.space))), self.dependence(node)
         return node.op not in LEAVES and "load" in on.leaves and not on.on_points and every <= on.axes

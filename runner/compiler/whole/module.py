@@ -35,7 +35,7 @@ class Module:
 
     def __init__(self, recorder: Tracing) -> None:
         self._recorder, self.tape = recorder, recorder.tape
-        self._full = recorder.filled
+        self._full = self._filled
         self._made = {name: getattr(self, f"_{name}") for name in MADE}
 
     def __getattr__(self, name: str) -> Any:
@@ -43,15 +43,23 @@ class Module:
             return self._made[name]
         if name == "ndarray":
             return ArrayType
+        if name == "fft":
+            if self._recorder.spaces is not None:
+                self._recorder.spaces.expect_transforms()
+            return FourierModule(self)
         return getattr(np, name)
 
+    def _filled(self, shape: Any, value: Any, dtype: Any = None) -> Any:
+        recorder = self._recorder
+        return (recorder if recorder.spaces is None else recorder.spaces).filled(shape, value, dtype)
+
     def _zeros(self, shape: Any, dtype: Any = float, order: str = "C") -> Any:
-        return self._recorder.filled(shape, 0, dtype)
+        return self._filled(shape, 0, dtype)
 
     _empty = _zeros  # cells that are not written yet may have any value
 
     def _ones(self, shape: Any, dtype: Any = float, order: str = "C") -> Any:
-        return self._recorder.filled(shape, 1, dtype)
+        return self._filled(shape, 1, dtype)
 
     def _asarray(self, a: Any, dtype: Any = None) -> Any:
         if not isinstance(a, Whole):
@@ -102,7 +110,8 @@ class Module:
         Raises NotTraceable if the numbers are not NumPy's to the bit.
         """
         recorder = self._recorder
-        if not any(abs(len(values) - length) <= 1 for length in recorder.space) or len(values) < 2:
+        lengths = recorder.space if recorder.spaces is None else recorder.spaces.lengths
+        if not any(abs(len(values) - length) <= 1 for length in lengths) or len(values) < 2:
             return values
         number = recorder.new_line()
         node = np.full((), recorder.graph.place(number), object)
@@ -113,6 +122,21 @@ class Module:
         if same.dtype != values.dtype or same.tobytes() != values.tobytes():
             return values
         return line
+
+    def fftfreq(self, n: int, d: float = 1.0) -> Any:
+        """numpy.fft.fftfreq as a line."""
+        scale, ahead = 1.0 / (n * d), (n - 1) // 2 + 1
+
+        def computed(place: Whole) -> Any:
+            numbers = choose(place < ahead, place, place - n)
+            return numbers.astype(np.float64) * np.float64(scale)
+
+        return self._line(np.fft.fftfreq(n, d), computed)
+
+    def rfftfreq(self, n: int, d: float = 1.0) -> Any:
+        """numpy.fft.rfftfreq as a line."""
+        scale = np.float64(1.0 / (n * d))
+        return self._line(np.fft.rfftfreq(n, d), lambda place: place.astype(np.float64) * scale)
 
     def _meshgrid(self, *lines: Any, indexing: str = "xy", sparse: bool = False, copy: bool = True) -> Any:
         if not any(isinstance(one, Whole) for one in lines):
@@ -132,7 +156,7 @@ class Module:
         # Each line along the axis of space at its place.
         shape = tuple(next(len(lines[n]) for n in range(count) if order[n] == axis) for axis in range(count))
         frame = self._zeros(shape, bool)
-        return [choose(frame, one, one) for one in spread]
+        return [np.where(frame, one, one) for one in spread]
 
     def _take(self, a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Any:
         # NumPy's protocol does not look at the indices.
@@ -200,6 +224,16 @@ def evaluated(graph: WholeGraph, node: Node, length: int) -> np.ndarray[Any, Any
     return np.asarray(values[node])
 
 
+class FourierModule:
+    """The module numpy.fft of a traced function."""
+
+    def __init__(self, module: Module) -> None:
+        self.fftfreq, self.rfftfreq = module.fftfreq, module.rfftfreq
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np.fft, name)
+
+
 class WholePlace(TracedContext):
     """The `here` of a traced function of whole arrays. shape: of the first one."""
 
@@ -264,4 +298,6 @@ def copies_with(module: Module, control: PlainControl) -> FunctionCopies:
     control: does what their loops and conditions say.
     """
     made = {id(getattr(np, name)): getattr(module, name) for name in (*MADE, "ndarray")}
-    return _Copies(module.tape, {"numpy": module, "cupy": module}, made, control)
+    made |= {id(getattr(np.fft, name)): getattr(module, name) for name in ("fftfreq", "rfftfreq")}
+    names = {"numpy": module, "cupy": module, "numpy.fft": FourierModule(module)}
+    return _Copies(module.tape, names, made, control)

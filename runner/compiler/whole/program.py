@@ -239,6 +239,16 @@ class WholeProgram:
         return own + sum(in_loops)
 
     @property
+    def rounded(self) -> set[np.dtype[Any]]:
+        """Dtypes of sums and products that are rounded in another order than NumPy's."""
+        reductions = (one for one in self.values.values() if isinstance(one, Reduction))
+        return {
+            one.dtype
+            for one in (*reductions, *self.reduced.values())
+            if one.ufunc in ("add", "multiply") and one.dtype.kind == "f"
+        }
+
+    @property
     def inexact(self) -> bool:
         """Whether some function rounds its last bits as the device does."""
         return bool(inexact_operations(self.nodes)) or any(loop.body.inexact for loop in self.loops)

@@ -26,7 +26,7 @@ from meshrun.runner.compiler.whole.between.numbers import numbered
 from meshrun.runner.compiler.whole.between.reductions import REDUCTIONS
 from meshrun.runner.compiler.whole.between.traced_control import TracedControl
 from meshrun.runner.compiler.whole.functions.shifts import FUNCTIONS
-from meshrun.runner.compiler.whole.graph import InputValue, StateValue, StepSlot, WholeGraph
+from meshrun.runner.compiler.whole.graph import InputValue, WholeGraph
 from meshrun.runner.compiler.whole.module import Module, WholePlace, copies_with
 from meshrun.runner.compiler.whole.points import Listed
 from meshrun.runner.compiler.whole.program import (
@@ -37,14 +37,19 @@ from meshrun.runner.compiler.whole.program import (
     WholeSeries,
 )
 from meshrun.runner.compiler.whole.sizes import only_own, space_of, subgrid_of
+from meshrun.runner.compiler.whole.spaces.fourier import FUNCTIONS as FOURIER
+from meshrun.runner.compiler.whole.spaces.matrices import FUNCTIONS as PRODUCTS
+from meshrun.runner.compiler.whole.spaces.parts import SpectralProgram, spectral_program
+from meshrun.runner.compiler.whole.spaces.spaces import NewSpace, Spaces
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.region import Shape, Subgrid
 
 __all__ = ["WholeInput", "WholeOutput", "WholeProgram", "WholeSeries", "trace_whole"]
 
+MOST_SPACES = 4  # shapes of transforms, besides that of the inputs
 FIELD = "return with an array for each output; np.full_like(field, value) for one of a number"
-# The function's keywords, the services that it takes, and the names of its fields and series.
-Given = tuple[dict[str, Any], Collection[str], tuple[Sequence[str], Sequence[str]]]
+# The function's keywords, the services that it takes, the names of its fields and series, and the device.
+Given = tuple[dict[str, Any], Collection[str], tuple[Sequence[str], Sequence[str]], str | None]
 
 
 def trace_whole(
@@ -71,7 +76,7 @@ def trace_whole(
     kind: of the device for which it is decided what stages write, "cpu" or "cuda". None: they write nothing
         that can be computed where it is read.
     """
-    given = parameters, services, (names, series)
+    given = parameters, services, (names, series), kind
     try:
         program = _in_space(function, inputs, given, axes)
     except ChangesOutside:  # such as tables that are made when they are needed first
@@ -86,7 +91,7 @@ def trace_whole(
             line = first_difference(program.listing, again.listing)
             reason.line = line or _line_of_constants(program, again)
             raise reason
-    return resolved(program, kind)
+    return program if isinstance(program, SpectralProgram) else resolved(program, kind)
 
 
 def _line_of_constants(one: WholeProgram, other: WholeProgram) -> int:
@@ -108,6 +113,8 @@ def _in_space(
     if axes is not None:
         space = tuple(space[axis] for axis in axes)
     program = _traced(function, inputs, given, space)
+    if isinstance(program, SpectralProgram):
+        return program
     # Space is as long as the longest array: a result may have faces at both ends.
     shapes = [(*one.shape[: len(space)], *space[len(one.shape) :]) for one in program.outputs]
     longest = tuple(max(lengths) for lengths in zip(space, *shapes, strict=True))
@@ -123,10 +130,33 @@ def _traced(
     space: Shape,
 ) -> WholeProgram:
     """Return what the function computes at each position of so long a space."""
-    parameters, services, names = given
+    shapes: list[Shape] = []
+    while True:
+        try:
+            return _called(function, inputs, given, space, shapes)
+        except NewSpace as new:
+            if sum(map(bool, shapes)) == MOST_SPACES:
+                refusal = NotTraceable(
+                    f"transforms to arrays of more than {MOST_SPACES} shapes", "one function for each few"
+                )
+                refusal.line = new.line
+                raise refusal from None
+            shapes.append(new.shape)
+
+
+def _called(
+    function: Callable[..., Any],
+    inputs: Sequence[WholeInput],
+    given: Given,
+    space: Shape,
+    shapes: Sequence[Shape],
+) -> WholeProgram:
+    """Return what one call of the function computes. shapes: of transforms, other than that of space."""
+    parameters, services, names, kind = given
     dimensions = len(space)
     graph = WholeGraph([space if one.shape else (0,) * dimensions for one in inputs], space)
-    recorder = Tracing(function, graph, space, {**FUNCTIONS, **REDUCTIONS})
+    recorder = Tracing(function, graph, space, {**FUNCTIONS, **REDUCTIONS, **FOURIER, **PRODUCTS})
+    spaces = Spaces(function, recorder, shapes)
     arrays = [_input(recorder, number, one) for number, one in enumerate(inputs)]
     recorder.has_inner = any(len(one.shape) > dimensions for one in inputs)
     module = Module(recorder)
@@ -140,14 +170,21 @@ def _traced(
         fields, numbers = _separate(returned, arrays, *names)
         outputs = _outputs(recorder, fields, names[0])
         series = [_series(recorder, name, one) for name, one in zip(names[1], numbers, strict=True)]
-    kept = [one._storage for one in fields if isinstance(one, Whole)]
-    storages = enumerate(array._storage for array in arrays)
-    changed = {number: InputChange(one.line, one in kept) for number, one in storages if one.changed}
-    values = {n: one for n, one in enumerate(graph.values) if not isinstance(one, (StepSlot, StateValue))}
-    parts = dict(graph.between), values, tuple(recorder.checks)
-    results = tuple(outputs), graph, changed, tuple(series)
+        if spaces.transforms:
+            changed = _changes(fields, arrays)
+            return spectral_program(spaces, function, inputs, outputs, series, changed, kind)
+    changed = _changes(fields, arrays)
+    parts = dict(graph.between), graph.definitions, tuple(recorder.checks)
+    results = tuple(one for _, one in outputs), graph, changed, tuple(series)
     program = WholeProgram(space, tuple(inputs), *results, *parts, recorder.tape)
     return numbered(program, function)
+
+
+def _changes(fields: Sequence[Any], arrays: Sequence[Whole]) -> dict[int, InputChange]:
+    """Return the inputs that the function changes. fields: its results."""
+    kept = [one._storage for one in fields if isinstance(one, Whole)]
+    storages = enumerate(array._storage for array in arrays)
+    return {number: InputChange(one.line, one in kept) for number, one in storages if one.changed}
 
 
 def _input(recorder: Tracing, number: int, one: WholeInput) -> Whole:
@@ -194,7 +231,10 @@ def _separate(
 
 def _series(recorder: Tracing, name: str, value: Any) -> WholeSeries:
     """Return a result that is no field."""
-    one = recorder.operand(value)
+    own = value.shape if isinstance(value, Whole) and value._recorder is not recorder else ()
+    if own and any(isinstance(axis, Along) for axis in value._axes):
+        raise NotTraceable(f"returns a spectrum of shape {own} as the series {name}", "sums of it")
+    one = recorder.operand(recorder.spaces.brought(value, recorder))
     if any(isinstance(axis, Along) for axis in one._axes):
         raise NotTraceable(
             f"returns a field of shape {one.shape} as the series {name}",
@@ -237,22 +277,24 @@ def _as_space(recorder: Tracing, result: Any) -> Any:
     return frame
 
 
-def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> list[WholeOutput]:
-    """Return the results that are fields."""
+def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> list[tuple[int, WholeOutput]]:
+    """Return the results that are fields, each with the number of its space."""
     _check_apart(fields, names)
-    outputs = []
+    spaces, outputs = recorder.spaces, list[tuple[int, WholeOutput]]()
+    assert spaces is not None
     for name, result in zip(names, fields, strict=True):
         one = _as_space(recorder, result)
-        if not isinstance(one, Whole) or one._recorder is not recorder:
+        if not isinstance(one, Whole) or one._recorder.spaces is not spaces:
             what = "an array" if isinstance(one, Whole) else f"a {type(one).__name__}"
             if isinstance(one, CoroutineType):
                 one.close()  # Python would warn that it was never awaited
             raise NotTraceable(f"returns {what} that does not come from its arrays", FIELD)
         if not one._axes:
-            outputs.append(WholeOutput(name, (), one.dtype, tuple(taken(one).ravel()), ()))
+            number = spaces.recorders.index(one._recorder)
+            outputs.append((number, WholeOutput(name, (), one.dtype, tuple(taken(one).ravel()), ())))
             continue
         along = [axis for axis in one._axes if isinstance(axis, Along)]
-        if one._fixed or [axis.axis for axis in along] != [*range(len(recorder.space))]:
+        if one._fixed or [axis.axis for axis in along] != [*range(len(one._recorder.space))]:
             raise NotTraceable(
                 "returns an array without the axes of its inputs", "a result with their axes, in their order"
             )
@@ -260,6 +302,12 @@ def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> 
         shift = tuple(axis.first for axis in along)
         nodes = one.moved(one.read().ravel(), shift)
         every = tuple(axis.step for axis in along)
-        own = only_own(recorder.graph, nodes, Subgrid(one.shape, every), recorder.space)
-        outputs.append(WholeOutput(name, one.shape, one.dtype, tuple(own), every))
+        own = only_own(one._recorder.graph, nodes, Subgrid(one.shape, every), one._recorder.space)
+        number = spaces.recorders.index(one._recorder)
+        if number and any(n > most for n, most in zip(one.shape, recorder.space, strict=False)):
+            raise NotTraceable(
+                f"returns an array of shape {one.shape}, larger than its inputs",
+                "an input of the shape of the result",
+            )
+        outputs.append((number, WholeOutput(name, one.shape, one.dtype, tuple(own), every)))
     return outputs

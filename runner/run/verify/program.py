@@ -7,11 +7,9 @@ what is on the disk. Where sums are added in another order, floats may differ by
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.whole.graph import Reduction
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.whole_call import call_whole
 from meshrun.runner.plan.task import Task
@@ -92,7 +90,7 @@ def _compared(task: Task, number: int, written: Source, expected: HostArray, ste
     got = np.empty(expected.shape, written.dtype)
     own_source(written).read(everything, got)
     tolerance = 0.0
-    rounded = _rounded(task)
+    rounded = task.job.program.rounded
     if expected.dtype.kind in "fc" and (rounded or task.job.program.inexact):
         finite = np.abs(expected[np.isfinite(expected)])
         eps = max(float(np.finfo(one).eps) for one in (expected.dtype, *rounded))
@@ -106,14 +104,3 @@ def _compared(task: Task, number: int, written: Source, expected: HostArray, ste
     return Mismatch(
         first, got[first], expected[first], tolerance, int(np.sum(bad)), got.size, everything, name
     )
-
-
-def _rounded(task: Task) -> set[np.dtype[Any]]:
-    """Return the dtypes of sums and products that are rounded in another order than NumPy's."""
-    program = task.job.program
-    reductions = [one for one in program.values.values() if isinstance(one, Reduction)]
-    return {
-        one.dtype
-        for one in (*reductions, *program.reduced.values())
-        if one.ufunc in ("add", "multiply") and one.dtype.kind == "f"
-    }

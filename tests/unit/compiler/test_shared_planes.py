@@ -193,10 +193,13 @@ def test_blocks_have_fewer_cells_where_threads_would_hold_more() -> None:
         wide = choose(star("float32", radius))
         assert isinstance(wide, SharedPlanes)
         assert (wide.cells, wide.blocks) == (cells, blocks)
-    for lengths, planes in (((40, 1024, 1024), 20), ((160, 512, 448), 16)):
-        marched = choose(star("float32"), lengths)
+    for lengths, planes, unroll in (((40, 1024, 1024), 20, 1), ((160, 512, 448), 16, 2)):
+        marched = choose(star("float32", 4), lengths)
         assert isinstance(marched, SharedPlanes)
-        assert marched.planes == planes
+        assert (marched.planes, marched.unroll) == (planes, unroll)
+    few = choose(star("float32", 2))
+    assert isinstance(few, SharedPlanes)
+    assert few.unroll == 4
 
 
 def test_a_kernel_takes_planes_for_aligned_blocks_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,9 +270,17 @@ def check_log(log: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["80", "90", "100"])
-@pytest.mark.parametrize(("dtype", "radius"), [("float32", 4), ("float64", 4), ("int32", 3)])
-def test_it_compiles_and_spills_nothing(dtype: str, radius: int, architecture: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "radius", "lengths"),
+    [
+        ("float32", 4, None), ("float32", 4, (512, 256, 256)), ("float64", 4, (512, 256, 256)),
+        ("int32", 3, None), ("float64", 2, None),
+    ],
+)  # fmt: skip
+def test_it_compiles_and_spills_nothing(
+    dtype: str, radius: int, lengths: tuple[int, int, int] | None, architecture: str
+) -> None:
     program = star(dtype, radius)
-    chosen = choose(program)
+    chosen = choose(program, lengths)
     assert isinstance(chosen, SharedPlanes)
     check_log(log_of(emit(program, march=chosen, ends="wrap"), architecture))

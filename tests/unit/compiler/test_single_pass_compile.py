@@ -14,12 +14,17 @@ from whole_functions import cube, field, heat, runge_kutta, traced
 from meshrun.jobs.filters.elementwise import _apply
 from meshrun.jobs.filters.expression import FUNCTIONS
 from meshrun.runner.compiler.cuda.fill import kernel_of
-from meshrun.runner.compiler.cuda.single_pass import emit
+from meshrun.runner.compiler.cuda.single_pass import ENDS_THREADS, emit
 from meshrun.runner.compiler.passes.ends import interior
-from meshrun.runner.compiler.trace.graph import Operand, merge_components
+from meshrun.runner.compiler.passes.real_parts import in_real_parts
+from meshrun.runner.compiler.trace.graph import Operand, merge_components, with_units
+from meshrun.runner.compiler.whole.spaces.parts import SpectralProgram
+from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
 from meshrun.runner.programs.cells import LevelCells, kernels_of
+from meshrun.runner.programs.stages import plan_program
 from tests.facts.program_runs import planned
 from tests.unit.programs.test_levels import two_grids
+from tests.unit.programs.test_spectral import vorticity
 
 ARCHITECTURES = ("90", "80", "100")
 
@@ -106,6 +111,24 @@ def test_cells_near_the_ends_cost_the_interior_no_registers(
     assert registers[0] <= max(registers[1] + MORE_REGISTERS, 32)
 
 
+def closed_cube(u):
+    """A cube through whose faces nothing flows: 27 kinds of cells."""
+    new = u.copy()
+    sides = u[:-2, 1:-1, 1:-1] + u[2:, 1:-1, 1:-1] + u[1:-1, :-2, 1:-1] + u[1:-1, 2:, 1:-1]
+    new[1:-1, 1:-1, 1:-1] += 0.1 * (sides + u[1:-1, 1:-1, :-2] + u[1:-1, 1:-1, 2:] - 6 * u[1:-1, 1:-1, 1:-1])
+    new[0], new[-1] = new[1], new[-2]
+    new[:, 0], new[:, -1] = new[:, 1], new[:, -2]
+    new[:, :, 0], new[:, :, -1] = new[:, :, 1], new[:, :, -2]
+    return new
+
+
+def test_many_kinds_of_ends_leave_a_processor_its_threads() -> None:
+    """They may spill registers: they are few."""
+    kernel = emit(traced(closed_cube, [field(64, 64, 64, dtype="f4")], ("out",)).program)
+    (registers,) = map(int, re.findall(r"Used (\d+) registers", log_of(kernel, ARCHITECTURES[0])))
+    assert registers * ENDS_THREADS <= 1 << 16
+
+
 def test_kernels_between_levels_compile() -> None:
     """Those that read and write neighbours in a row as components."""
     arrays = [np.random.default_rng(0).random((21, 17), dtype=np.float32) for _ in range(2)]
@@ -115,3 +138,23 @@ def test_kernels_between_levels_compile() -> None:
     assert any(one.components > 1 for program in programs for one in (*program.inputs, *program.outputs))
     for program in {one.text(): one for one in programs}.values():
         assert "warning" not in log_of(emit(merge_components(program)[0]), ARCHITECTURES[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.nightly)])
+def test_the_parts_of_a_spectral_solver_compile(dtype: str) -> None:
+    inputs = [WholeInput("w", (64, 48), np.dtype(dtype))]
+    program = trace_whole(vorticity, inputs, {}, kind="cuda")
+    assert isinstance(program, SpectralProgram)
+    kernels = [
+        cells.program.program
+        for part in program.parts
+        for stage in plan_program(part.program).kernels
+        for cells in kernels_of(stage.cells)
+    ]
+    assert len(kernels) == len(program.parts)
+    made = {
+        one.source: one
+        for one in (emit(with_units(merge_components(in_real_parts(each))[0])) for each in kernels)
+    }
+    for kernel in made.values():
+        check_log(log_of(kernel, ARCHITECTURES[0]))

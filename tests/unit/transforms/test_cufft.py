@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshrun.jobs.transforms import fourier
-from meshrun.jobs.transforms.fourier import Local
-from meshrun.jobs.transforms.plan import Transform
+from meshrun.runner.transforms import fourier
+from meshrun.runner.transforms.fourier import Local
+from meshrun.runner.transforms.plan import Transform
 
 C2C, Z2Z, FORWARD, INVERSE = 41, 105, -1, 1
 Array = np.ndarray[Any, Any]

@@ -12,8 +12,8 @@ from exchange_cases import mixed_up
 from stream_cases import run_on
 
 from meshrun.jobs.transforms.fft_job import fft
-from meshrun.jobs.transforms.fourier import Local
 from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.transforms.fourier import Local
 from meshrun.runner.world.group import Group
 
 Files = tuple[Path, Path]

@@ -149,7 +149,7 @@ def test_a_wrong_transform_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(World, "start_exchange", wrong)
     else:
-        from meshrun.jobs.transforms.fourier import Local
+        from meshrun.runner.transforms.fourier import Local
 
         whole = Local.__call__
         change = {"conjugate": np.conj, "scale": lambda block: block * (1 + 1e-9)}[mutant]
@@ -194,9 +194,29 @@ def test_an_axis_may_be_numpys_integer_and_an_array_a_list() -> None:
     np.testing.assert_array_equal(meshrun.transpose(array), np.transpose(array))
 
 
-def test_one_axis_is_not_split() -> None:
-    def case(world: World) -> None:
-        with pytest.raises(UserError, match=r"cannot be split into 2 parts: got shape \(8,\).* Try: ranks=1"):
-            meshrun.fft(np.zeros(4), world)
+@pytest.mark.parametrize("cells", [1, 2, 7, 30, 64])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_array_of_one_axis(name: str, cells: int) -> None:
+    if name == "irfft" and cells == 1:
+        pytest.skip("one cell is no half of any")
+    for ranks in (1, 2, 3, 5):
+        for norm in ("backward", "ortho"):
+            on_ranks(
+                ranks,
+                lambda world, norm=norm: cases.transforms(
+                    world, name, (cells,), (0,), norm=norm, dtype=real_input(name)
+                ),
+            )
 
-    on_ranks(2, case)
+
+@pytest.mark.parametrize("shape", [(30,), (9, 8), (3, 8, 6), (5, 4, 3, 2)])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_bits_on_any_number_of_ranks(name: str, shape: tuple[int, ...]) -> None:
+    for split in range(len(shape)):
+        array = cases.random_array(shape, real_input(name))
+
+        def case(world: World, array: Any = array, split: int = split) -> Any:
+            return getattr(meshrun, name)(cases.part(array, world, split), world, split=split)
+
+        found = {np.concatenate(on_ranks(ranks, case), axis=split).tobytes() for ranks in (1, 2, 3, 5)}
+        assert len(found) == 1

@@ -13,14 +13,14 @@ import transform_cases as cases
 from exchange_cases import part, same, whole
 
 import meshrun
-from meshrun.jobs.transforms.fourier import Local, carry_out
-from meshrun.jobs.transforms.plan import Passage, Transform, plan_transform
 from meshrun.runner.arrays.redistribute import exchange_in_parts
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.plan import redistribution
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.plan.redistribution import change_split, count_parts
+from meshrun.runner.transforms.fourier import Local, carry_out
+from meshrun.runner.transforms.plan import Passage, Transform, plan_transform
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.world import World, open_world
 

@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.jobs.transforms.plan import Real, Redistribution, Split, Transform, TransformPlan, plan_transform
 from meshrun.runner.errors import UserError
+from meshrun.runner.transforms.plan import (
+    Real,
+    Redistribution,
+    Split,
+    Transform,
+    TransformPlan,
+    plan_transform,
+)
 
 
 def walk(plan: TransformPlan, axes: tuple[int, ...], real: Real, length: int) -> None:

@@ -17,8 +17,8 @@ from meshrun.runner.compiler.whole.between.cuts import Needed
 from meshrun.runner.compiler.whole.between.loops import MappedLoops, with_bodies
 from meshrun.runner.compiler.whole.functions.outside import check_sizes, constants_of
 from meshrun.runner.compiler.whole.graph import (
-    Definition,
     LoopResult,
+    Recorded,
     Reduction,
     StateValue,
     StepSlot,
@@ -88,7 +88,7 @@ def numbered(program: WholeProgram, function: Callable[..., Any]) -> WholeProgra
 
     mapped = MappedLoops(lambda nodes, _: of(nodes))
 
-    def definition(number: int, place: int) -> Definition | StepSlot:
+    def definition(number: int, place: int) -> Recorded:
         one = old.values[number]
         assert not isinstance(one, StateValue)
         if isinstance(one, StepSlot):
@@ -114,6 +114,6 @@ def numbered(program: WholeProgram, function: Callable[..., Any]) -> WholeProgra
         graph=graph,
         series=tuple(replace(one, nodes=of(one.nodes)) for one in program.series),
         between=between,
-        values={n: one for n, one in enumerate(graph.values) if not isinstance(one, (StepSlot, StateValue))},
+        values=graph.definitions,
         checks=tuple(replace(one, count=done[one.count]) for one in program.checks),
     )

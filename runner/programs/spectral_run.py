@@ -1,0 +1,355 @@
+"""Run a function with Fourier transforms: its parts as programs in stages, and transforms between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshrun.runner.arrays.block_layout import Allocator
+from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
+from meshrun.runner.arrays.halo.exchange import HaloPlan
+from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.compiler.whole.graph import ValueCheck
+from meshrun.runner.compiler.whole.spaces.parts import ProductStep, SharedPlace, SpacePart, SpectralProgram
+from meshrun.runner.device.api import Mark, poison
+from meshrun.runner.plan.grid import Partition
+from meshrun.runner.plan.redistribution import RedistributionPlan
+from meshrun.runner.plan.steps import LINE
+from meshrun.runner.programs.execute import ProgramRun
+from meshrun.runner.programs.layouts import plan_layouts, slab_grid
+from meshrun.runner.programs.stages import plan_program
+from meshrun.runner.region import Array, Region, Shape, overlap
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.transforms.device import DeviceTransform
+from meshrun.runner.transforms.product import multiply, transposed_rows
+from meshrun.runner.world.group import move
+from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import DeviceTables
+
+
+@dataclass
+class Held:
+    """A value on the device, as an input of a part."""
+
+    interior: Array
+
+
+@dataclass
+class SpectralRun:
+    """This rank's blocks of a function with Fourier transforms. Every method is collective.
+
+    grid: number of blocks of the function's arrays along each axis of space. compiled, allocator: as of
+    `ProgramRun`. arrays: the function's inputs. plans: of their blocks; None for one of shape ().
+    """
+
+    world: World
+    program: SpectralProgram
+    grid: Shape
+    phases: Phases
+    compiled: bool = False
+    allocator: Allocator | None = None
+    arrays: list[DistributedArray | None] = field(default_factory=list, init=False)
+    tables: DeviceTables | None = field(default=None, init=False)
+    moved: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        program, world = self.program, self.world
+        self.layouts = plan_layouts(program)
+        self.partition = Partition(program.space, self.grid[: len(program.space)])
+        self.region = self.partition[world.rank]
+        self.runs: dict[int, ProgramRun] = {}
+        for number, step in enumerate(program.steps):
+            if isinstance(step, SpacePart):
+                grid = slab_grid(step.program.space, self.layouts.parts[number], world.size)
+                if self._is_own(number, step):
+                    grid = self.partition.grid
+                staged = plan_program(step.program)
+                self.runs[number] = ProgramRun(
+                    world, staged, grid, self.phases, self.compiled, {}, self.allocator
+                )
+        self.plans = [
+            self._plan(SharedPlace(number, True), self.partition.grid) if one.shape else None
+            for number, one in enumerate(program.inputs)
+        ]
+        self.arrays = [None] * len(program.inputs)
+        self.values = [None if one.shape else world.backend.empty((), one.dtype) for one in program.shared]
+        self._failed = world.backend.empty((len(program.checks),), np.dtype(bool))
+        self._failed.fill(False)
+
+        # Arrays by what they are and how they are split; those of the function's are the caller's.
+        self._held: dict[tuple[SharedPlace, Shape], DistributedArray] = {}
+        self._valid: set[tuple[SharedPlace, Shape]] = set()
+        self._results: dict[tuple[int, SharedPlace], Array] = {}  # of parts that are split otherwise
+        self._device_transforms: dict[int, DeviceTransform] = {}
+        self._kept: dict[Any, Any] = {}  # plans and memory of these
+
+    def _is_own(self, number: int, step: SpacePart) -> bool:
+        """Whether a part has the space of the function, and is split along the axis that its arrays are."""
+        return step.program.space == self.program.space and self.layouts.parts[number] == 0
+
+    def _readers(self, place: SharedPlace, grid: Shape) -> Iterable[tuple[ProgramRun, int]]:
+        """Yield the parts that read an array under a partition, and its number in each."""
+        for number, run in self.runs.items():
+            step = self.program.steps[number]
+            if isinstance(step, SpacePart) and place in step.reads and run.partition.grid == grid:
+                yield run, step.reads.index(place)
+
+    def _plan(self, place: SharedPlace, grid: Shape) -> HaloPlan:
+        """Return the layout of an array's blocks, with halos that suit all parts that read it."""
+        program = self.program
+        shape = program.shared[place.number].shape
+        if place.of_function:
+            own = program.inputs[place.number].shape
+            shape = (*program.space, *own[len(program.space) :])
+        rest = (1,) * (len(shape) - len(grid))
+        readers = list(self._readers(place, grid))
+        widths, read, wraps = [(0, 0)] * len(grid), [(0, 0)] * len(grid), False
+        for run, number in readers:
+            one = run.program.arrays[number]
+            widths = [(max(a, c), max(b, d)) for (a, b), (c, d) in zip(widths, one.widths, strict=True)]
+            read = [(max(a, c), max(b, d)) for (a, b), (c, d) in zip(read, one.read, strict=True)]
+            wraps = wraps or one.wraps
+        inner = ((0, 0),) * len(rest)
+        plan = HaloPlan(
+            Partition(shape, grid + rest),
+            self.world.rank,
+            (*widths, *inner),
+            "wrap" if wraps else "constant",
+            read=(*read, *inner),
+            padded=True,
+        )
+        if self.compiled and self.world.backend.device.kind == "cuda" and not rest:
+            plan.aligned = LINE
+        return plan
+
+    def prepare(self) -> list[tuple[int, str, int]]:
+        """Compile the kernels of all parts; fill arrays that the function uses besides its inputs.
+
+        Return which parts have none on some rank, by number of the step, why, and the line.
+        """
+        failed = []
+        for number, run in self.runs.items():
+            run.tables = self.tables
+            failed += [(number, reason, line) for _, reason, line in run.prepare()]
+            step = self.program.steps[number]
+            assert isinstance(step, SpacePart)
+            for place, one in enumerate(run.program.arrays[len(step.reads) : len(step.program.inputs)]):
+                plan, constant = run.plans[len(step.reads) + place], step.program.constants[place]
+                assert plan is not None
+                array = empty_array(self.world, plan, one.dtype, self.allocator)
+                poison(array.block)
+                array.interior[...] = self.world.xp.asarray(constant.values[array.region.slices])
+                run.arrays[len(step.reads) + place] = array
+        return failed
+
+    def forget(self) -> None:
+        for run in self.runs.values():
+            run.forget()
+
+    def abandon(self, known: frozenset[int]) -> None:
+        """Forget what was issued for a CUDA graph that could not be made."""
+        for run in self.runs.values():
+            run.abandon(frozenset())
+
+    @property
+    def known(self) -> frozenset[int]:
+        """Stages whose reductions are done ahead: none."""
+        return frozenset()
+
+    @property
+    def exchange_spans(self) -> list[tuple[Mark, Mark]]:
+        return [span for run in self.runs.values() for span in run.exchange_spans]
+
+    @property
+    def capturing(self) -> bool:
+        return any(run.capturing for run in self.runs.values())
+
+    @capturing.setter
+    def capturing(self, value: bool) -> None:
+        for run in self.runs.values():
+            run.capturing = value
+
+    @property
+    def is_split(self) -> bool:
+        return self.world.size > 1
+
+    @property
+    def exchanges(self) -> int:
+        """Number of halo exchanges and redistributions so far."""
+        return self.moved + sum(run.exchanges for run in self.runs.values())
+
+    @exchanges.setter
+    def exchanges(self, number: int) -> None:
+        self.moved += number - self.exchanges
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes that arrive in one redistribution or exchange, at most."""
+        sizes = [np.prod(one.shape, dtype=float) * one.dtype.itemsize for one in self.program.shared]
+        return int(max(sizes, default=0)) // self.world.size if self.is_split else 0
+
+    def set_inputs(self, arrays: Sequence[DistributedArray]) -> None:
+        """Do nothing: values that are inputs are given to parts when they run."""
+
+    def set_step(self, slots: Array) -> None:
+        """Set the values that the host computes for each step. slots: of the function's tape."""
+        for number, run in self.runs.items():
+            step = self.program.steps[number]
+            assert isinstance(step, SpacePart)
+            for place, slot in enumerate(step.slots):
+                run.values.row[place] = slots[slot]
+
+    def take(self, outs: Sequence[Array]) -> None:
+        """Run all parts and transforms once. outs: of each output, this rank's own cells, to be filled."""
+        self._valid.clear()
+        for number, step in enumerate(self.program.steps):
+            if isinstance(step, SpacePart):
+                self._take_part(number, step, outs)
+                continue
+            if isinstance(step, ProductStep):
+                self._multiply(step)
+                continue
+            transform = self.layouts.transforms[number]
+            ranks = self.world.size
+            source = self._array(SharedPlace(step.source), slab_grid(transform.shape, transform.split, ranks))
+            grid = slab_grid(transform.result_shape, transform.result_split, ranks)
+            target = self._target(SharedPlace(step.target), grid)
+            if self._device_transform(number, source, target) is not None:
+                self._device_transforms[number]()
+            else:
+                with nullcontext() if self.world.backend.asynchronous else self.phases("transform"):
+                    target.interior[...] = transform.carry_out(self.world, source.interior)
+            target.written()
+            self.moved += transform.exchanges if self.is_split else 0
+        for number, check in enumerate(self.program.checks):
+            failed = self._failed[number : number + 1]
+            self.world.xp.logical_or(failed, self.values[check.count.value] == 0, out=failed)
+
+    def _multiply(self, step: ProductStep) -> None:
+        """Multiply two fields. All three are split by rows."""
+        world, shared = self.world, self.program.shared
+        blocks, shapes = [], []
+        for number, turned in zip(step.sources, step.product.turned, strict=True):
+            shape = shared[number].shape
+            block = self._array(SharedPlace(number), slab_grid(shape, 0, world.size)).interior
+            blocks.append(transposed_rows(world, block, shape) if turned else block)
+            shapes.append(shape[::-1] if turned else shape)
+        target = self._target(SharedPlace(step.target), slab_grid(shared[step.target].shape, 0, world.size))
+        with nullcontext() if world.backend.asynchronous else self.phases("product"):
+            left, right = blocks
+            target.interior[...] = multiply(world, left, right, (*shapes[0], shapes[1][1]))
+        target.written()
+        self.moved += sum(step.product.turned) + 1 if self.is_split else 0
+
+    def _device_transform(
+        self, number: int, source: DistributedArray, target: DistributedArray
+    ) -> DeviceTransform | None:
+        """Return what transforms on this GPU alone; None on CPUs, and where ranks exchange something."""
+        world, transform = self.world, self.layouts.transforms[number]
+        if world.backend.device.kind != "cuda" or world.size > 1 or len(transform.shape) == 1:
+            return None
+        if number not in self._device_transforms:
+            arrays = source.interior, target.interior
+            made = DeviceTransform(world, transform, *arrays, self._kept)
+            self._device_transforms[number] = made
+        return self._device_transforms[number]
+
+    def _take_part(self, number: int, step: SpacePart, outs: Sequence[Array]) -> None:
+        run = self.runs[number]
+        held: list[Any] = []
+        for place, one in enumerate(step.reads):
+            if step.program.inputs[place].shape:
+                run.arrays[place] = self._array(one, run.partition.grid)
+                held.append(run.arrays[place])
+            else:
+                held.append(Held(self._value(one)))
+        run.set_inputs(held)
+        targets, later = [], list[tuple[int, Array]]()
+        for one, output in zip(step.writes, step.program.outputs, strict=True):
+            if not output.shape:
+                targets.append(outs[one.number] if one.of_function else self._value(one))
+            elif not one.of_function:
+                targets.append(self._target(one, run.partition.grid).interior)
+            elif self._is_own(number, step):
+                targets.append(outs[one.number])
+            else:
+                if (number, one) not in self._results:
+                    shape = (*run.region.shape, *output.shape[len(step.program.space) :])
+                    self._results[number, one] = self.world.backend.empty(shape, output.dtype)
+                targets.append(self._results[number, one])
+                later.append((one.number, targets[-1]))
+        run.take(targets)
+        for one in step.writes:
+            if not one.of_function and self.program.shared[one.number].shape:
+                self._target(one, run.partition.grid).written()
+        for result, block in later:
+            self._fill(outs[result], block, run.partition)
+
+    def _value(self, place: SharedPlace) -> Array:
+        if not place.of_function:
+            return self.values[place.number]
+        array = self.arrays[place.number]
+        assert array is not None
+        return array.interior
+
+    def _target(self, place: SharedPlace, grid: Shape) -> DistributedArray:
+        """Return the array that is written; its other copies are stale."""
+        key = place, grid
+        if key not in self._held:
+            dtype = self.program.shared[place.number].dtype
+            if place.of_function:
+                dtype = self.program.inputs[place.number].dtype
+            self._held[key] = empty_array(self.world, self._plan(place, grid), dtype, self.allocator)
+            poison(self._held[key].block)
+        self._valid.add(key)
+        return self._held[key]
+
+    def _array(self, place: SharedPlace, grid: Shape) -> DistributedArray:
+        """Return an array under a partition, to which it is moved if it is split otherwise."""
+        own = self.arrays[place.number] if place.of_function else None
+        if own is not None and self.partition.grid == grid:
+            return own
+        if (place, grid) in self._valid:
+            return self._held[place, grid]
+        source = own
+        if source is None:
+            other = next(layout for one, layout in self._valid if one == place)
+            source = self._held[place, other]
+        target = self._target(place, grid)
+        plan = RedistributionPlan(source.partition, target.partition, self.world.size)
+        move(self.world, plan, source.interior, target.interior)
+        target.written()
+        self.moved += self.is_split
+        return target
+
+    def _fill(self, out: Array, block: Array, partition: Partition) -> None:
+        """Fill a result from a block of another partition, of a space that may have fewer cells."""
+        rest = block.shape[len(partition.shape) :]
+        zero = (0,) * len(rest)
+
+        def boxes(of: Partition, limit: Shape) -> list[Region]:
+            whole = Region((0,) * len(limit), limit)
+            parts = [overlap(of[rank], whole) for rank in range(self.world.size)]
+            return [Region((*one.start, *zero), (*one.stop, *rest)) for one in parts]
+
+        limit = tuple(map(min, partition.shape, self.partition.shape))
+        plan = RedistributionPlan(boxes(partition, limit), boxes(self.partition, limit), self.world.size)
+        mine = boxes(self.partition, limit)[self.world.rank]
+        own = out[tuple(slice(0, n) for n in mine.shape)]
+        move(self.world, plan, block, own)
+        self.moved += self.is_split
+
+    def value(self, node: Node) -> Any:
+        """Return a shared value, or what is computed of shared values."""
+        assert node.op == "scalar"
+        return self.values[node.value]
+
+    def failed_check(self) -> ValueCheck | None:
+        """Return the first check of a value that failed in some step so far; None if none did."""
+        return next((one for n, one in enumerate(self.program.checks) if bool(self._failed[n])), None)
