@@ -268,9 +268,7 @@ def _with_body(
     if again:
         outputs.append(WholeOutput("again", (), np.dtype(bool), tuple(again), ()))
     inputs = tuple(body.input(key) for key in order)
-    values = {
-        n: one for n, one in enumerate(body.graph.values) if not isinstance(one, (StepSlot, StateValue))
-    }
+    values = body.graph.definitions
     tape = replace(program.tape, slots=dict(program.tape.slots))
     made = WholeProgram(
         program.space,
@@ -386,7 +384,7 @@ class _Body:
         node = self.outside(key)
         return WholeInput("array", self._program.space, node.dtype)
 
-    def outside(self, key: Any) -> Node:
+    def outside(self, key: tuple[str, Any]) -> Node:
         """Return what an input of the body is at first."""
         what: Any
         kind, what = key
@@ -394,10 +392,10 @@ class _Body:
             initial = self._loop.slots[what].initial
             assert initial is not None
             return initial
+        loaded: Node = what
         if kind == "array":
-            return self._program.graph.load(what, self._dtypes[what], self._zero)
-        node: Node = what
-        return node
+            loaded = self._program.graph.load(what, self._dtypes[what], self._zero)
+        return loaded
 
     def of(self, nodes: Iterable[Node]) -> list[Node]:
         """Return nodes of the function's graph as nodes of the body's."""

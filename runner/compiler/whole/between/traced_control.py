@@ -406,6 +406,9 @@ class TracedControl(PlainControl):
                 try:
                     item = None if loop.items is None else loop.items[0]
                     before, after = self._run(state, lambda: body(item))
+                    spaces = self._recorder.spaces
+                    if spaces is not None and spaces.transforms:
+                        raise NotAlike("there are transforms or products beside it")
                     if not _unchanged(copies):
                         raise NotAlike("a list, dictionary or array of Python's changes")
                     known = self._changes(before, after, journal, [])
