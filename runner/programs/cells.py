@@ -14,8 +14,6 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
 from meshrun.runner.compiler.whole.between.cuts import rebuilt
 from meshrun.runner.compiler.whole.between.levels import (
@@ -297,6 +295,4 @@ def _values(nodes: Sequence[Node]) -> tuple[int, ...]:
 def _input(program: WholeProgram, number: int) -> WholeInput:
     if number < len(program.inputs):
         return program.inputs[number]
-    dtype: np.dtype[Any]
-    dtype = program.written[number].dtype if number in program.written else program.reduced[number].dtype
-    return WholeInput(f"array{number}", program.space, dtype)
+    return WholeInput(f"array{number}", program.space, program.dtype_between(number))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from meshrun.runner.compiler.whole.chain_code import Chain, ChainBox
 from meshrun.runner.compiler.whole.graph import ValueCheck
 from meshrun.runner.compiler.whole.point_pass import Blocks, PointCells
 from meshrun.runner.device.api import Mark, poison
+from meshrun.runner.options.run_options import MOST_ITERATIONS
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import check_widths
 from meshrun.runner.plan.steps import LINE
@@ -38,7 +39,13 @@ from meshrun.runner.programs.cells import LevelCells, StageCells
 from meshrun.runner.programs.chains import ChainStage, chains_of
 from meshrun.runner.programs.kernel import CellKernel, bind_values
 from meshrun.runner.programs.level_kernel import LevelKernel, Target, level_partition
-from meshrun.runner.programs.reducing import ReducingKernel, combined_cells
+from meshrun.runner.programs.looping import LoopRun
+from meshrun.runner.programs.reducing import (
+    ReducingKernel,
+    combined_cells,
+    reducing_kernels,
+    with_late_reductions,
+)
 from meshrun.runner.programs.replicas import (
     Gathering,
     gathering_stages,
@@ -47,6 +54,7 @@ from meshrun.runner.programs.replicas import (
 )
 from meshrun.runner.programs.stages import (
     KernelStage,
+    LoopStage,
     ReductionStage,
     StagedProgram,
     ValueStage,
@@ -82,7 +90,9 @@ class ValueSlots:
 class ProgramRun:
     """This rank's blocks of a program. Every method is collective.
 
-    grid: number of blocks along each axis of space. compiled: whether stages are compiled to kernels.
+    grid: number of blocks along each axis of space. step: the number of the step. given: of the
+    tape's numbers, those of the loops that run, as they are now. most_iterations: of a loop
+    that its condition ends. compiled: whether stages are compiled to kernels.
     reducing: kernel stages that also do reductions, by their numbers; on a GPU, with compiled stages.
     allocator: of blocks; by default the back end. arrays: of each of the program's arrays, its block; of an
     input of shape (), None. known: stages whose reductions the last step has done. pending: values to
@@ -98,6 +108,9 @@ class ProgramRun:
     reducing: dict[int, ReducingKernel] = field(default_factory=dict)
     allocator: Allocator | None = None
     arrays: list[DistributedArray | None] = field(default_factory=list, init=False)
+    step: int = field(default=0, init=False)
+    given: dict[int, Any] = field(default_factory=dict, init=False)
+    most_iterations: int = field(default=MOST_ITERATIONS, init=False)
     exchanges: int = field(default=0, init=False)
     exchange_bytes: int = field(default=0, init=False)
 
@@ -148,10 +161,16 @@ class ProgramRun:
         self.pending: list[tuple[int, Node | Key]] = []
         self.forget()
         self.arrays = [None] * len(program.arrays)
+        self.loops = {
+            number: LoopRun(stage, self, self._body(stage))
+            for number, stage in enumerate(program.stages)
+            if isinstance(stage, LoopStage)
+        }
+        of_loops = {number for loop in program.loops for _, number in loop.writes}
         for number in range(program.function_inputs, len(program.arrays)):
             plan = self.plans[number]
             assert plan is not None
-            if program.arrays[number].becomes is not None:
+            if program.arrays[number].becomes is not None or number in of_loops:
                 continue
             made = empty_array(world, plan, program.arrays[number].dtype, self.allocator)
             poison(made.block)
@@ -181,7 +200,7 @@ class ProgramRun:
         self._filled = {n for n, one in enumerate(program.arrays) if self.is_split or one.wraps}
         self._filled -= self._replicated
         self._halos = [
-            [] if isinstance(stage, ValueStage) else self._read_beside(stage.cells)
+            [] if isinstance(stage, (ValueStage, LoopStage)) else self._read_beside(stage.cells)
             for stage in program.stages
         ]
 
@@ -217,6 +236,16 @@ class ProgramRun:
             plan.aligned = LINE
         return plan
 
+    def _body(self, stage: LoopStage) -> ProgramRun:
+        """Return what runs the body of a loop."""
+        program, reducing = stage.body, dict[int, ReducingKernel]()
+        if self._on_gpu:
+            program = with_late_reductions(program)
+            reducing = reducing_kernels(program, stage.loop.feeds)
+        return ProgramRun(
+            self.world, program, self.grid, self.phases, self.compiled, reducing, self.allocator
+        )
+
     def prepare(self) -> list[tuple[int, str, int]]:
         """Compile the stages' kernels. Return which stages have none on some rank, why, and the line.
 
@@ -227,7 +256,7 @@ class ProgramRun:
         own: dict[tuple[int, str], tuple[str, int]] = {}
         chained = self._prepare_chains(own)
         for number, stage in enumerate(self.program.stages):
-            if isinstance(stage, ValueStage) or number in chained:
+            if isinstance(stage, (ValueStage, LoopStage)) or number in chained:
                 continue
             if not self._is_worth_compiling(stage.cells.lattice):
                 continue
@@ -250,7 +279,12 @@ class ProgramRun:
         for number, kind in failed:
             if kind == "reduced":
                 del self._combined[number]
-        return [(number, *why) for (number, _), why in sorted(failed.items())]
+        bodies = [
+            (number, reason, line)
+            for number, loop in self.loops.items()
+            for _, reason, line in loop.run.prepare()
+        ]
+        return [*((number, *why) for (number, _), why in sorted(failed.items())), *bodies]
 
     def _prepare_chains(self, failed: dict[tuple[int, str], tuple[str, int]]) -> set[int]:
         """Compile the chains of stages. Return the stages that are part of one.
@@ -344,17 +378,10 @@ class ProgramRun:
                 if number in self.reducing:
                     known.update(self.reducing[number].within)
             elif isinstance(stage, ReductionStage):
-                combined = self._combined.get(number)
-                if number not in known:
-                    self._set_values()
-                    self._exchange(self._halos[number])
-                    with self._phase("reduce"):
-                        if combined is None:
-                            self._reduce(number, stage)
-                        else:
-                            self._combine(number, stage, combined)
-                if combined is not None:
-                    self._take_key(number, stage, combined)
+                self._take_reduction(number, stage, known)
+            elif isinstance(stage, LoopStage):
+                self._set_values()
+                self.loops[number].take(self)
             elif self._on_gpu:
                 self.pending += stage.nodes
             else:
@@ -379,8 +406,22 @@ class ProgramRun:
             with self._phase("exchange"):
                 self._gather(number, stage)
 
+    def _take_reduction(self, number: int, stage: ReductionStage, known: Collection[int]) -> None:
+        """Reduce cells. known: stages whose reductions a kernel has done."""
+        combined = self._combined.get(number)
+        if number not in known:
+            self._set_values()
+            self._exchange(self._halos[number])
+            with self._phase("reduce"):
+                if combined is None:
+                    self._reduce(number, stage)
+                else:
+                    self._combine(number, stage, combined)
+        if combined is not None:
+            self._take_key(number, stage, combined)
+
     def _note_checks(self) -> None:
-        """Note which checks of values fail."""
+        """Note which values are ones for which NumPy raises an error."""
         for number, check in enumerate(self.program.checks):
             failed = self._failed[number : number + 1]
             xp, count = self.world.xp, self.values.views[check.count.value]
@@ -457,6 +498,11 @@ class ProgramRun:
         self._bound[values]()
 
     @property
+    def waits_for_host(self) -> bool:
+        """Whether the host decides about a loop, or makes numbers for its iterations."""
+        return any(loop.waits_for_host for loop in self.loops.values())
+
+    @property
     def is_split(self) -> bool:
         """Whether some axis of space is split between ranks."""
         return any(parts > 1 for parts in self.partition.grid)
@@ -476,7 +522,8 @@ class ProgramRun:
         for number, check in enumerate(self.program.checks):
             if bool(self._failed[number]):
                 return check
-        return None
+        of_bodies = (loop.run.failed_check() for loop in self.loops.values())
+        return next((check for check in of_bodies if check is not None), None)
 
     def _exchange(self, read: Sequence[int]) -> None:
         """Fill the halos of arrays that a stage reads, where they are stale."""

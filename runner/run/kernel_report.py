@@ -34,6 +34,7 @@ from meshrun.runner.programs.layouts import plan_layouts
 from meshrun.runner.programs.reducing import ReducingKernel, reducing_kernels, with_late_reductions
 from meshrun.runner.programs.stages import (
     KernelStage,
+    LoopStage,
     ProgramArray,
     Stage,
     StagedProgram,
@@ -179,7 +180,8 @@ def _stages_report(
     staged: StagedProgram, reducing: Mapping[int, ReducingKernel], *, cpu: bool
 ) -> KernelReport:
     """Return the kernels of a program in stages, and what each stage reads, computes and writes."""
-    sources, facts = [], []
+    sources: list[str] = []
+    facts: list[tuple[str, str]] = []
     by = {
         one: f", by the kernel of stage {kernel + 1}"
         for kernel in reducing
@@ -189,6 +191,10 @@ def _stages_report(
         by |= dict.fromkeys(one.ahead, f", by the kernel of stage {kernel + 1} of the step before")
     for number, stage in enumerate(staged.stages):
         facts.append((f"stage {number + 1}", _stage(staged, stage) + by.get(number, "")))
+        if isinstance(stage, LoopStage):
+            inside = _body_report(stage, cpu=cpu)
+            sources.append(inside.source)
+            facts += [(f"  {name}", value) for name, value in inside.facts]
         if not isinstance(stage, KernelStage):
             continue
         for cells in kernels_of(reducing[number].cells if number in reducing else stage.cells):
@@ -211,8 +217,25 @@ def _stages_report(
     return KernelReport("\n".join(sources), facts)
 
 
+def _body_report(stage: LoopStage, *, cpu: bool) -> KernelReport:
+    """Return the kernels of a loop's body."""
+    if cpu:
+        return _stages_report(stage.body, {}, cpu=True)
+    body = with_late_reductions(stage.body)
+    return _stages_report(body, reducing_kernels(body, stage.loop.feeds), cpu=False)
+
+
 def _stage(staged: StagedProgram, stage: Stage) -> str:
     """Return what a stage does."""
+    if isinstance(stage, LoopStage):
+        loop = stage.loop
+        if loop.kind == "if":
+            return f"if a value says so (line {loop.line}), once:"
+        if loop.kind == "while":
+            return f"repeats while a value says so (line {loop.line}), an unknown number of times:"
+        count = counted(len(loop.items or ()), "time")
+        most = "" if loop.again is None else " at most, until a value ends it"
+        return f"repeats {count}{most} (line {loop.line}):"
     if isinstance(stage, ValueStage):
         return f"computes {counted(len(stage.nodes), 'value')}"
     reads = []

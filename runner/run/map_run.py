@@ -306,7 +306,8 @@ def run_program(run: RunContext, prepared: Prepared) -> Finished:
     # Read, compute and write.
     from meshrun.runner.steps.program_steps import ProgramStepper
 
-    stepper = ProgramStepper(world, task, world.phases)
+    most = run.options.max_iterations
+    stepper = ProgramStepper(world, task, world.phases, most_iterations=most)
     stepper.start(load_arrays(world, run.sources, stepper.plans, world.phases, stepper))
     series = _rows_of(run, task)
     stepper.advance(1, last=True)

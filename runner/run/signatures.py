@@ -64,6 +64,7 @@ class RunCall(Protocol[Parameter_contra]):
         overlap: bool | None = None,
         oversubscribe: bool = False,
         overwrite_input: bool = False,
+        max_iterations: int = 1_000_000,
         input_shape: str | Sequence[int] | Sequence[Sequence[int]] | None = None,
         shape: str | Sequence[int] | Sequence[Sequence[int]] | None = None,
         input_dtype: Any = None,

@@ -309,6 +309,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
         must_fuse=must_fuse(run.job, run.options),
         one_by_one=_one_by_one(additions, series, one_copy=start.copies == 1),
         one_copy=start.copies == 1,
+        most_iterations=options.max_iterations,
     )
     _warn_of_lowered(world, stepper, steps)
     sources = _sources(task, run.sources, state.fields if state else {})

@@ -20,12 +20,14 @@ from meshrun.runner.programs.spectral_run import SpectralRun
 from meshrun.runner.programs.stages import StagedProgram, plan_program, with_results_as_arrays
 from meshrun.runner.region import Array
 from meshrun.runner.steps import halo_path
+from meshrun.runner.steps.loop_sweeps import add_sweeps, close_sweeps
 from meshrun.runner.steps.step_scalars import StepScalars
 from meshrun.runner.steps.stepper import EAGER, GRAPH_STEPS, Stepper
 
 IN_STAGES = "a step has several stages"
 BY_HOST = "the host issues transforms between ranks"
 NUMBERED = "a step in stages has numbers of its own"
+WAITS = "the host decides about loops or conditions in a step"
 
 
 class ProgramStepper(Stepper):
@@ -45,6 +47,9 @@ class ProgramStepper(Stepper):
             self.stages = SpectralRun(world, task.job.program, grid, self.phases, task.compiled, self)
         else:
             self.stages = self._in_stages()
+            self.stages.most_iterations = self.most_iterations
+            if task.compiled:
+                add_sweeps(world, self.stages.loops, task.partition.grid, self.phases)
         axes = max(len(one.shape) for one in task.fields)
         self.stages.tables = halo_path.find_tables(world, axes)
         self.plans = [
@@ -65,6 +70,8 @@ class ProgramStepper(Stepper):
         self._scalar_rows = StepScalars(tape, world.xp, 1) if tape is not None and tape.slots else None
         if self._scalar_rows is not None:
             self.graph_reason = NUMBERED
+        elif isinstance(self.stages, ProgramRun) and self.stages.waits_for_host:
+            self.graph_reason = WAITS
         if isinstance(self.stages, SpectralRun) and world.size > 1:
             self.graph_reason = BY_HOST
 
@@ -186,6 +193,8 @@ class ProgramStepper(Stepper):
 
     def _take_step(self) -> None:
         stages = self.stages
+        if isinstance(stages, ProgramRun):
+            stages.step = self.done
         for place, array in enumerate(self.arrays):
             stages.arrays[place] = array
         for number, place in self._shared.items():
@@ -228,6 +237,8 @@ class ProgramStepper(Stepper):
     def finish(self) -> None:
         """Account for all steps; the results are complete."""
         self.settle()
+        if isinstance(self.stages, ProgramRun):
+            close_sweeps(self.stages.loops)
         self.exchanges = self.stages.exchanges
         moved = self.task.input_bytes(self.region) + self.task.result_bytes(self.region)
         self.phases.add("kernel", 0, self.taken * moved)

@@ -70,22 +70,23 @@ class OutsideState:
             state = _Walk().state(values[0], DEEPEST)
             self._noted[id(holder), name] = _Noted(name, *values, state, code)
 
-    def check(self, functions: Iterable[types.FunctionType]) -> None:
+    def check(self, functions: Mapping[types.FunctionType, types.CodeType]) -> None:
         """Raise ChangesOutside for the first change.
 
-        functions: copies that were called; their globals and the variables around them are theirs alone.
+        functions: copies that were called, and the originals' codes; the copies' globals and the variables
+        around them are theirs alone.
         """
-        copied = list(functions)
-        for function in copied:
-            for name, line in _assigned(function.__code__):
+        for function, code in functions.items():
+            for name, line in _assigned(code):
                 holder, value = _variable(function, name)
                 noted = self._noted.get((id(holder), name))
                 if value is not (MISSING if noted is None else noted.given):
                     raise ChangesOutside(name, line)
         for noted in self._noted.values():
             if _Walk().state(noted.value, DEEPEST) != noted.state:
-                codes = [noted.code] if noted.code else [function.__code__ for function in copied]
-                own = [code for code in codes if code.co_filename == copied[0].__code__.co_filename]
+                originals = [*functions.values()]
+                codes = [noted.code] if noted.code else originals
+                own = [code for code in codes if code.co_filename == originals[0].co_filename]
                 raise ChangesOutside(noted.name, _first_line(own, noted.name))
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.control.convert import CONTROL, convert
+from meshrun.runner.compiler.control.plain import PlainControl
 from meshrun.runner.compiler.trace.outside_state import ChangesOutside, OutsideState
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import OUTSIDE, StepTape, TimedMath, of_numbers, table_of
@@ -28,7 +30,8 @@ class FunctionCopies:
     """Copies of functions and of their globals, whose math functions, min and max take numbers of the step.
 
     tape: of what the functions of math compute of the step. modules: what stands in for modules, by name.
-    values: what stands in for other values, by their id.
+    values: what stands in for other values, by their id. control: does what the loops and conditions of the
+    functions say; None: they stay Python's.
     """
 
     def __init__(
@@ -36,19 +39,21 @@ class FunctionCopies:
         tape: StepTape,
         modules: Mapping[str, Any] | None = None,
         values: Mapping[int, Any] | None = None,
+        control: PlainControl | None = None,
     ) -> None:
-        self._tape = tape
+        self._tape, self._control = tape, control
         self._modules = {"math": TimedMath(tape), **(modules or {})}
         self._values = dict(values or {})
         self._globals: dict[int, dict[str, Any]] = {}
         self._functions: dict[int, types.FunctionType] = {}
+        self._codes: dict[types.FunctionType, types.CodeType] = {}  # of each copy, that of the original
         self._classes: dict[int, type] = {}
         self._objects: dict[int, Any] = {}
         self._outside = OutsideState()
 
     def check_unchanged(self) -> None:
         """Raise ChangesOutside if the functions that were called have changed what is outside of them."""
-        self._outside.check(self._functions.values())
+        self._outside.check(self._codes)
 
     def of_array(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return an array from outside of the function, of which rows may be taken by the step."""
@@ -123,12 +128,15 @@ class FunctionCopies:
             return known
         space = self._globals.setdefault(id(function.__globals__), dict(function.__globals__))
         cells = tuple(types.CellType() for _ in function.__closure__ or ())
-        copied = types.FunctionType(
-            function.__code__, space, function.__name__, function.__defaults__, cells or None
-        )
+        code = function.__code__
+        if self._control is not None:
+            space[CONTROL] = self._control
+            code = convert(function) or code
+        copied = types.FunctionType(code, space, function.__name__, function.__defaults__, cells or None)
         copied.__kwdefaults__ = function.__kwdefaults__
         copied.__dict__.update(function.__dict__)
         self._functions[id(function)] = copied
+        self._codes[copied] = function.__code__
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._outside.note(
                 default, f"a default of {function.__name__}", (default, default), function.__code__

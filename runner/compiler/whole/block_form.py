@@ -41,11 +41,7 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
     """
     try:
         program = whole_program(job, inputs, parameters, kind)
-        footprints = [program.footprint(number) for number in range(len(program.inputs))]
-        halo = tuple(
-            (max(0, *(one[axis][0] for one in footprints)), max(0, *(one[axis][1] for one in footprints)))
-            for axis in range(len(program.space))
-        )
+        halo = _halo_of(program)
         points = None if program.staged else point_writes(program.program, halo)
     except NotTraceable as reason:
         raise not_in_blocks(job, reason) from reason
@@ -63,8 +59,25 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
     )
     if program.staged:
         return replace(found, program=program)
+    return _with_function(found, program, halo, points)
+
+
+def block_job(job: Job, program: WholeProgram) -> Job:
+    """Return a job that computes a program of one stage, without points."""
+    halo = _halo_of(program)
+    found = replace(
+        job,
+        halo=halo,
+        boundary="wrap" if any(program.wraps) else "constant",
+        out=_types_of(program),
+        tape=program.tape,
+    )
+    return _with_function(found, program, halo, None)
+
+
+def _with_function(job: Job, program: WholeProgram, halo: Extents, points: PointWrites | None) -> Job:
     return replace(
-        found,
+        job,
         function=BlockFunction(job.function, without_points(program.program), halo, points, program),
         services=frozenset({"here", "xp", "out"}),
         strided_out=True,
@@ -105,6 +118,15 @@ def not_in_blocks(job: Job, reason: NotTraceable) -> UserError:
         f"job {job.name} cannot be computed in blocks",
         why=f"it {reason.reason}{f' ({file}{at})' if at else ''}",
         hint=reason.hint,
+    )
+
+
+def _halo_of(program: WholeProgram) -> Extents:
+    """Return how far from the own position some input is read, per axis."""
+    footprints = [program.footprint(number) for number in range(len(program.inputs))]
+    return tuple(
+        (max(0, *(one[axis][0] for one in footprints)), max(0, *(one[axis][1] for one in footprints)))
+        for axis in range(len(program.space))
     )
 
 

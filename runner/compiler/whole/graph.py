@@ -113,6 +113,28 @@ class Dependence:
 
 
 @dataclass(frozen=True)
+class StateValue:
+    """A value of a loop's state, as an iteration finds it.
+
+    loop: its number. slot: of its state. part: as of `InputValue`.
+    """
+
+    loop: int
+    slot: int
+    part: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class LoopResult:
+    """What a loop leaves: an array, or a value. output: of its body. part: as of `InputValue`."""
+
+    loop: Any  # a `loops.RecordedLoop` while the function is traced, then a `loops.Loop`
+    output: int
+    dtype: np.dtype[Any]
+    part: str = ""
+
+
+@dataclass(frozen=True)
 class ImportedValue:
     """A value of another space. space: its number. node: what it is there."""
 
@@ -120,8 +142,8 @@ class ImportedValue:
     node: Node
 
 
-Definition = InputValue | Reduction | Node  # of a value; a node is an expression of other values
-Recorded = Definition | StepSlot | ImportedValue  # of a value, while a function is traced
+Definition = InputValue | Reduction | Node | LoopResult  # of a value; a node: an expression of other values
+Recorded = Definition | StepSlot | ImportedValue | StateValue  # of a value, while a function is traced
 
 
 class WholeGraph(Graph):
@@ -141,7 +163,8 @@ class WholeGraph(Graph):
     lengths: of each array, the positions along each axis of space; 0 along an axis that it does not have.
     space: positions along each axis. wraps: of each array, the axes along which some load counts around the
     end of space. between: of the arrays between stages, by number, what computes them: the node of their
-    cells, where they may be written, or a reduction along some axes. values: of each scalar, what defines it.
+    cells, where they may be written, a reduction along some axes, or what a loop leaves. states: of the
+    arrays that are the state of a loop, its number and the slot. values: of each scalar, what defines it.
     cuts: why arrays are written, or are not.
     """
 
@@ -149,8 +172,9 @@ class WholeGraph(Graph):
         super().__init__()
         self.lengths, self.space = list(lengths), space
         self.wraps: list[set[int]] = [set() for _ in lengths]
-        self.between: dict[int, Node | Reduction] = {}
+        self.between: dict[int, Node | Reduction | LoopResult] = {}
         self.values: list[Recorded] = []
+        self.states: dict[int, tuple[int, int]] = {}
         self.cuts: tuple[Cut, ...] = ()
         self._numbers: dict[Any, int] = {}  # of arrays and values, by what defines them
         self.points: list[HostArray] = []
@@ -182,6 +206,12 @@ class WholeGraph(Graph):
             self.between[self._numbers[reduction]] = reduction
         return self.load(self._numbers[reduction], reduction.dtype, (0,) * len(self.space))
 
+    def left_array(self, result: LoopResult) -> Node:
+        """Return the load of an array that a loop leaves."""
+        number = self.new_array(self.space)
+        self.between[number] = result
+        return self.load(number, result.dtype, (0,) * len(self.space))
+
     def value(self, definition: Recorded, dtype: np.dtype[Any]) -> Node:
         """Return the scalar of a value."""
         key = "value", definition
@@ -193,10 +223,14 @@ class WholeGraph(Graph):
     @property
     def definitions(self) -> dict[int, Definition]:
         """What defines each scalar of a program, by number; not the slots of the tape."""
-        kinds = (InputValue, Reduction, Node)
+        kinds = (InputValue, Reduction, Node, LoopResult)
         return {number: one for number, one in enumerate(self.values) if isinstance(one, kinds)}
 
-    def define(self, between: Mapping[int, Node | Reduction], values: Sequence[Recorded]) -> None:
+    def define(
+        self,
+        between: Mapping[int, Node | Reduction | LoopResult],
+        values: Sequence[Recorded],
+    ) -> None:
         """Set what defines the arrays between stages and the scalars, by their numbers."""
         self.between, self.values = dict(between), list(values)
         self._numbers = {one: number for number, one in between.items()}

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.control.plain import PlainControl
 from meshrun.runner.compiler.trace.array import choose
 from meshrun.runner.compiler.trace.context import TracedContext
 from meshrun.runner.compiler.trace.functions.composites import take
@@ -71,7 +72,7 @@ class Module:
         if isinstance(object, (list, tuple)) and any(isinstance(one, Whole) for one in object):
             return np.stack(object)
         if not isinstance(object, Whole):
-            return as_table(np.array(object, dtype, copy=copy, **options))
+            return as_table(np.array(object, dtype, copy=copy, **options), self.tape)
         return object.astype(object.dtype if dtype is None else dtype)
 
     def _arange(self, *bounds: Any, dtype: Any = None) -> Any:
@@ -291,9 +292,12 @@ class _Copies(FunctionCopies):
         return protected(array, self._tape)
 
 
-def copies_with(module: Module) -> FunctionCopies:
-    """Return what copies functions so that they use `module` in place of NumPy."""
+def copies_with(module: Module, control: PlainControl) -> FunctionCopies:
+    """Return what copies functions so that they use `module` in place of NumPy.
+
+    control: does what their loops and conditions say.
+    """
     made = {id(getattr(np, name)): getattr(module, name) for name in (*MADE, "ndarray")}
     made |= {id(getattr(np.fft, name)): getattr(module, name) for name in ("fftfreq", "rfftfreq")}
     names = {"numpy": module, "cupy": module, "numpy.fft": FourierModule(module)}
-    return _Copies(module.tape, names, made)
+    return _Copies(module.tape, names, made, control)

@@ -26,6 +26,7 @@ from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Who
 from meshrun.runner.compiler.whole.between.cuts import resolved
 from meshrun.runner.compiler.whole.between.numbers import numbered
 from meshrun.runner.compiler.whole.between.reductions import REDUCTIONS
+from meshrun.runner.compiler.whole.between.traced_control import TracedControl
 from meshrun.runner.compiler.whole.functions.shifts import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import InputValue, WholeGraph
 from meshrun.runner.compiler.whole.module import Module, WholePlace, copies_with
@@ -213,7 +214,7 @@ def _called(
     here = WholePlace(recorder, inputs[0].shape, module)
     served = {STEP: recorder.tape.step, "xp": module, "here": here}
     known = given_of(recorder.tape, parameters) | {name: served[name] for name in services}
-    copies = copies_with(module)
+    copies = copies_with(module, TracedControl(recorder))
     with _nesting(recorder), refused_with_line(function):
         returned = copies.of(function)(*arrays, **known)
         copies.check_unchanged()

@@ -273,3 +273,47 @@ def test_a_kernel_that_does_not_compile(
     record, found = taken(tmp_path, heat, 3, fuse=fuse)
     assert found[0].tobytes() == plain(tmp_path, heat, 3)[0].tobytes()
     assert any("stage 1 of 3" in one and "has no kernel" in one for one in record["warnings"])
+
+
+def solved(u, t):
+    """Sweeps, and an inner solve whose condition is a value."""
+    x, r = np.zeros_like(u), u.copy()
+    p, rr = r.copy(), np.sum(r * r)
+    k = 0
+    while rr > 1e-6 and k < 12:
+        q = 4 * p - np.roll(p, 1, 0) - np.roll(p, -1, 0)
+        alpha = rr / np.sum(p * q)
+        x += alpha * p
+        r -= alpha * q
+        new = np.sum(r * r)
+        p = r + new / rr * p
+        rr, k = new, k + 1
+    for i in range(6):
+        x[1:-1] = (x[2:] + x[:-2]) / 2 + u[1:-1] * (0.01 * i)
+    if np.max(x) > 0.5:
+        t += np.max(np.abs(x - np.roll(x, 1, 1)))
+    return x, t
+
+
+def swept(u, t):
+    """A loop of a known number of iterations alone, which a graph can hold."""
+    m = np.max(u)
+    for _ in range(7):
+        v = u.copy()
+        u[1:-1] = (v[2:] + v[:-2]) / 2
+        u[0] = np.min(u[1])
+    t += m
+    return u, t
+
+
+@pytest.mark.parametrize("function", [solved, swept])
+def test_loops_have_the_same_bits_everywhere(
+    tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, function: Any
+) -> None:
+    monkeypatch.setattr(ThreadComm, "capturable", True)
+    arrays, steps = state(function, "float32"), 37 if function is swept else 2
+    _, wanted = stepped(tmp_path, function, arrays, steps, 1, "cpu")
+    for ranks, kind in ((1, "gpu"), (2, "gpu"))[: 1 if function is swept else 2]:
+        record, found = stepped(tmp_path, function, arrays, steps, ranks, kind)
+        assert [one.tobytes() for one in found] == [one.tobytes() for one in wanted], (ranks, kind)
+        assert record["steps"]["graph"] == (kind == "gpu" and function is swept)

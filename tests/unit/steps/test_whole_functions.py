@@ -17,6 +17,7 @@ from meshrun.runner.arrays.block_layout import BlockLayout
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.steps.loop_sweeps import LoopSweeps
 
 pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")
 STEPS = 7
@@ -139,3 +140,36 @@ def test_no_step_fills_cells_that_no_function_uses(
     assert len(first) < STEPS  # those before the first step
     check(tmp_path, folder, monkeypatch, "rolled", 1)
     assert len(fills) > len(first) + STEPS
+
+
+def jacobi(p, b):
+    for _ in range(11):
+        q = p.copy()
+        p[1:-1, 1:-1] = (q[1:-1, 2:] + q[1:-1, :-2] + q[2:, 1:-1] + q[:-2, 1:-1] - b[1:-1, 1:-1]) / 4
+        p[:, -1] = p[:, -2]
+        p[0, :] = p[1, :]
+    return p, b * np.float32(0.5)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_loop_of_sweeps_uses_kernels_of_several_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    taken: list[int] = []
+    take = LoopSweeps.take
+
+    def noted(self: LoopSweeps, arrays: Any) -> Any:
+        taken.append(self.stepper.fused_steps)
+        return take(self, arrays)
+
+    monkeypatch.setattr(LoopSweeps, "take", noted)
+    p, b = whole.field(40, 43, dtype="f4"), whole.field(40, 43, dtype="f4")
+    wanted = p.copy(), b.copy()
+    for _ in range(3):
+        wanted = jacobi(*wanted)
+    job = meshrun.distribute(outputs=("p", "b"))(jacobi)
+    found, _ = stepped(tmp_path, job, [p, b], 3, fuse="require", ranks=ranks)
+    for one, want in zip(found, wanted, strict=True):
+        assert one.tobytes() == want.tobytes()
+    assert len(taken) == 3 * ranks
+    assert min(taken) > 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -162,6 +163,8 @@ def lattices(program: WholeProgram, reduced: Collection[int] = ()) -> dict[int, 
     for one in [*program.reduced.values(), *program.values.values()]:
         if isinstance(one, Reduction) and 0 not in one.length:
             note(one.nodes, _of_reduction(one))
+    for loop in program.loops:  # its body computes all cells
+        note(loop.outside, everywhere)
     found: dict[int, LevelGrid] = {}
     for number in reversed(_in_order_of_reads(written)):
         single = number in reduced
@@ -202,20 +205,18 @@ def with_nearest(program: WholeProgram, where: Mapping[int, LevelGrid]) -> Whole
                 done[node] = node
         return tuple(done[node] for node in nodes)
 
-    def reduction(one: Reduction) -> Reduction:
-        return replace(one, nodes=of(one.nodes))
+    def of_definition(one: Any) -> Any:
+        """Return what defines a value or an array; of loops, what they read are whole arrays."""
+        return replace(one, nodes=of(one.nodes)) if isinstance(one, Reduction) else one
 
     return replace(
         program,
         outputs=tuple(replace(one, nodes=of(one.nodes)) for one in program.outputs),
         between={
-            number: reduction(one) if isinstance(one, Reduction) else of([one])[0]
+            number: of([one])[0] if isinstance(one, Node) else of_definition(one)
             for number, one in program.between.items()
         },
-        values={
-            number: reduction(one) if isinstance(one, Reduction) else one
-            for number, one in program.values.items()
-        },
+        values={number: of_definition(one) for number, one in program.values.items()},
     )
 
 

@@ -411,6 +411,11 @@ class PartsOf:
                 if isinstance(definition, Reduction):
                     number = graph.reduced_array(reduction(definition)).input
                     return graph.load_at(number, node.dtype, node.offset)
+                if not isinstance(definition, Node):
+                    raise NotTraceable(
+                        "has a loop or a condition on values beside transforms or products",
+                        "the loop in a function of its own",
+                    )
                 if definition in walk.taken:
                     return graph.load_at(places[walk.taken[definition]], node.dtype, node.offset)
                 return graph.load(graph.array_between(done[definition]), node.dtype, node.offset)

@@ -1,0 +1,110 @@
+"""Iterations of a loop in a function by kernels of several steps, where its body is one kernel.
+
+Such a body is a step of its own: its state is the fields, and what it reads from outside of the loop are
+inputs that stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
+from meshrun.runner.arrays.halo.exchange import exchange
+from meshrun.runner.compiler.decide import fused_alone
+from meshrun.runner.compiler.whole.block_form import block_job
+from meshrun.runner.errors import UserError
+from meshrun.runner.job.declaration import Job
+from meshrun.runner.plan.task import Task, plan_task
+from meshrun.runner.programs.looping import LoopRun
+from meshrun.runner.programs.stages import LoopStage
+from meshrun.runner.region import Shape
+from meshrun.runner.report.phases import Phases
+from meshrun.runner.steps.stepper import Stepper
+from meshrun.runner.world.world import World
+
+
+class LoopSweeps:
+    """The blocks of one loop of a known number of iterations. count: of iterations."""
+
+    def __init__(self, world: World, task: Task, phases: Phases, count: int) -> None:
+        self._world, self._count, self._is_started = world, count, False
+        self.stepper = Stepper(world, task, phases)
+
+    def take(self, arrays: Sequence[DistributedArray]) -> list[DistributedArray]:
+        """Run all iterations. arrays: what the body's inputs are at first. Return what they are then."""
+        stepper = self.stepper
+        if not self._is_started:
+            stepper.arrays = [
+                empty_array(self._world, plan, one.dtype, stepper)
+                for plan, one in zip(stepper.plans, arrays, strict=True)
+            ]
+        for own, given in zip(stepper.arrays, arrays, strict=True):
+            own.interior[...] = given.interior
+            own.written()
+        if self._is_started:
+            exchange(stepper.arrays)
+        else:
+            stepper.start(stepper.arrays)
+        self._is_started, stepper.taken = True, 0
+        stepper.advance(self._count, last=True)
+        return stepper.arrays
+
+    @property
+    def exchanges(self) -> int:
+        """Halo exchanges so far."""
+        return self.stepper.exchanges
+
+    def close(self) -> None:
+        """Free what exchanges between devices hold. Collective."""
+        self.stepper.settle()
+        self.stepper.drop_graphs()
+        if self.stepper._device_halos is not None:
+            self.stepper._device_halos.close()
+
+
+def close_sweeps(loops: Mapping[int, LoopRun]) -> None:
+    """Close the sweeps of loops, and of those within them. Collective."""
+    for loop in loops.values():
+        if loop.sweeps is not None:
+            loop.sweeps.close()
+        close_sweeps(loop.run.loops)
+
+
+def add_sweeps(world: World, loops: Mapping[int, LoopRun], grid: Shape, phases: Phases) -> None:
+    """Give loops, and those within them, kernels of several steps where these can run them. Collective."""
+    for loop in loops.values():
+        task = _task_of(world, loop.stage, grid)
+        if task is not None and task.kernel is not None and loop.stage.loop.items is not None:
+            sweeps = LoopSweeps(world, task, phases, len(loop.stage.loop.items))
+            if sweeps.stepper.fused_steps > 1:
+                loop.sweeps = sweeps
+        add_sweeps(world, loop.run.loops, grid, phases)
+
+
+def _task_of(world: World, stage: LoopStage, grid: Shape) -> Task | None:
+    """Return the task of which an iteration is a step, with its kernel; None if it has none on some rank."""
+    loop, body = stage.loop, stage.loop.body
+    shapes: list[Shape] = [*(one.shape for one in body.inputs), *(one.shape for one in body.outputs)]
+    fields = all(shapes)
+    plain = not (body.staged or body.checks or body.tape.slots or body.graph.points or body.sizes)
+    known = loop.kind == "for" and loop.again is None and loop.first is None and not loop.carried
+    if not (fields and plain and known) or None in loop.feeds:
+        return None
+    names = tuple(f"input{number}" for number in range(len(body.inputs)))
+    feeds = tuple(names[feed] for feed in loop.feeds if feed is not None)
+    outputs = tuple(f"output{number}" for number in range(len(body.outputs)))
+    job = Job("loop", "map", _iteration, (), frozenset(), names, outputs, feeds, whole=True)
+    types = [(one.shape, one.dtype) for one in body.inputs]
+    text = "x".join(map(str, grid[: len(body.space)]))
+    task: Task | None = None
+    try:
+        task = plan_task(block_job(job, body), {}, types, world.size, grid=text)
+        task, _ = fused_alone(world.backend.device, task, "require", "strict", len(loop.items or ()))
+    except UserError:  # a block is smaller than what a step reads of it
+        task = None
+    return task if all(world.control.allgather(task is not None and task.kernel is not None)) else None
+
+
+def _iteration(*arrays: Any) -> Any:
+    """Stand in for the statements of a loop."""
