@@ -280,6 +280,4 @@ def _values(nodes: Sequence[Node]) -> tuple[int, ...]:
 def _input(program: WholeProgram, number: int) -> WholeInput:
     if number < len(program.inputs):
         return program.inputs[number]
-    dtype: np.dtype[Any]
-    dtype = program.written[number].dtype if number in program.written else program.reduced[number].dtype
-    return WholeInput(f"array{number}", program.space, dtype)
+    return WholeInput(f"array{number}", program.space, program.dtype_between(number))

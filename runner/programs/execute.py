@@ -32,10 +32,17 @@ from meshrun.runner.plan.steps import LINE
 from meshrun.runner.programs import exact_sum
 from meshrun.runner.programs.cells import LevelCells, StageCells
 from meshrun.runner.programs.kernel import CellKernel, bind_values
+from meshrun.runner.programs.looping import MOST_ITERATIONS, LoopRun
 from meshrun.runner.programs.level_kernel import LevelKernel, Target, level_partition
-from meshrun.runner.programs.reducing import ReducingKernel, combined_cells
+from meshrun.runner.programs.reducing import (
+    ReducingKernel,
+    combined_cells,
+    reducing_kernels,
+    with_late_reductions,
+)
 from meshrun.runner.programs.stages import (
     KernelStage,
+    LoopStage,
     ReductionStage,
     StagedProgram,
     ValueStage,
@@ -70,7 +77,9 @@ class ValueSlots:
 class ProgramRun:
     """This rank's blocks of a program. Every method is collective.
 
-    grid: number of blocks along each axis of space. compiled: whether stages are compiled to kernels.
+    grid: number of blocks along each axis of space. step: the number of the step. given: of the
+    tape's numbers, those of the loops that run, as they are now. most_iterations: of a loop
+    that its condition ends. compiled: whether stages are compiled to kernels.
     reducing: kernel stages that also do reductions, by their numbers; on a GPU, with compiled stages.
     allocator: of blocks; by default the back end. arrays: of each of the program's arrays, its block; of an
     input of shape (), None. known: stages whose reductions the last step has done. pending: values to
@@ -86,6 +95,9 @@ class ProgramRun:
     reducing: dict[int, ReducingKernel] = field(default_factory=dict)
     allocator: Allocator | None = None
     arrays: list[DistributedArray | None] = field(default_factory=list, init=False)
+    step: int = field(default=0, init=False)
+    given: dict[int, Any] = field(default_factory=dict, init=False)
+    most_iterations: int = field(default=MOST_ITERATIONS, init=False)
     exchanges: int = field(default=0, init=False)
     exchange_bytes: int = field(default=0, init=False)
 
@@ -125,10 +137,16 @@ class ProgramRun:
         self.pending: list[tuple[int, Node | Key]] = []
         self.forget()
         self.arrays = [None] * len(program.arrays)
+        self.loops = {
+            number: LoopRun(stage, self, self._body(stage))
+            for number, stage in enumerate(program.stages)
+            if isinstance(stage, LoopStage)
+        }
+        of_loops = {number for loop in program.loops for _, number in loop.writes}
         for number in range(program.function_inputs, len(program.arrays)):
             plan = self.plans[number]
             assert plan is not None
-            if program.arrays[number].becomes is not None:
+            if program.arrays[number].becomes is not None or number in of_loops:
                 continue
             made = empty_array(world, plan, program.arrays[number].dtype, self.allocator)
             poison(made.block)
@@ -158,6 +176,16 @@ class ProgramRun:
             plan.aligned = LINE
         return plan
 
+    def _body(self, stage: LoopStage) -> ProgramRun:
+        """Return what runs the body of a loop."""
+        program, reducing = stage.body, dict[int, ReducingKernel]()
+        if self._on_gpu:
+            program = with_late_reductions(program)
+            reducing = reducing_kernels(program, stage.loop.feeds)
+        return ProgramRun(
+            self.world, program, self.grid, self.phases, self.compiled, reducing, self.allocator
+        )
+
     def prepare(self) -> list[tuple[int, str, int]]:
         """Compile the stages' kernels. Return which stages have none on some rank, why, and the line.
 
@@ -167,6 +195,8 @@ class ProgramRun:
             return []
         own: dict[tuple[int, str], tuple[str, int]] = {}
         for number, stage in enumerate(self.program.stages):
+            if isinstance(stage, LoopStage):
+                continue
             if isinstance(stage, ValueStage) or not self._is_worth_compiling(stage.cells.lattice):
                 continue
             if isinstance(stage.cells, LevelCells):
@@ -188,7 +218,8 @@ class ProgramRun:
         for number, kind in failed:
             if kind == "reduced":
                 del self._combined[number]
-        return [(number, *why) for (number, _), why in sorted(failed.items())]
+        bodies = [(n, *why) for n, loop in self.loops.items() for _, *why in loop.run.prepare()]
+        return [*((number, *why) for (number, _), why in sorted(failed.items())), *bodies]
 
     def _kinds(self, number: int, stage: KernelStage | ReductionStage) -> dict[str, StageCells]:
         """Return what the kernel of a stage computes, by its kind; nothing for cells that are only read."""
@@ -233,6 +264,9 @@ class ProgramRun:
                             self._combine(number, stage, combined)
                 if combined is not None:
                     self._take_key(number, stage, combined)
+            elif isinstance(stage, LoopStage):
+                self._set_values()
+                self.loops[number].take(self)
             elif self._on_gpu:
                 self.pending += stage.nodes
             else:
@@ -340,7 +374,8 @@ class ProgramRun:
         for number, check in enumerate(self.program.checks):
             if bool(self._failed[number]):
                 return check
-        return None
+        of_bodies = (loop.run.failed_check() for loop in self.loops.values())
+        return next((check for check in of_bodies if check is not None), None)
 
     def _exchange(self, cells: StageCells | LevelCells) -> None:
         """Fill the halos that a stage reads, where they are stale."""

@@ -21,6 +21,7 @@ from meshrun.runner.compiler.whole.program import WholeOutput
 from meshrun.runner.programs.cells import StageCells
 from meshrun.runner.programs.stages import (
     KernelStage,
+    LoopStage,
     ReductionStage,
     Stage,
     StagedProgram,
@@ -63,7 +64,7 @@ def combined_cells(stage: ReductionStage) -> StageCells | None:
 
 def _can_reduce(stage: Stage) -> bool:
     """Return whether a kernel that computes all cells of a stage at once could reduce them, too."""
-    if isinstance(stage, ValueStage) or not isinstance(stage.cells, StageCells):
+    if isinstance(stage, (ValueStage, LoopStage)) or not isinstance(stage.cells, StageCells):
         return False
     outputs = stage.cells.program.outputs
     return stage.cells.lattice is None and not any(_has_points(one.nodes) for one in outputs)
@@ -108,6 +109,8 @@ def with_late_reductions(program: StagedProgram) -> StagedProgram:
                 earlier += [ValueStage(left)] if left else []
             else:
                 earlier.append(one)
+        if any(isinstance(one, LoopStage) for one in between):
+            continue
         if any(not isinstance(one, ValueStage) and needed & set(one.cells.values) for one in between):
             continue
         after: list[Stage] = [stage, *([ValueStage(tuple(later))] if later else [])]
@@ -121,7 +124,7 @@ def _values_of(nodes: Iterable[Node]) -> set[int | None]:
 
 def _reads_no_more(stage: ReductionStage, kernel: Stage) -> bool:
     """Return whether a kernel has all cells that a reduction reads, in its blocks."""
-    if isinstance(kernel, ValueStage) or not _can_reduce(kernel):
+    if isinstance(kernel, (ValueStage, LoopStage)) or not _can_reduce(kernel):
         return False
     if not set(stage.cells.reads) <= set(kernel.cells.reads):
         return False
@@ -188,7 +191,7 @@ def _within_step(
     found = {}
     for after in range(number + 1, len(program.stages)):
         stage = program.stages[after]
-        if isinstance(stage, KernelStage):
+        if isinstance(stage, (KernelStage, LoopStage)):
             break
         if not isinstance(stage, ReductionStage) or combined_cells(stage) is None:
             continue
@@ -206,6 +209,8 @@ def _made_from(program: StagedProgram, number: int) -> set[int]:
             made |= {value for value, _ in stage.nodes}
         elif isinstance(stage, ReductionStage) and stage.value is not None:
             made.add(stage.value)
+        elif isinstance(stage, LoopStage):
+            made |= {value for _, value, _ in stage.results}
     return made
 
 

@@ -3,6 +3,7 @@
     KernelStage     computes cells of arrays from cells of others, at some distances, and from values
     ReductionStage  combines the cells of a box, to a value or to an array with fewer axes
     ValueStage      computes values from values
+    LoopStage       runs a program of its own, its body, over and over
 
 A stage reads what stages before it have written, never what it writes itself.
 """
@@ -18,7 +19,8 @@ import numpy as np
 from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space
-from meshrun.runner.compiler.whole.graph import Cut, InputValue, Reduction, ValueCheck
+from meshrun.runner.compiler.whole.between.loops import Loop
+from meshrun.runner.compiler.whole.graph import Cut, InputValue, LoopResult, Reduction, ValueCheck
 from meshrun.runner.compiler.whole.program import WholeOutput, WholeProgram
 from meshrun.runner.programs.cells import LevelCells, StageCells, level_cells, stage_cells, with_levels
 from meshrun.runner.region import Shape
@@ -59,7 +61,28 @@ class ValueStage:
     nodes: tuple[tuple[int, Node], ...]
 
 
-Stage = KernelStage | ReductionStage | ValueStage
+@dataclass(frozen=True, eq=False)
+class LoopStage:
+    """Run a body until its condition is false, or for each item of a range.
+
+    loop: what is known of it beside the numbers below. arrays: of the program, that the body's inputs are at
+    first; None for values. values: of the body's values, which value of the program each is at first; firsts:
+    the same by the body's input, and the part of a complex number. writes: outputs of the body, and the
+    arrays of the program that they become; results: outputs, the values, and the part of a complex number.
+    first: the value that tells whether there is an iteration.
+    """
+
+    loop: Loop
+    body: StagedProgram
+    arrays: tuple[int | None, ...]
+    values: tuple[tuple[int, int], ...]
+    firsts: Mapping[tuple[int, str], int]
+    writes: tuple[tuple[int, int], ...]
+    results: tuple[tuple[int, int, str], ...]
+    first: int | None
+
+
+Stage = KernelStage | ReductionStage | ValueStage | LoopStage
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +130,10 @@ class StagedProgram:
         return [stage for stage in self.stages if isinstance(stage, KernelStage)]
 
     @property
+    def loops(self) -> list[LoopStage]:
+        return [stage for stage in self.stages if isinstance(stage, LoopStage)]
+
+    @property
     def reductions(self) -> list[ReductionStage]:
         return [stage for stage in self.stages if isinstance(stage, ReductionStage)]
 
@@ -140,7 +167,7 @@ def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedPro
     """Return the stages. where: of arrays that have not all positions, the lattice. Raises Misaligned."""
     order = _Order(program)
     dimensions, count = len(program.space), len(program.inputs)
-    numbers = [*range(count), *sorted([*program.written, *program.reduced])]
+    numbers = [*range(count), *sorted(program.between)]
     places = {number: place for place, number in enumerate(numbers)}
     stages = tuple(_renumbered(stage, places) for stage in _stages(program, order, where))
     arrays = []
@@ -155,13 +182,12 @@ def _planned(program: WholeProgram, where: Mapping[int, LevelGrid]) -> StagedPro
             name, shape = f"array {place - count + 1}", program.space
             if lattice is not None:
                 shape = lattice.lengths(shape)
-            dtype = (
-                program.written[number].dtype if number in program.written else program.reduced[number].dtype
-            )
+            dtype = program.dtype_between(number)
         memory, read = _widths_of(stages, place, dimensions)
         wraps = bool(program.graph.wraps[number]) and any(
             cells is not None and place in cells.reads for cells in map(_cells_of, stages)
         )
+        wraps = wraps or any(one.wraps for one in _in_loops(stages, place))
         arrays.append(ProgramArray(name, shape, dtype, memory, read, wraps, lattice))
     return StagedProgram(
         program.space,
@@ -230,7 +256,7 @@ class _Order:
         self.dtypes: dict[int, np.dtype[Any]] = {}
         for (*_, dtype), slot in program.tape.slots.items():
             self._values[slot], self.dtypes[slot] = 0, dtype
-        for number in sorted([*program.written, *program.reduced]):
+        for number in sorted(program.between):
             self.array(number)
         for number in program.values:
             self.value(number)
@@ -238,10 +264,11 @@ class _Order:
     def array(self, number: int) -> int:
         if number not in self._arrays:
             program = self._program
-            if number in program.written:
-                self._arrays[number] = 1 + self.of([program.written[number]])
+            one = program.between[number]
+            if isinstance(one, Node):
+                self._arrays[number] = 1 + self.of([one])
             else:
-                self._arrays[number] = self.of(program.reduced[number].nodes)
+                self._arrays[number] = self.of(one.nodes if isinstance(one, Reduction) else one.loop.outside)
         return self._arrays[number]
 
     def value(self, number: int) -> int:
@@ -252,8 +279,7 @@ class _Order:
                 dtype = self._program.inputs[one.number].dtype
                 self.dtypes[number] = real_dtype(dtype) if one.part else dtype
             else:
-                nodes = one.nodes if isinstance(one, Reduction) else one.operands
-                self._values[number] = self.of(nodes)
+                self._values[number] = self.of(_read_by(one))
                 self.dtypes[number] = one.dtype
         return self._values[number]
 
@@ -320,7 +346,7 @@ def _between(
     program: WholeProgram, order: _Order, turn: int, where: Mapping[int, LevelGrid]
 ) -> Iterator[Stage]:
     """Yield the reductions and the arithmetic of values between two kernel stages, in an order that works."""
-    arrays = [number for number in program.reduced if order.array(number) == turn]
+    arrays = [number for number in (*program.reduced, *program.left) if order.array(number) == turn]
     values = [
         number
         for number, one in program.values.items()
@@ -333,13 +359,18 @@ def _between(
         ready = next(one for one in open_ones if not _reads(program, one) & set(open_ones))
         open_ones.remove(ready)
         kind, number = ready
-        definition = program.reduced[number] if kind == "array" else program.values[number]
+        definition = program.between[number] if kind == "array" else program.values[number]
         if isinstance(definition, Node):
             expressions.append((number, definition))
             continue
         if expressions:
             yield ValueStage(tuple(expressions))
             expressions = []
+        if isinstance(definition, LoopResult):  # all results of the loop
+            of_loop = definition.loop
+            yield _loop_stage(program, of_loop)
+            open_ones = [one for one in open_ones if _loop_of(program, one) is not of_loop]
+            continue
         assert isinstance(definition, Reduction)
         results = [
             WholeOutput(f"cells{place}", program.space, node.dtype, (node,), ())
@@ -361,12 +392,46 @@ def _between(
         yield ValueStage(tuple(expressions))
 
 
-def _reads(program: WholeProgram, one: tuple[str, int]) -> set[tuple[str, int]]:
-    """Return the arrays and values that a reduction or an expression of values reads."""
+def _loop_stage(program: WholeProgram, loop: Loop) -> LoopStage:
+    body = plan_program(loop.body)
+    arrays = tuple(None if not one.shape else node.input for one, node in zip(loop.body.inputs, loop.inputs, strict=True))
+    firsts = {}
+    for number, (one, node) in enumerate(zip(loop.body.inputs, loop.inputs, strict=True)):
+        if not one.shape:
+            parts = zip(("real", "imag"), node.operands, strict=True) if one.dtype.kind == "c" else [("", node)]
+            firsts |= {(number, part): each.value for part, each in parts}
+    values = tuple((value, firsts[one.number, one.part]) for value, one in body.inputs.items())
+    left = {n: one for n, one in program.between.items() if isinstance(one, LoopResult) and one.loop is loop}
+    results = [
+        (one.output, n, one.part)
+        for n, one in program.values.items()
+        if isinstance(one, LoopResult) and one.loop is loop
+    ]
+    writes = tuple((one.output, n) for n, one in left.items())
+    first = None if loop.first is None else loop.first.value
+    return LoopStage(loop, body, arrays, values, firsts, writes, tuple(results), first)
+
+
+def _loop_of(program: WholeProgram, one: tuple[str, int]) -> Loop | None:
+    """Return the loop that leaves an array or a value; None for others."""
     kind, number = one
-    definition = program.reduced[number] if kind == "array" else program.values[number]
+    definition = program.between[number] if kind == "array" else program.values[number]
+    return definition.loop if isinstance(definition, LoopResult) else None
+
+
+def _read_by(definition: Reduction | LoopResult | Node) -> Sequence[Node]:
+    """Return the nodes that something is computed of."""
+    if isinstance(definition, Node):
+        return [definition]
+    return definition.nodes if isinstance(definition, Reduction) else definition.loop.outside
+
+
+def _reads(program: WholeProgram, one: tuple[str, int]) -> set[tuple[str, int]]:
+    """Return the arrays and values that a reduction, a loop or an expression of values reads."""
+    kind, number = one
+    definition = program.between[number] if kind == "array" else program.values[number]
     assert not isinstance(definition, InputValue)
-    nodes = in_order(definition.nodes if isinstance(definition, Reduction) else (definition,))
+    nodes = in_order(_read_by(definition))
     arrays = {("array", node.input) for node in nodes if node.op == "load"}
     return arrays | {("value", node.value) for node in nodes if node.op == "scalar"}
 
@@ -375,6 +440,9 @@ def _renumbered(stage: Stage, places: dict[int, int]) -> Stage:
     """Return a stage with the program's final numbers of arrays."""
     if isinstance(stage, ValueStage):
         return stage
+    if isinstance(stage, LoopStage):
+        arrays = tuple(None if one is None else places[one] for one in stage.arrays)
+        return replace(stage, arrays=arrays, writes=tuple((output, places[n]) for output, n in stage.writes))
     if isinstance(stage, ReductionStage):
         array = None if stage.array is None else places[stage.array]
         return replace(stage, cells=stage.cells.renumbered(places), array=array)
@@ -383,7 +451,20 @@ def _renumbered(stage: Stage, places: dict[int, int]) -> Stage:
 
 
 def _cells_of(stage: Stage) -> StageCells | LevelCells | None:
-    return None if isinstance(stage, ValueStage) else stage.cells
+    return None if isinstance(stage, (ValueStage, LoopStage)) else stage.cells
+
+
+def _in_loops(stages: Iterable[Stage], place: int) -> Iterator[ProgramArray]:
+    """Yield what an array is in the bodies of loops: what it is read as, and what it is written as."""
+    for stage in stages:
+        if isinstance(stage, LoopStage):
+            for number, array in enumerate(stage.arrays):
+                if array == place:
+                    yield stage.body.arrays[number]
+            for output, array in stage.writes:
+                feed = stage.loop.feeds[output]
+                if array == place and feed is not None:
+                    yield stage.body.arrays[feed]
 
 
 def _widths_of(stages: Sequence[Stage], place: int, dimensions: int) -> tuple[Extents, Extents]:
@@ -393,6 +474,8 @@ def _widths_of(stages: Sequence[Stage], place: int, dimensions: int) -> tuple[Ex
         if cells is not None and place in cells.reads:
             memory = _wider(memory, cells.memory(place))
             read = _wider(read, cells.footprints[cells.reads.index(place)])
+    for one in _in_loops(stages, place):
+        memory, read = _wider(memory, one.widths), _wider(read, one.read)
     return memory, read
 
 

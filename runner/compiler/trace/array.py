@@ -512,7 +512,7 @@ def elementwise(recorder: TracedCall, ufunc: Any, inputs: Sequence[Any], dtype: 
         return recorder.result(layout, operands[0], kinds[-1])
     result = recorder.result(layout, recorder.each(name, kinds[-1], *operands), kinds[-1])
     if not any(isinstance(weak_dtype(one), np.dtype) for one in inputs):  # Python's operators on its numbers
-        result._weak = {"b": bool, "f": float, "c": complex}.get(kinds[-1].kind, int)
+        result._weak = {"b": None, "f": float, "c": complex}.get(kinds[-1].kind, int)
     return result
 
 

@@ -13,6 +13,7 @@ import math
 import operator
 import sys
 import types
+from types import MappingProxyType
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -58,7 +59,8 @@ class StepTape:
 
     file: of the user's function, for messages. lift: makes a traced array of one of NumPy's that has a value
     for each cell; None where there are none. samples: the value of each number in step 0; the first one is
-    the step's. slots: of each slot, which number it is, which of its elements, and the dtype.
+    the step's. slots: of each slot, which number it is, which of its elements, and the dtype. loops: of the
+    numbers that change from iteration to iteration of a loop, the loop's number.
     """
 
     file: str = ""
@@ -66,6 +68,7 @@ class StepTape:
     calls: list[_Call] = field(default_factory=list)
     samples: list[Any] = field(default_factory=lambda: [0])
     slots: dict[tuple[int, int, np.dtype[Any]], int] = field(default_factory=dict)
+    loops: dict[int, int] = field(default_factory=dict)
 
     @property
     def step(self) -> Timed:
@@ -82,6 +85,20 @@ class StepTape:
         self.calls.append(made)
         self.samples.append(value)
         return Timed(self, len(self.samples) - 1)
+
+    def of_loop(self, loop: int, sample: Any) -> Timed:
+        """Return a number that changes from iteration to iteration. sample: in the first one."""
+        number = len(self.samples)
+        self.calls.append(_Call(_same, (sample,), {}, 0))
+        self.samples.append(sample)
+        self.loops[number] = loop
+        return Timed(self, number)
+
+    def changes_in(self, number: int, loop: int) -> bool:
+        """Return whether a number changes from iteration to iteration of a loop, or of one within it."""
+        if number in self.loops:
+            return self.loops[number] >= loop
+        return number > 0 and any(self.changes_in(one, loop) for one in self.calls[number - 1].references())
 
     def text(self) -> str:
         """Return the tape as text, equal for equal tapes."""
@@ -101,26 +118,32 @@ class StepTape:
         """Forget all slots but the first ones, which a program reads."""
         self.slots = {key: slot for key, slot in self.slots.items() if slot < count}
 
-    def row(self, step: int) -> HostArray:
-        """Return the slots of a step: uint64. Raises UserError for what cannot be computed in it."""
-        row: HostArray = self.rows(step, 1)[0]
+    def row(self, step: int, given: Mapping[int, Any] = MappingProxyType({})) -> HostArray:
+        """Return the slots of a step: uint64. given: as of `numbers`, which raises the same."""
+        row: HostArray = self.rows(step, 1, given)[0]
         return row
 
-    def rows(self, first: int, count: int) -> HostArray:
-        """Return a row of slots, uint64, for each of some steps."""
+    def rows(self, first: int, count: int, given: Mapping[int, Any] = MappingProxyType({})) -> HostArray:
+        """Return a row of slots, uint64, for each of some steps. given: as of `numbers`."""
         found = np.zeros((count, max(len(self.slots), 1)), np.uint64)
         with np.errstate(all="ignore"):
             for step, row in enumerate(found, first):
-                values = self._computed(step)
+                values = self.numbers(step, given)
                 for (number, element, dtype), slot in self.slots.items():
                     cell = np.asarray(_typed(values[number], dtype)).ravel()[element : element + 1]
                     row[slot : slot + 1].view(np.uint8)[: dtype.itemsize] = cell.astype(dtype).view(np.uint8)
         return found
 
-    def _computed(self, step: int) -> list[Any]:
-        """Return all numbers of a step."""
+    def numbers(self, step: int, given: Mapping[int, Any] = MappingProxyType({})) -> list[Any]:
+        """Return all numbers of a step. given: what those of loops are.
+
+        Raises UserError for what cannot be computed in it.
+        """
         values: list[Any] = [step]
-        for call, sample in zip(self.calls, self.samples[1:], strict=True):
+        for number, (call, sample) in enumerate(zip(self.calls, self.samples[1:], strict=True), 1):
+            if number in given:
+                values.append(given[number])
+                continue
             try:
                 value = call.function(*_values(call.arguments, values), **_values(call.options, values))
             except (KeyboardInterrupt, SystemExit):
@@ -174,6 +197,10 @@ class StepTape:
 
     def _place(self, line: int) -> str:
         return f" ({self.file}, line {line})" if line else ""
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 class Timed:

@@ -8,6 +8,7 @@ of points have axes of that list instead (`points`).
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -115,12 +116,15 @@ class Storage:
 
     nodes: per component, in C order of the inner axes. extents: the axes of space that it has. origin: of an
     input, its number; -1: made by the function. changed: whether the function has written to it, line: where
-    it did first.
+    it did first. born: counts storages.
     """
+
+    numbers = itertools.count()
 
     def __init__(self, nodes: list[Node], extents: Mapping[int, Along], origin: int = -1) -> None:
         self.nodes, self.extents, self.origin, self.changed = nodes, dict(extents), origin, False
         self.line = 0
+        self.born = next(self.numbers)
 
 
 @dataclass
@@ -152,7 +156,14 @@ class Tracing(TracedCall):
         self._lines = 0
         self.tape.lift = self.lift
         self.levels: set[Shape] = set()  # steps along all axes of space, of coarse grids
+        # Of iterations that are traced: the memory that they write, as it was.
+        self.journals: list[dict[Storage, tuple[list[Node], bool, int]]] = []
         self.has_inner = False  # whether inputs have axes that are none of space
+
+    def note_write(self, storage: Storage) -> None:
+        """Note memory as it is before it is written."""
+        for journal in self.journals:
+            journal.setdefault(storage, (list(storage.nodes), storage.changed, storage.line))
 
     def lift(self, array: np.ndarray[Any, Any]) -> Whole:
         """Return an array of NumPy's, of which nothing tells where its axes lie, as a traced array."""
@@ -562,6 +573,7 @@ class Whole(TracedArray):
         # One element along axes of space; the others as the target's.
         whole = np.broadcast_to(nodes, tuple(a.length if isinstance(a, Inner) else 1 for a in target._axes))
         line, storage = recorder.line(), self._storage
+        recorder.note_write(storage)
         conditions = target._conditions()
         before = target._stored()
         after = self.merged(before, whole.reshape(before.shape))

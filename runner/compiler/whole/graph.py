@@ -112,7 +112,29 @@ class Dependence:
         return not self.leaves.isdisjoint(("point", "pick"))
 
 
-Definition = InputValue | Reduction | Node  # of a value; a node is an expression of other values
+@dataclass(frozen=True)
+class StateValue:
+    """A value of a loop's state, as an iteration finds it.
+
+    loop: its number. slot: of its state. part: as of `InputValue`.
+    """
+
+    loop: int
+    slot: int
+    part: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class LoopResult:
+    """What a loop leaves: an array, or a value. output: of its body. part: as of `InputValue`."""
+
+    loop: Any  # a `loops.RecordedLoop` while the function is traced, then a `loops.Loop`
+    output: int
+    dtype: np.dtype[Any]
+    part: str = ""
+
+
+Definition = InputValue | Reduction | Node | LoopResult  # of a value; a node: an expression of other values
 
 
 class WholeGraph(Graph):
@@ -132,7 +154,8 @@ class WholeGraph(Graph):
     lengths: of each array, the positions along each axis of space; 0 along an axis that it does not have.
     space: positions along each axis. wraps: of each array, the axes along which some load counts around the
     end of space. between: of the arrays between stages, by number, what computes them: the node of their
-    cells, where they may be written, or a reduction along some axes. values: of each scalar, what defines it.
+    cells, where they may be written, a reduction along some axes, or what a loop leaves. states: of the
+    arrays that are the state of a loop, its number and the slot. values: of each scalar, what defines it.
     cuts: why arrays are written, or are not.
     """
 
@@ -140,8 +163,9 @@ class WholeGraph(Graph):
         super().__init__()
         self.lengths, self.space = list(lengths), space
         self.wraps: list[set[int]] = [set() for _ in lengths]
-        self.between: dict[int, Node | Reduction] = {}
-        self.values: list[Definition | StepSlot] = []
+        self.between: dict[int, Node | Reduction | LoopResult] = {}
+        self.values: list[Definition | StepSlot | StateValue] = []
+        self.states: dict[int, tuple[int, int]] = {}
         self.cuts: tuple[Cut, ...] = ()
         self._numbers: dict[Any, int] = {}  # of arrays and values, by what defines them
         self.points: list[HostArray] = []
@@ -173,7 +197,13 @@ class WholeGraph(Graph):
             self.between[self._numbers[reduction]] = reduction
         return self.load(self._numbers[reduction], reduction.dtype, (0,) * len(self.space))
 
-    def value(self, definition: Definition | StepSlot, dtype: np.dtype[Any]) -> Node:
+    def left_array(self, result: LoopResult) -> Node:
+        """Return the load of an array that a loop leaves."""
+        number = self.new_array(self.space)
+        self.between[number] = result
+        return self.load(number, result.dtype, (0,) * len(self.space))
+
+    def value(self, definition: Definition | StepSlot | StateValue, dtype: np.dtype[Any]) -> Node:
         """Return the scalar of a value."""
         key = "value", definition
         if key not in self._numbers:
@@ -182,7 +212,9 @@ class WholeGraph(Graph):
         return self.scalar(self._numbers[key], dtype)
 
     def define(
-        self, between: Mapping[int, Node | Reduction], values: Sequence[Definition | StepSlot]
+        self,
+        between: Mapping[int, Node | Reduction | LoopResult],
+        values: Sequence[Definition | StepSlot | StateValue],
     ) -> None:
         """Set what defines the arrays between stages and the scalars, by their numbers."""
         self.between, self.values = dict(between), list(values)

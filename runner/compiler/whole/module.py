@@ -64,7 +64,7 @@ class Module:
         if isinstance(object, (list, tuple)) and any(isinstance(one, Whole) for one in object):
             return np.stack(object)
         if not isinstance(object, Whole):
-            return as_table(np.array(object, dtype, copy=copy, **options))
+            return as_table(np.array(object, dtype, copy=copy, **options), self.tape)
         return object.astype(object.dtype if dtype is None else dtype)
 
     def _arange(self, *bounds: Any, dtype: Any = None) -> Any:

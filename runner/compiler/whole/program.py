@@ -16,7 +16,7 @@ from meshrun.runner.compiler.passes.ends import narrowed
 from meshrun.runner.compiler.trace.graph import FREE, Extents, Node, Operand, Program, in_order
 from meshrun.runner.compiler.trace.timed import StepTape
 from meshrun.runner.compiler.whole.functions.outside import Constant
-from meshrun.runner.compiler.whole.graph import Definition, Reduction, ValueCheck, WholeGraph
+from meshrun.runner.compiler.whole.graph import Definition, LoopResult, Reduction, ValueCheck, WholeGraph
 from meshrun.runner.compiler.whole.sizes import subgrid_of
 from meshrun.runner.region import HostArray, Shape, Sizes, Subgrid
 
@@ -79,7 +79,7 @@ class WholeProgram:
     space: lengths of the axes that are split. wraps: of each input, the axes of space along which it is read
     around the end of space. changed: the inputs that the function changes, by number. series: results that
     are no fields. between: of the arrays between stages, by number, what computes them: a node for each cell,
-    or a reduction along some axes. values: what defines each scalar but the slots of the tape, which are the
+    a reduction along some axes, or what a loop leaves. values: what defines each scalar but the slots of the tape, which are the
     first scalars. checks: of values, in the function's order. tape: what is computed for each step.
     """
 
@@ -89,7 +89,7 @@ class WholeProgram:
     graph: WholeGraph
     changed: Mapping[int, InputChange]
     series: tuple[WholeSeries, ...] = ()
-    between: Mapping[int, Node | Reduction] = field(default_factory=dict)
+    between: Mapping[int, Node | Reduction | LoopResult] = field(default_factory=dict)
     values: Mapping[int, Definition] = field(default_factory=dict)
     checks: tuple[ValueCheck, ...] = ()
     tape: StepTape = field(default_factory=StepTape)
@@ -108,6 +108,21 @@ class WholeProgram:
     def reduced(self) -> dict[int, Reduction]:
         """The results of reductions along some axes, by number."""
         return {number: one for number, one in self.between.items() if isinstance(one, Reduction)}
+
+    @cached_property
+    def left(self) -> dict[int, LoopResult]:
+        """The arrays that loops leave, by number."""
+        return {number: one for number, one in self.between.items() if isinstance(one, LoopResult)}
+
+    @cached_property
+    def loops(self) -> tuple[Any, ...]:
+        """The `between.loops.Loop` whose results are among the arrays and values."""
+        results = (*self.between.values(), *self.values.values())
+        return tuple(dict.fromkeys(one.loop for one in results if isinstance(one, LoopResult)))
+
+    def dtype_between(self, number: int) -> np.dtype[Any]:
+        """Return the dtype of an array between stages."""
+        return self.between[number].dtype
 
     @property
     def staged(self) -> bool:
@@ -152,7 +167,8 @@ class WholeProgram:
         given = [*graph.points, *(one for one in graph.picked if isinstance(one, np.ndarray))]
         of_points = hashlib.sha256(b"".join(np.ascontiguousarray(one).tobytes() for one in given)).hexdigest()
         digests = [one.digest for one in self.constants]
-        return self.listing.text(), self.tape.text(), of_points, *digests
+        bodies = [text for loop in self.loops for text in (loop.text, *loop.body.fingerprint)]
+        return self.listing.text(), self.tape.text(), of_points, *digests, *bodies
 
     @cached_property
     def listing(self) -> Program:
@@ -178,6 +194,11 @@ class WholeProgram:
         if not self.staged and not self.series:
             return self.program.footprint(number)
         offsets = [node.offset for node in self.nodes if node.op == "load" and node.input == number]
+        for loop in self.loops:
+            for place, node in enumerate(loop.inputs):
+                if node.op == "load" and node.input == number:
+                    pairs = loop.body.footprint(place)
+                    offsets += [tuple(-low for low, _ in pairs), tuple(high for _, high in pairs)]
         return tuple(
             (max([0, *(-at[axis] for at in offsets)]), max([0, *(at[axis] for at in offsets)]))
             for axis in range(len(self.space))
@@ -198,29 +219,33 @@ class WholeProgram:
         for definition in reductions:
             if isinstance(definition, Reduction):
                 roots += definition.nodes
+        roots += [node for loop in self.loops for node in loop.outside]
         return tuple(roots)
 
     @property
     def operations(self) -> int:
-        """Number of operations for each cell, of all stages."""
-        return sum(node.op not in FREE for node in self.nodes)
+        """Number of operations for each cell, of all stages; of loops, those of one iteration."""
+        own = sum(node.op not in FREE for node in self.nodes)
+        return own + sum(loop.body.operations for loop in self.loops)
 
     @property
     def inexact(self) -> bool:
         """Whether some function rounds its last bits as the device does."""
-        return bool(inexact_operations(self.nodes))
+        return bool(inexact_operations(self.nodes)) or any(loop.body.inexact for loop in self.loops)
 
     def bytes_between(self, cells: Shape) -> int:
         """Return the bytes that a block of so many own cells needs for arrays between stages, at most.
 
         With their halos, and with what is reduced.
         """
-        numbers = [*self.written, *self.reduced]
-        dtypes = [one.dtype for one in self.written.values()]
-        dtypes += [one.dtype for one in self.reduced.values()]
+        numbers = list(self.between)
+        dtypes = [self.dtype_between(number) for number in numbers]
+        # Two blocks for each array of a loop's state, and what lies between the stages of the body.
+        dtypes += [one.dtype for loop in self.loops for one in loop.body.outputs if one.shape for _ in range(2)]
         reads = [self.footprint(number) for number in (*range(len(self.inputs)), *numbers)]
         wide = [
             n + max(read[axis][0] for read in reads) + max(read[axis][1] for read in reads)
             for axis, n in enumerate(cells[: len(self.space)])
         ]
-        return math.prod(wide) * (sum(dtype.itemsize for dtype in dtypes) + 8)
+        bodies = sum(loop.body.bytes_between(cells) for loop in self.loops)
+        return math.prod(wide) * (sum(dtype.itemsize for dtype in dtypes) + 8) + bodies

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.control.plain import PlainControl
 from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.function_key import key_of
 from meshrun.runner.compiler.trace.outside_state import ChangesOutside
@@ -25,8 +24,9 @@ from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Who
 from meshrun.runner.compiler.whole.between.cuts import resolved
 from meshrun.runner.compiler.whole.between.numbers import numbered
 from meshrun.runner.compiler.whole.between.reductions import REDUCTIONS
+from meshrun.runner.compiler.whole.between.traced_control import TracedControl
 from meshrun.runner.compiler.whole.functions.shifts import FUNCTIONS
-from meshrun.runner.compiler.whole.graph import InputValue, StepSlot, WholeGraph
+from meshrun.runner.compiler.whole.graph import InputValue, StateValue, StepSlot, WholeGraph
 from meshrun.runner.compiler.whole.module import Module, WholePlace, copies_with
 from meshrun.runner.compiler.whole.points import Listed
 from meshrun.runner.compiler.whole.program import (
@@ -133,7 +133,7 @@ def _traced(
     here = WholePlace(recorder, inputs[0].shape, module)
     served = {STEP: recorder.tape.step, "xp": module, "here": here}
     known = given_of(recorder.tape, parameters) | {name: served[name] for name in services}
-    copies = copies_with(module, PlainControl())
+    copies = copies_with(module, TracedControl(recorder))
     with refused_with_line(function):
         returned = copies.of(function)(*arrays, **known)
         copies.check_unchanged()
@@ -143,7 +143,7 @@ def _traced(
     kept = [one._storage for one in fields if isinstance(one, Whole)]
     storages = enumerate(array._storage for array in arrays)
     changed = {number: InputChange(one.line, one in kept) for number, one in storages if one.changed}
-    values = {n: one for n, one in enumerate(graph.values) if not isinstance(one, StepSlot)}
+    values = {n: one for n, one in enumerate(graph.values) if not isinstance(one, (StepSlot, StateValue))}
     parts = dict(graph.between), values, tuple(recorder.checks)
     results = tuple(outputs), graph, changed, tuple(series)
     program = WholeProgram(space, tuple(inputs), *results, *parts, recorder.tape)

@@ -459,7 +459,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     ),
     "a sort": ("def f(u):\n    return np.sort(u, axis=0)  # here", r"numpy\.sort", ""),
     "a loop over cells": (
-        "def f(u):\n    for i in range(5):\n        if u[i, 0] > 0:  # here\n            u[i] = 0",
+        "def f(u):\n    for i in range(5):\n        if u[i] > 0:  # here\n            u[i] = 0",
         "decides by the value",
         r"np\.where",
     ),

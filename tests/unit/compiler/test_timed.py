@@ -134,7 +134,7 @@ def test_an_array_of_numpys_times_a_number_of_the_step_has_places() -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("if step > 2: u = u + 1", "decides by the number of the step"),
+        ("if bool(step > 2): u = u + 1", "decides by the number of the step"),
         ("for _ in range(step): u = u + 1", "counts a loop, by the number of the step"),
         ("u = u + float(step)", "number of another type"),
         ("u = u + np.array([step])", "array of NumPy's"),

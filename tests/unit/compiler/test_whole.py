@@ -203,7 +203,7 @@ def test_random_programs(text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("if u[0, 0] > 0: u[0] = 1", "decides by the value"),
+        ("if u[0] > 0: u[0] = 1", "decides by the value"),
         ("u[1:] = u[0]", "one row of an array with all rows"),
         ("u[...] = u[3:4]", "one row of an array with all rows"),
         ("u[...] = u.T", "different axes|could not broadcast"),

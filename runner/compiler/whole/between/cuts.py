@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from meshrun.runner.compiler.passes.real_parts import value_in_parts
 from meshrun.runner.compiler.trace.array import MOST_NODES
@@ -19,10 +20,12 @@ from meshrun.runner.compiler.whole.graph import (
     POSITIONED,
     Cut,
     Definition,
+    LoopResult,
     Reduction,
     StepSlot,
     WholeGraph,
 )
+from meshrun.runner.compiler.whole.between.loops import MappedLoops, loops_of
 from meshrun.runner.compiler.whole.program import WholeProgram
 
 # Operations for each byte that is written and read again, of a 4-byte and of an 8-byte dtype.
@@ -43,7 +46,7 @@ def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
     `written`, `reduced` and `values`, those remain that are needed.
     """
     needed = Needed(program)
-    staged = bool(needed.reduced or needed.values)
+    staged = bool(needed.reduced or needed.values or needed.left)
     if staged and any(program.graph.vary(one.nodes) for one in program.series):
         raise NotTraceable(
             "has series of values at points beside reductions", "one function for each, or values as series"
@@ -61,7 +64,7 @@ def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
             found = _with_shared(found, kind)
         if _most_nodes(found) <= MOST_NODES:
             program.graph.cuts += tuple(cuts.values())
-            return found
+            return _with_resolved_bodies(found, kind)
         program.graph.cuts = ()
     raise NotTraceable(f"does more than {MOST_NODES} operations for each cell")
 
@@ -72,6 +75,7 @@ class Needed:
     def __init__(self, program: WholeProgram) -> None:
         self.written: dict[int, Node] = {}
         self.reduced: dict[int, Reduction] = {}
+        self.left: dict[int, LoopResult] = {}
         self.values: dict[int, Definition] = {}
         roots = [node for output in program.outputs for node in output.nodes]
         roots += [node for series in program.series for node in series.nodes]
@@ -88,10 +92,20 @@ class Needed:
                 elif node.op == "load" and number in program.reduced and number not in self.reduced:
                     self.reduced[number] = program.reduced[number]
                     open_nodes += self.reduced[number].nodes
+                elif node.op == "load" and number in program.left and number not in self.left:
+                    self.left[number] = program.left[number]
+                    open_nodes += self.left[number].loop.outside
                 elif node.op == "scalar" and number in program.values and number not in self.values:
                     definition = self.values[number] = program.values[number]
                     if isinstance(definition, Reduction):
                         open_nodes += definition.nodes
+                    elif isinstance(definition, LoopResult):
+                        open_nodes += definition.loop.outside
+
+    @property
+    def loops(self) -> list[Any]:
+        """The loops whose results are needed."""
+        return loops_of([*self.left.values(), *self.values.values()])
 
     @property
     def reductions(self) -> list[Reduction]:
@@ -105,6 +119,7 @@ def _cuts(program: WholeProgram, needed: Needed, kind: str) -> dict[int, Cut]:
     uses: dict[int, set[Offset]] = {number: set() for number in needed.written}
     roots = [node for output in program.outputs for node in output.nodes]
     roots += [node for reduction in needed.reductions for node in reduction.nodes]
+    roots += [node for loop in needed.loops for node in loop.outside]
 
     # What an array holds may be used at the own cell too, where it is no load.
     defines = {node: number for number, node in needed.written.items()}
@@ -231,6 +246,25 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
     def cells(nodes: Iterable[Node]) -> tuple[Node, ...]:
         return uniform.of(of(nodes))
 
+    # What a loop begins with are arrays and values.
+    begun: dict[int, Node] = {}
+
+    def begins(nodes: Sequence[Node], are_values: Sequence[bool]) -> list[Node]:
+        found = []
+        for node, is_value in zip(of(nodes), are_values, strict=True):
+            if is_value:
+                found.append(uniform.stored(node))
+            elif node.op == "load" and node.offset == zero and node.component == 0:
+                found.append(node)
+            else:
+                number = graph.array_between(node)
+                begun[number] = node
+                found.append(graph.load(number, node.dtype, zero))
+        return found
+
+    mapped = MappedLoops(begins)
+    left = {number: mapped.result(one) for number, one in needed.left.items()}
+
     def reduction(one: Reduction) -> Reduction:
         return replace(one, nodes=cells(one.nodes))
 
@@ -240,19 +274,39 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
     )
     series = uniform.values if needed.reduced or needed.values else of
     values: dict[int, Definition] = {
-        number: reduction(one) if isinstance(one, Reduction) else one for number, one in needed.values.items()
+        number: reduction(one)
+        if isinstance(one, Reduction)
+        else mapped.result(one)
+        if isinstance(one, LoopResult)
+        else one
+        for number, one in needed.values.items()
     }
     reduced = {number: reduction(one) for number, one in needed.reduced.items()}
     written = {number: uniform.of([definitions[number]])[0] for number in sorted(kept)}
+    written |= {number: uniform.of([node])[0] for number, node in begun.items() if number not in written}
     checks = tuple(replace(one, count=uniform.values([one.count])[0]) for one in program.checks)
     return replace(
         program,
         outputs=outputs,
         series=tuple(replace(one, nodes=series(one.nodes)) for one in program.series),
-        between={**written, **reduced},
+        between={**written, **reduced, **left},
         values=values | uniform.made,
         checks=checks,
     )
+
+
+def _with_resolved_bodies(program: WholeProgram, kind: str | None) -> WholeProgram:
+    """Return a program in which the stages of the loops' bodies are decided, too."""
+    loops = {
+        one: replace(one, body=resolved(one.body, kind or "cpu"))
+        for one in loops_of([*program.left.values(), *program.values.values()])
+    }
+
+    def of(one: Any) -> Any:
+        return replace(one, loop=loops[one.loop]) if isinstance(one, LoopResult) else one
+
+    between = {number: of(one) for number, one in program.between.items()}
+    return replace(program, between=between, values={n: of(one) for n, one in program.values.items()})
 
 
 def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
@@ -314,7 +368,7 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
     return replace(
         program,
         outputs=tuple(replace(one, nodes=of(one.nodes)) for one in program.outputs),
-        between={**written, **reduced},
+        between={**written, **reduced, **program.left},
         values=values,
     )
 
@@ -402,6 +456,14 @@ class _Uniform:
         scalar = self._graph.value(node, node.dtype)
         self.made[scalar.value] = node
         return scalar
+
+    def stored(self, node: Node) -> Node:
+        """Return the scalar of a value that has one also where it is a constant; of a complex one, both."""
+        if node.dtype.kind == "c":
+            parts = [self.stored(part) for part in value_in_parts(self._graph, node)]
+            return self._graph.operation("complex", node.dtype, parts)
+        (node,) = self.of([node])
+        return self.value(node)
 
 
 def _most_nodes(program: WholeProgram) -> int:

@@ -155,6 +155,8 @@ def lattices(program: WholeProgram, reduced: Collection[int] = ()) -> dict[int, 
     for one in [*program.reduced.values(), *program.values.values()]:
         if isinstance(one, Reduction) and 0 not in one.length:
             note(one.nodes, _of_reduction(one))
+    for loop in program.loops:  # its body computes all cells
+        note(loop.outside, everywhere)
     found: dict[int, LevelGrid] = {}
     for number in reversed(_in_order_of_reads(written)):
         single = number in reduced

@@ -7,14 +7,23 @@ slots of the step's tape are the first scalars, before the other values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from dataclasses import replace
 from typing import Any
 
 from meshrun.runner.compiler.trace.graph import Node, in_order
 from meshrun.runner.compiler.whole.between.cuts import Needed
+from meshrun.runner.compiler.whole.between.loops import MappedLoops, with_bodies
 from meshrun.runner.compiler.whole.functions.outside import check_sizes, constants_of
-from meshrun.runner.compiler.whole.graph import Definition, Reduction, StepSlot, WholeGraph
+from meshrun.runner.compiler.whole.graph import (
+    Definition,
+    LoopResult,
+    Reduction,
+    StateValue,
+    StepSlot,
+    WholeGraph,
+)
 from meshrun.runner.compiler.whole.program import WholeInput, WholeProgram
 
 
@@ -23,6 +32,7 @@ def numbered(program: WholeProgram, function: Callable[..., Any]) -> WholeProgra
 
     program: as it was recorded. function: the user's, which tells the names of arrays.
     """
+    program = with_bodies(program, partial(numbered, function=function))
     old, inputs = program.graph, program.inputs
     needed = Needed(program)
     picked = [one for values in old.picked if isinstance(values, tuple) for one in values]
@@ -30,6 +40,7 @@ def numbered(program: WholeProgram, function: Callable[..., Any]) -> WholeProgra
     roots += [node for series in program.series for node in series.nodes]
     roots += [check.count for check in program.checks] + picked + [*needed.written.values()]
     roots += [node for reduction in needed.reductions for node in reduction.nodes]
+    roots += [node for loop in needed.loops for node in loop.outside]
     nodes = in_order(roots)
 
     # The tables that are read, and the scalars: first those of the tape.
@@ -72,19 +83,25 @@ def numbered(program: WholeProgram, function: Callable[..., Any]) -> WholeProgra
         operands = [done[one] for one in node.operands]
         done[node] = graph.operation(node.op, node.dtype, operands, node.line) if operands else leaf(node)
 
-    def of(wanted: tuple[Node, ...]) -> tuple[Node, ...]:
+    def of(wanted: Sequence[Node]) -> tuple[Node, ...]:
         return tuple(done[node] for node in wanted)
+
+    mapped = MappedLoops(lambda nodes, _: of(nodes))
 
     def definition(number: int, place: int) -> Definition | StepSlot:
         one = old.values[number]
+        assert not isinstance(one, StateValue)
         if isinstance(one, StepSlot):
             return StepSlot(place)
+        if isinstance(one, LoopResult):
+            return mapped.result(one)
         return replace(one, nodes=of(one.nodes)) if isinstance(one, Reduction) else one
 
     graph.picked = [of(one) if isinstance(one, tuple) else one for one in old.picked]
     shift = len(tables)
-    between: dict[int, Node | Reduction] = {n + shift: done[node] for n, node in needed.written.items()}
+    between: dict[int, Node | Reduction | LoopResult] = {n + shift: done[node] for n, node in needed.written.items()}
     between |= {n + shift: replace(one, nodes=of(one.nodes)) for n, one in needed.reduced.items()}
+    between |= {n + shift: mapped.result(one) for n, one in needed.left.items()}
     graph.define(between, [definition(number, place) for place, number in enumerate(order)])
 
     constants = constants_of(function, taken, space, [one.name for one in inputs])

@@ -45,9 +45,13 @@ class LookupTable(np.ndarray[Any, Any]):
         return super().__getitem__(index)
 
 
-def as_table(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def as_table(array: np.ndarray[Any, Any], tape: StepTape) -> np.ndarray[Any, Any]:
     """Return an array, as a table if it has few entries."""
-    return array.view(LookupTable) if _has_few_entries(array) else array
+    if not _has_few_entries(array):
+        return array
+    table = array.view(LookupTable)
+    table._tape = tape
+    return table
 
 
 def _has_few_entries(array: np.ndarray[Any, Any]) -> bool:

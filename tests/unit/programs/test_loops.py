@@ -1,0 +1,414 @@
+"""Loops and conditions on values in functions of whole arrays, compared with NumPy, on several grids of ranks."""
+
+from __future__ import annotations
+
+import linecache
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole.between import traced_control
+from meshrun.runner.programs.stages import StagedProgram
+from tests.facts.program_runs import plain, planned, run_program
+
+GRIDS = [(1, 1), (3, 1), (1, 2)]
+
+
+def field(*shape: int, dtype: Any = float, seed: int = 0) -> Any:
+    return (np.random.default_rng(seed).random(shape) * 8 - 4).astype(dtype)
+
+
+def check(
+    function: Callable[..., Any], *arrays: Any, names: Any = ("out",), rounded: float = 0, **parameters: Any
+) -> StagedProgram:
+    """Compare the results with NumPy's, to the bit or so far, and on several grids to the bit."""
+    wanted = plain(function, arrays, **parameters)
+    program = planned(function, arrays, names, **parameters)
+    first: list[Any] = []
+    for grid in GRIDS:
+        found = run_program(program, arrays, grid)
+        first = first or found
+        for one, other, want in zip(found, first, wanted, strict=True):
+            assert (one.dtype, one.shape) == (want.dtype, want.shape)
+            assert one.tobytes() == other.tobytes(), f"{grid}: {one}\n{other}"
+            np.testing.assert_allclose(one, want, rtol=rounded, atol=rounded)
+    return program
+
+
+def outline(program: StagedProgram) -> list[Any]:
+    """Return the kinds of a program's loops, with those in their bodies."""
+    return [(stage.loop.kind, *outline(stage.body)) for stage in program.loops]
+
+
+def exact_sum(values: Any) -> Any:
+    """Return the sum rounded once, as a program computes it."""
+    return values.dtype.type(math.fsum(values.ravel().astype(float)))
+
+
+# Loops over a range
+
+
+def jacobi(p, b, *, n: int = 7):
+    for _ in range(n):
+        q = p.copy()
+        p[1:-1, 1:-1] = (q[1:-1, 2:] + q[1:-1, :-2] + q[2:, 1:-1] + q[:-2, 1:-1] - 0.25 * b[1:-1, 1:-1]) / 4
+        p[:, -1] = p[:, -2]
+        p[0, :] = p[1, :]
+    return p
+
+
+def by_index(p, b, *, n: int = 7):
+    table = np.array([0.5, 0.25, 0.125, 1, 2, 3, 4, 5, 6])
+    for i in range(n):
+        q = p.copy()
+        q[1:-1] = (p[2:] + p[:-2]) / 2 + b[1:-1] * i + table[i] * 2.0**-i
+        p = q
+    return p * i
+
+
+def swapped(p, b, *, n: int = 7):
+    q = p.copy()
+    for _ in range(n):
+        q[1:-1] = (p[2:] + p[:-2]) / 2 + b[1:-1]
+        p, q = q, p
+    return p, q
+
+
+def shifted(p, b, *, n: int = 9):
+    u0, u1 = p, b
+    for _ in range(n):
+        u0, u1 = u1, 2 * u1 - u0 + 0.1 * (np.roll(u1, 1, 0) - 2 * u1 + np.roll(u1, -1, 0))
+    return u0, u1
+
+
+def numbers(p, b, *, n: int = 8):
+    k, scale, sign, last = 0, 1.0, True, None
+    for i in range(3, 3 + 2 * n, 2):
+        k += i
+        scale *= 0.5
+        sign = not sign
+        p = np.roll(p, 1, axis=1) * scale + b * (0.5 if i == 7 else 0.25)
+        last = i
+    return p, b + k * scale + last
+
+
+def views(p, b, *, n: int = 6):
+    inner, rows = p[1:-1, 1:-1], [p[0], p[-1]]
+    for _ in range(n):
+        inner[...] = (p[2:, 1:-1] + b[:-2, 1:-1]) / 2
+        rows[0][...] = inner[0, 3]
+        rows[1] += p[1]
+    return p
+
+
+def invariant(p, b, *, n: int = 6):
+    scale = b.max()
+    for _ in range(n):
+        p = np.roll(p, 1, 0) * (np.sqrt(np.abs(b)) + np.roll(b, 1, 1)) / (scale + 9)
+    return p
+
+
+def replaced_in_the_first(p, b, *, n: int = 7):
+    """The first iteration is unlike the others."""
+    p = p.astype(np.float32)
+    for _ in range(n):
+        p = np.roll(p, 1, 0) * b
+    return p
+
+
+def with_sums(p, b, *, n: int = 6):
+    for _ in range(n):
+        m = np.max(np.abs(p))
+        p = np.roll(p, 1, 0) / (m + 1) + b
+    return p + m
+
+
+def nested(p, b):
+    for i in range(5):
+        for j in range(5):
+            p[1:-1] = (p[2:] + p[:-2]) / 2 + 0.001 * b[1:-1] * j * i
+        p[0] = p[-1].max()
+    return p
+
+
+LOOPS: dict[str, Any] = {
+    one.__name__: one
+    for one in (jacobi, by_index, swapped, shifted, numbers, views, invariant, replaced_in_the_first, with_sums, nested)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_over_a_range_are_traced_once(name: str, dtype: str) -> None:
+    function = LOOPS[name]
+    names = ("a", "b")[: 2 if name in ("swapped", "shifted", "numbers") else 1]
+    program = check(function, field(13, 11, dtype=dtype), field(13, 11, dtype=dtype, seed=1), names=names)
+    assert outline(program)[0][0] == "for"
+
+
+@pytest.mark.parametrize("name", ["jacobi", "by_index", "swapped", "shifted", "numbers", "views"])
+def test_loops_have_the_bits_of_their_iterations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, arrays = LOOPS[name], [field(9, 8), field(9, 8, seed=1)]
+    names = ("a", "b")[: 2 if name in ("swapped", "shifted", "numbers") else 1]
+    looped = run_program(planned(function, arrays, names), arrays, (2, 1))
+    monkeypatch.setattr(traced_control, "FEW", 1000)
+    program = planned(function, arrays, names)
+    assert outline(program) == []
+    for one, other in zip(run_program(program, arrays, (2, 1)), looped, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_a_loop_of_cells_by_themselves_is_one_kernel() -> None:
+    def polynomial(u, *, n: int = 20):
+        total = u * 0
+        for i in range(n):
+            total = total * u + i
+        return total
+
+    assert len(check(polynomial, field(6, 5)).stages) == 1
+
+
+def test_a_loop_that_reads_a_value_of_before_it_and_changes_the_input() -> None:
+    def function(u, v):
+        for _ in range(6):
+            u[1:-1] += 0.1 * (u[2:] - 2 * u[1:-1] + u[:-2])
+        return v + u[3, 4], u
+
+    check(function, field(8, 7), field(8, 7, seed=2), names=("v", "u"))
+
+
+# Conditions
+
+
+def until(p, b):
+    err, k = 1.0, 0
+    while err > 0.2:
+        q = p.copy()
+        q[1:-1] = (p[2:] + p[:-2]) / 2
+        err = np.abs(q - p).max()
+        p = q
+        k += 1
+    return p, np.zeros_like(b) + err * k
+
+
+def until_with_sweeps(p, b):
+    err, k = p.max() - p.min(), 0
+    while err > 0.5 and k < 30:
+        for j in range(6):
+            p[1:-1] = (p[2:] + p[:-2]) / 2 + 0.001 * b[1:-1] * j
+        err = p.max() - p.min()
+        if k % 3 == 0:
+            p *= 0.9
+        k += 1
+    return p, b * k
+
+
+def swapped_until(p, b):
+    q, d = p.copy(), p.max()
+    while d > 2:
+        q[1:-1] = (p[2:] + p[:-2]) / 2.1
+        p, q = q, p
+        d = p.max()
+        p[0] *= 0.9
+        p[-1] *= 0.9
+    return p, q
+
+
+def broken(p, b):
+    for i in range(100):
+        q = p.copy()
+        q[1:-1, 1:-1] = (p[1:-1, 2:] + p[1:-1, :-2] + p[2:, 1:-1] + p[:-2, 1:-1]) / 4
+        change = np.abs(q - p).max()
+        p = q
+        if change < 0.3:
+            break
+    return p, b * i
+
+
+def checked_now_and_then(p, b):
+    k = 0
+    while True:
+        p = 0.9 * p + 0.05 * np.roll(p, 1, 0)
+        k += 1
+        if k % 5 == 0 and p.max() < 1:
+            break
+    return p, b + k
+
+
+def continued(p, b):
+    for i in range(12):
+        p = np.roll(p, 1, 1) + 0.125 * b
+        if p.max() > 4:
+            continue
+        p = p * 1.5
+    return p, b
+
+
+def early(p, b):
+    if p.max() > 3.999:
+        return p * 2, b
+    for _ in range(50):
+        p = p * 0.9 + np.roll(p, 1, 0) * 0.05
+        if p.max() < 1.5:
+            return p, b + 1
+    return b, p
+
+
+def branches(p, b):
+    m = p.max()
+    if m > 3.5:
+        p = p * 0.5
+    elif m > 1:
+        p = p + b.min()
+    else:
+        p = p - 1
+    if b.min() < -3 and not m > 100:
+        p[1:-1] += b[2:] * (2 if m > 3 else 3)
+    return p, b * (m if m > 2 else m / 2)
+
+
+def never(p, b):
+    while p.max() > 1000:
+        p = np.roll(p, 1, 0)
+    if p.max() > 1000:
+        for _ in range(10):
+            p = np.roll(p, 1, 0)
+    return p, b
+
+
+def not_a_number(p, b):
+    r = p.max() * np.nan
+    while r > 0.5:
+        p = np.roll(p, 1, 0)
+        r = p.max()
+    return p, b
+
+
+CONDITIONS: dict[str, Any] = {
+    one.__name__: one
+    for one in (until, until_with_sweeps, swapped_until, broken, checked_now_and_then, continued, early, branches, never, not_a_number)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_conditions_on_values(name: str, dtype: str) -> None:
+    arrays = field(13, 11, dtype=dtype), field(13, 11, dtype=dtype, seed=1)
+    check(CONDITIONS[name], *arrays, names=("p", "b"))
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_conjugate_gradients_to_the_bit(dtype: str) -> None:
+    def solve(b, total):
+        def product(p):
+            q = 4 * p
+            q[1:] -= p[:-1]
+            q[:-1] -= p[1:]
+            q[:, 1:] -= p[:, :-1]
+            q[:, :-1] -= p[:, 1:]
+            return q
+
+        x, r = np.zeros_like(b), b.copy()
+        p, rr = r.copy(), total(r * r)
+        while np.sqrt(rr) > 1e-3:
+            q = product(p)
+            alpha = rr / total(p * q)
+            x += alpha * p
+            r -= alpha * q
+            new = total(r * r)
+            p = r + new / rr * p
+            rr = new
+        return x
+
+    b = field(12, 9, dtype=dtype)
+    wanted = solve(b, exact_sum)
+    program = planned(lambda b: solve(b, np.sum), [b], ["x"])
+    assert outline(program) == [("while",)]
+    for grid in GRIDS:
+        assert run_program(program, [b], grid)[0].tobytes() == wanted.tobytes()
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("while u.max() > 1: u = u[1:]", "loops on a value, and u .* becomes"),
+        ("h = []\n    while u.max() > 1:\n        u = np.roll(u, 1, 0)\n        h.append(u)", "a list, dictionary"),
+        ("if u.max() > 1: u = u[1:]", "branches on a value, and u"),
+    ],
+)
+def test_what_is_refused_has_its_line(text: str, says: str) -> None:
+    with pytest.raises(NotTraceable, match=says) as refused:
+        planned(compiled(f"def f(u):\n    pass\n    {text}\n    return u\n"), [field(8, 8)], ["out"])
+    assert refused.value.line in (3, 4)
+
+
+def compiled(text: str) -> Callable[..., Any]:
+    name = f"<loops {hash(text)}>"
+    linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
+    space: dict[str, Any] = {"np": np}
+    exec(compile(text, name, "exec"), space)
+    return space["f"]  # type: ignore[no-any-return]
+
+
+# Random programs
+
+LINES = (
+    "{a}[1:-1] = ({b}[2:] + {b}[:-2]) / 2",
+    "{a} = np.roll({b}, 1, axis={x}) * 0.5 + {c}",
+    "{a}, {b} = {b}, {a}",
+    "{a} += 0.125 * {b}",
+    "{a} = {b} * s",
+    "{a}[0] = {b}[-1]",
+    "{a} = {b}.copy()",
+    "s = s * 0.5 + np.max({a}) * 0.25",
+    "k += 1",
+    "{a} = {a} / (1 + np.abs({b}).max())",
+    "{a} = {b} - 0.5 * {c} * k",
+)
+
+
+@st.composite
+def blocks(draw: Any, depth: int, loops: tuple[str, ...]) -> list[str]:
+    found: list[str] = []
+    for _ in range(draw(st.integers(1, 3))):
+        kind = draw(st.sampled_from(["line", "line", "line", "for", "while", "if"] if depth else ["line"]))
+        names = {key: draw(st.sampled_from("uvw")) for key in "abc"} | {"x": draw(st.integers(0, 1))}
+        if kind == "line":
+            found.append(draw(st.sampled_from(LINES)).format(**names))
+            continue
+        body = draw(blocks(depth - 1, loops))
+        index = f"i{depth}"
+        value = f"np.max({names['a']}) > {draw(st.sampled_from(['-9', '0.5', '2', '9']))}"
+        if kind == "for":
+            head = [f"for {index} in range({draw(st.integers(5, 7))}):"]
+            if draw(st.booleans()):
+                body = [*body, f"if {value}:", "    break"]
+            else:
+                body = [*body, f"{names['b']} = {names['b']} + 0.01 * {index}"]
+        elif kind == "while":
+            found.append(f"{index} = 0")
+            head = [f"while {index} < 6 and {value}:"]
+            body = [*body, f"{index} += 1"]
+        else:
+            head = [f"if {value}:"]
+        found += [*head, *(f"    {line}" for line in body)]
+        if kind == "if" and draw(st.booleans()):
+            found += ["else:", *(f"    {line}" for line in draw(blocks(depth - 1, loops)))]
+    return found
+
+
+@settings(deadline=None, max_examples=15)
+@given(blocks(2, ()), st.sampled_from(["f4", "f8"]))
+def test_random_programs(lines: list[str], dtype: str) -> None:
+    start = ["u, v, w = u * 1, v * 1, u - v", "s, k = np.max(u) * 0.5, 0"]
+    text = "def f(u, v):\n" + "".join(f"    {line}\n" for line in [*start, *lines, "return u, v + w * s + k"])
+    check(compiled(text), field(7, 6, dtype=dtype), field(7, 6, dtype=dtype, seed=3), names=("u", "v"))
