@@ -18,8 +18,10 @@ import __future__
 
 import ast
 import functools
+import inspect
 import linecache
 import re
+import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,6 +32,7 @@ from meshrun.runner.compiler.control.jumps import RESULT, Jumps, is_flag, none_o
 from meshrun.runner.compiler.control.plain import OPERAND
 from meshrun.runner.compiler.control.scope import (
     BINDING,
+    FRAME_READERS,
     FUNCTIONS,
     Scope,
     bound_names,
@@ -52,6 +55,14 @@ OPERATORS: dict[type[ast.cmpop], str] = {
     ast.IsNot: "is not",
     ast.In: "in",
     ast.NotIn: "not in",
+}
+# What Python calls code that is never converted.
+PLAIN = {
+    "<lambda>": "lambda",
+    "<genexpr>": "generator expression",
+    "<listcomp>": "comprehension",
+    "<setcomp>": "comprehension",
+    "<dictcomp>": "comprehension",
 }
 TOP = ast.Pass(lineno=1, col_offset=0, end_lineno=1, end_col_offset=0)  # a position
 INSIDE = re.compile(r"<(for|while|if|else|test)>\.<locals>\.")  # in the qualified name of a user's function
@@ -78,6 +89,26 @@ def convert(function: types.FunctionType) -> types.CodeType | None:
     """
     super_is_known = "super" not in function.__globals__
     return _converted(function.__code__, function.__code__.co_filename, super_is_known)
+
+
+def why_plain() -> str:
+    """Return where a condition that runs now stands, if it is Python's own: a part of a message."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and CONTROL not in frame.f_globals:
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    code = frame.f_code
+    if code.co_name in PLAIN:
+        return f"in a {PLAIN[code.co_name]}"
+    if code.co_flags & inspect.CO_GENERATOR:
+        return "in a generator"
+    for name in FRAME_READERS & {*code.co_names}:
+        return f"in a function that calls {name}()"
+    if not linecache.getlines(code.co_filename):
+        return "in a function whose source is not in a file"
+    statement = "the statement has := or a lambda, leaves a finally clause, or its file changed"
+    return f"where it is not traced: {statement}"
 
 
 @functools.lru_cache(maxsize=1024)

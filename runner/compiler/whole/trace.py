@@ -133,7 +133,7 @@ def _traced(
     here = WholePlace(recorder, inputs[0].shape, module)
     served = {STEP: recorder.tape.step, "xp": module, "here": here}
     known = given_of(recorder.tape, parameters) | {name: served[name] for name in services}
-    copies = copies_with(module, TracedControl(recorder))
+    copies = copies_with(module, TracedControl(recorder, [one.dtype for one in inputs]))
     with refused_with_line(function):
         returned = copies.of(function)(*arrays, **known)
         copies.check_unchanged()
