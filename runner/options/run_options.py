@@ -24,6 +24,8 @@ from meshrun.runner.options.values import (
 )
 
 RANKS_MOST = 1 << 17  # of a plan, which visits every rank's block
+MOST_ITERATIONS = 1_000_000  # of a loop that its condition ends, unless a run allows more
+ITERATIONS_MOST = 10**12
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,13 @@ class Options:
         "fast: that kernel may contract a*b+c, which changes the last bits.",
         default="strict",
         default_text="strict",
+    )
+    max_iterations: int = row(
+        CountValue(ITERATIONS_MOST),
+        "Fail after N iterations of a loop in the function that its condition does not end.",
+        default=MOST_ITERATIONS,
+        default_text="a million",
+        metavar="N",
     )
     debug: bool = row(FlagValue(), "Show the traceback of an error.", default=False)
     form: Form | tuple[Form, ...] | None = None

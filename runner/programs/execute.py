@@ -26,14 +26,15 @@ from meshrun.runner.compiler.trace.graph import Node, compute, in_order, slot_of
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, whole_space
 from meshrun.runner.compiler.whole.graph import ValueCheck
 from meshrun.runner.device.api import Mark, poison
+from meshrun.runner.options.run_options import MOST_ITERATIONS
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import check_widths
 from meshrun.runner.plan.steps import LINE
 from meshrun.runner.programs import exact_sum
 from meshrun.runner.programs.cells import LevelCells, StageCells
 from meshrun.runner.programs.kernel import CellKernel, bind_values
-from meshrun.runner.programs.looping import MOST_ITERATIONS, LoopRun
 from meshrun.runner.programs.level_kernel import LevelKernel, Target, level_partition
+from meshrun.runner.programs.looping import LoopRun
 from meshrun.runner.programs.reducing import (
     ReducingKernel,
     combined_cells,
@@ -353,6 +354,11 @@ class ProgramRun:
         if values not in self._bound:
             self._bound[values] = bind_values(emit(values), arrays)
         self._bound[values]()
+
+    @property
+    def waits_for_host(self) -> bool:
+        """Whether the host decides about a loop, or makes numbers for its iterations."""
+        return any(loop.waits_for_host for loop in self.loops.values())
 
     @property
     def is_split(self) -> bool:

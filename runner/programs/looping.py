@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.device.api import poison
 from meshrun.runner.errors import RunError
@@ -19,9 +17,6 @@ from meshrun.runner.region import Array
 
 if TYPE_CHECKING:
     from meshrun.runner.programs.execute import ProgramRun
-
-MOST_ITERATIONS = 1_000_000  # of a loop whose condition ends it
-
 
 class LoopRun:
     """The blocks of one loop. run: of its body. iterations: so far, of all steps; last: of the last step."""
@@ -53,6 +48,13 @@ class LoopRun:
             if feed == one.number
         ]
 
+    @property
+    def waits_for_host(self) -> bool:
+        """Whether the host decides about iterations, or makes numbers for them."""
+        loop = self.stage.loop
+        decides = self.stage.first is not None or loop.again is not None
+        return decides or bool(loop.body.tape.slots or loop.carried) or self.run.waits_for_host
+
     def take(self, outer: ProgramRun) -> None:
         """Run the loop on what the program has before it, and leave the program what is there after it."""
         stage, run, loop = self.stage, self.run, self.stage.loop
@@ -62,6 +64,7 @@ class LoopRun:
             run.values.views[value][...] = outer.values.views[source]
         run.forget()
         run.step, run.capturing, run.given = outer.step, outer.capturing, outer.given
+        run.most_iterations = outer.most_iterations
         before = run.exchanges
 
         before_loop = loop.body.tape.numbers(run.step, run.given) if loop.carried else []

@@ -265,6 +265,7 @@ def run_program(run: RunContext, prepared: Prepared) -> Finished:
     from meshrun.runner.steps.program_steps import ProgramStepper
 
     stepper = ProgramStepper(world, task, world.phases)
+    stepper.stages.most_iterations = run.options.max_iterations
     stepper.start(load_arrays(world, run.sources, stepper.plans, world.phases, stepper))
     series = _rows_of(run, task)
     stepper.advance(1, last=True)

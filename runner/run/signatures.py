@@ -70,6 +70,7 @@ class RunCall(Protocol[Parameter_contra]):
         dtype: Any = None,
         input_order: Order | None = None,
         order: Order | None = None,
+        max_iterations: int = 1_000_000,
         fuse: Fuse | None = None,
         fuse_math: FuseMath = "strict",
         steps: int | None = None,

@@ -309,6 +309,8 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
         one_by_one=_one_by_one(additions, series, one_copy=start.copies == 1),
         one_copy=start.copies == 1,
     )
+    if isinstance(stepper, ProgramStepper):
+        stepper.stages.most_iterations = options.max_iterations
     _warn_of_lowered(world, stepper, steps)
     sources = _sources(task, run.sources, state.fields if state else {})
     stepper.start(load_arrays(world, sources, stepper.plans, world.phases, stepper))

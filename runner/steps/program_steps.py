@@ -23,6 +23,7 @@ from meshrun.runner.steps.stepper import EAGER, GRAPH_STEPS, Stepper
 
 IN_STAGES = "a step has several stages"
 NUMBERED = "a step in stages has numbers of its own"
+WAITS = "the host decides about loops or conditions in a step"
 
 
 class ProgramStepper(Stepper):
@@ -70,6 +71,8 @@ class ProgramStepper(Stepper):
         self._scalar_rows = StepScalars(tape, world.xp, 1) if tape is not None and tape.slots else None
         if self._scalar_rows is not None:
             self.graph_reason = NUMBERED
+        elif self.stages.waits_for_host:
+            self.graph_reason = WAITS
 
     def start(self, arrays: Sequence[DistributedArray]) -> None:
         """Take over arrays of `plans`' layouts with their own cells filled; prepare the first step."""
@@ -162,6 +165,7 @@ class ProgramStepper(Stepper):
 
     def _take_step(self) -> None:
         stages = self.stages
+        stages.step = self.done
         for place, array in enumerate(self.arrays):
             stages.arrays[place] = array
         for number, place in self._shared.items():
