@@ -66,9 +66,7 @@ def test_a_variable_of_a_body_is_not_a_global_of_its_name() -> None:
 
 
 def test_a_global_that_a_body_changes_is_outside() -> None:
-    function = compiled(
-        "x = 3\ndef f(n):\n global x\n for i in range(n):\n  x = i\n return x\n"
-    )
+    function = compiled("x = 3\ndef f(n):\n global x\n for i in range(n):\n  x = i\n return x\n")
     copies = FunctionCopies(StepTape(), control=PlainControl())
     copies.of(function)(3)
     with pytest.raises(ChangesOutside, match="changes x") as failure:
