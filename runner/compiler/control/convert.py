@@ -54,7 +54,7 @@ OPERATORS: dict[type[ast.cmpop], str] = {
     ast.Is: "is",
     ast.IsNot: "is not",
     ast.In: "in",
-    ast.NotIn: "not in",
+    ast.NotIn: "not in",  # codespell:ignore notin
 }
 # What Python calls code that is never converted.
 PLAIN = {
@@ -278,7 +278,7 @@ class _Statements:
         self._scope = scope
         self._jumps = Jumps()
         self._names = [_Names()]
-        self._depth = 0  # functions, of statements and operands, around what is visited
+        self._depth = 0  # functions, of statements and operands, around the current node
         self._in_target = False  # of a comprehension
         self._calls_control = False
 
