@@ -232,7 +232,7 @@ class ProgramStepper(Stepper):
         if failed is not None:
             code: Any = getattr(self.task.job.function, "__code__", None)
             file = f"{code.co_filename}, line {failed.line}: " if code is not None else ""
-            raise RunError(f"{file}job {self.task.job.name} takes {failed.what}", everywhere=True)
+            raise RunError(f"{file}job {self.task.job.name} {failed.what}", everywhere=True)
 
     def finish(self) -> None:
         """Account for all steps; the results are complete."""

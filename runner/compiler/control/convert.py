@@ -18,8 +18,10 @@ import __future__
 
 import ast
 import functools
+import inspect
 import linecache
 import re
+import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,6 +32,7 @@ from meshrun.runner.compiler.control.jumps import RESULT, Jumps, is_flag, none_o
 from meshrun.runner.compiler.control.plain import OPERAND
 from meshrun.runner.compiler.control.scope import (
     BINDING,
+    FRAME_READERS,
     FUNCTIONS,
     Scope,
     bound_names,
@@ -51,8 +54,17 @@ OPERATORS: dict[type[ast.cmpop], str] = {
     ast.Is: "is",
     ast.IsNot: "is not",
     ast.In: "in",
-    ast.NotIn: "not in",
+    ast.NotIn: "not in",  # codespell:ignore notin
 }
+# What Python calls code that is never converted.
+PLAIN = {
+    "<lambda>": "lambda",
+    "<genexpr>": "generator expression",
+    "<listcomp>": "comprehension",
+    "<setcomp>": "comprehension",
+    "<dictcomp>": "comprehension",
+}
+DEEPEST = 60  # functions in each other; a call of each takes three of Python's 1000 frames
 TOP = ast.Pass(lineno=1, col_offset=0, end_lineno=1, end_col_offset=0)  # a position
 INSIDE = re.compile(r"<(for|while|if|else|test)>\.<locals>\.")  # in the qualified name of a user's function
 
@@ -77,26 +89,55 @@ def convert(function: types.FunctionType) -> types.CodeType | None:
     >>> converted = types.FunctionType(code, {**function.__globals__, "__control__": PlainControl()})
     """
     super_is_known = "super" not in function.__globals__
-    return _converted(function.__code__, function.__code__.co_filename, super_is_known)
+    code = function.__code__
+    return _converted(code, code.co_filename, code.co_linetable, super_is_known)
+
+
+def why_plain() -> str:
+    """Return where a condition that runs now stands, if it is Python's own: a part of a message."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and CONTROL not in frame.f_globals:
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    code = frame.f_code
+    if code.co_name in PLAIN:
+        return f"in a {PLAIN[code.co_name]}"
+    if code.co_flags & inspect.CO_GENERATOR:
+        return "in a generator"
+    for name in FRAME_READERS & {*code.co_names}:
+        return f"in a function that calls {name}()"
+    if not linecache.getlines(code.co_filename):
+        return "in a function whose source is not in a file"
+    statement = "the statement has := or a lambda, leaves a finally clause, or its file changed"
+    return f"where it is not traced: {statement}"
 
 
 @functools.lru_cache(maxsize=1024)
-def _converted(code: types.CodeType, file: str, super_is_known: bool) -> types.CodeType | None:
-    """Return the converted code of a function. file: a part of the key, which equal codes do not compare."""
+def _converted(
+    code: types.CodeType, file: str, lines_of_code: bytes, super_is_known: bool
+) -> types.CodeType | None:
+    """Return the converted code of a function.
+
+    file, lines_of_code: parts of the key, which equal codes need not have in common.
+    """
     linecache.checkcache(file)
-    text = "".join(linecache.getlines(file))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the user has seen them
-        for place in _functions_in(text).get((code.co_name, code.co_firstlineno), ()):
-            lines = text.splitlines(keepends=True)[place.first - 1 : place.last]
-            converted = _of_source(code, lines, place, super_is_known)
-            if converted is not None:
-                return converted
+    lines = linecache.getlines(file)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the user has seen them
+            for definition in _functions_in("".join(lines)).get((code.co_name, code.co_firstlineno), ()):
+                own = lines[definition.first - 1 : definition.last]
+                converted = _of_source(code, own, definition, super_is_known)
+                if converted is not None:
+                    return converted
+    except (SyntaxError, RecursionError):  # of another text than was compiled; or of very deep expressions
+        return None
     return None
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Definition:
     """Where a file has a function.
 
     first, last: its lines. around: the functions and classes around it, from the outermost on. imports: names
@@ -110,7 +151,7 @@ class _Place:
 
 
 @functools.lru_cache(maxsize=64)
-def _functions_in(text: str) -> dict[tuple[str, int], list[_Place]]:
+def _functions_in(text: str) -> dict[tuple[str, int], list[_Definition]]:
     """Return the functions of a file by name and first line."""
     functions: list[tuple[ast.FunctionDef, tuple[Holder, ...]]] = []
     imports = set[str]()
@@ -128,20 +169,20 @@ def _functions_in(text: str) -> dict[tuple[str, int], list[_Place]]:
             around = (*around, node)
         if not isinstance(node, ast.expr):
             waiting += [(child, around) for child in children(node)]
-    places: dict[tuple[str, int], list[_Place]] = {}
+    definitions: dict[tuple[str, int], list[_Definition]] = {}
     for function, around in functions:
         first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
         last = function.end_lineno or first
-        place = _Place(first, last, around, frozenset(imports - {"*"}))
-        places.setdefault((function.name, first), []).append(place)
-    return places
+        definition = _Definition(first, last, around, frozenset(imports - {"*"}))
+        definitions.setdefault((function.name, first), []).append(definition)
+    return definitions
 
 
 def _of_source(
-    code: types.CodeType, lines: Sequence[str], place: _Place, super_is_known: bool
+    code: types.CodeType, lines: Sequence[str], definition: _Definition, super_is_known: bool
 ) -> types.CodeType | None:
     """Return the converted code of a function, by its source. None if that is another function's."""
-    first = place.first
+    first = definition.first
     is_indented = lines[0][:1] in (" ", "\t")
     if is_indented and first == 1:
         return None
@@ -161,28 +202,31 @@ def _of_source(
         parameter.annotation = None
     function.returns = None
     # The source must be that of the code: a file may have changed since.
-    if _compiled(function, code, place) != code:
+    original = _compiled(function, code, definition)
+    if original is None or original != code or original.co_linetable != code.co_linetable:
         return None
-    class_name = next((node.name for node in reversed(place.around) if isinstance(node, ast.ClassDef)), "")
-    scope = scope_of(function, class_name, super_is_known)
+    classes = [node.name for node in definition.around if isinstance(node, ast.ClassDef)]
+    scope = scope_of(function, classes[-1] if classes else "", super_is_known)
     if scope is None or not _Statements(scope).convert(function):
         return None
-    converted = _compiled(function, code, place)
+    converted = _compiled(function, code, definition)
     if converted is None or converted.co_freevars != code.co_freevars:
         return None
     return _renamed(converted)
 
 
-def _compiled(function: ast.FunctionDef, code: types.CodeType, place: _Place) -> types.CodeType | None:
+def _compiled(
+    function: ast.FunctionDef, code: types.CodeType, definition: _Definition
+) -> types.CodeType | None:
     """Return the code of a function in functions and classes of the same names as in its file.
 
     code: its own; what it reads of the functions around it are variables of the outermost one.
     """
     names = [name for name in code.co_freevars if name != "__class__"]
     outside = ast.Assign([ast.Name(name, ast.Store()) for name in names], ast.Constant(None))
-    outermost = next((node for node in place.around if isinstance(node, FUNCTIONS)), None)
+    outermost = next((node for node in definition.around if isinstance(node, FUNCTIONS)), None)
     block: list[ast.stmt] = [function]
-    for node in reversed(place.around):
+    for node in reversed(definition.around):
         if isinstance(node, ast.ClassDef):
             holder: Any = ast.ClassDef(name=node.name, bases=[], keywords=[], body=block, decorator_list=[])
         else:
@@ -190,7 +234,7 @@ def _compiled(function: ast.FunctionDef, code: types.CodeType, place: _Place) ->
             holder = ast.FunctionDef(name=node.name, args=_parameters(), body=body, decorator_list=[])
         holder.type_params = []  # from Python 3.12 on
         block = [located(holder, TOP)]
-    imports: list[ast.stmt] = [located(ast.Import([ast.alias(name)]), TOP) for name in place.imports]
+    imports: list[ast.stmt] = [located(ast.Import([ast.alias(name)]), TOP) for name in definition.imports]
     module = ast.Module([*imports, *block], [])
     flags = code.co_flags & __future__.annotations.compiler_flag
     try:
@@ -234,7 +278,7 @@ class _Statements:
         self._scope = scope
         self._jumps = Jumps()
         self._names = [_Names()]
-        self._depth = 0  # functions, of statements and operands, around what is visited
+        self._depth = 0  # functions, of statements and operands, around the current node
         self._in_target = False  # of a comprehension
         self._calls_control = False
 
@@ -338,22 +382,30 @@ class _Statements:
 
     visit_Nonlocal = visit_Global
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Any:
         self._names[-1].assigned.add(node.name)
         self._note_all(node)
-        scope = scope_of(node, self._scope.class_name, self._scope.super_is_known)
-        if scope is not None:
-            inside = _Statements(scope)
-            self._calls_control |= inside.convert(node)
-        given = node.args
+        if isinstance(node, ast.FunctionDef):
+            scope = scope_of(node, self._scope.class_name, self._scope.super_is_known)
+            if scope is not None:
+                self._calls_control |= _Statements(scope).convert(node)
         node.decorator_list = [self.visit(each) for each in node.decorator_list]
+        self._visit_defaults(node.args)
+        return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def _visit_defaults(self, given: ast.arguments) -> None:
         given.defaults = [self.visit(each) for each in given.defaults]
         given.kw_defaults = [each and self.visit(each) for each in given.kw_defaults]
-        return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
         self._names[-1].assigned.add(node.name)
         self._note_all(node)
+        node.decorator_list = [self.visit(each) for each in node.decorator_list]
+        node.bases = [self.visit(each) for each in node.bases]
+        for keyword in node.keywords:
+            keyword.value = self.visit(keyword.value)
         return node
 
     def visit(self, node: ast.AST) -> Any:
@@ -392,6 +444,7 @@ class _Statements:
 
     def visit_Lambda(self, node: ast.Lambda) -> Any:
         self._note_all(node)
+        self._visit_defaults(node.args)
         return node
 
     def visit_comprehension(self, node: ast.comprehension) -> Any:
@@ -500,6 +553,8 @@ class _Statements:
         parameters: Sequence[str] = (),
     ) -> ast.FunctionDef:
         """Return the function of a block of statements. names: gets the variables that they use."""
+        if self._depth > DEEPEST:
+            raise RecursionError
         self._names.append(_Names())
         self._depth += 1
         body = self._block(statements)

@@ -145,6 +145,19 @@ class PlainControl:
             result = self.truth(result)
         return self.both(result, lambda: self.chain(right, *others, is_test=is_test)) if others else result
 
+    def extreme(
+        self, better: Callable[[Any, Any], Any], function: Callable[..., Any], *values: Any, **options: Any
+    ) -> Any:
+        """Return what Python's min or max returns.
+
+        Parameters
+        ----------
+        better: returns whether its first argument takes the place of its second one: < for min, > for max.
+        function: computes it of Python's numbers.
+        values, options: what min or max is called with.
+        """
+        return function(*values, **options)
+
     def check(self, value: Any, message: Callable[[], Any] | None) -> None:
         """Run an `assert` statement. message: None if it has none."""
         if not value:

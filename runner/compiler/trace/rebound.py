@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import functools
 import math
+import operator
 import sys
 import types
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import OUTSIDE, StepTape, TimedMath, of_numbers, table_of
 
 HEAP_TYPE = 1 << 9  # flag of classes that are written in Python
+EXTREMES = {"min": operator.lt, "max": operator.gt}  # which of two items takes the place of the other
 LIBRARIES = ("numpy", "cupy", "scipy", "meshrun")
 
 
@@ -154,8 +156,10 @@ class FunctionCopies:
                     value = function.__globals__[name]
                     space[name] = self.of(value)
                     self._outside.note(space, name, (value, space[name]), function.__code__)
-                elif name in ("min", "max"):
+                elif name in EXTREMES:
                     space[name] = of_numbers(self._tape, getattr(builtins, name))
+                    if self._control is not None:
+                        space[name] = functools.partial(self._control.extreme, EXTREMES[name], space[name])
             codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
         around = zip(function.__code__.co_freevars, cells, function.__closure__ or (), strict=True)
         for name, cell, original in around:

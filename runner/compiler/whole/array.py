@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.control.convert import why_plain
 from meshrun.runner.compiler.trace.array import (
     MOST_COMPONENTS,
     MOST_NODES,
@@ -464,9 +465,11 @@ class Whole(TracedArray):
         return any(isinstance(axis, Along) for axis in self._axes) or bool(self._fixed)
 
     def __bool__(self) -> bool:
-        what = "a cell" if self._of_cells() else "a reduction, which is not known yet"
-        hint = "np.where(condition, a, b), or & | ~"
-        raise NotTraceable(f"decides by the value of {what} (if, while, and, or, not)", hint)
+        if self._of_cells():
+            hint = "np.where(condition, a, b), or & | ~"
+            raise NotTraceable("decides by the value of a cell (if, while, and, or, not)", hint)
+        hint = "an if statement in a function with def, or np.where(condition, a, b)"
+        raise NotTraceable(f"decides by the value of a reduction {why_plain()}", hint)
 
     def _as_number(self) -> Any:
         what = "cells" if self._of_cells() else "a value of a reduction"

@@ -70,7 +70,7 @@ class StepSlot:
 class ValueCheck:
     """A count that must not be 0, where NumPy raises an error.
 
-    what: the function does then. line: in the user's file.
+    what: what the function does then, from the verb on. line: in the user's file.
     """
 
     count: Node

@@ -214,7 +214,8 @@ def _called(
     here = WholePlace(recorder, inputs[0].shape, module)
     served = {STEP: recorder.tape.step, "xp": module, "here": here}
     known = given_of(recorder.tape, parameters) | {name: served[name] for name in services}
-    copies = copies_with(module, TracedControl(recorder))
+    control = TracedControl(recorder, [one.dtype for one in inputs])
+    copies = copies_with(module, control)
     with _nesting(recorder), refused_with_line(function):
         returned = copies.of(function)(*arrays, **known)
         copies.check_unchanged()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from both_ways import compiled
 
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.errors import RunError, UserError
@@ -196,6 +197,32 @@ def test_an_empty_selection_is_numpys_error(files: Any) -> None:
 
     with pytest.raises(RunError, match="picks none"):
         on_ranks(2, cut, ([files[0][0]], [files[1][0]]), Options())
+
+
+# As text: pytest has its own assert statements in this file.
+ONCE = """
+def f(u):
+    high = u.max()
+    assert high > 0 and high < LIMIT, "too high"
+    return u / high
+"""
+IN_A_LOOP = """
+def f(u):
+    rest = u.max()
+    while rest > 0.5:
+        u = u / 2
+        rest = u.max()
+        assert rest < LIMIT / 4, f"rest is {rest:.3f}"
+    return u
+"""
+
+
+@pytest.mark.parametrize(("text", "line", "says"), [(ONCE, 4, ": too high"), (IN_A_LOOP, 7, "$")])
+def test_an_assertion_of_a_value_fails_with_its_line(text: str, line: int, says: str, files: Any) -> None:
+    given = [files[0][0]], [files[1][0]]
+    on_ranks(2, distribute(compiled(text, LIMIT=9)), given, Options())
+    with pytest.raises(RunError, match=f"line {line}: job f fails an assertion{says}"):
+        on_ranks(2, distribute(compiled(text, LIMIT=1)), given, Options())
 
 
 @pytest.mark.parametrize(

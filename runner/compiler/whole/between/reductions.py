@@ -224,7 +224,7 @@ def _reduction(ufunc: Any, function: Callable[..., Any]) -> Callable[..., Any]:
                 )
         if isinstance(a, Picked) and ufunc not in IDENTITY and initial is NOT_GIVEN:
             (count,) = _count_nonzero(a.mask).read().ravel()
-            what = f"numpy.{function.__name__} of the cells that a condition picks, and it picks none"
+            what = f"takes numpy.{function.__name__} of the cells that a condition picks, and it picks none"
             array._recorder.checks.append(ValueCheck(count, what, array._recorder.line()))
         cells = _masked(Picked(a.mask, typed) if isinstance(a, Picked) else typed, where, fill)
         if kind == np.float16 and ufunc in (np.add, np.multiply):  # rounded once

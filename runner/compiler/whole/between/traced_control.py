@@ -11,10 +11,11 @@ loop of at most one iteration.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -36,7 +37,7 @@ from meshrun.runner.compiler.whole.array import (
     taken,
 )
 from meshrun.runner.compiler.whole.between.loops import Carried, LoopDependence, RecordedLoop, Slot
-from meshrun.runner.compiler.whole.graph import LoopResult, Reduction, StateValue
+from meshrun.runner.compiler.whole.graph import LoopResult, Reduction, StateValue, ValueCheck
 from meshrun.runner.compiler.whole.points import Listed
 
 FEW = 4  # iterations that are traced one by one
@@ -97,10 +98,10 @@ class Leaf:
 
 
 class TracedControl(PlainControl):
-    """Loops and conditions of one call of a function. recorder: of the call."""
+    """Loops and conditions of one call of a function. recorder: of the call. dtypes: of the inputs."""
 
-    def __init__(self, recorder: Tracing) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Tracing, dtypes: Iterable[np.dtype[Any]]) -> None:
+        self._recorder, self._dtypes = recorder, set(dtypes)
         self._numbers = itertools.count()
 
     # Logical operators
@@ -114,18 +115,24 @@ class TracedControl(PlainControl):
         )
 
     def truth(self, value: Any) -> Any:
-        return value if self.is_traced(value) else super().truth(value)
+        if not self.is_traced(value):
+            return super().truth(value)
+        return value if _is_truth(value) or isinstance(value, Timed) else value != 0
 
     def both(self, first: Any, second: Callable[[], Any]) -> Any:
         if not self.is_traced(first):
             return super().both(first, second)
         other = called(second)
+        if not (_is_truth(first) and _is_truth(other)):
+            return self.choice(first, lambda: other, lambda: first)
         return np.logical_and(first, other) if self.is_traced(other) else (first if other else False)
 
     def either(self, first: Any, second: Callable[[], Any]) -> Any:
         if not self.is_traced(first):
             return super().either(first, second)
         other = called(second)
+        if not (_is_truth(first) and _is_truth(other)):
+            return self.choice(first, lambda: first, lambda: other)
         return np.logical_or(first, other) if self.is_traced(other) else (True if other else first)
 
     def negated(self, value: Any) -> Any:
@@ -136,17 +143,43 @@ class TracedControl(PlainControl):
     def choice(self, test: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         if not self.is_traced(test):
             return super().choice(test, then, otherwise)
-        found = UNBOUND
+        result = UNBOUND
 
         def taking(function: Callable[[], Any]) -> Callable[[], None]:
             def take() -> None:
-                nonlocal found
-                found = called(function)
+                nonlocal result
+                result = called(function)
 
             return take
 
-        self.branch(test, taking(then), taking(otherwise), LocalState(lambda: (found,), ("found",)))
-        return found
+        self.branch(test, taking(then), taking(otherwise), LocalState(lambda: (result,), ("result",)))
+        return result
+
+    def extreme(
+        self, better: Callable[[Any, Any], Any], function: Callable[..., Any], *values: Any, **options: Any
+    ) -> Any:
+        items = values[0] if len(values) == 1 and type(values[0]) in (list, tuple) else values
+        if options or not any(isinstance(item, Whole) and self.is_traced(item) for item in items):
+            return super().extreme(better, function, *values, **options)
+        return functools.reduce(
+            lambda best, item: self.choice(better(item, best), lambda: item, lambda: best), items
+        )
+
+    def check(self, value: Any, message: Callable[[], Any] | None) -> None:
+        if not self.is_traced(value) or isinstance(value, Timed):
+            super().check(value, message)
+            return
+        condition = self._condition(value)
+        if condition.op == "constant":
+            super().check(condition.value, message)
+            return
+        said = ""
+        if message is not None:
+            with suppress(NotTraceable):  # it formats a value
+                said = f": {called(message)}"
+        recorder = self._recorder
+        count = recorder.graph.operation("cast", np.dtype(np.int64), [condition], recorder.line())
+        recorder.checks.append(ValueCheck(count, f"fails an assertion{said}", recorder.line()))
 
     # Statements
 
@@ -315,7 +348,7 @@ class TracedControl(PlainControl):
             if _same_number(leaf, other.leaves[path]):
                 replaced[path] = leaf
                 continue
-            value, beside = self._as_alike(leaf), self._as_alike(other.leaves[path])
+            value, beside = self._of_one_dtype(self._as_alike(leaf), self._as_alike(other.leaves[path]))
             if not (isinstance(value, Whole) and isinstance(beside, Whole)) or not _is_alike(value, beside):
                 return False
             pair = value._storage, beside._storage
@@ -369,6 +402,21 @@ class TracedControl(PlainControl):
         else:
             return value
         return _weak(made_scalar(recorder, {}, node), kind if kind in NUMBERS else None)
+
+    def _of_one_dtype(self, one: Any, other: Any) -> tuple[Any, Any]:
+        """Return two values, one that is a number of Python's as the other's dtype.
+
+        Only where all inputs have that dtype: the number would take it where it meets a field.
+        """
+        for weak, strong in ((one, other), (other, one)):
+            if not (isinstance(weak, Scalar) and isinstance(strong, Scalar)):
+                continue
+            if weak._weak in (int, float) and strong._weak is None and self._dtypes == {strong.dtype}:
+                (node,) = weak.read().ravel()
+                node = self._recorder.graph.operation("cast", strong.dtype, [node], self._recorder.line())
+                typed = made_scalar(self._recorder, {}, node)
+                return (typed, strong) if weak is one else (strong, typed)
+        return one, other
 
     def _set(self, state: LocalState, values: Sequence[Any], replaced: Mapping[tuple[Any, ...], Any]) -> None:
         """Bind the variables to values, with some in place of others."""
@@ -1061,6 +1109,12 @@ def _is_alike(one: Whole, other: Whole) -> bool:
         and len(x.nodes) == len(y.nodes)
         and one._weak is other._weak
     )
+
+
+def _is_truth(value: Any) -> bool:
+    """Return whether a value is true or false, rather than another number."""
+    sample = value.sample if isinstance(value, Timed) else value
+    return isinstance(sample, (bool, np.bool_)) or (isinstance(sample, Whole) and sample.dtype == np.bool_)
 
 
 def _same_number(one: Any, other: Any) -> bool:

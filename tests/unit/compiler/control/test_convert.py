@@ -334,6 +334,29 @@ AWKWARD = {
             else: y = 1
             return x
         """,
+    "coroutines, generators and classes in a function": """
+        def f(n):
+            for i in range(n):
+                async def later():
+                    while i:
+                        if i > 1: return i
+                        await other()
+                        break
+                def items():
+                    for k in range(3):
+                        if k > i: return
+                        yield k
+                class Kind((base := object), metaclass=(kind := type)):
+                    value = 'a' if i else 'b'
+                    if i: other = [k for k in range(2) if k and i]
+                run = later()
+                try: run.send(None)
+                except StopIteration as reason: log(reason.value)
+                except NameError as reason: log(str(reason))
+                log([*items()], Kind.value, getattr(Kind, 'other', 0), base, kind)
+                log((lambda x=(y := i): x)(), y)
+            return n
+        """,
     "docstring, ellipsis and pass": """
         def f(n):
             "doc"
@@ -410,6 +433,38 @@ def test_a_function_whose_file_has_changed_stays(tmp_path: Path) -> None:
     file.write_text(text.replace("1", "2"))
     linecache.checkcache(str(file))
     assert convert(first["f"]) is None
+
+
+def test_a_function_whose_lines_have_moved_is_converted_anew(tmp_path: Path) -> None:
+    file = tmp_path / "user.py"
+    text = "def f(n):\n    if n:\n        return 1\n"
+    lines = []
+    for moved in (text, text.replace("    if", "\n    if")):
+        file.write_text(moved)
+        space: dict[str, Any] = {}
+        exec(compile(moved, str(file), "exec"), space)
+        code = convert(space["f"])
+        assert code is not None
+        lines += [part.co_firstlineno for part in code.co_consts if isinstance(part, types.CodeType)][:1]
+    assert lines == [2, 3]
+
+
+def test_a_file_may_have_form_feeds_and_carriage_returns(tmp_path: Path) -> None:
+    file = tmp_path / "user.py"
+    text = 'x = "a\x0cb"\r\n\x0c\r\nclass Kind:\r\n\tdef f(n):\r\n\t\tif n:\r\n\t\t\treturn 1\r\n'
+    file.write_bytes(text.encode())
+    space: dict[str, Any] = {}
+    exec(compile(file.read_bytes(), str(file), "exec"), space)
+    assert convert(space["Kind"].f) is not None
+
+
+def test_a_function_may_be_long_and_deep() -> None:
+    many = [f"    if n == {k}: return {k}\n" for k in range(300)]
+    few = converted(compiled("def f(n):\n" + "".join(many[:50])))
+    assert [few(k) for k in (0, 49, 50)] == [0, 49, None]
+    assert convert(compiled("def f(n):\n" + "".join(many))) is None  # each is in a branch of the one before
+    check_same(f"def f(n):\n    if n: return {' + '.join(['n'] * 200)}\n", [1])
+    assert convert(compiled(f"def f(n):\n    if n: return {' + '.join(['n'] * 2000)}\n")) is None
 
 
 def test_code_that_is_equal_in_another_file_keeps_its_file() -> None:
