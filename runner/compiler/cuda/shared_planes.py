@@ -330,6 +330,15 @@ def read_lines(ring: Ring, lines: Mapping[Row, int]) -> Iterator[str]:
                 yield f"const auto {element_name(line, one)} = {name}.value[{one - first}];"
 
 
+def unroll_lines(shape: SharedPlanes) -> list[str]:
+    """Return what says how many turns of the loop are written out."""
+    wanted = f"#pragma unroll {shape.unroll}"
+    if shape.unroll != NEAR_UNROLLED:
+        return [wanted]
+    # Two turns spill registers on processors 10.0.
+    return ["#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000", "#pragma unroll 1", "#else", wanted, "#endif"]
+
+
 def advance_lines(ring: Ring) -> Iterator[str]:
     """Yield the statements that go on to the next slots."""
     for slot in (*(f"slot{ring.number}_{one}" for one in ring.offsets), f"next_slot{ring.number}"):

@@ -752,7 +752,7 @@ class _Body:
         lines += [f"auto {name} = {text};" for name, text in vectors.items()]
 
         # A turn: the next planes and what follows is on its way while it computes.
-        lines.append(f"#pragma unroll planes::written_out({shape.unroll})")
+        lines += shared_planes.unroll_lines(shape)
         lines.append(f"for (int turn = 1; turn <= {shape.planes}; ++turn) {{")
         lines += names
         inputs = {node.input for node in self._whole.loads}

@@ -16,14 +16,6 @@ extern __shared__ __align__(16) char shared_memory[];
 
 namespace planes {
 
-// How many turns of a march are written out of two or more: two spill registers on processors 10.0.
-MEMBER constexpr int written_out(int turns) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-    if (turns == 2) return 1;
-#endif
-    return turns;
-}
-
 // COUNT elements that are read at once.
 template <typename T, int COUNT> struct alignas(sizeof(T) * COUNT) Vector {
     T value[COUNT];
