@@ -14,18 +14,12 @@ from host_halo import HostPeers, HostTables, compiled
 from host_steps import HostStepKernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nvrtc_log import log_of_text
 from pairs import pairs_by_day
 from point_threads import by_threads
 from queued_device import GraphBackend
 
-from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
-from meshrun.runner.compiler.whole.block_form import BlockFunction, block_form
-from meshrun.runner.compiler.whole.point_code import PointSet
-from meshrun.runner.compiler.whole.point_kernel import PointKernel
-from meshrun.runner.compiler.whole.point_pass import SeriesPass
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.run.declare import distribute
 from meshrun.runner.steps import halo_path, stepper
@@ -316,21 +310,3 @@ def test_bits_of_any_points(
     kernels = made_anew(most, tuning)
     compare(tmp_path_factory.mktemp("any"), job, ranks, steps)
     assert all(kernel.launched for kernel in kernels)
-
-
-def test_kernels_compile_for_a_gpu_without_spills() -> None:
-    types = [((300, 1024), np.dtype(np.float32))] * 3
-    form = block_form(acoustic, types, {}, kind="cuda")
-    assert isinstance(form.function, BlockFunction)
-    dense = DeviceKernel(form.function.program, ((1, 1), (1, 1)), feeds=(0, 1), boundary="none")
-    assert form.function.points is not None
-    PointKernel(dense, form.function.points)
-    found = form.series_pass
-    assert isinstance(found, SeriesPass)
-    fed = found.fed((0, 1))
-    outputs = [same if one else None for same, one in zip(found.same_as, fed, strict=True)]
-    series = [PointSet(*one, series=True) for one in zip(found.recorded(fed), outputs, strict=True)]
-    assert dense.records(series)
-    kernel = dense.step_text(2, Tuning(4, ahead=3, blocks=3, vectors=True), sends=True, series=series)
-    log = log_of_text(kernel.source, kernel.name, ("--fmad=false",), "90")
-    assert "0 bytes spill stores" in log, log
