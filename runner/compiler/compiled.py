@@ -29,7 +29,7 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     Tuning,
     layout_of,
 )
-from meshrun.runner.compiler.cuda.steps.points import PointTables, StepPoints
+from meshrun.runner.compiler.cuda.steps.points import StepPoints
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.ends import ends_of, interior
@@ -57,7 +57,6 @@ from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.compiler import NotCompiled, find_compiler
 
-MOST_TABLES = 8  # of cells near points, for launches on different parts of an array
 CHAIN_THREADS = 1024  # of the block that computes a chain of stages on a GPU
 STAGE_THREADS = 128  # of each block that computes the boxes of one stage
 
@@ -165,10 +164,9 @@ class DeviceKernel:
 
     def __post_init__(self) -> None:
         # Cells whose values kernels of several steps write over the others in each step; those of one pass do
-        # not. Of each series, what they compute near points; and the tables of the latest launches.
+        # not. `StepPoints`, and the tables of launches.
         self.points: Sequence[PointSet] = ()
-        self._points: dict[tuple[PointSet, ...], StepPoints] = {}
-        self._tables: dict[Any, tuple[PointTables, list[Array]]] = {}
+        self._points: dict[Any, Any] = {}
         # A constant boundary has one value for all elements of a cell, also for imaginary parts.
         self._takes_steps = not (has_complex(self.program) and self.boundary == "constant" and self.cval)
         self.aligned = all(one.components == 1 for one in self.program.inputs)
@@ -397,7 +395,8 @@ class DeviceKernel:
         key = (*self.points, *series)
         if key not in self._points:
             self._points[key] = StepPoints(layout_of(self.program, self.feeds), self.points, series)
-        return self._points[key]
+        found: StepPoints = self._points[key]
+        return found
 
     def records(self, series: Sequence[PointSet]) -> bool:
         """Return whether kernels of several steps can record these series in each of them."""
@@ -515,13 +514,11 @@ class DeviceKernel:
         if points is None:
             return [], None
         key = kernel, *axes
-        if key not in self._tables:
-            while len(self._tables) >= MOST_TABLES:  # chunks have tables of their own
-                self._tables.pop(next(iter(self._tables)))
+        if key not in self._points:
             tables = points.tables(kernel, axes, () if recorded is None else recorded.own)
             tables = replace(tables, near=xp.asarray(tables.near), cells=xp.asarray(tables.cells))
-            self._tables[key] = tables, [xp.asarray(one) for one in points.tables_of_values()]
-        tables, picked = self._tables[key]
+            self._points[key] = tables, [xp.asarray(one) for one in points.tables_of_values()]
+        tables, picked = self._points[key]
         recording = None if recorded is None else recorded.recording
         return points.values(tables, picked, recording), (tables, picked, recording)
 

@@ -295,7 +295,7 @@ struct Points {
 #if POINTS
     const uint64* rows;  // of the tile, the one of row 0 first
     uint64 near;         // of the row K * RY before the newest one of level 0, or before the first of SLOTS newest ones
-    INLINE_MEMBER Points(const Arguments& all, int tile) : rows(all.point_words + tile * all.point_rows - all.point_first) {}
+    INLINE_MEMBER Points(const Arguments& all, int tile) : rows(all.near_points + tile * all.near_rows - all.near_first) {}
     INLINE_MEMBER void look(int row) { near = rows[row - K * RY]; }
 #else
     INLINE_MEMBER Points(const Arguments&, int) {}

@@ -10,7 +10,6 @@ import host_steps
 import numpy as np
 import pytest
 import step_runs
-from host_halo import HostPeers, HostTables, compiled
 from host_steps import HostStepKernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,10 +19,8 @@ from queued_device import GraphBackend
 
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
-from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.run.declare import distribute
-from meshrun.runner.steps import halo_path, stepper
-from meshrun.runner.system.compiler import NotCompiled
+from meshrun.runner.steps import stepper
 
 pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")
 N, M, STEPS = 41, 204, 11
@@ -189,45 +186,6 @@ def test_rows_every_few_steps(tmp_path: Path, made: Any, ranks: int) -> None:
     kernels = made(2, "elements")
     compare(tmp_path, read_by_neighbours, ranks, every=4)
     assert all(kernel.launched for kernel in kernels)
-
-
-def test_chunks(tmp_path: Path, made: Any) -> None:
-    kernels = made(3, "elements")
-    compare(tmp_path, large, 1, stream=StreamOptions(chunk_bytes=30000))
-    assert all(kernel.launched > 8 for kernel in kernels)
-
-
-def test_kernels_that_exchange_halos(
-    tmp_path: Path, made: Any, monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
-    halos = compiled(folder)
-    monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
-    monkeypatch.setattr(halo_path, "find_tables", lambda world, ndim: HostTables(halos))
-    monkeypatch.setattr(halo_path, "find_peers", lambda world, choice, ndim: HostPeers(world.control))
-    kernels = made(3, "vectors")
-    compare(tmp_path, acoustic, 2, halo="direct")
-    assert all(kernel.sending_launches for kernel in kernels)
-
-
-def test_single_steps_go_on_with_the_rows(tmp_path: Path, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 11 steps, two kernels take 6; one of 2 steps, which the other 5 need, does not compile."""
-    prepare, take_single = HostStepKernel.prepare_steps, stepper.Stepper._take_single_steps
-
-    def prepare_steps(kernel: HostStepKernel, steps: int, arrays: Any, **other: Any) -> None:
-        if steps == 2:
-            raise NotCompiled("too many registers")
-        prepare(kernel, steps, arrays, **other)
-
-    def without_fuse(blocks: Any, failure: Any) -> None:
-        blocks.must_fuse = False
-        take_single(blocks, failure)
-
-    monkeypatch.setattr(HostStepKernel, "prepare_steps", prepare_steps)
-    monkeypatch.setattr(stepper.Stepper, "_take_single_steps", without_fuse)
-    monkeypatch.setattr("meshrun.runner.steps.observers.series.MOST_WAITING", 6)
-    kernels = made(3, "elements")
-    compare(tmp_path, acoustic, 1)
-    assert all(kernel.launched == 2 for kernel in kernels)
 
 
 @pytest.mark.parametrize("waiting", [4, 256])

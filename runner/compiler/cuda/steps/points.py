@@ -205,7 +205,7 @@ class StepPoints:
 
     def fields(self) -> list[tuple[str, str]]:
         """Return the kernel's arguments, C++ types and names, in the order of `values`."""
-        found = [("const uint64*", "point_words"), ("int64", "point_first"), ("int64", "point_rows")]
+        found = [("const uint64*", "near_points"), ("int64", "near_first"), ("int64", "near_rows")]
         found.append(("const int*", "point_cells"))
         found += [
             (f"const {ctype(one.dtype)}*", f"picked{at}") for at, one in enumerate(self.tables_of_values())
