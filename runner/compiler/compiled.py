@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
-from types import ModuleType
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -29,7 +28,6 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     Tuning,
     layout_of,
 )
-from meshrun.runner.compiler.cuda.steps.points import StepPoints
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.ends import ends_of, interior
@@ -51,7 +49,6 @@ from meshrun.runner.compiler.whole.point_code import (
     device_source,
     host_points,
 )
-from meshrun.runner.compiler.whole.point_pass import array_module
 from meshrun.runner.device.api import Backend
 from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.cached_files import cache_folder
@@ -160,13 +157,11 @@ class DeviceKernel:
     _passes: dict[tuple[Any, ...], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
         default_factory=dict
     )
-    _steps: dict[tuple[Any, ...], tuple[StepKernel, Callable[..., None], int]] = field(default_factory=dict)
+    _steps: dict[tuple[int, bool, bool], tuple[StepKernel, Callable[..., None], int]] = field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
-        # Cells whose values kernels of several steps write over the others in each step; those of one pass do
-        # not. `StepPoints`, and the tables of launches.
-        self.points: Sequence[PointSet] = ()
-        self._points: dict[Any, Any] = {}
         # A constant boundary has one value for all elements of a cell, also for imaginary parts.
         self._takes_steps = not (has_complex(self.program) and self.boundary == "constant" and self.cval)
         self.aligned = all(one.components == 1 for one in self.program.inputs)
@@ -353,7 +348,6 @@ class DeviceKernel:
 
         def binder(choice: Choice) -> step_tuning.BindSteps:
             other = replace(self, choice=choice, _passes={}, _steps={})
-            other.points = self.points
             slots = backend.empty((choice.steps * self.program.scalars,), np.dtype(np.int64))
             slots[...] = 0
             return functools.partial(other.bind_steps, choice.steps, scalars=slots)
@@ -362,49 +356,17 @@ class DeviceKernel:
         folder = cache_folder()
         return step_tuning.chosen(self.program, self.feeds, shape, steps, text, backend, binder, folder)
 
-    def step_text(
-        self,
-        steps: int,
-        tuning: Tuning | None = None,
-        *,
-        sends: bool = False,
-        series: Sequence[PointSet] = (),
-    ) -> StepKernel:
+    def step_text(self, steps: int, tuning: Tuning | None = None, *, sends: bool = False) -> StepKernel:
         """Return the text of the kernel of so many steps. Raises NotFusable.
 
-        tuning: None: as chosen, for blocks that are read by vectors. sends, series: as of `prepare_steps`.
+        tuning: None: as chosen, for blocks that are read by vectors. sends: as of `prepare_steps`.
         """
         if not self._takes_steps:
             raise NotFusable("complex numbers beside a constant boundary that is not 0")
         chosen = tuning or self._tuning(vectors=self.aligned)
         return step_kernel.build(
-            self.program,
-            self.feeds,
-            self.boundary,
-            self.cval,
-            steps,
-            chosen,
-            sends=sends,
-            points=self._step_points(series),
+            self.program, self.feeds, self.boundary, self.cval, steps, chosen, sends=sends
         )
-
-    def _step_points(self, series: Sequence[PointSet] = ()) -> StepPoints | None:
-        """Return what kernels of several steps compute near points; None without any. Raises NotFusable."""
-        if not self.points and not series:
-            return None
-        key = (*self.points, *series)
-        if key not in self._points:
-            self._points[key] = StepPoints(layout_of(self.program, self.feeds), self.points, series)
-        found: StepPoints = self._points[key]
-        return found
-
-    def records(self, series: Sequence[PointSet]) -> bool:
-        """Return whether kernels of several steps can record these series in each of them."""
-        try:
-            self._step_points(series)
-        except NotFusable:
-            return False
-        return self.most_steps > 1 and self.first_steps == 0
 
     @property
     def most_steps(self) -> int:
@@ -418,13 +380,7 @@ class DeviceKernel:
 
     @property
     def _chosen(self) -> Choice | None:
-        if not self._takes_steps:
-            return None
-        try:
-            self._step_points()
-        except NotFusable:
-            return None
-        return self.choice or self._predicted
+        return (self.choice or self._predicted) if self._takes_steps else None
 
     @functools.cached_property
     def _predicted(self) -> Choice | None:
@@ -443,14 +399,12 @@ class DeviceKernel:
         """Whether `advance` can exchange halos."""
         return self.program.axes == 2
 
-    def prepare_steps(
-        self, steps: int, arrays: Sequence[Array], *, sends: bool = False, series: Sequence[PointSet] = ()
-    ) -> None:
+    def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
         """Compile the kernel with which `bind_steps` takes `steps` steps over arrays laid out as `arrays`.
 
-        sends: and exchanges halos. series: that it records. Raises NotCompiled.
+        sends: and exchanges halos. Raises NotCompiled.
         """
-        self._step_kernel(steps, self._takes_vectors(views_of_parts(arrays)), sends, series)
+        self._step_kernel(steps, self._takes_vectors(views_of_parts(arrays)), sends)
 
     def advance(self, blocks: StepState, steps: int, more: int = 0, rows: Rows | None = None) -> None:
         """Take steps; see `TaskKernel`. Along an axis that is not cut no halo is read.
@@ -462,7 +416,6 @@ class DeviceKernel:
             more,
             rows,
             id(blocks.scalars),
-            None if blocks.recorded is None else blocks.recorded.recording.more,
             *(id(block) for state in blocks.both() for block in state),
         )
         if key not in blocks.bound:
@@ -476,7 +429,7 @@ class DeviceKernel:
         axes = blocks.axes(part, steps + more)
         sending = blocks.sending() if rows is None else None
         arrays = blocks.inputs(part), blocks.outputs(part)
-        return self.bind_steps(steps, *arrays, axes, sending, blocks.scalars, blocks.recorded)
+        return self.bind_steps(steps, *arrays, axes, sending, blocks.scalars)
 
     def bind_steps(
         self,
@@ -486,54 +439,34 @@ class DeviceKernel:
         axes: Sequence[Axis],
         sending: Sending | None = None,
         scalars: Array | None = None,
-        recorded: Any = None,
     ) -> Callable[[], None]:
         """Return what takes `steps` steps from the own cells of `inputs`, and writes the results to those of
         `outs`, whenever it is called.
 
         Both are views of own cells, in blocks with as many valid cells beside them as `axes` says. sending:
         how the kernel exchanges the halos of `outs`. scalars: a row of slots for each step, if the program
-        takes some. recorded: the series that it records (`steps.recorded`).
+        takes some.
         """
         inputs, outs = views_of_parts(inputs), views_of_parts(outs)
         vectors = self._takes_vectors([*inputs, *outs])
-        series = () if recorded is None else recorded.sets
-        kernel, launch, registers = self._step_kernel(steps, vectors, sending is not None, series)
+        kernel, launch, registers = self._step_kernel(steps, vectors, sending is not None)
         axes = axes[: self.program.axes]
-        near, kept = self._near_points(kernel, axes, array_module(outs[0]), recorded)
-        call = step_kernel.arguments(kernel, inputs, outs, axes, registers, sending, scalars, near)
+        call = step_kernel.arguments(kernel, inputs, outs, axes, registers, sending, scalars)
         values = tuple(map(np.int64, call.values))
-        bound = functools.partial(launch, call.grid, call.block, values, shared_mem=call.shared)
-        return functools.partial(_run, bound, kept) if kept else bound
-
-    def _near_points(
-        self, kernel: StepKernel, axes: Sequence[Axis], xp: ModuleType, recorded: Any
-    ) -> tuple[list[int], Any]:
-        """Return what a kernel is given for cells near points, and the arrays whose addresses these are."""
-        points = self._step_points(() if recorded is None else recorded.sets)
-        if points is None:
-            return [], None
-        key = kernel, *axes
-        if key not in self._points:
-            tables = points.tables(kernel, axes, () if recorded is None else recorded.own)
-            tables = replace(tables, near=xp.asarray(tables.near), cells=xp.asarray(tables.cells))
-            self._points[key] = tables, [xp.asarray(one) for one in points.tables_of_values()]
-        tables, picked = self._points[key]
-        recording = None if recorded is None else recorded.recording
-        return points.values(tables, picked, recording), (tables, picked, recording)
+        return functools.partial(launch, call.grid, call.block, values, shared_mem=call.shared)
 
     def _step_kernel(
-        self, steps: int, vectors: bool, sends: bool, series: Sequence[PointSet] = ()
+        self, steps: int, vectors: bool, sends: bool
     ) -> tuple[StepKernel, Callable[..., None], int]:
         """Return the kernel, what launches it, and the registers of a thread."""
         from meshrun.runner.device.nvrtc import local_bytes_of, registers_of
 
         def built(tuning: Tuning) -> tuple[StepKernel, Callable[..., None], int]:
-            kernel = self.step_text(steps, tuning, sends=sends, series=series)
+            kernel = self.step_text(steps, tuning, sends=sends)
             launch = self._compiled(kernel.source, kernel.name, kernel.shared)
             return kernel, launch, registers_of(launch)
 
-        key = steps, vectors, sends, *series
+        key = steps, vectors, sends
         if key not in self._steps:
             found = built(self._tuning(vectors=vectors))
             closer = step_kernel.one_block_more(found[0], found[2])
@@ -600,9 +533,7 @@ class HostKernel:
         assert self.loops is not None
         return self.loops.bind(blocks, outs, self.widths, first, scalars)
 
-    def prepare_steps(
-        self, steps: int, arrays: Sequence[Array], *, sends: bool = False, series: Sequence[PointSet] = ()
-    ) -> None:
+    def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
         """Do nothing: the library holds all."""
 
     def advance(
@@ -669,11 +600,6 @@ def parts_within(
 def _call_all(calls: Iterable[Callable[[], None]]) -> None:
     for call in calls:
         call()
-
-
-def _run(launch: Callable[[], None], _kept: Any) -> None:
-    """Launch. _kept: the arrays whose addresses the launch has."""
-    launch()
 
 
 def compile_for(

@@ -167,12 +167,10 @@ class TaskKernel(Protocol):
     def sends(self) -> bool:
         """Whether `advance` can exchange the halos of what it writes: `cuda.steps.layout.Sending`."""
 
-    def prepare_steps(
-        self, steps: int, arrays: Sequence[Array], *, sends: bool = False, series: Sequence[Any] = ()
-    ) -> None:
+    def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
         """Compile what `advance` needs for so many steps of own cells in arrays laid out like these.
 
-        sends: and for an exchange of halos. series: sets of points whose values it records in each step.
+        sends: and for an exchange of halos.
         """
 
     def advance(self, blocks: Any, steps: int, more: int = 0, rows: tuple[int, int] | None = None) -> None:

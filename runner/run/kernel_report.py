@@ -19,7 +19,6 @@ from meshrun.runner.compiler.trace.graph import Extents, Program, merge_componen
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.compiler.whole.block_form import BlockFunction
-from meshrun.runner.compiler.whole.point_kernel import PointKernel
 from meshrun.runner.compiler.whole.point_pass import without_points
 from meshrun.runner.compiler.whole.spaces.parts import (
     ProductStep,
@@ -81,6 +80,12 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
     points = task.job.function.points if isinstance(task.job.function, BlockFunction) else None
     if points is not None:
         facts.append(("points", f"{counted(points.count, 'cell')} near them are computed after the others"))
+        if steps is not None and steps > 1 and not cpu:
+            raise UserError(
+                f"job {task.job.name}: {steps} steps cannot be one kernel on a GPU",
+                why="it writes to points in each step",
+                hint=f"leave {option('steps')} out",
+            )
     if cpu:
         return KernelReport(host_source.source([real]), facts)
     options = compiler_options(arithmetic)
@@ -102,8 +107,6 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
     check_feeds(replace(task, results=output_types(task, program)))
     widths = task.widths[: program.axes]
     fused = DeviceKernel(program, widths, arithmetic, task.feed_numbers, task.boundary_read, task.cval)
-    if points is not None:
-        PointKernel(fused, points)
     try:
         stepping = fused.step_text(steps)
     except NotFusable as reason:

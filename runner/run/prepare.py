@@ -412,10 +412,8 @@ def agreed_kernel(
         return task, without
     if steps > 1:
         from meshrun.runner.compiler.compiled import DeviceKernel
-        from meshrun.runner.compiler.whole.point_kernel import PointKernel
 
         shape, kernel = task.partition[0].shape, alone.kernel
-        kernel = kernel.dense if isinstance(kernel, PointKernel) else kernel
         if isinstance(kernel, DeviceKernel):
             kernel.choice = world.on_root(
                 lambda: kernel.choice or kernel.measured(world.backend, shape, steps)

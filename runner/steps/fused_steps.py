@@ -19,8 +19,7 @@ def prepare(blocks: StepBlocks[Any], steps: int) -> NotCompiled | None:
         return None
     arrays = [state[place].interior for state in (blocks.arrays, blocks.spare) for place in blocks.fed]
     try:
-        series = () if blocks.recorded is None else blocks.recorded.sets
-        kernel.prepare_steps(steps, arrays, sends=blocks.sending() is not None, series=series)
+        kernel.prepare_steps(steps, arrays, sends=blocks.sending() is not None)
     except NotCompiled as reason:
         return reason
     return None

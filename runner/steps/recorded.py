@@ -1,7 +1,7 @@
 """Rows of series that the steps themselves compute, each with its values: no step waits for one.
 
 A row is computed when a step's results are in the spare blocks and what it has read is still in the others:
-by a launch after the step, which CUDA graphs hold. Kernels of several steps compute it as they go.
+by a launch after the step, which CUDA graphs hold, or by the host's kernel of several steps, as it goes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshrun.runner.compiler.compiled import compile_points
-from meshrun.runner.compiler.cuda.steps.points import SeriesTarget, own_points
 from meshrun.runner.compiler.whole.point_code import (
     DevicePoints,
     HostPoints,
@@ -33,14 +31,13 @@ if TYPE_CHECKING:
 class RecordedSeries:
     """Rows of series of one rank's points.
 
-    sets, code: what computes the values of each series, for this device; no code for a GPU whose kernels take
-    several steps, until single steps need it. most: rows that there is room for. first: the steps done before
-    the first row.
+    sets, code: what computes the values of each series, for this device. most: rows that there is room for.
+    first: the steps done before the first row.
     """
 
     blocks: Stepper
     sets: Sequence[PointSet]
-    code: HostPoints | DevicePoints | None
+    code: HostPoints | DevicePoints
     most: int
     first: int
     rows: list[Array] = field(init=False)  # of each series; (most, components, own points)
@@ -63,10 +60,6 @@ class RecordedSeries:
             for one, table in zip(self.sets, self._tables, strict=True)
         ]
         self._written = xp.zeros(max(blocks_of_threads(self._tables), 1), np.int64)
-        # Where kernels of several steps write their rows: each is bound to a place in a graph.
-        self.own, self._by_kernels = own_points(self.sets, start, stop), self.code is None
-        self._before, self._recordings = xp.zeros(1, np.int64), dict[int, SeriesTarget]()
-        self.place_rows(0)
 
     def take(self) -> None:
         """Compute the row of a single step, before its results change places with what it has read."""
@@ -77,20 +70,6 @@ class RecordedSeries:
             self._bound[key](self._count)
         else:
             self._bound[key]()
-
-    def take_single_steps(self, arithmetic: str) -> None:
-        """Compile what computes the rows of single steps, of which the next one is one."""
-        self.code, self._written[...] = compile_points(self.sets, arithmetic), self._count
-
-    def begin_rows(self) -> None:
-        """Have the next kernel of several steps, or the next graph of some, go on with the next row."""
-        self._before[...] = self._count
-
-    def place_rows(self, more: int) -> None:
-        """Have the next kernel write its rows so many after the first row of the graph that holds it."""
-        if more not in self._recordings:
-            self._recordings[more] = SeriesTarget(self.rows, self._before, more)
-        self.recording = self._recordings[more]
 
     def calls(self) -> Sequence[Any]:
         """Return what the host's kernel of several steps calls for the rows of each of them."""
@@ -106,8 +85,7 @@ class RecordedSeries:
         """Return the rows of a series that there are, on the host."""
         rows = self.rows[number][: self._count]
         found: HostArray = rows.get() if hasattr(rows, "get") else rows.copy()
-        # Of points at one place, a kernel of several steps has recorded one alone.
-        return found[:, :, self.own[number].of_each] if self._by_kernels else found
+        return found
 
     def restart(self) -> None:
         """Begin again with the first row."""
@@ -126,7 +104,6 @@ class RecordedSeries:
         cores = [(*layout.core, ...) for layout in blocks.layouts]
         own = [one[core] for one, core in zip(arrays, cores, strict=True)]
         targets = [one[cores[feed or 0]] for one, feed in zip(outs, blocks.feeds, strict=True)]
-        assert self.code is not None
         return self.code.bind(
             self._tables, PointArrays(own, targets, blocks.scalars, self.rows, self._written)
         )

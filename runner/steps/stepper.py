@@ -343,9 +343,6 @@ class Stepper(StepBlocks[DistributedArray]):
         if self.must_fuse:
             raise not_compiled(self.task, failure.reason, failure.line)
         self.fused_steps, self.single_reason = 1, failure.reason
-        if self.recorded is not None and self.world.backend.asynchronous:
-            arithmetic = str(getattr(self.task.kernel, "arithmetic", "strict"))
-            self.recorded.take_single_steps(arithmetic)
         if not self._exchanging:
             self.steps_per_exchange = 1
         self._choose_overlap()
@@ -464,8 +461,6 @@ class Stepper(StepBlocks[DistributedArray]):
                 self.done, self.taken, self.exchanges = counts
         if self._scalar_rows is not None:
             self._scalar_rows.provide(self.done, steps, self._until)
-        if self.recorded is not None and self.fused_steps > 1:
-            self.recorded.begin_rows()
         self._graphs[key]()
         # A graph changes what is in the blocks; that they change places is done here.
         self.arrays, self.spare = places
@@ -495,17 +490,13 @@ class Stepper(StepBlocks[DistributedArray]):
         return made or ahead >= cycles * cycle * WORTH_MAKING
 
     def _take_scalars(self, steps: int) -> None:
-        """Have the next kernel read the numbers of the next steps, and write rows of series after those of
-        the last ones; those of a graph follow one another."""
+        """Have the next kernel read the numbers of the next steps; those of a graph follow one another."""
+        if self._scalar_rows is None:
+            return
+        if not self._recording:
+            self._scalar_rows.provide(self.done, steps, self._until)
         first = self.done - self._recorded_from if self._recording else 0
-        if self._scalar_rows is not None:
-            if not self._recording:
-                self._scalar_rows.provide(self.done, steps, self._until)
-            self.scalars = self._scalar_rows.rows(first, steps)
-        if self.recorded is not None and self.fused_steps > 1:
-            if not self._recording:
-                self.recorded.begin_rows()
-            self.recorded.place_rows(first)
+        self.scalars = self._scalar_rows.rows(first, steps)
 
     def _graph_work(self, cycles: int, cycle: int) -> None:
         for _ in range(cycles):

@@ -18,6 +18,7 @@ from numpy_kernel import pass_and_store, with_ends
 
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.beyond import NO_SIDES, Sides
+from meshrun.runner.compiler.cuda.steps.kernel import build
 from meshrun.runner.compiler.cuda.steps.layout import StepKernel
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.operations import KERNELS
@@ -103,10 +104,10 @@ class HostStepKernel(DeviceKernel):
         return self.choice
 
     def _step_kernel(
-        self, steps: int, vectors: bool, sends: bool, series: Sequence[Any] = ()
+        self, steps: int, vectors: bool, sends: bool
     ) -> tuple[StepKernel, Callable[..., None], int]:
         tuning = self._tuning(vectors=vectors)
-        kernel = self.step_text(steps, tuning, sends=sends, series=series)
+        kernel = build(self.program, self.feeds, self.boundary, self.cval, steps, tuning, sends=sends)
         source = kernel.source
         for text, instead in self.changes:
             assert source.count(text) == 1, text

@@ -92,9 +92,7 @@ class NumpyKernel:
     ) -> Callable[[], None]:
         return functools.partial(pass_and_store, self, list(blocks), list(outs), first, scalars, sides)
 
-    def prepare_steps(
-        self, steps: int, arrays: Sequence[Any], *, sends: bool = False, series: Sequence[Any] = ()
-    ) -> None:
+    def prepare_steps(self, steps: int, arrays: Sequence[Any], *, sends: bool = False) -> None:
         assert not sends
         assert 1 <= steps <= self.most_steps
         assert len({array.strides for array in arrays if array.dtype == arrays[0].dtype}) == 1

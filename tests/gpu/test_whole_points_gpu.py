@@ -17,7 +17,6 @@ from meshrun.runner.run.execute import Options, run
 from meshrun.runner.world.world import World, open_world
 from tests.unit.run import test_distribute_points as points
 from tests.unit.run import test_distribute_sizes as sizes
-from tests.unit.run import test_points_by_step_kernels as kernels
 from tests.unit.run import test_series as series
 from tests.unit.run.test_distribute import stepped
 
@@ -73,24 +72,6 @@ def test_cuda_graphs_hold_the_kernel_of_points(world: World, tmp_path: Path) -> 
     wanted = stepped(points.injected.function, arrays, 100)
     assert [np.load(path).tobytes() for path in outputs] == [one.tobytes() for one in wanted]
     assert world.size > 1 or record["steps"]["graph"]
-
-
-JOBS = [kernels.acoustic, kernels.read_by_neighbours, kernels.large, kernels.listened]
-
-
-@pytest.mark.parametrize("every", [1, 7])
-@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
-def test_kernels_of_several_steps_compute_points(world: World, tmp_path: Path, job: Any, every: int) -> None:
-    folder, steps = Path(world.on_root(lambda: str(tmp_path))), 90
-    arrays = kernels.inputs_of(job, (301, 1028))
-    inputs = [folder / f"{name}.npy" for name in job.arrays]
-    outputs = [folder / f"{name}_after.npy" for name in (*job.output_names, *job.series)]
-    world.on_root(lambda: [np.save(path, one) for path, one in zip(inputs, arrays, strict=True)] and None)
-    options = Options(fuse="require", steps=StepOptions(steps=steps, every=every if job.series else None))
-    record = run(job, inputs, outputs, {}, options, world=world)
-    assert record["steps"]["steps_per_kernel"] > 1
-    for path, want in zip(outputs, kernels.after(job, arrays, steps, every), strict=True):
-        assert np.load(path).tobytes() == want.tobytes(), path.stem
 
 
 @pytest.mark.parametrize("every", [None, 4])

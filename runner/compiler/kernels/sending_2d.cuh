@@ -80,7 +80,7 @@ INLINE void run_and_send(const Arguments& all) {
     if (!find_strip(all, tile, first, last)) return;
     Near near = near_of(all, first, last);
     if ((near.before || near.after) && !await_neighbours(all, near)) return;
-    strip(all, tile, first, last, shared_memory());
+    strip(all, first_column(all, tile), first, last, shared_memory());
     find_strip(all, tile, first, last);  // again, rather than in registers all the while
     near = near_of(all, first, last);
     if (!near.before && !near.after) return;

@@ -7,7 +7,6 @@
 //   FAR_X     columns before the end of the array that those near it read; 0 if no further than others
 //   BOUNDARY  one of the kinds below; PLANES(X) calls X(number, type, constant) for each plane of the state,
 //             STRIDEnumber is the elements from one of its cells to the next, PARTnumber which component it is
-//   POINTS    lists of points that cells near them are compared with, over two axes; 0: no cell is near a point
 //   PAIRS(X)  calls X(number, number, type) for two planes whose elements are read and written together; SINGLES(X)
 //             calls X(number, type, constant) for each of the others
 #pragma once
@@ -104,15 +103,6 @@ INLINE int opaque(int value) {
     asm volatile("" : "+r"(value));
 #endif
     return value;
-}
-
-// How many of a word's bits below one are set.
-INLINE int bits_before(uint64 word, int bit) {
-#ifdef __CUDACC_RTC__
-    return __popcll(word & ((1ull << bit) - 1));
-#else
-    return __builtin_popcountll(word & ((1ull << bit) - 1));
-#endif
 }
 
 // A value of another lane of the warp.

@@ -289,28 +289,9 @@ INLINE bool beside_edge(const Axis& rows, int row) {
     return unsigned(row + rows.start - RY) >= unsigned(rows.length - 2 * RY) || rows.length < 2 * RY;
 }
 
-// Which rows of a tile have cells near points, for a program with POINTS lists of them: of each row, a word that has
-// the same of the next rows, as compiler/cuda/steps/points.py says.
-struct Points {
-#if POINTS
-    const uint64* rows;  // of the tile, the one of row 0 first
-    uint64 near;         // of the row K * RY before the newest one of level 0, or before the first of SLOTS newest ones
-    INLINE_MEMBER Points(const Arguments& all, int tile) : rows(all.near_points + tile * all.near_rows - all.near_first) {}
-    INLINE_MEMBER void look(int row) { near = rows[row - K * RY]; }
-#else
-    INLINE_MEMBER Points(const Arguments&, int) {}
-    INLINE_MEMBER void look(int) {}
-#endif
-};
-
-// The generated text. compute_late: of the row LATE rows above. compute_near_points: after the others of a row.
+// The generated text. compute_late: of the row LATE rows above.
 template <Where WHERE, int LEVEL> INLINE void compute(const Rows& rows, int here, const Place& at, Row& out);
 template <int LEVEL> INLINE void compute_late(const Rows& rows, int here, const Place& at, Row& out);
-#if POINTS
-template <Where WHERE, int LEVEL>
-INLINE void compute_near_points(
-    const Rows& rows, int here, const Place& at, int x0, int first, int last, int64 place, Row& out);
-#endif
 
 // Whether products that are not rounded inside the array might overflow.
 template <typename T> INLINE bool too_large(const T (&row)[C]) {
@@ -407,7 +388,7 @@ INLINE void levels_late(Rows& rows, int here, const Place& at, int x0, int first
 // Compute a row of each level. A ring holds row y in slot y % SLOTS, counted from where the loop inside the
 // array begins; in the loop for edges, which is not unrolled, in the order of rows.
 template <Where WHERE, int LEVEL>
-INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last, char* memory, const Cursor& cursor, const Beyond& beyond, const Points& points) {
+INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last, char* memory, const Cursor& cursor, const Beyond& beyond) {
     if constexpr (LEVEL <= K) {
         at.row -= RY;
         constexpr bool EDGE = WHERE == EDGES;
@@ -421,16 +402,6 @@ INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last,
             }
         }
         compute<WHERE, LEVEL>(rows, here, at, out);
-#if POINTS
-        const int bit = phase + (K - LEVEL) * RY;
-        if (points.near >> bit & 1) {
-            const int64 place = (points.near >> POINT_ROWS) + bits_before(points.near, bit);
-            compute_near_points<WHERE, LEVEL>(rows, here, at, x0, first, last, place, out);
-#define X(n, T, constant) rows.large |= too_large(out.w##n);
-            PLANES(X)
-#undef X
-        }
-#endif
         if constexpr (LEVEL < K) {
 #define X(n, T, constant)                                                                                \
     if constexpr (EDGE && RX > 0 && FILLED) fill_columns(out.w##n, beyond, T(constant));                     \
@@ -439,7 +410,7 @@ INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last,
             PLANES(X)
 #undef X
             if constexpr (EDGE && LATE > 0) levels_late<LEVEL>(rows, here, at, x0, first, last);
-            levels<WHERE, LEVEL + 1>(rows, phase, at, x0, first, last, memory, cursor, beyond, points);
+            levels<WHERE, LEVEL + 1>(rows, phase, at, x0, first, last, memory, cursor, beyond);
         } else {
             const Arguments& all = at.all;
             const unsigned place = at.row - first;
@@ -479,7 +450,7 @@ INLINE void request(const Arguments& all, const Cursor& cursor, char* memory, in
 }
 
 // Put a new row into the ring of level 0, and compute a row of each level: at an edge, and inside the array.
-INLINE void advance(Rows& rows, Row& ahead, const Place& at, int x0, int first, int last, char* memory, const Beyond& beyond, const Points& points) {
+INLINE void advance(Rows& rows, Row& ahead, const Place& at, int x0, int first, int last, char* memory, const Beyond& beyond) {
     const Place below{at.all, at.column, at.row + 1};
 #define X(n, T, constant)                 \
     rows.large |= too_large(ahead.w##n);     \
@@ -487,10 +458,10 @@ INLINE void advance(Rows& rows, Row& ahead, const Place& at, int x0, int first, 
     load(ahead.w##n, at.all.in##n, at.all.in_pitch##n, STRIDE##n, below, T(constant));
     PLANES(X)
 #undef X
-    levels<EDGES, 1>(rows, 0, at, x0, first, last, memory, Cursor{}, beyond, points);
+    levels<EDGES, 1>(rows, 0, at, x0, first, last, memory, Cursor{}, beyond);
 }
 template <Where WHERE>
-INLINE void advance_inside(Rows& rows, int phase, const Place& at, int x0, int first, int last, char* memory, const Cursor& cursor, const Points& points) {
+INLINE void advance_inside(Rows& rows, int phase, const Place& at, int x0, int first, int last, char* memory, const Cursor& cursor) {
     const int slot = SLOTS % AHEAD == 0 ? phase % AHEAD : cursor.slot;
     request(at.all, cursor, memory, slot == 0 ? AHEAD - 1 : slot - 1);
     await_copies<AHEAD - 1>();
@@ -507,7 +478,7 @@ INLINE void advance_inside(Rows& rows, int phase, const Place& at, int x0, int f
     PLANES(X)
 #undef X
     if constexpr (VECTOR == 1) __syncwarp();
-    levels<WHERE, 1>(rows, phase, at, x0, first, last, memory, cursor, Beyond{}, points);
+    levels<WHERE, 1>(rows, phase, at, x0, first, last, memory, cursor, Beyond{});
 }
 
 // Rotate the rings from the order of rows to that of slots for a next row of phase 0.
@@ -534,22 +505,19 @@ INLINE void rotate_back(Rows& rows) {
 
 // The loop inside the array, from at.row on.
 template <Where WHERE>
-INLINE void rows_inside(Rows& rows, Place& at, int column, int x0, int first, int last, int until, char* memory, Cursor& cursor, Points& points) {
+INLINE void rows_inside(Rows& rows, Place& at, int column, int x0, int first, int last, int until, char* memory, Cursor& cursor) {
     NO_UNROLL for (; at.row < until; at.row += SLOTS) {
-        points.look(at.row);
         UNROLL for (int phase = 0; phase < SLOTS; ++phase) {
             const Place here{at.all, column, at.row + phase};
-            advance_inside<WHERE>(rows, phase, here, x0, first, last, memory, cursor, points);
+            advance_inside<WHERE>(rows, phase, here, x0, first, last, memory, cursor);
             cursor.down(at.all);
         }
     }
 }
 
-// Compute the rows from `first` to before `last` of a tile. Rows from the edges of
+// Compute the rows from `first` to before `last` of the tile that starts at column x0. Rows from the edges of
 // the array, and tiles at its ends whose lanes are cut, take the loop for edges, the others the unrolled one.
-INLINE void strip(const Arguments& all, int tile, int first, int last, char* memory) {
-    const int x0 = first_column(all, tile);
-    Points points(all, tile);
+INLINE void strip(const Arguments& all, int x0, int first, int last, char* memory) {
     Rows rows = {};
     Row ahead;
     const int lane = threadIdx.x % LANES;
@@ -581,8 +549,7 @@ INLINE void strip(const Arguments& all, int tile, int first, int last, char* mem
         }
         const Beyond beyond = beyond_of(all.x, x0);
         NO_UNROLL for (; at.row < from; ++at.row) {
-            points.look(at.row);
-            advance(rows, ahead, at, x0, first, last, memory, beyond, points);
+            advance(rows, ahead, at, x0, first, last, memory, beyond);
         }
         if (from >= end) {
             if (LARGEST == 0 || !inside || !in_any_lane(rows.large)) return;
@@ -616,8 +583,8 @@ INLINE void strip(const Arguments& all, int tile, int first, int last, char* mem
             cursor.down(all);
         }
         cursor.slot = 0;
-        if (SIDES_DIFFER && sides) rows_inside<SIDES>(rows, at, column, x0, first, last, until, memory, cursor, points);
-        else rows_inside<INSIDE>(rows, at, column, x0, first, last, until, memory, cursor, points);
+        if (SIDES_DIFFER && sides) rows_inside<SIDES>(rows, at, column, x0, first, last, until, memory, cursor);
+        else rows_inside<INSIDE>(rows, at, column, x0, first, last, until, memory, cursor);
         await_copies<0>();
         rotate_back(rows);
         from = end;
@@ -672,7 +639,7 @@ INLINE bool find_strip(const Arguments& all, int& tile, int& first, int& last) {
 
 INLINE void run(const Arguments& all) {
     int tile, first, last;
-    if (find_strip(all, tile, first, last)) strip(all, tile, first, last, shared_memory());
+    if (find_strip(all, tile, first, last)) strip(all, first_column(all, tile), first, last, shared_memory());
 }
 
 }  // namespace steps

@@ -55,7 +55,7 @@ def largest_field(program: Program, feeds: Sequence[int], steps: int, outside: f
     """Return how large the elements of fed fields may be before `steps` steps in which no product overflows.
 
     A power of two; 0 if there is no such product, or no useful limit. outside: what elements beyond the array
-    may be in each step. What is written to a patched program's fields must not be larger either.
+    may be in each step.
     """
     if not any(map(_product, program.nodes)):
         return 0.0
@@ -87,8 +87,6 @@ def _safe(program: Program, feeds: Sequence[int], steps: int, largest: float, ou
     """Return whether no product of _product overflows in so many steps from elements up to `largest`."""
     fields = dict.fromkeys(feeds, largest)
     for _ in range(steps):
-        if program.patched:  # cells near points may be as large as fields to begin with, in each step
-            fields = {place: max(one, largest) for place, one in fields.items()}
         bounds = _bounds(program, {place: max(one, outside) for place, one in fields.items()})
         for node in program.nodes:
             found = _product(node)

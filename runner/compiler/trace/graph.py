@@ -237,8 +237,7 @@ class Program:
     node per component. stages: the lines of the function where a value that neighbours decide is computed for
     cells beyond the array's edges, and where such cells are read. lengths: cells of the whole array along
     each grid axis, if the program has places or conditions on them; else (). tape: what its scalars are
-    computed of in each step (`timed.StepTape`). patched: whether a few cells of its results have other
-    values, which are computed after it (`whole.point_pass`).
+    computed of in each step (`timed.StepTape`).
     """
 
     axes: int
@@ -249,7 +248,6 @@ class Program:
     stages: tuple[tuple[int, int], ...] = ()
     lengths: Shape = ()
     tape: Any = field(default=None, repr=False)
-    patched: bool = False
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:

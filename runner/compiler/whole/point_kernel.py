@@ -26,8 +26,7 @@ from meshrun.runner.region import Array
 
 @dataclass
 class PointKernel:
-    """A `TaskKernel`. dense: of all cells; kernels of several steps compute those near points themselves.
-    points: those that are written over its results.
+    """A `TaskKernel`. dense: of all cells. points: those that are written over its results.
 
     code: of the points; None for a forecast, and for complex numbers, which NumPy or CuPy compute.
     """
@@ -35,13 +34,12 @@ class PointKernel:
     dense: DeviceKernel | HostKernel
     points: PointWrites
     code: HostPoints | DevicePoints | None = None
+    takes_rows: ClassVar[bool] = False
+    sends: ClassVar[bool] = False
+    first_steps: ClassVar[int] = 0
     finds_ends: ClassVar[Sequence[int]] = ()
     stores_beyond: ClassVar[bool] = False
     _tables: dict[Any, list[Table]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.dense, DeviceKernel):
-            self.dense.points = self.sets
 
     @functools.cached_property
     def handed_on(self) -> Mapping[int, int]:
@@ -78,20 +76,8 @@ class PointKernel:
 
     @property
     def most_steps(self) -> int:
-        """Several if compiled code computes the points of a step before the next one reads its rows."""
-        return self.dense.most_steps if is_computable(self.sets) else 1
-
-    @property
-    def first_steps(self) -> int:
-        return self.dense.first_steps
-
-    @property
-    def takes_rows(self) -> bool:
-        return self.dense.takes_rows
-
-    @property
-    def sends(self) -> bool:
-        return self.dense.sends
+        """Several on the host, which computes the points of a step before the next one reads its rows."""
+        return self.dense.most_steps if isinstance(self.dense, HostKernel) and is_computable(self.sets) else 1
 
     @property
     def capturable(self) -> bool:
@@ -144,19 +130,14 @@ class PointKernel:
         bound = self.code.bind(tables, PointArrays(inputs, outs, scalars))
         return functools.partial(_call_both, dense, bound)
 
-    def prepare_steps(
-        self, steps: int, arrays: Sequence[Array], *, sends: bool = False, series: Sequence[PointSet] = ()
-    ) -> None:
-        """Compile the kernel of so many steps; see `DeviceKernel`."""
-        self.dense.prepare_steps(steps, arrays, sends=sends, series=series)
+    def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
+        """Do nothing: the host's library holds all."""
 
     def advance(
         self, blocks: StepState, steps: int, more: int = 0, rows: tuple[int, int] | None = None
     ) -> None:
-        """Take steps; see `TaskKernel`."""
-        if isinstance(self.dense, DeviceKernel):
-            self.dense.advance(blocks, steps, more, rows)
-            return
+        """Take steps on the host; see `HostKernel`."""
+        assert isinstance(self.dense, HostKernel)
         assert isinstance(self.code, HostPoints)
         if blocks.rows(more) == (0, 0):
             return

@@ -276,7 +276,7 @@ def without_points(program: Program) -> Program:
     if not any(node.op == "point" for node in program.nodes):
         return program
     results = tuple(tuple(program.graph.without_points(nodes)) for nodes in program.results)
-    return replace(program, results=results, patched=True)
+    return replace(program, results=results)
 
 
 @dataclass(eq=False)

@@ -75,15 +75,8 @@ class SeriesRows:
 
     def one_by_one(self, *, one_copy: bool) -> bool:
         """Return whether no kernel may take several steps. one_copy: the fields are in memory once."""
-        if not self._is_by_steps(one_copy):
-            return self.series.reads_halo(after=True)
-        return self.world.backend.asynchronous and not self._is_recorded_by_kernels()
-
-    def _is_recorded_by_kernels(self) -> bool:
-        """Return whether a GPU's kernels of several steps can record the series."""
-        kernel = self.task.kernel
-        dense = kernel.dense if isinstance(kernel, PointKernel) else kernel
-        return isinstance(dense, DeviceKernel) and dense.records(self._sets)
+        on_device = self.world.backend.asynchronous
+        return on_device if self._is_by_steps(one_copy) else self.series.reads_halo(after=True)
 
     def _is_by_steps(self, one_copy: bool) -> bool:
         """Return whether kernels compute a row with each step (`steps.recorded`): what it reads stays."""
@@ -102,10 +95,8 @@ class SeriesRows:
         if not self._by_steps:
             self._prepare_next(stepper)
         elif stepper.region.size:
-            on_device = self.world.backend.asynchronous
-            arithmetic = str(getattr(self.task.kernel, "arithmetic", "strict")) if on_device else ""
-            by_kernels = on_device and stepper.fused_steps > 1
-            code = None if by_kernels else compile_points(self._sets, arithmetic)
+            arithmetic = str(getattr(self.task.kernel, "arithmetic", "strict"))
+            code = compile_points(self._sets, arithmetic if self.world.backend.asynchronous else "")
             stepper.recorded = RecordedSeries(stepper, self._sets, code, MOST_WAITING, stepper.done)
 
     def next_step(self, done: int) -> int:

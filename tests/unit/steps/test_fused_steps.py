@@ -385,10 +385,10 @@ def refuse_steps(monkeypatch: pytest.MonkeyPatch, kernels: Kernels, refused: int
     """Have the kernel of so many steps not compile on one rank."""
     prepare_steps = NumpyKernel.prepare_steps
 
-    def prepare(kernel: NumpyKernel, steps: int, arrays: Any, **other: Any) -> None:
+    def prepare(kernel: NumpyKernel, steps: int, arrays: Any, *, sends: bool = False) -> None:
         if steps == refused and kernel is kernels.made[rank]:
             raise NotCompiled("too many registers")
-        prepare_steps(kernel, steps, arrays, **other)
+        prepare_steps(kernel, steps, arrays, sends=sends)
 
     monkeypatch.setattr(NumpyKernel, "prepare_steps", prepare)
 

@@ -31,7 +31,6 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     Tuning,
     best_height,
     far_of,
-    first_column,
     layout_of,
     margin_of,
     numbers,
@@ -40,7 +39,6 @@ from meshrun.runner.compiler.cuda.steps.layout import (
     resident_warps,
     vector_items,
 )
-from meshrun.runner.compiler.cuda.steps.points import POINT_ROWS, StepPoints
 from meshrun.runner.compiler.cuda.steps.text import source
 from meshrun.runner.compiler.passes.branches import branches_of, leaves_out_masked
 from meshrun.runner.compiler.passes.exact_products import largest_field
@@ -189,13 +187,12 @@ def build(
     tuning: Tuning | None = None,
     *,
     sends: bool = False,
-    points: StepPoints | None = None,
 ) -> StepKernel:
     """Return the kernel of `steps` steps. Raises NotFusable.
 
     feeds: of each output, the number of the input that it feeds. boundary, cval: as of a job, or "none" of a
     program in which no cell beyond the array decides a value. sends: whether it stores rows into other ranks'
-    halos, over two axes only. points: what it computes near points.
+    halos, over two axes only.
     """
     layout, chosen = layout_of(program, feeds), tuning or suggested(program)
     if any(map(any, layout.filled)):
@@ -239,8 +236,6 @@ def build(
         "FAR_X": far,
         "REPEATS_Y": layout.repeats[-2] if program.axes > 1 else 0,
         "REPEATS_X": layout.repeats[-1],
-        "POINTS": 0 if points is None else points.count,
-        "POINT_ROWS": POINT_ROWS,
         **{f"STRIDE{n}": layout.operand(plane).components for n, plane in enumerate(layout.state)},
         **{f"PART{n}": part_of(layout.operand(one), one[1]) for n, one in enumerate(layout.state)},
     }
@@ -264,10 +259,10 @@ def build(
     largest = largest_field(layout.program, layout.feeds, steps, outside) if program.axes < 3 else 0.0
     return StepKernel(
         program, layout.feeds, steps, chosen,
-        source(layout, boundary, cval, name, constants, largest, sends=sends, points=points), name,
+        source(layout, boundary, cval, name, constants, largest, sends=sends), name,
         LANES * chosen.warps, radius, margin, tile - 2 * margin, valid_rows,
         shared, registers, boundary == "wrap", fast_ends, bool(branches_of(layout.interior)), sends,
-        boundary == "none", layout.program.scalars, ends, far, points is not None,
+        boundary == "none", layout.program.scalars, ends, far,
     )  # fmt: skip
 
 
@@ -296,14 +291,13 @@ def arguments(
     registers: int | None = None,
     sending: Sending | None = None,
     scalars: Array | None = None,
-    near_points: Sequence[int] = (),
 ) -> StepLaunch:
     """Return how to launch the kernel on arrays with at least one own cell.
 
     inputs, outs: own cells of each input and output, as views of blocks with as many valid cells beside them
     as `axes` says; with all trailing axes, in C order. registers: of a thread of the compiled kernel; None:
     estimated. sending: of a kernel that stores rows into other ranks' halos. scalars: slots of 8 bytes, a row
-    of them for each step, if the kernel takes some. near_points: the arguments of a kernel that has points.
+    of them for each step, if the kernel takes some.
     """
     layout = layout_of(kernel.program, kernel.feeds)
     tuning = kernel.tuning
@@ -347,8 +341,6 @@ def arguments(
     if kernel.scalars:
         assert scalars is not None
         values.append(address_of(scalars))
-    assert kernel.points == (len(near_points) > 0)
-    values += near_points
     return StepLaunch(grid, (kernel.threads, 1, 1), kernel.shared, tuple(values))
 
 
@@ -373,7 +365,9 @@ def _cells_lie_together(array: Array, axes: int) -> bool:
 def _inside(kernel: StepKernel, x: Axis, tile: int) -> bool:
     """Return whether all columns of a tile are in the array and in memory, and its results are own cells."""
     columns, ends = kernel.tuning.columns, kernel.ends[-1]
-    first = first_column(kernel, x, tile)
+    first = tile * kernel.valid - kernel.margin
+    if kernel.far:
+        first = min(first, (x.length - x.start - kernel.far) // columns * columns)
     last = first + kernel.valid + 2 * kernel.margin
     in_lanes = x.own == x.length and x.length % columns == 0 and first % columns == 0
     if kernel.fast_ends and in_lanes and (kernel.wraps or kernel.none or x.length > kernel.radius[-1]):

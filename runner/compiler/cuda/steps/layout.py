@@ -89,7 +89,6 @@ class StepKernel:
     branches: whether some rows take longer than others, as their cells need what branches leave out.
     sends: whether it stores rows into other ranks' halos, as `Sending` says. none: whether no cell beyond the
     array decides a value. scalars: slots of one step's. ends: per axis of the kernel. far: of `far_of`.
-    points: whether it computes cells near points.
     """
 
     program: Program
@@ -113,7 +112,6 @@ class StepKernel:
     scalars: int
     ends: tuple[Ends, ...]
     far: int
-    points: bool
 
 
 @dataclass(frozen=True)
@@ -311,8 +309,6 @@ def interior(program: Program) -> Program:
 
 @functools.lru_cache(maxsize=16)
 def _copied_ends_of(program: Program, fed: tuple[int, ...]) -> CopiedEnds:
-    if program.patched:  # what is written to a cell is not written to its copies
-        return CopiedEnds(program, (0,) * program.axes, ((0, 0),) * program.axes)
     return copied_ends_of(program, fed)
 
 
@@ -490,15 +486,6 @@ def best_height(strips: StripLayout, waves: int = 1) -> int:
     times = {height: strips.duration(height) for height in heights}
     best, several = (min(heights[first:], key=times.__getitem__) for first in (0, least - 1))
     return several if times[several] <= WORTH_WAVES * times[best] else best
-
-
-def first_column(kernel: StepKernel, x: Axis, tile: int) -> int:
-    """Return the first column of a tile, as in kernels/steps.cuh."""
-    first = tile * kernel.valid - kernel.margin
-    if kernel.far:
-        columns = kernel.tuning.columns
-        first = min(first, (x.length - x.start - kernel.far) // columns * columns)
-    return first
 
 
 def numbers(axis: Axis) -> tuple[int, ...]:

@@ -8,8 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from meshrun.runner.compiler.cuda.steps.layout import LANES, Layout, cast, part_of
-from meshrun.runner.compiler.cuda.steps.points import LIST_LEAVES, StepPoints
+from meshrun.runner.compiler.cuda.steps.layout import Layout, cast, part_of
 from meshrun.runner.compiler.operations import KERNELS, at_place, ctype, expression, literal, slot
 from meshrun.runner.compiler.passes.branches import Branch, cost, find_branches, write
 from meshrun.runner.compiler.passes.ends import specialised
@@ -30,13 +29,12 @@ def source(
     largest: float = 0.0,
     *,
     sends: bool = False,
-    points: StepPoints | None = None,
 ) -> str:
     """Return the whole text of a kernel.
 
     constants: what kernels/*.cuh expect to be defined. largest: of the elements of fields, if products need
     not be rounded inside the array (`exact_products`); 0: they are everywhere. sends: whether the kernel
-    stores rows into other ranks' halos, over two axes. points: what is computed near points.
+    stores rows into other ranks' halos, over two axes.
     """
     three = layout.program.axes == 3
     numbers = (
@@ -63,7 +61,6 @@ def source(
     fields += _fields_of_sending(layout) if sends else []
     if layout.program.scalars:
         fields.append(("const uint64*", "scalars"))
-    fields += points.fields() if points is not None else []
     given = [*([numbers[0]] if three else numbers), *(f"{axis}{n}" for axis in axes for n in range(5))]
     values = [f"int({one})" for one in numbers]
     alike = dict.fromkeys(
@@ -78,7 +75,6 @@ def source(
     values += [f"{kind}({name})" if kind == "int64" else f"({kind})({name})" for kind, name in fields]
     signature = ", ".join(f"int64 {one}" for one in [*given, *(one for _, one in fields)])
     texts = _texts(layout, constants, cval, exact=largest > 0)
-    texts += _text_of_points(layout, points, constants, cval) if points is not None else []
     return "\n".join(
         [
             *(f"#define {one} {value}" for one, value in constants.items()),
@@ -175,50 +171,6 @@ def _texts(layout: Layout, constants: dict[str, int], cval: float, *, exact: boo
     return found
 
 
-def _text_of_points(layout: Layout, points: StepPoints, constants: dict[str, int], cval: float) -> list[str]:
-    """Return the function that computes a lane's cells near points, and records the values of series."""
-    graph, tile = layout.program.graph, LANES * constants["C"]
-    lane = LaneCells(graph, 0, layout.program.lengths)
-    writer = Writer(layout, constants["C"], 1, cval, lane, at_ends=True, points=points)
-    columns = range(constants["C"])
-
-    # All values are computed before one is written.
-    written = [
-        f"    out.w{plane}[{column}] = {writer.name(lane.moved([node], (0, column))[0])};"
-        for plane, node in points.written()
-        for column in columns
-    ]
-    rows = []
-    if points.series:
-        rows.append("    const int64 row = *at.all.rows_before + at.all.rows_more + LEVEL - 1;")
-    for number, component, node in points.recorded():
-        components = len(points.series[number].cells.nodes)
-        for column in columns:
-            point = points.number(len(points.lists) + number, column, tile)
-            value = writer.name(lane.moved([node], (0, column))[0])
-            target = f"(row * {components} + {component}) * at.all.series_points{number} + {point} - 1"
-            rows.append(f"    if (records({column}) && {point} > 0)")
-            rows.append(f"        at.all.series{number}[{target}] = {value};")
-    return [
-        "template <Where WHERE, int LEVEL>",
-        "INLINE void compute_near_points(",
-        "    const Rows& rows, int here, const Place& at, int x0, int first, int last, int64 place,",
-        "    Row& out) {",
-        "    [[maybe_unused]] constexpr bool EDGE = WHERE == EDGES;",
-        "    const int lane = threadIdx.x % LANES;",
-        "    const int* cells = at.all.point_cells + place * (POINTS * TILE) + lane * C;",
-        "    [[maybe_unused]] const bool own = unsigned(at.row - first) < unsigned(last - first);",
-        "    [[maybe_unused]] const auto records = [&](int c) {",
-        "        const int inner = lane * C + c;",
-        "        return own && inner >= MARGIN && inner < TILE - MARGIN && x0 + inner < at.all.x.own;",
-        "    };",
-        *writer.lines,
-        *written,
-        *rows,
-        "}",
-    ]
-
-
 def _fields_of_sending(layout: Layout) -> list[tuple[str, str]]:
     """Return the arguments that kernels/sending_2d.cuh needs, in the order of `layout.Sending.values`."""
     fields = [("State*", "state"), ("u64*", "arrived"), ("u64*", "failure"), ("u64", "patience")]
@@ -253,8 +205,8 @@ class LaneCells:
         """Return the same values for the cell that is `shift` away."""
         wanted, done = list(nodes), dict[Node, Node]()
         for node in in_order(wanted):
-            if node.op in PLACES or node.op in LIST_LEAVES:
-                axis = node.value[0] if node.op in PLACES else -1
+            if node.op in PLACES:
+                axis = node.value[0]
                 cell = (node.offset[0] if node.offset else 0) + shift[axis]
                 if (known := self._known(node, cell)) is not None:
                     done[node] = self._graph.constant(known, BOOL)
@@ -304,8 +256,7 @@ class Writer:
     """Write the statements that compute nodes, each node once.
 
     columns, rows: of a lane. at_ends: whether they are for cells near the array's ends: there, a condition on
-    the place holds for some lane of nearly all warps, and is worth no branch. points: that the cells are near
-    to; None: to none.
+    the place holds for some lane of nearly all warps, and is worth no branch.
     """
 
     layout: Layout
@@ -314,7 +265,6 @@ class Writer:
     cval: float
     cells: LaneCells
     at_ends: bool
-    points: StepPoints | None = None
 
     def __post_init__(self) -> None:
         self.lines: list[str] = []
@@ -402,9 +352,6 @@ class Writer:
             return self._load(node)
         if node.op in PLACES:
             return self._place(node)
-        if node.op in LIST_LEAVES:
-            assert self.points is not None
-            return self.points.expression(node, LANES * self.columns)
         if node.op == "scalar":
             # A row of slots for each step.
             self._declare_once("const uint64* scalars", "at.all.scalars + (LEVEL - 1) * SCALARS")
@@ -503,7 +450,7 @@ def node_reads(
             found = [part for part in parts if part is not None]
             if one.op == "load":
                 known[one] = one.offset[-1], one.offset[-1]
-            elif one.op in LIST_LEAVES or (one.op in PLACES and one.value[0] == last):
+            elif one.op in PLACES and one.value[0] == last:
                 known[one] = 0, 0
             else:
                 known[one] = (min(a for a, _ in found), max(b for _, b in found)) if found else None
