@@ -52,12 +52,12 @@ class StageCells:
 
     @cached_property
     def widths(self) -> Extents:
-        """How far from the own cell any array is read."""
+        """How far from the own cell any array is read, on either side: the own cells are within."""
         axes = range(len(self.program.space))
         return tuple(
             (
-                max((one[axis][0] for one in self.footprints), default=0),
-                max((one[axis][1] for one in self.footprints), default=0),
+                max([0, *(one[axis][0] for one in self.footprints)]),
+                max([0, *(one[axis][1] for one in self.footprints)]),
             )
             for axis in axes
         )

@@ -526,3 +526,21 @@ def test_series_of_coarse_grids(tmp_path: Path, ranks: int) -> None:
     fields, series = after_all(corrected, arrays, 3)
     for path, want in zip(outputs, [*fields, *series], strict=True):
         assert np.load(path).tobytes() == want.tobytes(), path.stem
+
+
+@distribute(outputs=("u",), series=("before", "after"))
+def read_on_one_side(u):
+    """Points of which no array is read at the own cell, nor on both sides of it."""
+    new = np.roll(u, 1, 0) / (1 + u.max())
+    y, x = np.array([0, 11, N - 1]), np.array([0, M - 1, 5])
+    new[y, x] = np.roll(u, 4, 1)[y, x] * 2
+    return new, np.roll(new, 2, 0)[y, x], np.roll(new, -3, 1)[y, x]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_series_that_read_on_one_side_alone(tmp_path: Path, ranks: int) -> None:
+    arrays, inputs, outputs = inputs_of(tmp_path, read_on_one_side)
+    on_ranks(ranks, read_on_one_side, inputs, outputs, Options(steps=StepOptions(steps=3)))
+    fields, rows = after_all(read_on_one_side, arrays, 3)
+    for path, want in zip(outputs, [*fields, *rows], strict=True):
+        assert np.load(path).tobytes() == want.tobytes(), path.stem
