@@ -83,7 +83,7 @@ def choose_steps(
         lowered = f"the halo of {steps} steps is wider than the smallest block" if asked else ""
         steps = limit
     between = steps if limit or fused > 1 else 1
-    single = fused == between == 1 and not one_by_one and not one_copy and not in_chunks
+    single = fused == between == 1 and not one_copy and not in_chunks
     return StepCounts(fused, between, lowered, _handed_on(task) if single else {})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -307,17 +307,27 @@ class DevicePoints:
 
     sets: Sequence[PointSet]
     launch: Callable[..., None]
+    # What is on the device, of the same tables and addresses.
+    _uploaded: dict[Any, tuple[Sequence[Table], Array, Array]] = field(default_factory=dict)
 
     def bind(self, tables: Sequence[Table], arrays: PointArrays) -> Callable[[], None]:
-        """Return the launch that computes all cells of the sets. It can be captured."""
+        """Return the launch that computes all cells of the sets. It can be captured.
+
+        Only the first call with the same tables and arrays uploads something: each step of a CUDA graph has
+        other scalars, and is bound while the graph is recorded.
+        """
         counts = [len(table.rows) for table in tables]
         if not sum(counts):
             return _nothing
         xp, scalars, written = array_module(arrays.inputs[0]), arrays.scalars, arrays.written
         fields = [address_of(one) for one in (*arrays.inputs, *arrays.outs)]
         to = [address_of(one) for one in arrays.rows] or [0] * len(tables)
-        addresses = xp.asarray(np.array([*fields, *to], np.uint64))
-        table = xp.asarray(np.concatenate([one.values.ravel() for one in tables]))
+        key = (*map(id, tables), *fields, *to)
+        if key not in self._uploaded:
+            addresses = xp.asarray(np.array([*fields, *to], np.uint64))
+            values = xp.asarray(np.concatenate([one.values.ravel() for one in tables]))
+            self._uploaded[key] = tables, addresses, values
+        _, addresses, table = self._uploaded[key]
         starts = np.cumsum([0, len(arrays.inputs), len(arrays.outs)]) * 8 + address_of(addresses)
         others = [0 if one is None else address_of(one) for one in (scalars, table, written)]
         arguments = (*map(np.uint64, starts), *map(np.uint64, others), *map(np.int64, counts))
