@@ -28,6 +28,7 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space
 from meshrun.runner.compiler.whole.chain_code import Chain, ChainBox
 from meshrun.runner.compiler.whole.graph import ValueCheck
+from meshrun.runner.compiler.whole.point_kernel import PointValues
 from meshrun.runner.compiler.whole.point_pass import Blocks, PointCells
 from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.options.run_options import MOST_ITERATIONS
@@ -158,6 +159,7 @@ class ProgramRun:
             )
             for one in program.numbers.series
         ]
+        self._point_values = {n: PointValues(one) for n, one in enumerate(self._series) if one is not None}
         self.pending: list[tuple[int, Node | Key]] = []
         self.forget()
         self.arrays = [None] * len(program.arrays)
@@ -697,6 +699,8 @@ class ProgramRun:
             return xp.empty((len(points.nodes), 0), points.nodes[0].dtype)
         whole = tuple(parts == 1 for parts in self.partition.grid)
         blocks = Blocks(xp, self._blocks(one.cells), one.cells.widths, start, stop, whole)
+        if self._on_gpu:
+            return self._point_values[number].compute(blocks, self.values.row)
         values, _ = points.compute(blocks, self.values.row)
         return xp.stack(values)
 

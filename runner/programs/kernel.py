@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshrun.runner.compiler.compiled import compile_for
+from meshrun.runner.compiler.compiled import DeviceKernel, compile_for
 from meshrun.runner.compiler.cuda.values import ValueKernel
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
+from meshrun.runner.compiler.whole.point_kernel import PointKernel
 from meshrun.runner.compiler.whole.point_pass import point_writes, without_points
 from meshrun.runner.device.api import Backend
 from meshrun.runner.plan.task import TaskKernel
@@ -55,6 +56,14 @@ class CellKernel:
                 self.kernel, _ = compile_for(backend.device, self._program, cells.widths, shape=shape)
             except (NotTraceable, NotCompiled) as failure:
                 self.reason, self.line = failure.reason, failure.line
+        # On a GPU, compiled code computes the cells near points: CuPy takes subnormal numbers for 0.
+        if isinstance(self.kernel, DeviceKernel) and self._points is not None:
+            with_points = PointKernel(self.kernel, self._points)
+            try:
+                with_points.compile()
+                self.kernel, self._points = with_points, None
+            except NotCompiled as failure:
+                self.kernel, self.reason, self.line = None, failure.reason, failure.line
 
     def bind(
         self, blocks: Sequence[Array], outs: Sequence[Array], first: Shape, scalars: Array

@@ -20,8 +20,8 @@ from meshrun.runner.compiler.whole.point_code import (
     Table,
     is_computable,
 )
-from meshrun.runner.compiler.whole.point_pass import PointWrites
-from meshrun.runner.region import Array
+from meshrun.runner.compiler.whole.point_pass import Blocks, PointCells, PointWrites, Rows
+from meshrun.runner.region import Array, address_of
 
 
 @dataclass
@@ -157,6 +157,49 @@ class PointKernel:
         if key not in self._tables:
             self._tables[key] = [one.table(place) for one in self.sets]
         return self._tables[key]
+
+
+@dataclass(eq=False)
+class PointValues:
+    """Values at points, computed on a GPU by compiled code: CuPy's kernels take subnormal numbers for 0.
+
+    arithmetic: "strict" or "fast".
+    """
+
+    cells: PointCells
+    arithmetic: str = "strict"
+    # Tables and results, by where the blocks are.
+    _bound: dict[Any, tuple[Table, Array]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def _set(self) -> PointSet:
+        return PointSet(self.cells, None, series=True)
+
+    @functools.cached_property
+    def _code(self) -> HostPoints | DevicePoints | None:
+        """None for complex numbers, which CuPy computes."""
+        return compile_points([self._set], self.arithmetic) if is_computable([self._set]) else None
+
+    def compute(self, blocks: Blocks, row: Rows = None) -> Array:
+        """Return (components, own points) of the values within the blocks' own cells. row: slots of numbers.
+
+        Raises NotCompiled.
+        """
+        if self._code is None:
+            return blocks.xp.stack(self.cells.compute(blocks, row)[0])
+
+        # The first own cell of each block.
+        cores = tuple(slice(low, None) for low, _ in blocks.widths)
+        own = [block[(*cores[: block.ndim], ...)] for block in blocks.arrays]
+        key = blocks.first, blocks.last, *((address_of(one), one.strides) for one in own)
+        if key not in self._bound:
+            place = PointPlace(blocks.first, blocks.last, blocks.first, blocks.whole, own, ())
+            table = self._set.table(place)
+            shape = 1, len(self.cells.nodes), len(table.rows)
+            self._bound[key] = table, blocks.xp.empty(shape, self.cells.nodes[0].dtype)
+        table, rows = self._bound[key]
+        self._code.bind([table], PointArrays(own, (), row, [rows]))()
+        return rows[0].copy()
 
 
 def _call_both(first: Callable[[], None], second: Callable[[], None]) -> None:

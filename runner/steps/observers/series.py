@@ -18,7 +18,7 @@ import numpy as np
 
 from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel, compile_points
 from meshrun.runner.compiler.whole.point_code import PointSet, is_computable
-from meshrun.runner.compiler.whole.point_kernel import PointKernel
+from meshrun.runner.compiler.whole.point_kernel import PointKernel, PointValues
 from meshrun.runner.compiler.whole.point_pass import Blocks, SeriesPass
 from meshrun.runner.errors import RunError
 from meshrun.runner.plan.task import ArrayType, Task
@@ -61,6 +61,8 @@ class SeriesRows:
         cells = self.series.recorded(self._fed)
         outputs = [same if fed else None for same, fed in zip(self.series.same_as, self._fed, strict=True)]
         self._by_steps, self._flushed = False, 0  # steps whose rows have been sent
+        arithmetic = str(getattr(self.task.kernel, "arithmetic", "strict"))
+        self._values = [PointValues(one, arithmetic) for one in self.series.cells]
         self._sets = [PointSet(*one, series=True) for one in zip(cells, outputs, strict=True)]
 
     @property
@@ -164,6 +166,9 @@ class SeriesRows:
         left_out = [*but] or [False] * len(self.series.names)
         tape = self.task.job.tape
         slots = self.world.xp.asarray(tape.row(step)) if tape is not None and tape.slots else None
+        kernel = self.task.kernel
+        if self.world.backend.asynchronous and isinstance(kernel, DeviceKernel | PointKernel):
+            return [None if one else self._values[n].compute(blocks, slots) for n, one in enumerate(left_out)]
         return [None if one else self.series.compute(n, blocks, slots) for n, one in enumerate(left_out)]
 
     def row_of(self, number: int, values: Array) -> Array:

@@ -12,16 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 from fused import GXX, launchers
+from point_threads import by_threads
 
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
 from meshrun.runner.compiler.compiled import DeviceKernel
+from meshrun.runner.compiler.whole import point_code, point_kernel
+from meshrun.runner.compiler.whole.point_pass import PointCells
 from meshrun.runner.device.api import NotCapturable
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.programs import kernel as program_kernel
 from meshrun.runner.run.declare import distribute
 from meshrun.runner.run.execute import Options, run
-from meshrun.runner.steps import halo_path
+from meshrun.runner.steps import halo_path, stepper
+from meshrun.runner.steps.observers import series as observed_series
 from meshrun.runner.system.compiler import NotCompiled
 from meshrun.runner.world.world import World, open_world
 from tests.facts.host_halo import HostTables
@@ -124,6 +128,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], halos: Path) -> N
         DeviceKernel, "_compiled", lambda self, source, name, shared=0: compiled(source, name)
     )
     monkeypatch.setattr(program_kernel, "compile_values", lambda kernel: compiled(kernel.source, kernel.name))
+    monkeypatch.setattr(point_kernel, "compile_points", by_threads)
+    monkeypatch.setattr(observed_series, "compile_points", by_threads)
 
 
 def files(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -317,3 +323,121 @@ def test_loops_have_the_same_bits_everywhere(
         record, found = stepped(tmp_path, function, arrays, steps, ranks, kind)
         assert [one.tobytes() for one in found] == [one.tobytes() for one in wanted], (ranks, kind)
         assert record["steps"]["graph"] == (kind == "gpu" and function is swept)
+
+
+Y, X = np.array([2, 9, 30, 9]), np.array([3, 0, 24, 8])
+
+
+@distribute(outputs=("u",), series=("heard", "cell"))
+def faint(u):
+    """Products of values at points are subnormal, in stages."""
+    new = u / (1 + u.max())
+    new[Y, X] = u[Y - 1, X] * np.float32(1e-10)
+    return new, np.roll(new, 2, 0)[Y, X] * np.float32(1e-10), u[17, 4] * (u.min() + np.float32(1e-11))
+
+
+@distribute(outputs=("u",), series=("heard",))
+def faint_in_one_kernel(u):
+    """A series that reads beside the points of what the step begins with."""
+    new = 0.5 * (u + np.roll(u, 1, 1))
+    return new, (new[Y, X] + u[Y - 1, X]) * np.float32(1e-10)
+
+
+@pytest.mark.parametrize("every", [None, 4])
+@pytest.mark.parametrize("job", [faint, faint_in_one_kernel], ids=lambda job: job.name)
+def test_values_at_points_may_be_subnormal(
+    tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, job: Any, every: int | None
+) -> None:
+    """CuPy's kernels take subnormal numbers for 0, those of compiled code do not."""
+    computed = PointCells.compute
+
+    def by_cupy(*arguments: Any) -> Any:
+        values, cells = computed(*arguments)
+        return [one * (np.abs(one) >= np.finfo(np.float32).tiny) for one in values], cells
+
+    monkeypatch.setattr(PointCells, "compute", by_cupy)
+    u = (np.random.default_rng(0).random((33, 25)) * 1e-30 + 1e-30).astype(np.float32)
+    np.save(tmp_path / "u.npy", u)
+    made, steps = [tmp_path / f"{name}_after.npy" for name in ("u", *job.series)], 9
+    world = open_world("cpu")
+    world.backend = Gpu()
+    run(
+        job, [tmp_path / "u.npy"], made, {}, Options(steps=StepOptions(steps=steps, every=every)), world=world
+    )
+    rows = []
+    for step in range(1, steps + 1):
+        u, *row = job.function(u.copy())
+        rows += [row] if step % (every or 1) == 0 or step == steps else []
+    for path, want in zip(made, [u, *map(np.stack, zip(*rows, strict=True))], strict=True):
+        assert np.load(path).tobytes() == want.tobytes(), path.stem
+        assert path.stem == "u_after" or 0 < np.abs(want).max() < np.finfo(np.float32).tiny
+
+
+class Recording(Gpu):
+    """Its graphs are recorded without being done, as on a GPU: what they change is put back."""
+
+    recording = False
+
+    def capture(self, work: Any) -> Any:
+        blocks = work.func.__self__
+        states = [one.block for one in (*blocks.arrays, *blocks.spare.values())]
+        states += [blocks.recorded._written, *blocks.recorded.rows]
+        kept = [one.copy() for one in states]
+        Recording.recording = True
+        try:
+            work()
+        finally:
+            Recording.recording = False
+            for one, before in zip(states, kept, strict=True):
+                one[...] = before
+        return work
+
+
+class Uploads:
+    """In place of CuPy: a graph cannot hold what allocates memory."""
+
+    @staticmethod
+    def asarray(array: Any) -> Any:
+        if Recording.recording:
+            raise NotCapturable("the function allocates device memory")
+        return array.copy()
+
+
+@distribute(outputs=("now", "before"), series=("trace",))
+def heard(now, before, *, step):
+    """A leapfrog scheme with sources that depend on the step, and receivers."""
+    new = 2 * now - before
+    new[1:-1] += np.float32(0.1) * (now[2:] + now[:-2] - 2 * now[1:-1])
+    points = (np.array([2, 3, 5]), np.array([1, 4, 0]), np.array([3, 0, 2]))[: now.ndim]
+    new[points] += np.float32(0.25) * step
+    return new, now, new[tuple(one + 1 for one in points)]
+
+
+@pytest.mark.parametrize("shape", [(12, 9), (8, 7, 6)])
+def test_graphs_hold_points_and_series_with_numbers_of_the_step(
+    tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(stepper, "EAGER", 4)
+    monkeypatch.setattr(stepper, "GRAPH_STEPS", (8, 2, 1))
+    monkeypatch.setattr(stepper, "WORTH_MAKING", 1)
+    monkeypatch.setattr(point_code, "array_module", lambda array: Uploads)
+    chosen, noted = stepper.choose_steps, []
+    monkeypatch.setattr(
+        stepper,
+        "choose_steps",
+        lambda *given, **options: noted.append(chosen(*given, **options)) or noted[-1],
+    )
+    arrays = [np.random.default_rng(n).random(shape, dtype=np.float32) for n in range(2)]
+    given, made = [tmp_path / f"{n}.npy" for n in range(2)], [tmp_path / f"{n}_after.npy" for n in range(3)]
+    for path, one in zip(given, arrays, strict=True):
+        np.save(path, one)
+    world, rows = open_world("cpu"), []
+    world.backend = Recording()
+    record = run(heard, given, made, {}, Options(fuse="require", steps=StepOptions(steps=31)), world=world)
+    for step in range(31):
+        *arrays, row = heard.function(*(one.copy() for one in arrays), step=step)
+        rows.append(row)
+    for path, want in zip(made, [*arrays, np.stack(rows)], strict=True):
+        assert np.load(path).tobytes() == want.tobytes(), path.stem
+    assert record["steps"]["graph"], record["steps"].get("graph_reason")
+    assert noted[0].handed_on == {1: 0}  # the earlier field is not copied
