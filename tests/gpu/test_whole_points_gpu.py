@@ -19,6 +19,7 @@ from tests.unit.run import test_distribute_points as points
 from tests.unit.run import test_distribute_sizes as sizes
 from tests.unit.run import test_series as series
 from tests.unit.run.test_distribute import stepped
+from tests.unit.steps import test_program_graphs as graphs
 
 pytestmark = pytest.mark.mpi
 
@@ -72,6 +73,27 @@ def test_cuda_graphs_hold_the_kernel_of_points(world: World, tmp_path: Path) -> 
     wanted = stepped(points.injected.function, arrays, 100)
     assert [np.load(path).tobytes() for path in outputs] == [one.tobytes() for one in wanted]
     assert world.size > 1 or record["steps"]["graph"]
+
+
+@pytest.mark.parametrize("shape", [(61, 130), (40, 33, 50)])
+def test_cuda_graphs_hold_points_and_series_with_numbers_of_the_step(
+    world: World, tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    folder, steps, job = Path(world.on_root(lambda: str(tmp_path))), 300, graphs.heard
+    fields = [np.random.default_rng(n).random(shape, dtype=np.float32) for n in range(2)]
+    inputs = [folder / f"{name}.npy" for name in job.arrays]
+    outputs = [folder / f"{name}_after.npy" for name in (*job.output_names, *job.series)]
+    world.on_root(lambda: [np.save(path, one) for path, one in zip(inputs, fields, strict=True)] and None)
+    record = run(
+        job, inputs, outputs, {}, Options(fuse="require", steps=StepOptions(steps=steps)), world=world
+    )
+    rows = []
+    for step in range(steps):
+        *fields, row = job.function(*(one.copy() for one in fields), step=step)
+        rows.append(row)
+    for path, want in zip(outputs, [*fields, np.stack(rows)], strict=True):
+        assert np.load(path).tobytes() == want.tobytes(), path.stem
+    assert world.size > 1 or record["steps"]["graph"], record["steps"]["graph_reason"]
 
 
 @pytest.mark.parametrize("every", [None, 4])

@@ -189,8 +189,9 @@ class PointValues:
             return blocks.xp.stack(self.cells.compute(blocks, row)[0])
 
         # The first own cell of each block.
-        cores = tuple(slice(low, None) for low, _ in blocks.widths)
-        own = [block[(*cores[: block.ndim], ...)] for block in blocks.arrays]
+        starts = tuple(slice(low, None) for low, _ in blocks.widths)
+        cores = [(*starts[: block.ndim], ...) for block in blocks.arrays]
+        own = [block[core] for block, core in zip(blocks.arrays, cores, strict=True)]
         key = blocks.first, blocks.last, *((address_of(one), one.strides) for one in own)
         if key not in self._bound:
             place = PointPlace(blocks.first, blocks.last, blocks.first, blocks.whole, own, ())
