@@ -336,7 +336,8 @@ def unroll_lines(shape: SharedPlanes) -> list[str]:
     if shape.unroll != NEAR_UNROLLED:
         return [wanted]
     # Two turns spill registers on processors 10.0.
-    return ["#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000", "#pragma unroll 1", "#else", wanted, "#endif"]
+    newer = "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000"
+    return [newer, "#pragma unroll 1", "#else", wanted, "#endif"]
 
 
 def advance_lines(ring: Ring) -> Iterator[str]:
