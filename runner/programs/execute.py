@@ -87,17 +87,28 @@ class ValueSlots:
 
 
 @dataclass
+class HostState:
+    """What the host knows of the step that runs.
+
+    step: its number. given: of the tape's numbers, those of the loops that run, as they are. most_iterations:
+    of a loop that its condition ends.
+    """
+
+    step: int = 0
+    given: dict[int, Any] = field(default_factory=dict)
+    most_iterations: int = MOST_ITERATIONS
+
+
+@dataclass
 class ProgramRun:
     """This rank's blocks of a program. Every method is collective.
 
-    grid: number of blocks along each axis of space. step: the number of the step. given: of the
-    tape's numbers, those of the loops that run, as they are now. most_iterations: of a loop
-    that its condition ends. compiled: whether stages are compiled to kernels.
+    grid: number of blocks along each axis of space. compiled: whether stages are compiled to kernels.
     reducing: kernel stages that also do reductions, by their numbers; on a GPU, with compiled stages.
     allocator: of blocks; by default the back end. arrays: of each of the program's arrays, its block; of an
     input of shape (), None. known: stages whose reductions the last step has done. pending: values to
-    compute before something reads them. exchanges: number of halo exchanges so far. exchange_bytes: most
-    bytes that arrived from other ranks in one.
+    compute before something reads them. host: what the host knows of the step. exchanges: number of halo
+    exchanges so far.
     """
 
     world: World
@@ -108,11 +119,8 @@ class ProgramRun:
     reducing: dict[int, ReducingKernel] = field(default_factory=dict)
     allocator: Allocator | None = None
     arrays: list[DistributedArray | None] = field(default_factory=list, init=False)
-    step: int = field(default=0, init=False)
-    given: dict[int, Any] = field(default_factory=dict, init=False)
-    most_iterations: int = field(default=MOST_ITERATIONS, init=False)
+    host: HostState = field(default_factory=HostState, init=False)
     exchanges: int = field(default=0, init=False)
-    exchange_bytes: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         program, world = self.program, self.world
@@ -125,6 +133,7 @@ class ProgramRun:
         self._failed.fill(False)
         self._fails = world.backend.empty((1,), np.dtype(bool))
         self.exchange_spans: list[tuple[Mark, Mark]] = []
+        self.exchange_bytes = 0  # most that arrived from other ranks in one exchange
         self.capturing = False  # whether a CUDA graph is made of what is done
         # What kernels that fill halos are given; None: NumPy or CuPy copies.
         self.tables: DeviceTables | None = None

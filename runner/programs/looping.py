@@ -59,36 +59,36 @@ class LoopRun:
         return (
             decides
             or self.sweeps is not None
-            or bool(loop.body.tape.slots or loop.carried)
+            or bool(loop.body.tape.slots or loop.numbers.carried)
             or self.run.waits_for_host
         )
 
     def take(self, outer: Any) -> None:
         """Run the loop on what the program has before it, and leave the program what is there after it."""
         stage, run, loop = self.stage, self.run, self.stage.loop
-        if self.sweeps is not None and loop.items is not None:
-            self._sweep(outer, len(loop.items))
+        if self.sweeps is not None and loop.numbers.items is not None:
+            self._sweep(outer, len(loop.numbers.items))
             return
         for number, place in enumerate(stage.arrays):
             run.arrays[number] = None if place is None else outer.arrays[place]
         for value, source in stage.values:
             run.values.views[value][...] = outer.values.views[source]
         run.forget()
-        run.step, run.capturing, run.given = outer.step, outer.capturing, outer.given
-        run.most_iterations = outer.most_iterations
+        run.host, run.capturing = outer.host, outer.capturing
         before = run.exchanges
 
-        before_loop = loop.body.tape.numbers(run.step, run.given) if loop.carried else []
-        for one in loop.carried:
-            run.given[one.number] = before_loop[one.initial] if one.on_tape[0] else one.initial
+        before_loop = loop.body.tape.numbers(run.host.step, run.host.given) if loop.numbers.carried else []
+        for one in loop.numbers.carried:
+            run.host.given[one.number] = before_loop[one.initial] if one.on_tape[0] else one.initial
         wanted = stage.first is None or bool(outer.values.views[stage.first])
-        count, most = 0, len(loop.items) if loop.items is not None else outer.most_iterations
+        items = loop.numbers.items
+        count, most = 0, outer.host.most_iterations if items is None else len(items)
         while wanted and count < most:
             self._iterate(count)
             count += 1
             if loop.again is not None:
                 wanted = bool(self._values[loop.again])
-        if wanted and loop.items is None and loop.kind == "while":
+        if wanted and items is None and loop.kind == "while":
             self._fail(most)
         self._leave(outer, count)
         self.iterations, self.last = self.iterations + count, count
@@ -111,11 +111,11 @@ class LoopRun:
     def _iterate(self, count: int) -> None:
         run, loop = self.run, self.stage.loop
         tape = loop.body.tape
-        if loop.index is not None and loop.items is not None:
-            run.given[loop.index] = loop.items[count]
+        if loop.numbers.index is not None and loop.numbers.items is not None:
+            run.host.given[loop.numbers.index] = loop.numbers.items[count]
         if tape.slots:
-            run.set_step(run.world.xp.asarray(tape.row(run.step, run.given)))
-        numbers = tape.numbers(run.step, run.given) if loop.carried else []
+            run.set_step(run.world.xp.asarray(tape.row(run.host.step, run.host.given)))
+        numbers = tape.numbers(run.host.step, run.host.given) if loop.numbers.carried else []
 
         # What is read changes places with what is written.
         targets = {output: self._target(output, count) for output in self._blocks}
@@ -132,8 +132,8 @@ class LoopRun:
         for value, output, part in self._fed_values:
             found = self._values[output]
             run.values.views[value][...] = getattr(found, part) if part else found
-        for one in loop.carried:
-            run.given[one.number] = numbers[one.final] if one.on_tape[1] else one.final
+        for one in loop.numbers.carried:
+            run.host.given[one.number] = numbers[one.final] if one.on_tape[1] else one.final
 
     def _target(self, output: int, count: int) -> DistributedArray:
         blocks = self._blocks[output]

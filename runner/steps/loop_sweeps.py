@@ -75,8 +75,8 @@ def add_sweeps(world: World, loops: Mapping[int, LoopRun], grid: Shape, phases: 
     """Give loops, and those within them, kernels of several steps where these can run them. Collective."""
     for loop in loops.values():
         task = _task_of(world, loop.stage, grid)
-        if task is not None and task.kernel is not None and loop.stage.loop.items is not None:
-            sweeps = LoopSweeps(world, task, phases, len(loop.stage.loop.items))
+        if task is not None and task.kernel is not None and loop.stage.loop.numbers.items is not None:
+            sweeps = LoopSweeps(world, task, phases, len(loop.stage.loop.numbers.items))
             if sweeps.stepper.fused_steps > 1:
                 loop.sweeps = sweeps
         add_sweeps(world, loop.run.loops, grid, phases)
@@ -88,7 +88,7 @@ def _task_of(world: World, stage: LoopStage, grid: Shape) -> Task | None:
     shapes: list[Shape] = [*(one.shape for one in body.inputs), *(one.shape for one in body.outputs)]
     fields = all(shapes)
     plain = not (body.staged or body.checks or body.tape.slots or body.graph.points or body.sizes)
-    known = loop.kind == "for" and loop.again is None and loop.first is None and not loop.carried
+    known = loop.kind == "for" and loop.again is None and loop.first is None and not loop.numbers.carried
     if not (fields and plain and known) or None in loop.feeds:
         return None
     names = tuple(f"input{number}" for number in range(len(body.inputs)))
@@ -100,7 +100,7 @@ def _task_of(world: World, stage: LoopStage, grid: Shape) -> Task | None:
     task: Task | None = None
     try:
         task = plan_task(block_job(job, body), {}, types, world.size, grid=text)
-        task, _ = fused_alone(world.backend.device, task, "require", "strict", len(loop.items or ()))
+        task, _ = fused_alone(world.backend.device, task, "require", "strict", len(loop.numbers.items or ()))
     except UserError:  # a block is smaller than what a step reads of it
         task = None
     return task if all(world.control.allgather(task is not None and task.kernel is not None)) else None

@@ -47,7 +47,7 @@ class ProgramStepper(Stepper):
             self.stages = SpectralRun(world, task.job.program, grid, self.phases, task.compiled, self)
         else:
             self.stages = self._in_stages()
-            self.stages.most_iterations = self.most_iterations
+            self.stages.host.most_iterations = self.most_iterations
             if task.compiled:
                 add_sweeps(world, self.stages.loops, task.partition.grid, self.phases)
         axes = max(len(one.shape) for one in task.fields)
@@ -194,7 +194,7 @@ class ProgramStepper(Stepper):
     def _take_step(self) -> None:
         stages = self.stages
         if isinstance(stages, ProgramRun):
-            stages.step = self.done
+            stages.host.step = self.done
         for place, array in enumerate(self.arrays):
             stages.arrays[place] = array
         for number, place in self._shared.items():

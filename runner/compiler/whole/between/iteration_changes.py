@@ -30,9 +30,7 @@ class Changes:
     mapping: which memory the variables have after an iteration in place of that before it. names: of
     variables, for messages. written: storages that are written and keep their place; moved: those whose
     variables get others. numbers: those of Python that the host computes; values: numbers that become values.
-    returned: what another branch has returned. The others are of the traced body: of each storage, its
-    stand-in, slots and what it becomes; of numbers, those of the tape; the state after it; and the slot that
-    counts iterations.
+    returned: what another branch has returned.
     """
 
     mapping: dict[Storage, Storage] = field(default_factory=dict)
@@ -41,13 +39,26 @@ class Changes:
     moved: list[Storage] = field(default_factory=list)
     numbers: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     values: dict[tuple[Any, ...], Whole] = field(default_factory=dict)
+    returned: dict[tuple[Any, ...], Whole] = field(default_factory=dict)
+
+
+@dataclass
+class TracedBody:
+    """An iteration that is traced with stand-ins for the state.
+
+    changes: what it changes. stands, slots, ends: of each storage that changes, its stand-in, its slots of
+    the state, and what it becomes. value_slots, result_slots: of values, and of what is returned. tape: of
+    numbers, those of the tape. after: the state after the iteration, by where each value is; end: by
+    variable. counter: the slot that counts iterations, once it is asked for.
+    """
+
+    changes: Changes
     stands: dict[Storage, Storage] = field(default_factory=dict)
     slots: dict[Storage, list[Slot]] = field(default_factory=dict)
     ends: dict[Storage, Storage] = field(default_factory=dict)
-    tape: dict[tuple[Any, ...], Timed] = field(default_factory=dict)
     value_slots: dict[tuple[Any, ...], Slot] = field(default_factory=dict)
-    returned: dict[tuple[Any, ...], Whole] = field(default_factory=dict)
     result_slots: dict[tuple[Any, ...], list[Slot]] = field(default_factory=dict)
+    tape: dict[tuple[Any, ...], Timed] = field(default_factory=dict)
     after: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     end: Sequence[Any] = ()
     counter: int | None = None

@@ -14,6 +14,7 @@ from meshrun.runner.compiler.trace.timed import Timed
 from meshrun.runner.compiler.whole.array import Storage, Whole, made_scalar
 from meshrun.runner.compiler.whole.between.iteration_changes import (
     Changes,
+    TracedBody,
     changes_of,
     check_storage,
     joined_changes,
@@ -32,7 +33,7 @@ from meshrun.runner.compiler.whole.between.traced_state import (
     over,
     weak_as,
 )
-from meshrun.runner.compiler.whole.graph import LoopResult, Reduction
+from meshrun.runner.compiler.whole.graph import LoopResult, Reduction, StateValue
 
 HINT = "arrays of one shape and dtype in all iterations, and values such as np.float64(0) for numbers"
 
@@ -80,10 +81,10 @@ def record_loop(
         while True:
             with tracer.journal() as journal:
                 try:
-                    _trace_body(tracer, loop, state, values, known, body, more, journal)
+                    traced = _trace_body(tracer, loop, state, values, known, body, more, journal)
                     if unrolled and _is_of_cells(tracer, loop):
                         raise NotAlike("it computes each cell by itself")
-                    leave_state(tracer, loop, state, known, journal)
+                    leave_state(tracer, loop, state, traced, journal)
                     break
                 except MoreChanges as more_changes:
                     tracer.undo(journal, state, values, copies)
@@ -110,13 +111,13 @@ def _trace_body(
     body: Callable[[Any], None],
     more: Callable[[], Any] | None,
     journal: IterationJournal,
-) -> None:
+) -> TracedBody:
     """Trace an iteration with stand-ins for the state that is known to change."""
     recorder, tape = tracer.recorder, tracer.recorder.tape
     loop.number = next(tracer.loop_numbers)
     leaves = [Leaf(one.path, tracer.alone(one.value)) for one in tracer.leaves(state, values)]
 
-    scalars = _stand_in(tracer, loop, state, values, known, leaves)
+    traced, scalars = _stand_in(tracer, loop, state, values, known, leaves)
     item: Any = None
     if loop.kind == "for" and loop.items is not None:
         item = tape.of_loop(loop.number, loop.items[0])
@@ -125,7 +126,7 @@ def _trace_body(
     checks = len(recorder.checks)
     born = next(Storage.numbers)
     before, after = tracer.run(state, lambda: body(item))
-    stands = [*known.stands.values(), *scalars]
+    stands = [*traced.stands.values(), *scalars]
     inner = IterationJournal(born, checks, journal.written)
     found = changes_of(tracer, before, after, inner, stands)
     extra = [one for one in (*found.moved, *found.written) if one not in stands]
@@ -143,7 +144,8 @@ def _trace_body(
     loop.checks = tuple(recorder.checks[checks:])
     del recorder.checks[checks:]
 
-    _note_ends(tracer, loop, state, known, found, after)
+    _note_ends(tracer, loop, state, traced, found, after)
+    return traced
 
 
 def _stand_in(
@@ -153,73 +155,73 @@ def _stand_in(
     values: Sequence[Any],
     known: Changes,
     leaves: Sequence[Leaf],
-) -> list[Storage]:
-    """Bind the variables to stand-ins for the state; return the memory of those that are numbers."""
+) -> tuple[TracedBody, list[Storage]]:
+    """Bind the variables to stand-ins. Return these, and the memory of those that are numbers."""
     recorder, tape = tracer.recorder, tracer.recorder.tape
+    traced = TracedBody(known)
     for path, one in known.returned.items():
-        known.result_slots[path] = [
+        traced.result_slots[path] = [
             new_slot(tracer, loop, RESULT, node, node.dtype, is_value=not one._storage.extents)
             for node in one._storage.nodes
         ]
         check_storage(tracer, one._storage, "what is returned")
 
     # Stand-ins: in place for what is only written, new ones for what others take the place of.
-    known.stands = {}
     for storage in (*known.moved, *known.written):
         name, is_value = known.names.get(storage, "array"), not storage.extents
         slots = [new_slot(tracer, loop, name, node, node.dtype, is_value=is_value) for node in storage.nodes]
         nodes = [slot.leaf for slot in slots if slot.leaf is not None]
-        known.slots[storage] = slots
+        traced.slots[storage] = slots
         if storage in known.written:
             recorder.note_write(storage)
             storage.nodes[:] = nodes
-            known.stands[storage] = storage
+            traced.stands[storage] = storage
         else:
-            known.stands[storage] = Storage(nodes, storage.extents)
+            traced.stands[storage] = Storage(nodes, storage.extents)
     replaced: dict[tuple[Any, ...], Any] = {}
     scalars: list[Storage] = []
     for leaf in leaves:
         value = leaf.value
         if leaf.path in known.numbers:
             sample = value.sample if isinstance(value, Timed) else value
-            known.tape[leaf.path] = tape.of_loop(loop.number, sample)
-            replaced[leaf.path] = known.tape[leaf.path]
+            traced.tape[leaf.path] = tape.of_loop(loop.number, sample)
+            replaced[leaf.path] = traced.tape[leaf.path]
         elif leaf.path in known.values:
             initial = known.values[leaf.path]
             (node,) = initial.read().ravel()
-            slot = known.value_slots[leaf.path] = new_slot(
+            slot = traced.value_slots[leaf.path] = new_slot(
                 tracer, loop, leaf.name, node, node.dtype, is_value=True
             )
             assert slot.leaf is not None
             scalar = replaced[leaf.path] = weak_as(made_scalar(recorder, {}, slot.leaf), initial._weak)
             scalars.append(scalar._storage)
-        elif isinstance(value, Whole) and value._storage in known.stands:
-            stand = known.stands[value._storage]
+        elif isinstance(value, Whole) and value._storage in traced.stands:
+            stand = traced.stands[value._storage]
             replaced[leaf.path] = value if stand is value._storage else over(value, stand)
     tracer.bind(state, values, replaced)
-    return scalars
+    return traced, scalars
 
 
 def _note_ends(
     tracer: StateTracer,
     loop: RecordedLoop,
     state: LocalState,
-    known: Changes,
+    traced: TracedBody,
     found: Changes,
     after: Sequence[Leaf],
 ) -> None:
     """Note what an iteration leaves of the state."""
     # What it leaves.
     ends = {one.path: one.value for one in after}
-    for storage, stand in known.stands.items():
+    for storage, stand in traced.stands.items():
         end = found.mapping.get(stand, stand)
-        known.ends[storage] = end
-        for slot, node in zip(known.slots[storage], end.nodes, strict=True):
+        traced.ends[storage] = end
+        for slot, node in zip(traced.slots[storage], end.nodes, strict=True):
             slot.final = node
-    for path, slot in known.value_slots.items():
+    for path, slot in traced.value_slots.items():
         (slot.final,) = tracer.as_alike(ends[path]).read().ravel()
-    for path, timed in known.tape.items():
-        initial, final = known.numbers[path], ends[path]
+    for path, timed in traced.tape.items():
+        initial, final = traced.changes.numbers[path], ends[path]
         loop.carried.append(
             Carried(
                 timed._number,
@@ -228,11 +230,11 @@ def _note_ends(
                 (isinstance(initial, Timed), isinstance(final, Timed)),
             )
         )
-    for path, slots in known.result_slots.items():
+    for path, slots in traced.result_slots.items():
         check_storage(tracer, ends[path]._storage, "what is returned")
         for slot, node in zip(slots, ends[path]._storage.nodes, strict=True):
             slot.final = node
-    known.after, known.end = ends, state.get()
+    traced.after, traced.end = ends, state.get()
     for node in in_order(loop.inside):
         if node.op in ("point", "pick"):
             raise NotAlike("it reads or writes lists of points")
@@ -242,14 +244,14 @@ def _is_of_cells(tracer: StateTracer, loop: RecordedLoop) -> bool:
     """Return whether iterations compute each cell of itself alone, by few operations."""
     if loop.again is not None or loop.checks or loop.items is None:
         return False
-    graph, depends = (
-        tracer.recorder.graph,
-        LoopDependence(tracer.recorder.graph, tracer.recorder.tape, loop.number),
-    )
+    graph = tracer.recorder.graph
+    depends = LoopDependence(graph, tracer.recorder.tape, loop.number)
     nodes = in_order(loop.inside)
     for node in nodes:
-        if node.op == "load" and depends.of(node) and (node.input in graph.between or any(node.offset)):
-            return False
+        if node.op == "load" and depends.of(node):
+            is_computed = not isinstance(graph.between[node.input], StateValue)
+            if is_computed or any(node.offset):
+                return False
         if node.op == "scalar" and isinstance(graph.values[node.value], (Reduction, LoopResult)):
             return False
     return len(nodes) * len(loop.items) <= MOST_NODES

@@ -12,7 +12,7 @@ from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.timed import Timed
 from meshrun.runner.compiler.whole.array import Storage, Whole, made_scalar
-from meshrun.runner.compiler.whole.between.iteration_changes import Changes, check_storage
+from meshrun.runner.compiler.whole.between.iteration_changes import TracedBody, check_storage
 from meshrun.runner.compiler.whole.between.loops import LoopDependence, RecordedLoop, Slot
 from meshrun.runner.compiler.whole.between.traced_state import (
     IterationJournal,
@@ -27,34 +27,34 @@ MOST_COUNTED = 10_000  # iterations for which a number at the end is computed wh
 
 
 def leave_state(
-    tracer: StateTracer, loop: RecordedLoop, state: LocalState, known: Changes, journal: IterationJournal
+    tracer: StateTracer, loop: RecordedLoop, state: LocalState, traced: TracedBody, journal: IterationJournal
 ) -> None:
     """Leave the state as it is after the loop."""
     recorder = tracer.recorder
     results: dict[Storage, list[Node]] = {}  # by the storage that an iteration leaves
-    for storage, end in known.ends.items():
-        numbers = [loop.slots.index(slot) for slot in known.slots[storage]]
+    for storage, end in traced.ends.items():
+        numbers = [loop.slots.index(slot) for slot in traced.slots[storage]]
         results[end] = [_result(tracer, loop, number) for number in numbers]
     # Storages that are the function's own keep their place.
     stores: dict[Storage, Storage] = {}
-    for storage in known.written:
-        storage.nodes[:] = results[known.ends[storage]]
+    for storage in traced.changes.written:
+        storage.nodes[:] = results[traced.ends[storage]]
         stores[storage] = storage
-    _leave_moved(tracer, loop, known, results, journal)
+    _leave_moved(tracer, loop, traced, results, journal)
     replaced: dict[tuple[Any, ...], Any] = {}
-    for path, value in known.after.items():
-        if path in known.value_slots:
-            slot = known.value_slots[path]
+    for path, value in traced.after.items():
+        if path in traced.value_slots:
+            slot = traced.value_slots[path]
             found = made_scalar(recorder, {}, _result(tracer, loop, loop.slots.index(slot)))
-            replaced[path] = weak_as(found, known.values[path]._weak)
-        elif path in known.result_slots:
-            numbers = [loop.slots.index(slot) for slot in known.result_slots[path]]
+            replaced[path] = weak_as(found, traced.changes.values[path]._weak)
+        elif path in traced.result_slots:
+            numbers = [loop.slots.index(slot) for slot in traced.result_slots[path]]
             extents = value._storage.extents
             replaced[path] = over(value, Storage([_result(tracer, loop, n) for n in numbers], extents))
         elif (isinstance(value, Timed) and tracer.recorder.tape.changes_in(value._number, loop.number)) or (
-            path in known.numbers and loop.first is not None
+            path in traced.changes.numbers and loop.first is not None
         ):
-            replaced[path] = _last_number(tracer, loop, known, path, value)
+            replaced[path] = _last_number(tracer, loop, traced, path, value)
         elif isinstance(value, Whole):
             end = value._storage
             if end not in stores:
@@ -62,7 +62,7 @@ def leave_state(
             replaced[path] = over(value, stores[end])
         else:
             replaced[path] = value
-    tracer.bind(state, known.end, replaced)
+    tracer.bind(state, traced.end, replaced)
 
 
 def _stored(
@@ -87,7 +87,7 @@ def _stored(
 def _leave_moved(
     tracer: StateTracer,
     loop: RecordedLoop,
-    known: Changes,
+    traced: TracedBody,
     results: Mapping[Storage, list[Node]],
     journal: IterationJournal,
 ) -> None:
@@ -96,13 +96,13 @@ def _leave_moved(
     If nothing reads it, it is not computed.
     """
     recorder = tracer.recorder
-    of_stand = {stand: storage for storage, stand in known.stands.items()}
-    next_of = {storage: of_stand.get(known.ends[storage]) for storage in known.moved}
-    for storage in known.moved:
-        stand = known.stands[storage]
+    of_stand = {stand: storage for storage, stand in traced.stands.items()}
+    next_of = {storage: of_stand.get(traced.ends[storage]) for storage in traced.changes.moved}
+    for storage in traced.changes.moved:
+        stand = traced.stands[storage]
         if loop.kind == "if":
             if stand in journal.written:
-                _keep_first(tracer, loop, known, storage, stand.nodes)
+                _keep_first(tracer, loop, traced, storage, stand.nodes)
             continue
         # The names that memory has, iteration by iteration, until it has the first one again.
         cycle = [storage]
@@ -110,20 +110,20 @@ def _leave_moved(
             assert following is not None
             cycle.append(following)
         if next_of[cycle[-1]] is None:
-            if len(cycle) > 1 and any(known.stands[one] in journal.written for one in cycle):
-                raise NotAlike(f"{known.names[storage]} is written, and then has another name")
+            if len(cycle) > 1 and any(traced.stands[one] in journal.written for one in cycle):
+                raise NotAlike(f"{traced.changes.names[storage]} is written, and then has another name")
             if stand in journal.written:
-                _keep_first(tracer, loop, known, storage, stand.nodes)
+                _keep_first(tracer, loop, traced, storage, stand.nodes)
             continue
-        if not any(known.stands[one] in journal.written for one in cycle):
+        if not any(traced.stands[one] in journal.written for one in cycle):
             continue
         count, length = loop.items, len(cycle)
         # Memory number p is named r after n iterations if r is n places before p in the cycle.
         if count is not None and loop.again is None:
             name = cycle[-len(count) % length]
-            nodes = results[known.ends[name]]
+            nodes = results[traced.ends[name]]
         else:
-            nodes = _by_count(tracer, loop, known, cycle, results)
+            nodes = _by_count(tracer, loop, traced, cycle, results)
         recorder.note_write(storage)
         storage.nodes[:] = nodes
         if not storage.changed:
@@ -131,13 +131,13 @@ def _leave_moved(
 
 
 def _keep_first(
-    tracer: StateTracer, loop: RecordedLoop, known: Changes, storage: Storage, nodes: Sequence[Node]
+    tracer: StateTracer, loop: RecordedLoop, traced: TracedBody, storage: Storage, nodes: Sequence[Node]
 ) -> None:
     """Leave what the first iteration writes into memory that it then replaces. nodes: at its end."""
     graph = tracer.recorder.graph
     first = graph.truth(True)
     if loop.kind != "if":
-        count = loop.slots[_counter(tracer, loop, known)].leaf
+        count = loop.slots[_counter(tracer, loop, traced)].leaf
         assert count is not None
         none = graph.constant(0, count.dtype)
         first = graph.operation("equal", np.dtype(bool), [count, none], loop.line)
@@ -154,32 +154,32 @@ def _keep_first(
         storage.changed, storage.line = True, loop.line
 
 
-def _counter(tracer: StateTracer, loop: RecordedLoop, known: Changes) -> int:
+def _counter(tracer: StateTracer, loop: RecordedLoop, traced: TracedBody) -> int:
     """Return the slot of the number of iterations so far."""
-    if known.counter is None:
+    if traced.counter is None:
         graph, kind = tracer.recorder.graph, np.dtype(np.int64)
         slot = new_slot(tracer, loop, "iterations", graph.constant(0, kind), kind, is_value=True)
         assert slot.leaf is not None
         slot.final = graph.operation("add", kind, [slot.leaf, graph.constant(1, kind)], loop.line)
-        known.counter = len(loop.slots) - 1
-    return known.counter
+        traced.counter = len(loop.slots) - 1
+    return traced.counter
 
 
 def _by_count(
     tracer: StateTracer,
     loop: RecordedLoop,
-    known: Changes,
+    traced: TracedBody,
     cycle: Sequence[Storage],
     results: Mapping[Storage, list[Node]],
 ) -> list[Node]:
     """Return what memory has, which depends on the number of iterations."""
     graph = tracer.recorder.graph
     kind = np.dtype(np.int64)
-    done = _result(tracer, loop, _counter(tracer, loop, known))
+    done = _result(tracer, loop, _counter(tracer, loop, traced))
     count = graph.operation("remainder", kind, [done, graph.constant(len(cycle), kind)], loop.line)
-    nodes = results[known.ends[cycle[0]]]
+    nodes = results[traced.ends[cycle[0]]]
     for after in range(1, len(cycle)):
-        others = results[known.ends[cycle[-after]]]
+        others = results[traced.ends[cycle[-after]]]
         here = graph.operation("equal", np.dtype(bool), [count, graph.constant(after, kind)], loop.line)
         nodes = [
             graph.operation("where", one.dtype, [here, other, one], loop.line)
@@ -205,7 +205,7 @@ def new_slot(
             slot.leaf = graph.value(StateValue(loop.number, number), dtype)
     else:
         array = graph.new_array(graph.space)
-        graph.states[array] = loop.number, number
+        graph.between[array] = StateValue(loop.number, number)
         slot.leaf = graph.load(array, dtype, (0,) * len(graph.space))
     loop.slots.append(slot)
     return slot
@@ -224,7 +224,7 @@ def _result(tracer: StateTracer, loop: RecordedLoop, number: int) -> Node:
 
 
 def _last_number(
-    tracer: StateTracer, loop: RecordedLoop, known: Changes, path: tuple[Any, ...], value: Any
+    tracer: StateTracer, loop: RecordedLoop, traced: TracedBody, path: tuple[Any, ...], value: Any
 ) -> Any:
     """Return a number after the loop: of Python if it is known, else a value."""
     tape, items = tracer.recorder.tape, loop.items
@@ -243,8 +243,8 @@ def _last_number(
     last = tracer.as_alike(value)
     (node,) = last.read().ravel()
     initial = None
-    if path in known.numbers:
-        (initial,) = tracer.as_alike(known.numbers[path]).read().ravel()
+    if path in traced.changes.numbers:
+        (initial,) = tracer.as_alike(traced.changes.numbers[path]).read().ravel()
     slot = Slot(str(path[0]), node.dtype, initial, True, final=node)
     loop.slots.append(slot)
     found = made_scalar(tracer.recorder, {}, _result(tracer, loop, len(loop.slots) - 1))
