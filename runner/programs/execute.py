@@ -523,8 +523,12 @@ class ProgramRun:
             self.values.views[value][...] = getattr(given, one.part) if one.part else given
 
     def set_step(self, slots: Array) -> None:
-        """Set the values that the host computes for each step. slots: of the step's tape."""
-        self.values.row[: len(slots)] = slots
+        """Set the values that the host computes for each step. slots: of the step's tape, on either side."""
+        row = self.values.row[: len(slots)]
+        if isinstance(slots, np.ndarray):
+            self.world.backend.upload(slots, row)
+        else:
+            row[...] = slots
 
     def failed_check(self) -> ValueCheck | None:
         """Return the first check of a value that failed in some step so far; None if none did."""

@@ -2,39 +2,50 @@
 
 An iteration reads one block of each array and writes the other; then they change places. The first one reads
 the arrays as they were before the loop, which stay as they are.
+
+On a GPU, iterations after the first are CUDA graphs. The host waits for the condition of each; once a loop is
+long, it launches the next iteration first, whose results are dropped if the condition is false.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
-from meshrun.runner.device.api import poison
-from meshrun.runner.errors import RunError
+from meshrun.runner.device.api import Mark, NotCapturable, poison
+from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.programs.stages import LoopStage
 from meshrun.runner.region import Array
 from meshrun.runner.spelling import option
+
+EAGER = 2  # iterations on the same blocks that are launched kernel by kernel before a CUDA graph is made
+AHEAD = 16  # iterations before the next one is launched while the condition is not known: one may be in vain
 
 
 class LoopRun:
     """The blocks of one loop.
 
     outer, run: an `execute.ProgramRun`, of the program and of the body. iterations: so far, of all steps;
-    last: of the last step.
+    last: of the last step. replayed: those of them that were CUDA graphs; graph_reason: why none can be.
     """
 
     def __init__(self, stage: LoopStage, outer: Any, run: Any) -> None:
         self.stage, self.run = stage, run
-        self.iterations = self.last = 0
+        self.iterations = self.last = self.replayed = 0
+        self.graph_reason = ""
         self.sweeps: Any = None  # of `steps.loop_sweeps`: takes all iterations
         loop, program, world = stage.loop, run.program, outer.world
         left = dict(stage.writes)
-        # Two blocks of what feeds the next iteration, one of what does not; buffers of values.
+        # Two blocks of what feeds the next iteration, one of what does not; two buffers of values.
         self._blocks: dict[int, list[DistributedArray]] = {}
-        self._values: dict[int, Array] = {}
+        self._values: dict[int, list[Array]] = {}
         for output, one in enumerate(program.outputs):
             if not one.shape:
-                self._values[output] = world.backend.empty((), one.dtype)
+                self._values[output] = [world.backend.empty((), one.dtype) for _ in range(2)]
                 continue
             feed = loop.feeds[output]
             plan = outer.plans[left[output]] if output in left else run.plans[feed or 0]
@@ -50,6 +61,13 @@ class LoopRun:
             for output, feed in enumerate(loop.feeds)
             if feed == one.number
         ]
+        # The condition on the host, of each of two iterations, and when it is there.
+        self._answers = [world.backend.host_empty((1,), np.dtype(bool)) for _ in range(2)]
+        self._answered: list[Mark] = [None, None]
+        self._graphs: dict[tuple[Any, ...], tuple[Callable[[], None], int]] = {}
+        self._taken: dict[tuple[Any, ...], int] = {}  # iterations without a graph, by what would be its key
+        unfed = any(loop.feeds[output] is None for output in self._blocks)
+        self._may_go_ahead = loop.again is not None and not (unfed or program.checks or program.loops)
 
     @property
     def waits_for_host(self) -> bool:
@@ -83,11 +101,20 @@ class LoopRun:
         wanted = stage.first is None or bool(outer.values.views[stage.first])
         items = loop.numbers.items
         count, most = 0, outer.host.most_iterations if items is None else len(items)
+        issued = exchanges = 0
         while wanted and count < most:
-            self._iterate(count)
+            if issued == count:
+                self._iterate(count)
+                issued += 1
+            if count >= AHEAD and issued < most and self._may_go_ahead:
+                exchanges = run.exchanges
+                issued += self._iterate_ahead(issued)
             count += 1
             if loop.again is not None:
-                wanted = bool(self._values[loop.again])
+                run.world.backend.passed(self._answered[(count - 1) % 2])
+                wanted = bool(self._answers[(count - 1) % 2][0])
+        if issued > count:  # the last one was in vain
+            run.exchanges, issued = exchanges, count
         if wanted and items is None and loop.kind == "while":
             self._fail(most)
         self._leave(outer, count)
@@ -109,31 +136,94 @@ class LoopRun:
         self.iterations, self.last = self.iterations + count, count
 
     def _iterate(self, count: int) -> None:
-        run, loop = self.run, self.stage.loop
-        tape = loop.body.tape
-        if loop.numbers.index is not None and loop.numbers.items is not None:
-            run.host.given[loop.numbers.index] = loop.numbers.items[count]
+        """Run an iteration, after so many."""
+        run, loop, parity = self.run, self.stage.loop, count % 2
+        tape, numbers, given = loop.body.tape, loop.numbers, run.host.given
+        if numbers.index is not None and numbers.items is not None:
+            given[numbers.index] = numbers.items[count]
+        values = tape.numbers(run.host.step, given) if tape.slots or numbers.carried else []
         if tape.slots:
-            run.set_step(run.world.xp.asarray(tape.row(run.host.step, run.host.given)))
-        numbers = tape.numbers(run.host.step, run.host.given) if loop.numbers.carried else []
+            run.set_step(tape.row_of(values))
 
         # What is read changes places with what is written.
         targets = {output: self._target(output, count) for output in self._blocks}
         outs = [
-            targets[output].interior if output in targets else self._values[output]
+            targets[output].interior if output in targets else self._values[output][parity]
             for output in range(len(run.program.outputs))
         ]
-        run.take(outs)
+        self._take_body(targets.values(), partial(self._issue, outs, parity), parity)
+        if loop.again is not None:
+            self._answered[parity] = run.world.backend.mark()
         for output, array in targets.items():
             array.written()
             feed = loop.feeds[output]
             if feed is not None:
                 run.arrays[feed] = array
+        for one in numbers.carried:
+            given[one.number] = values[one.final] if one.on_tape[1] else one.final
+
+    def _iterate_ahead(self, count: int) -> bool:
+        """Run an iteration before it is known whether it is wanted. Return whether it was run: as a graph."""
+        if not self.replayed or self.graph_reason or self.run.capturing:
+            return False
+        try:
+            self._iterate(count)
+        except UserError:  # of the host's numbers, which count only if the iteration does
+            return False
+        return True
+
+    def _issue(self, outs: Sequence[Array], parity: int) -> None:
+        """Issue what an iteration computes, and the copy of its condition to the host."""
+        run, again = self.run, self.stage.loop.again
+        run.take(outs)
         for value, output, part in self._fed_values:
-            found = self._values[output]
+            found = self._values[output][parity]
             run.values.views[value][...] = getattr(found, part) if part else found
-        for one in loop.numbers.carried:
-            run.host.given[one.number] = numbers[one.final] if one.on_tape[1] else one.final
+        if again is not None:
+            run.world.backend.download(self._values[again][parity].reshape(1), self._answers[parity])
+
+    def _take_body(self, targets: Iterable[DistributedArray], issue: Callable[[], None], parity: int) -> None:
+        """Issue an iteration, as a CUDA graph where that is possible. targets: the blocks that it writes."""
+        run = self.run
+        backend = run.world.backend
+        arrays = [array for array in (*run.arrays, *targets) if array is not None]
+        if not backend.asynchronous or run.capturing or run.program.loops or self.graph_reason:
+            issue()
+            return
+        # A graph has launches for these blocks, and the exchanges of those that are stale.
+        key = parity, run.known, *map(id, arrays), *(array.is_stale for array in arrays)
+        if key not in self._graphs:
+            self._taken[key] = self._taken.get(key, 0) + 1
+            if self._taken[key] <= EAGER or not self._capture(key, arrays, issue):
+                issue()
+                return
+        replay, exchanges = self._graphs[key]
+        replay()
+        run.exchanges += exchanges
+        self.replayed += 1
+
+    def _capture(
+        self, key: tuple[Any, ...], arrays: Sequence[DistributedArray], issue: Callable[[], None]
+    ) -> bool:
+        """Make a CUDA graph of an iteration, without running it. Return whether that was possible."""
+        run, world = self.run, self.run.world
+        if world.size > 1 and not world.arrays.capturable:
+            self.graph_reason = f"exchanges by {world.arrays.label} wait for the host"
+            return False
+        known, exchanges, valid = run.known, run.exchanges, [array.valid for array in arrays]
+        run.capturing = True
+        try:
+            replay = world.backend.capture(issue)
+            self._graphs[key] = replay, run.exchanges - exchanges
+        except NotCapturable as reason:
+            self.graph_reason = str(reason)
+            return False
+        finally:
+            run.capturing, run.exchanges = False, exchanges
+            run.abandon(known)
+            for array, before in zip(arrays, valid, strict=True):
+                array.valid = before
+        return True
 
     def _target(self, output: int, count: int) -> DistributedArray:
         blocks = self._blocks[output]
@@ -155,7 +245,7 @@ class LoopRun:
         for output, number, part in stage.results:
             feed = loop.feeds[output]
             if count or feed is None:
-                found = self._values[output]
+                found = self._values[output][(count - 1) % 2]
                 if not count:
                     found[...] = 0
                 outer.values.views[number][...] = getattr(found, part) if part else found
