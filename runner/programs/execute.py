@@ -511,6 +511,12 @@ class ProgramRun:
         """Whether the host decides about a loop, or makes numbers for its iterations."""
         return any(loop.waits_for_host for loop in self.loops.values())
 
+    def every_loop(self) -> Iterator[LoopRun]:
+        """Yield the loops, and those within them."""
+        for loop in self.loops.values():
+            yield loop
+            yield from loop.run.every_loop()
+
     @property
     def is_split(self) -> bool:
         """Whether some axis of space is split between ranks."""

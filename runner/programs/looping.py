@@ -74,12 +74,7 @@ class LoopRun:
         """Whether the host decides about iterations, or makes numbers for them."""
         loop = self.stage.loop
         decides = self.stage.first is not None or loop.again is not None
-        return (
-            decides
-            or self.sweeps is not None
-            or bool(loop.body.tape.slots or loop.numbers.carried)
-            or self.run.waits_for_host
-        )
+        return decides or bool(loop.body.tape.slots or loop.numbers.carried) or self.run.waits_for_host
 
     def take(self, outer: Any) -> None:
         """Run the loop on what the program has before it, and leave the program what is there after it."""
@@ -126,7 +121,7 @@ class LoopRun:
         """Run all iterations by kernels of several steps."""
         given = [outer.arrays[place] for place in self.stage.arrays if place is not None]
         before = self.sweeps.exchanges
-        found = self.sweeps.take(given)
+        found = self.sweeps.take(given, capturing=outer.capturing)
         outer.exchanges += self.sweeps.exchanges - before
         for output, number in self.stage.writes:
             array, feed = self._target(output, 0), self.stage.loop.feeds[output]
