@@ -81,12 +81,12 @@ def trace_whole(
     given = parameters, services, (names, series), kind
     try:
         program = _in_space(function, inputs, given, axes)
+    except ChangesOutside:  # such as tables that are made when they are needed first
+        program = _in_space(function, inputs, given, axes)
     except NotTraceable as refused:
         if refused.nests:
             refused.hint = _lengths_that_nest(function, inputs, given, axes)
         raise
-    except ChangesOutside:  # such as tables that are made when they are needed first
-        program = _in_space(function, inputs, given, axes)
     if key_of([function, parameters]) is None:  # it may read anything, such as random numbers
         again = _in_space(function, inputs, given, axes)
         if program.fingerprint != again.fingerprint:
