@@ -402,7 +402,8 @@ class ProgramRun:
             for part, value in zip(("real", "imag"), values, strict=False)
         )
         for out, value in parts:
-            out[...] = self.values.views[value]
+            if out is not self.values.views[value]:
+                out[...] = self.values.views[value]
         self._note_checks()
 
     def _take_kernel(self, number: int, stage: KernelStage, outs: Sequence[Array]) -> None:

@@ -55,6 +55,9 @@ class LoopRun:
             ]
             for array in self._blocks[output]:
                 poison(array.block)
+        if loop.again is not None:  # it is read where it is computed
+            (number,) = program.numbers.values[loop.again]
+            self._values[loop.again] = [run.values.views[number]] * 2
         self._fed_values = [
             (value, output, one.part)
             for value, one in program.inputs.items()
@@ -171,11 +174,11 @@ class LoopRun:
         """Issue what an iteration computes, and the copy of its condition to the host."""
         run, again = self.run, self.stage.loop.again
         run.take(outs)
+        if again is not None:  # before a value that it may be becomes that of the next iteration
+            run.world.backend.download(self._values[again][parity].reshape(1), self._answers[parity])
         for value, output, part in self._fed_values:
             found = self._values[output][parity]
             run.values.views[value][...] = getattr(found, part) if part else found
-        if again is not None:
-            run.world.backend.download(self._values[again][parity].reshape(1), self._answers[parity])
 
     def _take_body(self, targets: Iterable[DistributedArray], issue: Callable[[], None], parity: int) -> None:
         """Issue an iteration, as a CUDA graph where that is possible. targets: the blocks that it writes."""
