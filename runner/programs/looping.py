@@ -9,34 +9,43 @@ long, it launches the next iteration first, whose results are dropped if the con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
-from meshrun.runner.device.api import Mark, NotCapturable, poison
+from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.programs.body_graphs import BodyGraphs
 from meshrun.runner.programs.stages import LoopStage
-from meshrun.runner.region import Array
+from meshrun.runner.region import Array, HostArray
 from meshrun.runner.spelling import option
 
-EAGER = 2  # iterations on the same blocks that are launched kernel by kernel before a CUDA graph is made
 AHEAD = 16  # iterations before the next one is launched while the condition is not known: one may be in vain
+
+
+@dataclass
+class Answer:
+    """Whether another iteration follows. mark: after which `host` has it."""
+
+    host: HostArray
+    mark: Mark = None
 
 
 class LoopRun:
     """The blocks of one loop.
 
     outer, run: an `execute.ProgramRun`, of the program and of the body. iterations: so far, of all steps;
-    last: of the last step. replayed: those of them that were CUDA graphs; graph_reason: why none can be.
+    last: of the last step. graphs: of iterations.
     """
 
     def __init__(self, stage: LoopStage, outer: Any, run: Any) -> None:
         self.stage, self.run = stage, run
-        self.iterations = self.last = self.replayed = 0
-        self.graph_reason = ""
+        self.iterations = self.last = 0
+        self.graphs = BodyGraphs(run)
         self.sweeps: Any = None  # of `steps.loop_sweeps`: takes all iterations
         loop, program, world = stage.loop, run.program, outer.world
         left = dict(stage.writes)
@@ -64,13 +73,15 @@ class LoopRun:
             for output, feed in enumerate(loop.feeds)
             if feed == one.number
         ]
-        # The condition on the host, of each of two iterations, and when it is there.
-        self._answers = [world.backend.host_empty((1,), np.dtype(bool)) for _ in range(2)]
-        self._answered: list[Mark] = [None, None]
-        self._graphs: dict[tuple[Any, ...], tuple[Callable[[], None], int]] = {}
-        self._taken: dict[tuple[Any, ...], int] = {}  # iterations without a graph, by what would be its key
+        # The condition of each of two iterations, on the host.
+        self._answers = [Answer(world.backend.host_empty((1,), np.dtype(bool))) for _ in range(2)]
+
+    @property
+    def _may_go_ahead(self) -> bool:
+        """Whether an iteration that is in vain leaves what the one before it has computed."""
+        loop, program = self.stage.loop, self.run.program
         unfed = any(loop.feeds[output] is None for output in self._blocks)
-        self._may_go_ahead = loop.again is not None and not (unfed or program.checks or program.loops)
+        return loop.again is not None and not (unfed or program.checks or program.loops)
 
     @property
     def waits_for_host(self) -> bool:
@@ -99,18 +110,19 @@ class LoopRun:
         wanted = stage.first is None or bool(outer.values.views[stage.first])
         items = loop.numbers.items
         count, most = 0, outer.host.most_iterations if items is None else len(items)
-        issued = exchanges = 0
+        issued, exchanges, may_go_ahead = 0, 0, self._may_go_ahead
         while wanted and count < most:
             if issued == count:
                 self._iterate(count)
                 issued += 1
-            if count >= AHEAD and issued < most and self._may_go_ahead:
+            if count >= AHEAD and issued < most and may_go_ahead:
                 exchanges = run.exchanges
                 issued += self._iterate_ahead(issued)
             count += 1
             if loop.again is not None:
-                run.world.backend.passed(self._answered[(count - 1) % 2])
-                wanted = bool(self._answers[(count - 1) % 2][0])
+                answer = self._answers[(count - 1) % 2]
+                run.world.backend.passed(answer.mark)
+                wanted = bool(answer.host[0])
         if issued > count:  # the last one was in vain
             run.exchanges, issued = exchanges, count
         if wanted and items is None and loop.kind == "while":
@@ -149,9 +161,9 @@ class LoopRun:
             targets[output].interior if output in targets else self._values[output][parity]
             for output in range(len(run.program.outputs))
         ]
-        self._take_body(targets.values(), partial(self._issue, outs, parity), parity)
+        self.graphs.issue(targets.values(), partial(self._issue, outs, parity), parity)
         if loop.again is not None:
-            self._answered[parity] = run.world.backend.mark()
+            self._answers[parity].mark = run.world.backend.mark()
         for output, array in targets.items():
             array.written()
             feed = loop.feeds[output]
@@ -162,7 +174,7 @@ class LoopRun:
 
     def _iterate_ahead(self, count: int) -> bool:
         """Run an iteration before it is known whether it is wanted. Return whether it was run: as a graph."""
-        if not self.replayed or self.graph_reason or self.run.capturing:
+        if not self.graphs.replayed or self.graphs.reason or self.run.capturing:
             return False
         try:
             self._iterate(count)
@@ -175,53 +187,10 @@ class LoopRun:
         run, again = self.run, self.stage.loop.again
         run.take(outs)
         if again is not None:  # before a value that it may be becomes that of the next iteration
-            run.world.backend.download(self._values[again][parity].reshape(1), self._answers[parity])
+            run.world.backend.download(self._values[again][parity].reshape(1), self._answers[parity].host)
         for value, output, part in self._fed_values:
             found = self._values[output][parity]
             run.values.views[value][...] = getattr(found, part) if part else found
-
-    def _take_body(self, targets: Iterable[DistributedArray], issue: Callable[[], None], parity: int) -> None:
-        """Issue an iteration, as a CUDA graph where that is possible. targets: the blocks that it writes."""
-        run = self.run
-        backend = run.world.backend
-        arrays = [array for array in (*run.arrays, *targets) if array is not None]
-        if not backend.asynchronous or run.capturing or run.program.loops or self.graph_reason:
-            issue()
-            return
-        # A graph has launches for these blocks, and the exchanges of those that are stale.
-        key = parity, run.known, *map(id, arrays), *(array.is_stale for array in arrays)
-        if key not in self._graphs:
-            self._taken[key] = self._taken.get(key, 0) + 1
-            if self._taken[key] <= EAGER or not self._capture(key, arrays, issue):
-                issue()
-                return
-        replay, exchanges = self._graphs[key]
-        replay()
-        run.exchanges += exchanges
-        self.replayed += 1
-
-    def _capture(
-        self, key: tuple[Any, ...], arrays: Sequence[DistributedArray], issue: Callable[[], None]
-    ) -> bool:
-        """Make a CUDA graph of an iteration, without running it. Return whether that was possible."""
-        run, world = self.run, self.run.world
-        if world.size > 1 and not world.arrays.capturable:
-            self.graph_reason = f"exchanges by {world.arrays.label} wait for the host"
-            return False
-        known, exchanges, valid = run.known, run.exchanges, [array.valid for array in arrays]
-        run.capturing = True
-        try:
-            replay = world.backend.capture(issue)
-            self._graphs[key] = replay, run.exchanges - exchanges
-        except NotCapturable as reason:
-            self.graph_reason = str(reason)
-            return False
-        finally:
-            run.capturing, run.exchanges = False, exchanges
-            run.abandon(known)
-            for array, before in zip(arrays, valid, strict=True):
-                array.valid = before
-        return True
 
     def _target(self, output: int, count: int) -> DistributedArray:
         blocks = self._blocks[output]

@@ -240,11 +240,11 @@ class ProgramStepper(Stepper):
         self.settle()
         if isinstance(self.stages, ProgramRun):
             loops = [*self.stages.every_loop()]
-            if self.graph_reason == WAITS and any(loop.replayed for loop in loops):
+            if self.graph_reason == WAITS and any(loop.graphs.replayed for loop in loops):
                 self.graph_reason = WAITS_BETWEEN_GRAPHS
             elif self.graph_reason == WAITS:
                 self.graph_reason += next(
-                    (f": {loop.graph_reason}" for loop in loops if loop.graph_reason), ""
+                    (f": {loop.graphs.reason}" for loop in loops if loop.graphs.reason), ""
                 )
             close_sweeps(loops)
         self.exchanges = self.stages.exchanges
