@@ -2,39 +2,59 @@
 
 An iteration reads one block of each array and writes the other; then they change places. The first one reads
 the arrays as they were before the loop, which stay as they are.
+
+On a GPU, iterations after the first are CUDA graphs. The host waits for the condition of each; once a loop is
+long, it launches the next iteration first, whose results are dropped if the condition is false.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
-from meshrun.runner.device.api import poison
-from meshrun.runner.errors import RunError
+from meshrun.runner.device.api import Mark, poison
+from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.programs.body_graphs import BodyGraphs
 from meshrun.runner.programs.stages import LoopStage
-from meshrun.runner.region import Array
+from meshrun.runner.region import Array, HostArray
 from meshrun.runner.spelling import option
+
+AHEAD = 16  # iterations before the next one is launched while the condition is not known: one may be in vain
+
+
+@dataclass
+class Answer:
+    """Whether another iteration follows. mark: after which `host` has it."""
+
+    host: HostArray
+    mark: Mark = None
 
 
 class LoopRun:
     """The blocks of one loop.
 
     outer, run: an `execute.ProgramRun`, of the program and of the body. iterations: so far, of all steps;
-    last: of the last step.
+    last: of the last step. graphs: of iterations.
     """
 
     def __init__(self, stage: LoopStage, outer: Any, run: Any) -> None:
         self.stage, self.run = stage, run
         self.iterations = self.last = 0
+        self.graphs = BodyGraphs(run)
         self.sweeps: Any = None  # of `steps.loop_sweeps`: takes all iterations
         loop, program, world = stage.loop, run.program, outer.world
         left = dict(stage.writes)
-        # Two blocks of what feeds the next iteration, one of what does not; buffers of values.
+        # Two blocks of what feeds the next iteration, one of what does not; two buffers of values.
         self._blocks: dict[int, list[DistributedArray]] = {}
-        self._values: dict[int, Array] = {}
+        self._values: dict[int, list[Array]] = {}
         for output, one in enumerate(program.outputs):
             if not one.shape:
-                self._values[output] = world.backend.empty((), one.dtype)
+                self._values[output] = [world.backend.empty((), one.dtype) for _ in range(2)]
                 continue
             feed = loop.feeds[output]
             plan = outer.plans[left[output]] if output in left else run.plans[feed or 0]
@@ -44,51 +64,68 @@ class LoopRun:
             ]
             for array in self._blocks[output]:
                 poison(array.block)
+        if loop.again is not None:  # it is read where it is computed
+            (number,) = program.numbers.values[loop.again]
+            self._values[loop.again] = [run.values.views[number]] * 2
         self._fed_values = [
             (value, output, one.part)
             for value, one in program.inputs.items()
             for output, feed in enumerate(loop.feeds)
             if feed == one.number
         ]
+        # The condition of each of two iterations, on the host.
+        self._answers = [Answer(world.backend.host_empty((1,), np.dtype(bool))) for _ in range(2)]
+
+    @property
+    def _may_go_ahead(self) -> bool:
+        """Whether an iteration that is in vain leaves what the one before it has computed."""
+        loop, program = self.stage.loop, self.run.program
+        unfed = any(loop.feeds[output] is None for output in self._blocks)
+        return loop.again is not None and not (unfed or program.checks or program.loops)
 
     @property
     def waits_for_host(self) -> bool:
         """Whether the host decides about iterations, or makes numbers for them."""
         loop = self.stage.loop
         decides = self.stage.first is not None or loop.again is not None
-        return (
-            decides
-            or self.sweeps is not None
-            or bool(loop.body.tape.slots or loop.carried)
-            or self.run.waits_for_host
-        )
+        return decides or bool(loop.body.tape.slots or loop.numbers.carried) or self.run.waits_for_host
 
     def take(self, outer: Any) -> None:
         """Run the loop on what the program has before it, and leave the program what is there after it."""
         stage, run, loop = self.stage, self.run, self.stage.loop
-        if self.sweeps is not None and loop.items is not None:
-            self._sweep(outer, len(loop.items))
+        if self.sweeps is not None and loop.numbers.items is not None:
+            self._sweep(outer, len(loop.numbers.items))
             return
         for number, place in enumerate(stage.arrays):
             run.arrays[number] = None if place is None else outer.arrays[place]
         for value, source in stage.values:
             run.values.views[value][...] = outer.values.views[source]
         run.forget()
-        run.step, run.capturing, run.given = outer.step, outer.capturing, outer.given
-        run.most_iterations = outer.most_iterations
+        run.host, run.capturing = outer.host, outer.capturing
         before = run.exchanges
 
-        before_loop = loop.body.tape.numbers(run.step, run.given) if loop.carried else []
-        for one in loop.carried:
-            run.given[one.number] = before_loop[one.initial] if one.on_tape[0] else one.initial
+        before_loop = loop.body.tape.numbers(run.host.step, run.host.given) if loop.numbers.carried else []
+        for one in loop.numbers.carried:
+            run.host.given[one.number] = before_loop[one.initial] if one.on_tape[0] else one.initial
         wanted = stage.first is None or bool(outer.values.views[stage.first])
-        count, most = 0, len(loop.items) if loop.items is not None else outer.most_iterations
+        items = loop.numbers.items
+        count, most = 0, outer.host.most_iterations if items is None else len(items)
+        issued, exchanges, may_go_ahead = 0, 0, self._may_go_ahead
         while wanted and count < most:
-            self._iterate(count)
+            if issued == count:
+                self._iterate(count)
+                issued += 1
+            if count >= AHEAD and issued < most and may_go_ahead:
+                exchanges = run.exchanges
+                issued += self._iterate_ahead(issued)
             count += 1
             if loop.again is not None:
-                wanted = bool(self._values[loop.again])
-        if wanted and loop.items is None and loop.kind == "while":
+                answer = self._answers[(count - 1) % 2]
+                run.world.backend.passed(answer.mark)
+                wanted = bool(answer.host[0])
+        if issued > count:  # the last one was in vain
+            run.exchanges, issued = exchanges, count
+        if wanted and items is None and loop.kind == "while":
             self._fail(most)
         self._leave(outer, count)
         self.iterations, self.last = self.iterations + count, count
@@ -99,7 +136,7 @@ class LoopRun:
         """Run all iterations by kernels of several steps."""
         given = [outer.arrays[place] for place in self.stage.arrays if place is not None]
         before = self.sweeps.exchanges
-        found = self.sweeps.take(given)
+        found = self.sweeps.take(given, capturing=outer.capturing)
         outer.exchanges += self.sweeps.exchanges - before
         for output, number in self.stage.writes:
             array, feed = self._target(output, 0), self.stage.loop.feeds[output]
@@ -109,31 +146,51 @@ class LoopRun:
         self.iterations, self.last = self.iterations + count, count
 
     def _iterate(self, count: int) -> None:
-        run, loop = self.run, self.stage.loop
-        tape = loop.body.tape
-        if loop.index is not None and loop.items is not None:
-            run.given[loop.index] = loop.items[count]
+        """Run an iteration, after so many."""
+        run, loop, parity = self.run, self.stage.loop, count % 2
+        tape, numbers, given = loop.body.tape, loop.numbers, run.host.given
+        if numbers.index is not None and numbers.items is not None:
+            given[numbers.index] = numbers.items[count]
+        values = tape.numbers(run.host.step, given) if tape.slots or numbers.carried else []
         if tape.slots:
-            run.set_step(run.world.xp.asarray(tape.row(run.step, run.given)))
-        numbers = tape.numbers(run.step, run.given) if loop.carried else []
+            run.set_step(tape.row_of(values))
 
         # What is read changes places with what is written.
         targets = {output: self._target(output, count) for output in self._blocks}
         outs = [
-            targets[output].interior if output in targets else self._values[output]
+            targets[output].interior if output in targets else self._values[output][parity]
             for output in range(len(run.program.outputs))
         ]
-        run.take(outs)
+        self.graphs.issue(targets.values(), partial(self._issue, outs, parity), parity)
+        if loop.again is not None:
+            self._answers[parity].mark = run.world.backend.mark()
         for output, array in targets.items():
             array.written()
             feed = loop.feeds[output]
             if feed is not None:
                 run.arrays[feed] = array
+        for one in numbers.carried:
+            given[one.number] = values[one.final] if one.on_tape[1] else one.final
+
+    def _iterate_ahead(self, count: int) -> bool:
+        """Run an iteration before it is known whether it is wanted. Return whether it was run: as a graph."""
+        if not self.graphs.replayed or self.graphs.reason or self.run.capturing:
+            return False
+        try:
+            self._iterate(count)
+        except UserError:  # of the host's numbers, which count only if the iteration does
+            return False
+        return True
+
+    def _issue(self, outs: Sequence[Array], parity: int) -> None:
+        """Issue what an iteration computes, and the copy of its condition to the host."""
+        run, again = self.run, self.stage.loop.again
+        run.take(outs)
+        if again is not None:  # before a value that it may be becomes that of the next iteration
+            run.world.backend.download(self._values[again][parity].reshape(1), self._answers[parity].host)
         for value, output, part in self._fed_values:
-            found = self._values[output]
+            found = self._values[output][parity]
             run.values.views[value][...] = getattr(found, part) if part else found
-        for one in loop.carried:
-            run.given[one.number] = numbers[one.final] if one.on_tape[1] else one.final
 
     def _target(self, output: int, count: int) -> DistributedArray:
         blocks = self._blocks[output]
@@ -155,7 +212,7 @@ class LoopRun:
         for output, number, part in stage.results:
             feed = loop.feeds[output]
             if count or feed is None:
-                found = self._values[output]
+                found = self._values[output][(count - 1) % 2]
                 if not count:
                     found[...] = 0
                 outer.values.views[number][...] = getattr(found, part) if part else found

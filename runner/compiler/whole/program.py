@@ -235,7 +235,8 @@ class WholeProgram:
         """
         own = sum(node.op not in FREE for node in self.nodes)
         in_loops: list[int] = [
-            loop.body.operations * (ASSUMED_ITERATIONS if loop.items is None else len(loop.items))
+            loop.body.operations
+            * (ASSUMED_ITERATIONS if loop.numbers.items is None else len(loop.numbers.items))
             for loop in self.loops
         ]
         return own + sum(in_loops)

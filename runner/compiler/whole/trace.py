@@ -226,7 +226,7 @@ def _called(
             changed = _changes(fields, arrays)
             return spectral_program(spaces, function, inputs, outputs, series, changed, kind)
     changed = _changes(fields, arrays)
-    parts = dict(graph.between), graph.definitions, tuple(recorder.checks)
+    parts = graph.computed_arrays, graph.definitions, tuple(recorder.checks)
     results = tuple(one for _, one in outputs), graph, changed, tuple(series)
     program = WholeProgram(space, tuple(inputs), *results, *parts, recorder.tape)
     return numbered(program, function)
