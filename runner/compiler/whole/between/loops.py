@@ -69,7 +69,8 @@ class RecordedLoop:
     number: in the order in which loops begin. line: in the user's file. kind: "for", "while" or "if".
     items: over which it goes; None: over no range. index: number of the tape that is the item. carried: other
     numbers of the tape that change. first: whether there is a first iteration; None: there is. again: whether
-    another one follows, as the body knows at its end; None: it does. checks: of values in the body.
+    another one follows, as the body knows at its end; None: it does. checks: of values in the body. unrolled:
+    iterations before these, which are traced one by one.
     """
 
     number: int
@@ -82,6 +83,7 @@ class RecordedLoop:
     first: Node | None = None
     again: Node | None = None
     checks: tuple[ValueCheck, ...] = ()
+    unrolled: int = 0
 
     @property
     def outside(self) -> list[Node]:
@@ -115,6 +117,7 @@ class Loop:
     items: range | None
     index: int | None
     carried: tuple[Carried, ...]
+    unrolled: int
 
     @property
     def text(self) -> str:
@@ -295,6 +298,7 @@ def _with_body(
         loop.items,
         loop.index,
         tuple(loop.carried),
+        loop.unrolled,
     )
     return found, {slot: place for place, slot in enumerate(slots)}
 
