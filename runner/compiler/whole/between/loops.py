@@ -140,6 +140,13 @@ def loops_of(definitions: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(one.loop for one in definitions if isinstance(one, LoopResult)))
 
 
+def loops_within(program: WholeProgram) -> Iterator[Loop]:
+    """Yield the loops of a program, each before those in its body."""
+    for loop in program.loops:
+        yield loop
+        yield from loops_within(loop.body)
+
+
 class MappedLoops:
     """Results of loops in another graph. of: as of `Loop.mapped`."""
 
