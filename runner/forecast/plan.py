@@ -130,11 +130,11 @@ def _loop_notes(task: Task) -> list[str]:
         return []
     notes = dict[int, str]()  # by line: an iteration that is unrolled has its loops again
     for loop in loops_within(task.job.program):
-        if loop.items is None:
+        if loop.numbers.items is None:
             said = "the number of iterations is unknown: one is counted"
         else:
             end = "" if loop.again is None else ", though a value may end it"
-            said = f"{counted(len(loop.items) + loop.unrolled, 'iteration')} are counted{end}"
+            said = f"{counted(len(loop.numbers.items) + loop.numbers.unrolled, 'iteration')} are counted{end}"
         if loop.kind != "if":
             notes[loop.line] = f"loop in line {loop.line}: {said}"
     return [notes[line] for line in sorted(notes)]

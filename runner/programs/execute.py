@@ -87,17 +87,28 @@ class ValueSlots:
 
 
 @dataclass
+class HostState:
+    """What the host knows of the step that runs.
+
+    step: its number. given: of the tape's numbers, those of the loops that run, as they are. most_iterations:
+    of a loop that its condition ends.
+    """
+
+    step: int = 0
+    given: dict[int, Any] = field(default_factory=dict)
+    most_iterations: int = MOST_ITERATIONS
+
+
+@dataclass
 class ProgramRun:
     """This rank's blocks of a program. Every method is collective.
 
-    grid: number of blocks along each axis of space. step: the number of the step. given: of the
-    tape's numbers, those of the loops that run, as they are now. most_iterations: of a loop
-    that its condition ends. compiled: whether stages are compiled to kernels.
+    grid: number of blocks along each axis of space. compiled: whether stages are compiled to kernels.
     reducing: kernel stages that also do reductions, by their numbers; on a GPU, with compiled stages.
     allocator: of blocks; by default the back end. arrays: of each of the program's arrays, its block; of an
     input of shape (), None. known: stages whose reductions the last step has done. pending: values to
-    compute before something reads them. exchanges: number of halo exchanges so far. exchange_bytes: most
-    bytes that arrived from other ranks in one.
+    compute before something reads them. host: what the host knows of the step. exchanges: number of halo
+    exchanges so far.
     """
 
     world: World
@@ -108,11 +119,8 @@ class ProgramRun:
     reducing: dict[int, ReducingKernel] = field(default_factory=dict)
     allocator: Allocator | None = None
     arrays: list[DistributedArray | None] = field(default_factory=list, init=False)
-    step: int = field(default=0, init=False)
-    given: dict[int, Any] = field(default_factory=dict, init=False)
-    most_iterations: int = field(default=MOST_ITERATIONS, init=False)
+    host: HostState = field(default_factory=HostState, init=False)
     exchanges: int = field(default=0, init=False)
-    exchange_bytes: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         program, world = self.program, self.world
@@ -125,6 +133,7 @@ class ProgramRun:
         self._failed.fill(False)
         self._fails = world.backend.empty((1,), np.dtype(bool))
         self.exchange_spans: list[tuple[Mark, Mark]] = []
+        self.exchange_bytes = 0  # most that arrived from other ranks in one exchange
         self.capturing = False  # whether a CUDA graph is made of what is done
         # What kernels that fill halos are given; None: NumPy or CuPy copies.
         self.tables: DeviceTables | None = None
@@ -393,7 +402,8 @@ class ProgramRun:
             for part, value in zip(("real", "imag"), values, strict=False)
         )
         for out, value in parts:
-            out[...] = self.values.views[value]
+            if out is not self.values.views[value]:
+                out[...] = self.values.views[value]
         self._note_checks()
 
     def _take_kernel(self, number: int, stage: KernelStage, outs: Sequence[Array]) -> None:
@@ -502,6 +512,12 @@ class ProgramRun:
         """Whether the host decides about a loop, or makes numbers for its iterations."""
         return any(loop.waits_for_host for loop in self.loops.values())
 
+    def every_loop(self) -> Iterator[LoopRun]:
+        """Yield the loops, and those within them."""
+        for loop in self.loops.values():
+            yield loop
+            yield from loop.run.every_loop()
+
     @property
     def is_split(self) -> bool:
         """Whether some axis of space is split between ranks."""
@@ -514,8 +530,12 @@ class ProgramRun:
             self.values.views[value][...] = getattr(given, one.part) if one.part else given
 
     def set_step(self, slots: Array) -> None:
-        """Set the values that the host computes for each step. slots: of the step's tape."""
-        self.values.row[: len(slots)] = slots
+        """Set the values that the host computes for each step. slots: of the step's tape, on either side."""
+        row = self.values.row[: len(slots)]
+        if isinstance(slots, np.ndarray):
+            self.world.backend.upload(slots, row)
+        else:
+            row[...] = slots
 
     def failed_check(self) -> ValueCheck | None:
         """Return the first check of a value that failed in some step so far; None if none did."""

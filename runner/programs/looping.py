@@ -2,24 +2,31 @@
 
 An iteration reads one block of each array and writes the other; then they change places. The first one reads
 the arrays as they were before the loop, which stay as they are.
+
+On a GPU, iterations after the first are CUDA graphs. The host waits for the condition of each; once a loop is
+long, it launches the next iteration first, whose results are dropped if the condition is false.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
-from meshrun.runner.device.api import poison
-from meshrun.runner.errors import RunError
+from meshrun.runner.compiler.trace.graph import slot_of
+from meshrun.runner.device.api import Mark, NotCapturable, poison
+from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.programs.stages import LoopComparison, LoopStage
 from meshrun.runner.region import Array
 from meshrun.runner.report.units import counted
 from meshrun.runner.spelling import option
 
+EAGER = 2  # iterations on the same blocks that are launched kernel by kernel before a CUDA graph is made
+AHEAD = 16  # iterations before the next one is launched while the condition is not known: one may be in vain
 KEPT = 3  # last iterations of which an error tells the numbers
 
 
@@ -45,12 +52,12 @@ def counts_of(loops: Mapping[int, LoopRun], times: int) -> list[LoopCount]:
     found = dict[int, LoopCount]()
     for one in loops.values():
         loop, total, last, runs = one.stage.loop, one.iterations, one.last, one.runs
-        if loop.items is not None and loop.again is None and one.stage.first is None:
-            last, runs = len(loop.items), times
+        if loop.numbers.items is not None and loop.again is None and one.stage.first is None:
+            last, runs = len(loop.numbers.items), times
             total = last * times
         of_body = counts_of(one.run.loops, total)
         if loop.kind != "if":
-            unrolled, waits = loop.unrolled, loop.again is not None
+            unrolled, waits = loop.numbers.unrolled, loop.again is not None
             of_body.append(LoopCount(loop.line, total + unrolled * runs, last + unrolled, waits))
         # A loop of an iteration that is unrolled is there once more.
         for each in of_body:
@@ -60,26 +67,39 @@ def counts_of(loops: Mapping[int, LoopRun], times: int) -> list[LoopCount]:
     return sorted(found.values(), key=lambda count: count.line)
 
 
+class HostValues:
+    """The values of a program on the host.
+
+    row: as of `execute.ValueSlots`. views: of each value, by number, its slot.
+    """
+
+    def __init__(self, run: Any) -> None:
+        self.row = run.world.backend.host_empty(run.values.row.shape, run.values.row.dtype)
+        self.views = {n: slot_of(self.row, n, dtype) for n, dtype in run.program.dtypes.items()}
+
+
 class LoopRun:
     """The blocks of one loop.
 
     outer, run: an `execute.ProgramRun`, of the program and of the body. iterations: so far, of all steps;
-    last: of the last time that the loop ran; runs: how often it ran.
+    last: of the last time that the loop ran; runs: how often it ran. replayed: iterations that were CUDA
+    graphs; graph_reason: why none can be.
     """
 
     def __init__(self, stage: LoopStage, outer: Any, run: Any) -> None:
         self.stage, self.run = stage, run
-        self.iterations = self.last = self.runs = 0
-        self.sweeps: Any = None  # of `steps.loop_sweeps`: takes all iterations
+        self.iterations = self.last = self.runs = self.replayed = 0
+        self.graph_reason = ""
         self._has_nan = False  # whether the condition has compared a NaN
+        self.sweeps: Any = None  # of `steps.loop_sweeps`: takes all iterations
         loop, program, world = stage.loop, run.program, outer.world
         left = dict(stage.writes)
-        # Two blocks of what feeds the next iteration, one of what does not; buffers of values.
+        # Two blocks of what feeds the next iteration, one of what does not; two buffers of values.
         self._blocks: dict[int, list[DistributedArray]] = {}
-        self._values: dict[int, Array] = {}
+        self._values: dict[int, list[Array]] = {}
         for output, one in enumerate(program.outputs):
             if not one.shape:
-                self._values[output] = world.backend.empty((), one.dtype)
+                self._values[output] = [world.backend.empty((), one.dtype) for _ in range(2)]
                 continue
             feed = loop.feeds[output]
             plan = outer.plans[left[output]] if output in left else run.plans[feed or 0]
@@ -89,29 +109,34 @@ class LoopRun:
             ]
             for array in self._blocks[output]:
                 poison(array.block)
+        if loop.again is not None:  # it is read where it is computed
+            (number,) = program.numbers.values[loop.again]
+            self._values[loop.again] = [run.values.views[number]] * 2
         self._fed_values = [
             (value, output, one.part)
             for value, one in program.inputs.items()
             for output, feed in enumerate(loop.feeds)
             if feed == one.number
         ]
+        # The values on the host, of each of two iterations, and when they are there.
+        self._answers = [HostValues(run) for _ in range(2)]
+        self._answered: list[Mark] = [None, None]
+        self._graphs: dict[tuple[Any, ...], tuple[Callable[[], None], int]] = {}
+        self._taken: dict[tuple[Any, ...], int] = {}  # iterations without a graph, by what would be its key
+        unfed = any(loop.feeds[output] is None for output in self._blocks)
+        self._may_go_ahead = loop.again is not None and not (unfed or program.checks or program.loops)
 
     @property
     def waits_for_host(self) -> bool:
         """Whether the host decides about iterations, or makes numbers for them."""
         loop = self.stage.loop
         decides = self.stage.first is not None or loop.again is not None
-        return (
-            decides
-            or self.sweeps is not None
-            or bool(loop.body.tape.slots or loop.carried)
-            or self.run.waits_for_host
-        )
+        return decides or bool(loop.body.tape.slots or loop.numbers.carried) or self.run.waits_for_host
 
     def take(self, outer: Any) -> None:
         """Run the loop on what the program has before it, and leave the program what is there after it."""
         stage, run, loop = self.stage, self.run, self.stage.loop
-        if self.sweeps is not None and loop.items is not None:
+        if self.sweeps is not None and loop.numbers.items is not None:
             self._sweep(outer)
             return
         for number, place in enumerate(stage.arrays):
@@ -119,29 +144,38 @@ class LoopRun:
         for value, source in stage.values:
             run.values.views[value][...] = outer.values.views[source]
         run.forget()
-        run.step, run.capturing, run.given = outer.step, outer.capturing, outer.given
-        run.most_iterations = outer.most_iterations
+        run.host, run.capturing = outer.host, outer.capturing
         before = run.exchanges
 
-        before_loop = loop.body.tape.numbers(run.step, run.given) if loop.carried else []
-        for one in loop.carried:
-            run.given[one.number] = before_loop[one.initial] if one.on_tape[0] else one.initial
+        before_loop = loop.body.tape.numbers(run.host.step, run.host.given) if loop.numbers.carried else []
+        for one in loop.numbers.carried:
+            run.host.given[one.number] = before_loop[one.initial] if one.on_tape[0] else one.initial
         wanted = stage.first is None or bool(outer.values.views[stage.first])
-        count, most = 0, outer.most_iterations - loop.unrolled if loop.items is None else len(loop.items)
+        items = loop.numbers.items
+        count, most = 0, outer.host.most_iterations - loop.numbers.unrolled if items is None else len(items)
         said = deque[str](maxlen=KEPT)  # what the condition compared in the last iterations
+        if not wanted:
+            self._warn_of_nan(stage.compared_at_first, outer.values.views, 0)
+        issued = exchanges = 0
         while wanted and count < most:
-            self._iterate(count)
+            if issued == count:
+                self._iterate(count)
+                issued += 1
+            if count >= AHEAD and issued < most and self._may_go_ahead:
+                exchanges = run.exchanges
+                issued += self._iterate_ahead(issued)
             count += 1
             if loop.again is not None:
-                wanted = bool(self._values[loop.again])
-            if loop.items is None and count > most - KEPT:
-                said.append(_text(stage.compared, run))
-        if count:
-            self._warn_of_nan(stage.compared, run, count)
-        else:
-            self._warn_of_nan(stage.compared_at_first, outer, count)
-        if wanted and loop.items is None and loop.kind == "while":
-            self._fail(outer.most_iterations, [text for text in said if text])
+                run.world.backend.passed(self._answered[(count - 1) % 2])
+                values = self._answers[(count - 1) % 2].views
+                wanted = bool(values[run.program.numbers.values[loop.again][0]])
+                self._warn_of_nan(stage.compared, values, count)
+                if count > most - KEPT:
+                    said.append(_text(stage.compared, values))
+        if issued > count:  # the last one was in vain
+            run.exchanges, issued = exchanges, count
+        if wanted and items is None and loop.kind == "while":
+            self._fail(outer.host.most_iterations, [text for text in said if text])
         self._leave(outer, count)
         self.iterations, self.last, self.runs = self.iterations + count, count, self.runs + 1
         outer.exchanges += run.exchanges - before
@@ -151,7 +185,7 @@ class LoopRun:
         """Run all iterations by kernels of several steps."""
         given = [outer.arrays[place] for place in self.stage.arrays if place is not None]
         before = self.sweeps.exchanges
-        found = self.sweeps.take(given)
+        found = self.sweeps.take(given, capturing=outer.capturing)
         outer.exchanges += self.sweeps.exchanges - before
         for output, number in self.stage.writes:
             array, feed = self._target(output, 0), self.stage.loop.feeds[output]
@@ -160,31 +194,94 @@ class LoopRun:
             outer.arrays[number] = array
 
     def _iterate(self, count: int) -> None:
-        run, loop = self.run, self.stage.loop
-        tape = loop.body.tape
-        if loop.index is not None and loop.items is not None:
-            run.given[loop.index] = loop.items[count]
+        """Run an iteration, after so many."""
+        run, loop, parity = self.run, self.stage.loop, count % 2
+        tape, numbers, given = loop.body.tape, loop.numbers, run.host.given
+        if numbers.index is not None and numbers.items is not None:
+            given[numbers.index] = numbers.items[count]
+        values = tape.numbers(run.host.step, given) if tape.slots or numbers.carried else []
         if tape.slots:
-            run.set_step(run.world.xp.asarray(tape.row(run.step, run.given)))
-        numbers = tape.numbers(run.step, run.given) if loop.carried else []
+            run.set_step(tape.row_of(values))
 
         # What is read changes places with what is written.
         targets = {output: self._target(output, count) for output in self._blocks}
         outs = [
-            targets[output].interior if output in targets else self._values[output]
+            targets[output].interior if output in targets else self._values[output][parity]
             for output in range(len(run.program.outputs))
         ]
-        run.take(outs)
+        self._take_body(targets.values(), partial(self._issue, outs, parity), parity)
+        if loop.again is not None:
+            self._answered[parity] = run.world.backend.mark()
         for output, array in targets.items():
             array.written()
             feed = loop.feeds[output]
             if feed is not None:
                 run.arrays[feed] = array
+        for one in numbers.carried:
+            given[one.number] = values[one.final] if one.on_tape[1] else one.final
+
+    def _iterate_ahead(self, count: int) -> bool:
+        """Run an iteration before it is known whether it is wanted. Return whether it was run: as a graph."""
+        if not self.replayed or self.graph_reason or self.run.capturing:
+            return False
+        try:
+            self._iterate(count)
+        except UserError:  # of the host's numbers, which count only if the iteration does
+            return False
+        return True
+
+    def _issue(self, outs: Sequence[Array], parity: int) -> None:
+        """Issue what an iteration computes, and the copy of its values to the host, if that decides."""
+        run = self.run
+        run.take(outs)
+        if self.stage.loop.again is not None:  # before values become those of the next iteration
+            run.world.backend.download(run.values.row, self._answers[parity].row)
         for value, output, part in self._fed_values:
-            found = self._values[output]
+            found = self._values[output][parity]
             run.values.views[value][...] = getattr(found, part) if part else found
-        for one in loop.carried:
-            run.given[one.number] = numbers[one.final] if one.on_tape[1] else one.final
+
+    def _take_body(self, targets: Iterable[DistributedArray], issue: Callable[[], None], parity: int) -> None:
+        """Issue an iteration, as a CUDA graph where that is possible. targets: the blocks that it writes."""
+        run = self.run
+        backend = run.world.backend
+        arrays = [array for array in (*run.arrays, *targets) if array is not None]
+        if not backend.asynchronous or run.capturing or run.program.loops or self.graph_reason:
+            issue()
+            return
+        # A graph has launches for these blocks, and the exchanges of those that are stale.
+        key = parity, run.known, *map(id, arrays), *(array.is_stale for array in arrays)
+        if key not in self._graphs:
+            self._taken[key] = self._taken.get(key, 0) + 1
+            if self._taken[key] <= EAGER or not self._capture(key, arrays, issue):
+                issue()
+                return
+        replay, exchanges = self._graphs[key]
+        replay()
+        run.exchanges += exchanges
+        self.replayed += 1
+
+    def _capture(
+        self, key: tuple[Any, ...], arrays: Sequence[DistributedArray], issue: Callable[[], None]
+    ) -> bool:
+        """Make a CUDA graph of an iteration, without running it. Return whether that was possible."""
+        run, world = self.run, self.run.world
+        if world.size > 1 and not world.arrays.capturable:
+            self.graph_reason = f"exchanges by {world.arrays.label} wait for the host"
+            return False
+        known, exchanges, valid = run.known, run.exchanges, [array.valid for array in arrays]
+        run.capturing = True
+        try:
+            replay = world.backend.capture(issue)
+            self._graphs[key] = replay, run.exchanges - exchanges
+        except NotCapturable as reason:
+            self.graph_reason = str(reason)
+            return False
+        finally:
+            run.capturing, run.exchanges = False, exchanges
+            run.abandon(known)
+            for array, before in zip(arrays, valid, strict=True):
+                array.valid = before
+        return True
 
     def _target(self, output: int, count: int) -> DistributedArray:
         blocks = self._blocks[output]
@@ -206,24 +303,24 @@ class LoopRun:
         for output, number, part in stage.results:
             feed = loop.feeds[output]
             if count or feed is None:
-                found = self._values[output]
+                found = self._values[output][(count - 1) % 2]
                 if not count:
                     found[...] = 0
                 outer.values.views[number][...] = getattr(found, part) if part else found
             else:
                 outer.values.views[number][...] = outer.values.views[stage.firsts[feed, part]]
 
-    def _warn_of_nan(self, compared: Sequence[LoopComparison], run: Any, count: int) -> None:
-        """Warn once if the condition compares a NaN. count: iterations so far. run: whose values it has."""
+    def _warn_of_nan(self, compared: Sequence[LoopComparison], values: Any, count: int) -> None:
+        """Warn once if the condition compares a NaN. count: iterations so far. values: by number."""
         sides = [side for one in compared for side in one.sides if isinstance(side, int)]
-        if self._has_nan or not any(math.isnan(run.values.views[side].item()) for side in sides):
+        if self._has_nan or not any(math.isnan(values[side].item()) for side in sides):
             return
         self._has_nan = True
-        count += self.stage.loop.unrolled
+        count += self.stage.loop.numbers.unrolled
         when = f"after iteration {count:,}" if count else "before the first iteration"
-        run.world.warn(
+        self.run.world.warn(
             f"the condition of the loop in line {self.stage.loop.line} compares a NaN in step "
-            f"{run.step + 1:,}, {when} ({_text(compared, run)})"
+            f"{self.run.host.step + 1:,}, {when} ({_text(compared, values)})"
         )
 
     def _fail(self, most: int, said: Sequence[str]) -> None:
@@ -237,11 +334,11 @@ class LoopRun:
         )
 
 
-def _text(compared: Sequence[LoopComparison], run: Any) -> str:
-    """Return what a condition compares, in numbers. run: whose values it compares."""
+def _text(compared: Sequence[LoopComparison], values: Any) -> str:
+    """Return what a condition compares, in numbers. values: by number."""
     return " and ".join(
         f" {one.sign} ".join(
-            f"{run.values.views[side].item():.6g}" if isinstance(side, int) else side for side in one.sides
+            f"{values[side].item():.6g}" if isinstance(side, int) else side for side in one.sides
         )
         for one in compared
     )

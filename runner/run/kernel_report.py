@@ -233,7 +233,7 @@ def _stage(staged: StagedProgram, stage: Stage) -> str:
             return f"if a value says so (line {loop.line}), once:"
         if loop.kind == "while":
             return f"repeats while a value says so (line {loop.line}), an unknown number of times:"
-        count = counted(len(loop.items or ()), "time")
+        count = counted(len(loop.numbers.items or ()), "time")
         most = "" if loop.again is None else " at most, until a value ends it"
         return f"repeats {count}{most} (line {loop.line}):"
     if isinstance(stage, ValueStage):

@@ -6,13 +6,14 @@ inputs that stay.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import exchange
 from meshrun.runner.compiler.decide import fused_alone
 from meshrun.runner.compiler.whole.block_form import block_job
+from meshrun.runner.device.api import NotCapturable
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.plan.task import Task, plan_task
@@ -25,29 +26,41 @@ from meshrun.runner.world.world import World
 
 
 class LoopSweeps:
-    """The blocks of one loop of a known number of iterations. count: of iterations."""
+    """The blocks of one loop of a known number of iterations. count: of iterations.
+
+    All of them may be part of a step's CUDA graph: they begin on the same blocks every time.
+    """
 
     def __init__(self, world: World, task: Task, phases: Phases, count: int) -> None:
-        self._world, self._count, self._is_started = world, count, False
+        self._world, self._count = world, count
+        self._first: tuple[list[DistributedArray], dict[int, DistributedArray]] | None = None
         self.stepper = Stepper(world, task, phases)
 
-    def take(self, arrays: Sequence[DistributedArray]) -> list[DistributedArray]:
-        """Run all iterations. arrays: what the body's inputs are at first. Return what they are then."""
+    def take(self, arrays: Sequence[DistributedArray], *, capturing: bool = False) -> list[DistributedArray]:
+        """Run all iterations. Return what the body's inputs are then.
+
+        arrays: what they are at first. capturing: whether a CUDA graph is made of it. Raises NotCapturable.
+        """
         stepper = self.stepper
-        if not self._is_started:
+        if capturing and not stepper.is_capturable:
+            raise NotCapturable("the host exchanges halos between the iterations of a loop")
+        if self._first is None:
             stepper.arrays = [
                 empty_array(self._world, plan, one.dtype, stepper)
                 for plan, one in zip(stepper.plans, arrays, strict=True)
             ]
+        else:
+            stepper.arrays, stepper.spare = list(self._first[0]), dict(self._first[1])
         for own, given in zip(stepper.arrays, arrays, strict=True):
             own.interior[...] = given.interior
             own.written()
-        if self._is_started:
-            exchange(stepper.arrays)
-        else:
+        if self._first is None:
             stepper.start(stepper.arrays)
-        self._is_started, stepper.taken = True, 0
-        stepper.advance(self._count, last=True)
+            self._first = list(stepper.arrays), dict(stepper.spare)
+        else:
+            exchange(stepper.arrays)
+        stepper.taken = 0
+        stepper.issue(self._count)
         return stepper.arrays
 
     @property
@@ -63,23 +76,21 @@ class LoopSweeps:
             self.stepper._device_halos.close()
 
 
-def close_sweeps(loops: Mapping[int, LoopRun]) -> None:
-    """Close the sweeps of loops, and of those within them. Collective."""
-    for loop in loops.values():
+def close_sweeps(loops: Iterable[LoopRun]) -> None:
+    """Close the sweeps of loops. Collective."""
+    for loop in loops:
         if loop.sweeps is not None:
             loop.sweeps.close()
-        close_sweeps(loop.run.loops)
 
 
-def add_sweeps(world: World, loops: Mapping[int, LoopRun], grid: Shape, phases: Phases) -> None:
-    """Give loops, and those within them, kernels of several steps where these can run them. Collective."""
-    for loop in loops.values():
-        task = _task_of(world, loop.stage, grid)
-        if task is not None and task.kernel is not None and loop.stage.loop.items is not None:
-            sweeps = LoopSweeps(world, task, phases, len(loop.stage.loop.items))
+def add_sweeps(world: World, loops: Iterable[LoopRun], grid: Shape, phases: Phases) -> None:
+    """Give loops kernels of several steps where these can run them. Collective."""
+    for loop in loops:
+        task, items = _task_of(world, loop.stage, grid), loop.stage.loop.numbers.items
+        if task is not None and task.kernel is not None and items is not None:
+            sweeps = LoopSweeps(world, task, phases, len(items))
             if sweeps.stepper.fused_steps > 1:
                 loop.sweeps = sweeps
-        add_sweeps(world, loop.run.loops, grid, phases)
 
 
 def _task_of(world: World, stage: LoopStage, grid: Shape) -> Task | None:
@@ -88,7 +99,7 @@ def _task_of(world: World, stage: LoopStage, grid: Shape) -> Task | None:
     shapes: list[Shape] = [*(one.shape for one in body.inputs), *(one.shape for one in body.outputs)]
     fields = all(shapes)
     plain = not (body.staged or body.checks or body.tape.slots or body.graph.points or body.sizes)
-    known = loop.kind == "for" and loop.again is None and loop.first is None and not loop.carried
+    known = loop.kind == "for" and loop.again is None and loop.first is None and not loop.numbers.carried
     if not (fields and plain and known) or None in loop.feeds:
         return None
     names = tuple(f"input{number}" for number in range(len(body.inputs)))
@@ -100,7 +111,7 @@ def _task_of(world: World, stage: LoopStage, grid: Shape) -> Task | None:
     task: Task | None = None
     try:
         task = plan_task(block_job(job, body), {}, types, world.size, grid=text)
-        task, _ = fused_alone(world.backend.device, task, "require", "strict", len(loop.items or ()))
+        task, _ = fused_alone(world.backend.device, task, "require", "strict", len(loop.numbers.items or ()))
     except UserError:  # a block is smaller than what a step reads of it
         task = None
     return task if all(world.control.allgather(task is not None and task.kernel is not None)) else None

@@ -29,6 +29,7 @@ IN_STAGES = "a step has several stages"
 BY_HOST = "the host issues transforms between ranks"
 NUMBERED = "a step in stages has numbers of its own"
 WAITS = "the host decides about loops or conditions in a step"
+WAITS_BETWEEN_GRAPHS = f"{WAITS}; their iterations are CUDA graphs"
 
 
 class ProgramStepper(Stepper):
@@ -48,9 +49,9 @@ class ProgramStepper(Stepper):
             self.stages = SpectralRun(world, task.job.program, grid, self.phases, task.compiled, self)
         else:
             self.stages = self._in_stages()
-            self.stages.most_iterations = self.most_iterations
+            self.stages.host.most_iterations = self.most_iterations
             if task.compiled:
-                add_sweeps(world, self.stages.loops, task.partition.grid, self.phases)
+                add_sweeps(world, self.stages.every_loop(), task.partition.grid, self.phases)
         axes = max(len(one.shape) for one in task.fields)
         self.stages.tables = halo_path.find_tables(world, axes)
         self.plans = [
@@ -195,7 +196,7 @@ class ProgramStepper(Stepper):
     def _take_step(self) -> None:
         stages = self.stages
         if isinstance(stages, ProgramRun):
-            stages.step = self.done
+            stages.host.step = self.done
         for place, array in enumerate(self.arrays):
             stages.arrays[place] = array
         for number, place in self._shared.items():
@@ -239,7 +240,14 @@ class ProgramStepper(Stepper):
         """Account for all steps; the results are complete."""
         self.settle()
         if isinstance(self.stages, ProgramRun):
-            close_sweeps(self.stages.loops)
+            loops = [*self.stages.every_loop()]
+            if self.graph_reason == WAITS and any(loop.replayed for loop in loops):
+                self.graph_reason = WAITS_BETWEEN_GRAPHS
+            elif self.graph_reason == WAITS:
+                self.graph_reason += next(
+                    (f": {loop.graph_reason}" for loop in loops if loop.graph_reason), ""
+                )
+            close_sweeps(loops)
         self.exchanges = self.stages.exchanges
         moved = self.task.input_bytes(self.region) + self.task.result_bytes(self.region)
         self.phases.add("kernel", 0, self.taken * moved)

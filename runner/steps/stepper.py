@@ -314,6 +314,19 @@ class Stepper(StepBlocks[DistributedArray]):
             if len(self._spans) >= PENDING:
                 self.settle()
 
+    def issue(self, steps: int) -> None:
+        """Take the last steps of a run, so many, kernel by kernel: the CUDA graph of others may hold them.
+
+        No exchange is timed: the events of a graph have no time.
+        """
+        cycle, self._recording = self._longest_cycle(steps), True
+        left = steps - self._first_steps(steps, last=True)
+        while left:
+            taken = max(passes(left, cycle)) if self.fused_steps > 1 else min(left, cycle)
+            left -= taken
+            self._cycle(taken, last=left == 0)
+        self._check_halos()
+
     def _first_steps(self, left: int, *, last: bool) -> int:
         """Take the first steps of a run one by one where a kernel of several asks for it; return how many."""
         kernel, first = self.task.kernel, 0
@@ -439,10 +452,7 @@ class Stepper(StepBlocks[DistributedArray]):
         ahead: as of `advance`. Return how many steps; 0 where that is not possible. The host may be needed
         between steps for an exchange through its memory, and for a function that is not one kernel.
         """
-        alone = not self._exchanging and self.task.kernel is not None and self.world.backend.asynchronous
-        filled = self._device_halos is not None and self._device_halos.capturable
-        possible = (alone or filled) and not self.graph_reason and self._is_replayed
-        if not possible or self.taken < EAGER:
+        if not self.is_capturable or self.graph_reason or self.taken < EAGER:
             return 0
         if self.fused_steps > 1:  # the last kernels take fewer steps, whose numbers are known
             left = cycle * passes(left, cycle).get(cycle, 0) if cycle == self.steps_per_exchange else 0
@@ -482,9 +492,12 @@ class Stepper(StepBlocks[DistributedArray]):
         return steps
 
     @property
-    def _is_replayed(self) -> bool:
-        """Whether a CUDA graph may have the kernel's launches."""
-        return self.task.kernel is None or self.task.kernel.capturable
+    def is_capturable(self) -> bool:
+        """Whether a CUDA graph may hold steps: the host is not needed between them."""
+        kernel, halos = self.task.kernel, self._device_halos
+        alone = not self._exchanging and kernel is not None and self.world.backend.asynchronous
+        filled = halos is not None and halos.capturable
+        return (alone or filled) and (kernel is None or kernel.capturable)
 
     def _graph_key(self, cycles: int, cycle: int) -> tuple[int, int, int]:
         """Return what tells a graph from others: which block of the first field is read first, how many

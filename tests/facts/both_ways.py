@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshrun.runner.compiler.control.convert import CONTROL, convert
-from meshrun.runner.compiler.control.plain import PlainControl
+from meshrun.runner.compiler.control.convert import convert
+from meshrun.runner.compiler.control.plain import CONTROL, PlainControl
 
 NUMBERS = itertools.count()
 

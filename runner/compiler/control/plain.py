@@ -10,6 +10,7 @@ from typing import Any, Final
 
 # Names of the functions that a converted function calls in place of its statements, as in a traceback.
 STATEMENTS = ("<for>", "<while>", "<if>", "<else>", "<test>")
+CONTROL = "__control__"  # the global name of the control object
 OPERAND = "<operand>"  # the parameter of a function that an operand became
 COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,

@@ -181,3 +181,15 @@ def located(node: Any, like: ast.AST) -> Any:
             for parameter in (*child.args, *filter(None, (child.vararg,))):
                 located(parameter, like)
     return node
+
+
+def parameters_named(names: Sequence[str] = (), vararg: str | None = None) -> ast.arguments:
+    """Return the parameters of a function: some by name, and one that takes any further arguments."""
+    return ast.arguments(
+        posonlyargs=[],
+        args=[ast.arg(name) for name in names],
+        vararg=ast.arg(vararg) if vararg else None,
+        kwonlyargs=[],
+        kw_defaults=[],
+        defaults=[],
+    )

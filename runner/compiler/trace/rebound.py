@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.control.convert import CONTROL, convert
-from meshrun.runner.compiler.control.plain import PlainControl
+from meshrun.runner.compiler.control.convert import convert
+from meshrun.runner.compiler.control.plain import CONTROL, PlainControl
 from meshrun.runner.compiler.trace.outside_state import ChangesOutside, OutsideState
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import OUTSIDE, StepTape, TimedMath, of_numbers, table_of

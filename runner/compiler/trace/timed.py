@@ -125,14 +125,17 @@ class StepTape:
 
     def rows(self, first: int, count: int, given: Mapping[int, Any] = MappingProxyType({})) -> HostArray:
         """Return a row of slots, uint64, for each of some steps. given: as of `numbers`."""
-        found = np.zeros((count, max(len(self.slots), 1)), np.uint64)
         with np.errstate(all="ignore"):
-            for step, row in enumerate(found, first):
-                values = self.numbers(step, given)
-                for (number, element, dtype), slot in self.slots.items():
-                    cell = np.asarray(_typed(values[number], dtype)).ravel()[element : element + 1]
-                    row[slot : slot + 1].view(np.uint8)[: dtype.itemsize] = cell.astype(dtype).view(np.uint8)
-        return found
+            return np.stack([self.row_of(self.numbers(step, given)) for step in range(first, first + count)])
+
+    def row_of(self, values: Sequence[Any]) -> HostArray:
+        """Return the slots of a step. values: all its numbers."""
+        row = np.zeros(max(len(self.slots), 1), np.uint64)
+        with np.errstate(all="ignore"):
+            for (number, element, dtype), slot in self.slots.items():
+                cell = np.asarray(_typed(values[number], dtype)).ravel()[element : element + 1]
+                row[slot : slot + 1].view(np.uint8)[: dtype.itemsize] = cell.astype(dtype).view(np.uint8)
+        return row
 
     def numbers(self, step: int, given: Mapping[int, Any] = MappingProxyType({})) -> list[Any]:
         """Return all numbers of a step. given: what those of loops are.

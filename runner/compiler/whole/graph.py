@@ -114,7 +114,7 @@ class Dependence:
 
 @dataclass(frozen=True)
 class StateValue:
-    """A value of a loop's state, as an iteration finds it.
+    """An array or a value of a loop's state, as an iteration finds it.
 
     loop: its number. slot: of its state. part: as of `InputValue`.
     """
@@ -163,18 +163,17 @@ class WholeGraph(Graph):
     lengths: of each array, the positions along each axis of space; 0 along an axis that it does not have.
     space: positions along each axis. wraps: of each array, the axes along which some load counts around the
     end of space. between: of the arrays between stages, by number, what computes them: the node of their
-    cells, where they may be written, a reduction along some axes, or what a loop leaves. states: of the
-    arrays that are the state of a loop, its number and the slot. values: of each scalar, what defines it.
-    cuts: why arrays are written, or are not.
+    cells, where they may be written, a reduction along some axes, what a loop leaves, or a loop's state,
+    which no stage computes. values: of each scalar, what defines it. cuts: why arrays are written, or are
+    not.
     """
 
     def __init__(self, lengths: Sequence[Shape], space: Shape) -> None:
         super().__init__()
         self.lengths, self.space = list(lengths), space
         self.wraps: list[set[int]] = [set() for _ in lengths]
-        self.between: dict[int, Node | Reduction | LoopResult] = {}
+        self.between: dict[int, Node | Reduction | LoopResult | StateValue] = {}
         self.values: list[Recorded] = []
-        self.states: dict[int, tuple[int, int]] = {}
         self.cuts: tuple[Cut, ...] = ()
         self._numbers: dict[Any, int] = {}  # of arrays and values, by what defines them
         self.points: list[HostArray] = []
@@ -225,6 +224,11 @@ class WholeGraph(Graph):
         """What defines each scalar of a program, by number; not the slots of the tape."""
         kinds = (InputValue, Reduction, Node, LoopResult)
         return {number: one for number, one in enumerate(self.values) if isinstance(one, kinds)}
+
+    @property
+    def computed_arrays(self) -> dict[int, Node | Reduction | LoopResult]:
+        """The arrays between stages that stages compute, by number."""
+        return {n: one for n, one in self.between.items() if not isinstance(one, StateValue)}
 
     def define(
         self,

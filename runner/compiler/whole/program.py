@@ -235,7 +235,8 @@ class WholeProgram:
         """
         own = sum(node.op not in FREE for node in self.nodes)
         in_loops: list[int] = [
-            loop.body.operations * (ASSUMED_ITERATIONS if loop.items is None else len(loop.items))
+            loop.body.operations
+            * (ASSUMED_ITERATIONS if loop.numbers.items is None else len(loop.numbers.items))
             for loop in self.loops
         ]
         return own + sum(in_loops)
@@ -251,7 +252,9 @@ class WholeProgram:
             body: WholeProgram = loop.body
             arrays: list[WholeInput | WholeOutput] = [*body.inputs, *body.outputs]
             fields = [one.dtype.itemsize for one in arrays if one.shape]
-            total += (sum(fields) + body.loop_bytes) * (1 if loop.items is None else len(loop.items))
+            total += (sum(fields) + body.loop_bytes) * (
+                1 if loop.numbers.items is None else len(loop.numbers.items)
+            )
         return total
 
     @property

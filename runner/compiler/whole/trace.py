@@ -81,12 +81,12 @@ def trace_whole(
     given = parameters, services, (names, series), kind
     try:
         program = _in_space(function, inputs, given, axes)
+    except ChangesOutside:  # such as tables that are made when they are needed first
+        program = _in_space(function, inputs, given, axes)
     except NotTraceable as refused:
         if refused.nests:
             refused.hint = _lengths_that_nest(function, inputs, given, axes)
         raise
-    except ChangesOutside:  # such as tables that are made when they are needed first
-        program = _in_space(function, inputs, given, axes)
     if key_of([function, parameters]) is None:  # it may read anything, such as random numbers
         again = _in_space(function, inputs, given, axes)
         if program.fingerprint != again.fingerprint:
@@ -226,7 +226,7 @@ def _called(
             changed = _changes(fields, arrays)
             return spectral_program(spaces, function, inputs, outputs, series, changed, kind)
     changed = _changes(fields, arrays)
-    parts = dict(graph.between), graph.definitions, tuple(recorder.checks)
+    parts = graph.computed_arrays, graph.definitions, tuple(recorder.checks)
     results = tuple(one for _, one in outputs), graph, changed, tuple(series)
     program = WholeProgram(space, tuple(inputs), *results, *parts, recorder.tape)
     return numbered(program, function)

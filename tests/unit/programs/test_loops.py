@@ -455,3 +455,17 @@ def test_random_programs(lines: list[str], dtype: str) -> None:
     except NotTraceable as reason:
         assume("has another name" not in reason.reason)  # written, and then named as another array was
         raise
+
+
+def test_a_condition_that_the_next_iteration_has_as_another_value() -> None:
+    """What ends the loop is what the state had, which is replaced."""
+
+    def function(u):
+        first, second, third = u.max() > 0, u.max() > 1, u.max() > 2
+        while first:
+            u = np.roll(u, 1, 0) * 0.75
+            first, second, third = second, third, u.max() > 2
+        return u
+
+    check(function, field(9, 8))
+    check(function, field(9, 8) / 5)

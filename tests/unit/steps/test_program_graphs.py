@@ -19,9 +19,10 @@ from meshrun.runner.device.api import NotCapturable
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.step_options import StepOptions
 from meshrun.runner.programs import kernel as program_kernel
+from meshrun.runner.programs import looping
 from meshrun.runner.run.declare import distribute
 from meshrun.runner.run.execute import Options, run
-from meshrun.runner.steps import halo_path
+from meshrun.runner.steps import halo_path, program_steps
 from meshrun.runner.system.compiler import NotCompiled
 from meshrun.runner.world.world import World, open_world
 from tests.facts.host_halo import HostTables
@@ -210,7 +211,7 @@ def test_a_result_that_later_stages_read_beside_has_numpys_bits(
     tmp_path: Path, gpu: None, ranks: int, kind: str
 ) -> None:
     def chained(u, t):
-        for _ in range(9):  # costs more than to write it
+        for _ in [*range(9)]:  # unrolled: costs more than to write it
             u = (u * u + np.roll(u, 1, 1)) / (u * u + 2) + np.roll(u, 1, 0) / 4
         most = np.max(u)
         t += np.max(np.roll(u, 2, 0) - np.roll(u, -1, 1)) / most
@@ -317,3 +318,76 @@ def test_loops_have_the_same_bits_everywhere(
         record, found = stepped(tmp_path, function, arrays, steps, ranks, kind)
         assert [one.tobytes() for one in found] == [one.tobytes() for one in wanted], (ranks, kind)
         assert record["steps"]["graph"] == (kind == "gpu" and function is swept)
+
+
+def relaxed(u, t):
+    """Sweeps that kernels of several steps take, between stages."""
+    b = np.roll(u, 1, 0) - np.roll(u, -1, 1)
+    for _ in range(19):
+        v = u.copy()
+        u[1:-1, 1:-1] = (v[2:, 1:-1] + v[:-2, 1:-1] + v[1:-1, 2:] + v[1:-1, :-2] - b[1:-1, 1:-1]) / 4
+        u[:, 0] = u[:, 1]
+    t += np.max(u)
+    return u, t
+
+
+def test_a_graph_holds_sweeps(tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels: list[int] = []
+
+    def advance(self: Any, blocks: Any, steps: int, rows: Any = None) -> None:
+        u, b = (one.interior for one in blocks.arrays)
+        for _ in range(steps):
+            v = u.copy()
+            v[1:-1, 1:-1] = (u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2] - b[1:-1, 1:-1]) / 4
+            v[:, 0] = v[:, 1]
+            u = v
+        blocks.spare[0].interior[...] = u
+        kernels.append(steps)
+
+    monkeypatch.setattr(DeviceKernel, "prepare_steps", lambda *_, **__: None)
+    monkeypatch.setattr(DeviceKernel, "advance", advance)
+    arrays = state(relaxed, "float32")
+    _, wanted = stepped(tmp_path, relaxed, arrays, 75, 1, "cpu")
+    record, found = stepped(tmp_path, relaxed, arrays, 75, 1, "gpu")
+    assert [one.tobytes() for one in found] == [one.tobytes() for one in wanted]
+    assert record["steps"]["graph"]
+    assert sum(kernels) == 75 * 19
+    assert len(kernels) < 75 * 19 / 2
+
+
+def converging(u, t):
+    """A condition that ends a loop after so many iterations that some are launched ahead."""
+    k, change = 0, np.max(np.abs(u))
+    while change > 1e-3 and k < 500:
+        v = u.copy()
+        u[1:-1] = (v[2:] + v[:-2]) / 2 + np.float32(0.01) * k
+        u[1:-1] -= np.float32(0.01) * k
+        change = np.max(np.abs(u - v))
+        k += 1
+    t += change + k
+    return u, t
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_iterations_are_graphs(
+    tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    monkeypatch.setattr(ThreadComm, "capturable", True)
+    arrays = state(converging, "float32", (17, 9))
+    slow, wanted = stepped(tmp_path, converging, arrays, 2, ranks, "cpu")
+    before = Gpu.captured
+    record, found = stepped(tmp_path, converging, arrays, 2, ranks, "gpu")
+    assert [one.tobytes() for one in found] == [one.tobytes() for one in wanted]
+    assert wanted[1] > 2 * looping.AHEAD
+    assert Gpu.captured > before
+    assert record["steps"]["graph_reason"] == program_steps.WAITS_BETWEEN_GRAPHS
+    assert record["steps"]["exchanges"] == slow["steps"]["exchanges"]
+
+
+def test_iterations_without_graphs(tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = state(converging, "float32", (17, 9))
+    _, wanted = stepped(tmp_path, converging, arrays, 2, 1, "cpu")
+    monkeypatch.setattr(Gpu, "capture", NoGraphs.capture)
+    record, found = stepped(tmp_path, converging, arrays, 2, 1, "gpu")
+    assert [one.tobytes() for one in found] == [one.tobytes() for one in wanted]
+    assert record["steps"]["graph_reason"] == f"{program_steps.WAITS}: no graphs"

@@ -62,6 +62,20 @@ class Carried:
     on_tape: tuple[bool, bool]
 
 
+@dataclass(frozen=True)
+class HostNumbers:
+    """What the host knows of each iteration.
+
+    items: over which a loop goes; None: over no range. index: number of the tape that is the item. carried:
+    other numbers of the tape that change. unrolled: iterations before these, which were traced one by one.
+    """
+
+    items: range | None
+    index: int | None
+    carried: tuple[Carried, ...]
+    unrolled: int
+
+
 @dataclass(eq=False)
 class RecordedLoop:
     """A loop as it is traced.
@@ -114,14 +128,11 @@ class Loop:
     feeds: tuple[int | None, ...]
     first: Node | None
     again: int | None
-    items: range | None
-    index: int | None
-    carried: tuple[Carried, ...]
-    unrolled: int
+    numbers: HostNumbers
 
     @property
     def text(self) -> str:
-        return f"{self.kind} {self.line} {self.items} {self.feeds}"
+        return f"{self.kind} {self.line} {self.numbers.items} {self.feeds}"
 
     @property
     def outside(self) -> list[Node]:
@@ -182,7 +193,7 @@ def with_bodies(program: WholeProgram, numbered: Callable[[WholeProgram], WholeP
     # The definitions stay where they are: nodes name them by their numbers.
     graph.between = {number: of(one) for number, one in graph.between.items()}
     graph.values = [of(one) for one in graph.values]
-    between = {number: one for number, one in graph.between.items() if not _is_unused(one)}
+    between = {number: one for number, one in graph.computed_arrays.items() if not _is_unused(one)}
     values = {n: one for n, one in program.values.items() if not _is_unused(graph.values[n])}
     found: dict[int, Any] = {n: graph.values[n] for n in values}
     return replace(program, between=between, values=found)
@@ -201,7 +212,7 @@ def _definitions(graph: WholeGraph, nodes: Iterable[Node], seen: set[Node]) -> I
             seen.add(node)
             one: Any = None
             if node.op == "load":
-                one = graph.between.get(node.input, graph.states.get(node.input))
+                one = graph.between.get(node.input)
             elif node.op == "scalar":
                 one = graph.values[node.value]
             elif node.op == "pick":
@@ -231,8 +242,6 @@ def _used_results(program: WholeProgram) -> dict[RecordedLoop, set[int]]:
                 loop, slot = one.loop, one.output
             elif isinstance(one, StateValue):
                 loop, slot = by_number[one.loop], one.slot
-            elif isinstance(one, tuple):
-                loop, slot = by_number[one[0]], one[1]
             else:
                 continue
             if loop not in used:
@@ -287,7 +296,7 @@ def _with_body(
         body.graph,
         {},
         (),
-        dict(body.graph.between),
+        body.graph.computed_arrays,
         values,
         checks,
         tape,
@@ -302,10 +311,7 @@ def _with_body(
         tuple(feeds + [None] * len(again)),
         loop.first,
         len(slots) if again else None,
-        loop.items,
-        loop.index,
-        tuple(loop.carried),
-        loop.unrolled,
+        HostNumbers(loop.items, loop.index, tuple(loop.carried), loop.unrolled),
     )
     return found, {slot: place for place, slot in enumerate(slots)}
 
@@ -323,7 +329,7 @@ class LoopDependence:
         for one in in_order([node], known):
             definition: Any = None
             if one.op == "load":
-                definition = self._graph.between.get(one.input, self._graph.states.get(one.input))
+                definition = self._graph.between.get(one.input)
             elif one.op == "scalar":
                 definition = self._graph.values[one.value]
             elif one.op not in LEAVES:
@@ -341,8 +347,6 @@ class LoopDependence:
             return bool(definition.loop.number > self._number)
         if isinstance(definition, StateValue):
             return definition.loop >= self._number
-        if isinstance(definition, tuple):
-            return bool(definition[0] >= self._number)
         if isinstance(definition, StepSlot):
             return self._tape.changes_in(self._slots[definition.slot], self._number)
         return False
@@ -360,18 +364,21 @@ class _Body:
         keys: Mapping[Any, Shape],
     ) -> None:
         self._program, self._loop, self._used, self._depends = program, loop, used, dependence.of
-        self._zero, self._none = (0,) * len(program.space), (0,) * len(program.space)
         self.keys: dict[Any, Shape] = dict(keys)
         self.graph = WholeGraph(list(keys.values()), program.space)
         self._numbers = {key: number for number, key in enumerate(keys)}
         self._arrays: dict[int, int] = {}  # between stages, by their numbers in the function's graph
         self._loops: dict[RecordedLoop, RecordedLoop] = {}
         self._done: dict[Node, Node] = {}
-        self._dtypes: dict[int, np.dtype[Any]] = {}  # of arrays from outside, by their numbers there
         for slot in sorted(used[loop]):
             one = loop.slots[slot]
             if one.initial is not None:
-                self._number(("slot", slot), self._none if one.is_value else program.space)
+                self._number(("slot", slot), self._zero if one.is_value else program.space)
+
+    @property
+    def _zero(self) -> Shape:
+        """No offset, or no length, along any axis."""
+        return (0,) * len(self.graph.space)
 
     def _number(self, key: Any, lengths: Shape) -> int:
         if key not in self._numbers:
@@ -389,8 +396,8 @@ class _Body:
             return WholeInput(slot.name, () if slot.is_value else self._program.space, slot.dtype)
         if kind == "value":
             return WholeInput("value", (), what.dtype)
-        if kind == "array" and what < len(self._program.inputs):
-            given: WholeInput = self._program.inputs[what]
+        if kind == "array" and what.input < len(self._program.inputs):
+            given: WholeInput = self._program.inputs[what.input]
             return given
         node = self.outside(key)
         return WholeInput("array", self._program.space, node.dtype)
@@ -403,10 +410,8 @@ class _Body:
             initial: Node | None = self._loop.slots[what].initial
             assert initial is not None
             return initial
-        loaded: Node = what
-        if kind == "array":
-            loaded = self._program.graph.load(what, self._dtypes[what], self._zero)
-        return loaded
+        node: Node = what
+        return node
 
     def of(self, nodes: Iterable[Node]) -> list[Node]:
         """Return nodes of the function's graph as nodes of the body's."""
@@ -451,8 +456,8 @@ class _Body:
 
     def _number_of_load(self, node: Node) -> int:
         source = self._program.graph
-        self._dtypes[node.input] = node.dtype
-        return self._number(("array", node.input), source.lengths[node.input])
+        own = source.load(node.input, node.dtype, self._zero)
+        return self._number(("array", own), source.lengths[node.input])
 
     def _stored(self, node: Node) -> Node:
         """Return a node that is computed once, before the loop, and stored in an array."""
@@ -460,7 +465,7 @@ class _Body:
         return self.graph.load_at(number, node.dtype, self._zero)
 
     def _value(self, key: Any, dtype: np.dtype[Any]) -> Node:
-        number = self._number(key, self._none)
+        number = self._number(key, self._zero)
         if dtype.kind != "c":
             return self.graph.value(InputValue(number), dtype)
         parts = [self.graph.value(InputValue(number, part), real_dtype(dtype)) for part in ("real", "imag")]
@@ -475,12 +480,9 @@ class _Body:
         """Return a leaf that differs from iteration to iteration."""
         source, graph = self._program.graph, self.graph
         if node.op == "load":
-            if node.input in source.states:
-                number, slot = source.states[node.input]
-                if number == self._loop.number:
-                    array = self._number(("slot", slot), source.lengths[node.input])
-                else:
-                    array = self._state(node.input)
+            state = source.between[node.input]
+            if isinstance(state, StateValue) and state.loop == self._loop.number:
+                array = self._number(("slot", state.slot), source.lengths[node.input])
             else:
                 array = self._between(node.input)
                 if isinstance(graph.between[array], Node):
@@ -491,7 +493,7 @@ class _Body:
         definition = source.values[node.value]
         if isinstance(definition, StateValue):
             if definition.loop == self._loop.number:
-                number = self._number(("slot", definition.slot), self._none)
+                number = self._number(("slot", definition.slot), self._zero)
                 return graph.value(InputValue(number, definition.part), node.dtype)
             return graph.value(definition, node.dtype)
         if isinstance(definition, StepSlot):
@@ -503,16 +505,8 @@ class _Body:
         assert isinstance(definition, Node)
         return graph.value(self.of([definition])[0], node.dtype)
 
-    def _state(self, number: int) -> int:
-        """Return the array that is the state of a loop within this one."""
-        if number not in self._arrays:
-            source = self._program.graph
-            self._arrays[number] = self.graph.new_array(source.lengths[number])
-            self.graph.states[self._arrays[number]] = source.states[number]
-        return self._arrays[number]
-
     def _between(self, number: int) -> int:
-        """Return an array between stages of the body."""
+        """Return an array between stages of the body, or of the state of a loop within it."""
         if number not in self._arrays:
             definition = self._program.graph.between[number]
             if isinstance(definition, Node):
@@ -520,6 +514,9 @@ class _Body:
             elif isinstance(definition, Reduction):
                 nodes = tuple(self.of(definition.nodes))
                 made = self.graph.reduced_array(replace(definition, nodes=nodes)).input
+            elif isinstance(definition, StateValue):
+                made = self.graph.new_array(self._program.graph.lengths[number])
+                self.graph.between[made] = definition
             else:
                 made = self.graph.left_array(replace(definition, loop=self._copied(definition.loop))).input
             self._arrays[number] = made

@@ -442,7 +442,7 @@ class PartsOf:
             tuple(replace(one, nodes=tuple(done[node] for node in one.nodes)) for _, one in writes),
             graph,
             {},
-            between=dict(graph.between),
+            between=graph.computed_arrays,
             values=graph.definitions,
             tape=tape,
         )

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from both_ways import check_same, compiled, converted
 
-from meshrun.runner.compiler.control.convert import CONTROL, convert
-from meshrun.runner.compiler.control.plain import UNBOUND, LocalState, PlainControl
+from meshrun.runner.compiler.control.convert import convert
+from meshrun.runner.compiler.control.plain import CONTROL, UNBOUND, LocalState, PlainControl
 
 AWKWARD = {
     "a loop variable is kept after the loop": """

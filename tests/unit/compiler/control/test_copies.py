@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from both_ways import compiled
 
-from meshrun.runner.compiler.control.convert import CONTROL
-from meshrun.runner.compiler.control.plain import LocalState, PlainControl
+from meshrun.runner.compiler.control.plain import CONTROL, LocalState, PlainControl
 from meshrun.runner.compiler.trace.outside_state import ChangesOutside
 from meshrun.runner.compiler.trace.rebound import FunctionCopies
 from meshrun.runner.compiler.trace.timed import StepTape

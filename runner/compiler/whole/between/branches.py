@@ -1,0 +1,112 @@
+"""Branches on a value: both sides are computed, and each cell takes one of them, where that is cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from meshrun.runner.compiler.control.plain import UNBOUND, LocalState, called
+from meshrun.runner.compiler.trace.graph import FREE, Node, in_order
+from meshrun.runner.compiler.whole.array import Storage, Whole
+from meshrun.runner.compiler.whole.between.iteration_changes import is_alike, is_same_number
+from meshrun.runner.compiler.whole.between.traced_state import StateTracer, are_unchanged, copies_of, over
+
+MOST_CHOSEN = 64  # operations of both branches, per cell, that are computed rather than branched over
+
+
+@dataclass
+class BranchSide:
+    """What a side of a branch leaves: the variables' values, those within them, and memory that it writes.
+
+    cheap: whether it may be computed where the other one is taken.
+    """
+
+    values: list[Any]
+    leaves: dict[tuple[Any, ...], Any]
+    written: dict[Storage, list[Node]]
+    cheap: bool
+
+    def of(self, storage: Storage) -> list[Node]:
+        return self.written.get(storage, storage.nodes)
+
+
+def choose(
+    tracer: StateTracer,
+    condition: Node,
+    then: Callable[[], None],
+    otherwise: Callable[[], None] | None,
+    state: LocalState,
+) -> bool:
+    """Choose between what both branches leave, if that takes few operations; else do nothing."""
+    recorder, graph = tracer.recorder, tracer.recorder.graph
+    counts = len(graph.between), len(graph.values)
+    sides = [_side(tracer, side, state) for side in (then, otherwise)]
+    (one, other), line = sides, tracer.line_of(then)
+    if not (one.cheap and other.cheap) or (len(graph.between), len(graph.values)) != counts:
+        return False
+    # A variable that only one side binds is read only where it is bound.
+    for at, name in enumerate(state.names):
+        if (one.values[at] is UNBOUND) is not (other.values[at] is UNBOUND):
+            mine, theirs = (one, other) if one.values[at] is UNBOUND else (other, one)
+            mine.values[at] = theirs.values[at]
+            mine.leaves.pop((name,))
+            mine.leaves |= {path: value for path, value in theirs.leaves.items() if path[0] == name}
+    if one.leaves.keys() != other.leaves.keys():
+        return False
+
+    def chosen(storage: Storage, beside: Storage) -> list[Node]:
+        """Return what is in one memory after one side, or else in another after the other one."""
+        pairs = zip(one.of(storage), other.of(beside), strict=True)
+        return [a if a is b else graph.operation("where", a.dtype, [condition, a, b], line) for a, b in pairs]
+
+    # What the branches leave, and where they differ.
+    merged = {storage: chosen(storage, storage) for storage in {**one.written, **other.written}}
+    stores: dict[tuple[Storage, Storage], Storage] = {}
+    replaced: dict[tuple[Any, ...], Any] = {}
+    for path, leaf in one.leaves.items():
+        if is_same_number(leaf, other.leaves[path]):
+            replaced[path] = leaf
+            continue
+        value, beside = tracer.of_one_dtype(tracer.as_alike(leaf), tracer.as_alike(other.leaves[path]))
+        if not (isinstance(value, Whole) and isinstance(beside, Whole)) or not is_alike(value, beside):
+            return False
+        pair = value._storage, beside._storage
+        if pair not in stores:
+            stores[pair] = pair[0] if pair[0] is pair[1] else Storage(chosen(*pair), pair[0].extents)
+        replaced[path] = over(value, stores[pair])
+    nodes = [node for several in merged.values() for node in several]
+    nodes += [node for storage in stores.values() for node in storage.nodes]
+    if sum(node.op not in FREE for node in in_order(nodes)) > MOST_CHOSEN:
+        return False
+
+    # Bind the variables, and write memory.
+    for storage, now in merged.items():
+        recorder.note_write(storage)
+        storage.nodes[:] = now
+        if not storage.changed:
+            storage.changed, storage.line = True, line
+    tracer.bind(state, one.values, replaced)
+    return True
+
+
+def _side(tracer: StateTracer, side: Callable[[], None] | None, state: LocalState) -> BranchSide:
+    """Trace a side of a branch; then the state is as it was before."""
+    recorder = tracer.recorder
+    values, copies = state.get(), copies_of(state.get())
+    with tracer.journal() as journal:
+        try:
+            if side is not None:
+                called(side)
+            leaves = {one.path: tracer.alone(one.value) for one in tracer.leaves(state)}
+            cheap = len(recorder.checks) == journal.checks and are_unchanged(copies)
+            end = list(state.get())
+            after = {one: list(one.nodes) for one in journal.written}
+        finally:
+            tracer.undo(journal, state, values, copies)
+    # Memory that is made by the side keeps what it has written.
+    for storage, nodes in after.items():
+        if storage.born > journal.born:
+            storage.nodes[:] = nodes
+    written = {one: nodes for one, nodes in after.items() if one.born < journal.born}
+    return BranchSide(end, leaves, written, cheap)

@@ -1,0 +1,229 @@
+"""The state of a loop or a branch while a function is traced: its variables, and what is undone of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from meshrun.runner.compiler.control.plain import LocalState
+from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.compiler.trace.timed import Timed, nodes_of
+from meshrun.runner.compiler.whole.array import Scalar, Storage, Tracing, Whole, made, made_scalar, taken
+
+RESULT = "<result>"  # the variable of what the function returns
+NUMBERS = (bool, int, float, complex)
+
+
+class NotAlike(Exception):
+    """What an iteration leaves is not like what it found. The text says what."""
+
+
+@dataclass
+class IterationJournal:
+    """What is to be undone of an iteration. written: storages, as they were before."""
+
+    born: int
+    checks: int
+    written: dict[Storage, tuple[list[Node], bool, int]] = field(default_factory=dict)
+
+
+@dataclass
+class Leaf:
+    """A value in the state. path: the variable, and where in it the value is. names: of the variable."""
+
+    path: tuple[Any, ...]
+    value: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.path[0])
+
+
+def is_traced(value: Any) -> bool:
+    """Return whether a value is not known while the function is traced, and all cells share it."""
+    return (
+        isinstance(value, Timed)
+        or (isinstance(value, Whole) and not value._axes and not value._of_cells())
+        or (isinstance(value, Scalar))
+    )
+
+
+class StateTracer:
+    """Runs parts of a function on its variables. recorder: of the call. dtypes: of the inputs."""
+
+    def __init__(self, recorder: Tracing, dtypes: Iterable[np.dtype[Any]]) -> None:
+        self.recorder, self.dtypes = recorder, set(dtypes)
+        self.loop_numbers = itertools.count()
+
+    def line_of(self, statement: Callable[..., Any]) -> int:
+        """Return the line of a statement in the user's file."""
+        code: Any = getattr(statement, "__code__", None)
+        return code.co_firstlineno if code is not None else self.recorder.line()
+
+    def condition(self, value: Any) -> Node:
+        """Return the node of a condition."""
+        recorder = self.recorder
+        if isinstance(value, Timed):
+            (node,) = nodes_of(recorder.graph, value.typed(np.dtype(bool))).ravel()
+        else:
+            (node,) = taken(value.copy() if not isinstance(value, Scalar) else value).ravel()
+        return recorder.graph.operation("cast", np.dtype(bool), [node], recorder.line())
+
+    @contextmanager
+    def journal(self) -> Iterator[IterationJournal]:
+        recorder = self.recorder
+        journal = IterationJournal(next(Storage.numbers), len(recorder.checks))
+        recorder.journals.append(journal.written)
+        try:
+            yield journal
+        finally:
+            recorder.journals.pop()
+
+    def undo(self, journal: IterationJournal, state: LocalState, values: Sequence[Any], copies: Any) -> None:
+        for storage, (nodes, changed, line) in journal.written.items():
+            storage.nodes[:], storage.changed, storage.line = nodes, changed, line
+        del self.recorder.checks[journal.checks :]
+        _restore(copies)
+        state.set(values)
+
+    def leaves(self, state: LocalState, values: Sequence[Any] | None = None) -> list[Leaf]:
+        values = state.get() if values is None else values
+        pairs = zip(state.names, values, strict=True)
+        return [leaf for name, value in pairs for leaf in _flattened((name,), value)]
+
+    def alone(self, value: Any) -> Any:
+        """Return a value of a cell that is not the own one as a value that all cells share."""
+        is_cell = isinstance(value, Whole) and not value._axes and not value._storage.extents
+        if not is_cell or not self.recorder.graph.vary(value.read().ravel()):
+            return value
+        (node,) = taken(value).ravel()
+        if isinstance(value, Scalar):
+            return weak_as(made_scalar(self.recorder, {}, node), value._weak)
+        return made(self.recorder, (), {}, np.full((), node, object), value.dtype)
+
+    def run(self, state: LocalState, body: Callable[[], Any]) -> tuple[list[Leaf], list[Leaf]]:
+        """Run an iteration. Return the state before it and after it, of values by themselves."""
+        before = [Leaf(one.path, self.alone(one.value)) for one in self.leaves(state)]
+        body()
+        return before, [Leaf(one.path, self.alone(one.value)) for one in self.leaves(state)]
+
+    def as_alike(self, value: Any) -> Any:
+        """Return a number as a value of the program."""
+        recorder = self.recorder
+        if isinstance(value, Timed) and np.ndim(value.sample) == 0:
+            kind = type(value.sample)
+            (node,) = nodes_of(recorder.graph, value).ravel()
+        elif isinstance(value, (*NUMBERS, np.generic)):
+            kind, array = type(value), np.asarray(value)
+            node = recorder.graph.constant(array, array.dtype)
+        else:
+            return value
+        return weak_as(made_scalar(recorder, {}, node), kind if kind in NUMBERS else None)
+
+    def of_one_dtype(self, one: Any, other: Any) -> tuple[Any, Any]:
+        """Return two values, one that is a number of Python's as the other's dtype.
+
+        Only where all inputs have that dtype: the number would take it where it meets a field.
+        """
+        for weak, strong in ((one, other), (other, one)):
+            if not (isinstance(weak, Scalar) and isinstance(strong, Scalar)):
+                continue
+            if weak._weak in (int, float) and strong._weak is None and self.dtypes == {strong.dtype}:
+                (node,) = weak.read().ravel()
+                node = self.recorder.graph.operation("cast", strong.dtype, [node], self.recorder.line())
+                typed = made_scalar(self.recorder, {}, node)
+                return (typed, strong) if weak is one else (strong, typed)
+        return one, other
+
+    def bind(self, state: LocalState, values: Sequence[Any], replaced: Mapping[tuple[Any, ...], Any]) -> None:
+        """Bind the variables to values, with some in place of others."""
+        names = list(state.names)
+        after = {path[0]: None for path in replaced}
+        found = list(values)
+        for name in after:
+            at = names.index(name)
+            if (name,) in replaced:
+                found[at] = replaced[name,]
+            else:
+                found[at] = _rebuilt((name,), found[at], replaced)
+        state.set(found)
+
+
+def _flattened(path: tuple[Any, ...], value: Any) -> Iterator[Leaf]:
+    """Yield the values in containers."""
+    if type(value) in (list, tuple):
+        for number, one in enumerate(value):
+            yield from _flattened((*path, number), one)
+    elif type(value) is dict:
+        for key, one in value.items():
+            yield from _flattened((*path, key), one)
+    else:
+        yield Leaf(path, value)
+
+
+def _rebuilt(path: tuple[Any, ...], value: Any, replaced: Mapping[tuple[Any, ...], Any]) -> Any:
+    """Return a value with others in place of some that it contains; lists stay themselves."""
+    if path in replaced:
+        return replaced[path]
+    if type(value) is tuple:
+        return tuple(_rebuilt((*path, number), one, replaced) for number, one in enumerate(value))
+    if type(value) is list:
+        value[:] = [_rebuilt((*path, number), one, replaced) for number, one in enumerate(value)]
+    elif type(value) is dict:
+        for key in value:
+            value[key] = _rebuilt((*path, key), value[key], replaced)
+    return value
+
+
+def copies_of(values: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return the lists, dictionaries and arrays of Python's in the state, each with a copy."""
+    found: list[tuple[Any, Any]] = []
+    open_values = list(values)
+    while open_values:
+        value = open_values.pop()
+        if type(value) in (list, dict) or (type(value) is np.ndarray and value.flags.writeable):
+            found.append((value, value.copy()))
+        if type(value) in (list, tuple):
+            open_values += value
+        elif type(value) is dict:
+            open_values += value.values()
+    return found
+
+
+def are_unchanged(copies: Sequence[tuple[Any, Any]]) -> bool:
+    """Return whether lists and dictionaries have as many entries, and arrays the same numbers."""
+    for one, copied in copies:
+        if isinstance(one, np.ndarray):
+            if one.tobytes() != copied.tobytes():
+                return False
+        elif len(one) != len(copied) or (isinstance(one, dict) and one.keys() != copied.keys()):
+            return False
+    return True
+
+
+def _restore(copies: Sequence[tuple[Any, Any]]) -> None:
+    for one, copied in copies:
+        if isinstance(one, dict):
+            one.clear()
+            one.update(copied)
+        else:
+            one[:] = copied
+
+
+def over(value: Whole, storage: Storage) -> Whole:
+    """Return the same view of other memory."""
+    found = type(value)(
+        value._recorder, storage, value._axes, value._fixed, value._cells, value.dtype, value._part
+    )
+    return weak_as(found, value._weak) if isinstance(value, Scalar) else found
+
+
+def weak_as(value: Any, kind: Any) -> Any:
+    """Return a scalar as a number of Python's, of a kind; of booleans, Python's are like NumPy's."""
+    value._weak = None if kind is bool else kind
+    return value
