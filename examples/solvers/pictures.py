@@ -35,6 +35,11 @@ def counted(rows, columns, shape, window):
     return np.histogram2d(rows, columns, shape, window)[0]
 
 
+def circulation(u, v):
+    """Return the stream function of a cavity at the corners of its cells, the lid above."""
+    return (np.cumsum(u, axis=0)[:-1] / (len(u) - 2))[::-1]
+
+
 def behind(values, solid):
     """Return values with 0 in a body."""
     return np.where(solid, 0, values)
@@ -51,6 +56,8 @@ PICTURES = {
     "maxwell": ("ez", lambda ez: (ez, -1.2, 1.2, SIGNED)),
     "multigrid": ("potential", lambda u: (u, -0.5, 0.5, SIGNED)),
     "acoustic": ("now", lambda now: (now, *[-0.4 * np.abs(now).max(), 0.4 * np.abs(now).max()], SIGNED)),
+    "cavity": ("cavity_u", "cavity_v", lambda u, v: (circulation(u, v), -0.105, 0.105, SIGNED)),
+    "conjugate_gradients": ("solved", lambda x: (x / np.abs(x).max(), -1, 1, SIGNED)),
     "turbulence": ("vorticity", lambda w: (w, -3, 3, SIGNED)),
     "split_step": ("swung", lambda psi: (psi.real, -0.56, 0.56, SIGNED)),
     "traces": ("traces", lambda rows: (rows, *[-0.2 * np.abs(rows).max(), 0.2 * np.abs(rows).max()], SIGNED)),

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from meshrun.runner.compiler.whole.program import WholeProgram
 from meshrun.runner.device.api import Device
 from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.machine import Machine, choose, load, nominal_cpu
@@ -222,6 +223,12 @@ def _streamed(
     return Part(True, most, largest.shape[0], memory, mine, of_host, chunks)
 
 
+def loop_bytes(task: Task, region: Region) -> int:
+    """Return the bytes that loops of the function read and write in a region; see `WholeProgram`."""
+    program = task.job.program
+    return region.size * program.loop_bytes if isinstance(program, WholeProgram) else 0
+
+
 def _moved(task: Task, region: Region, machine: Machine, *, chunks: int = 1) -> Bytes:
     """Return the bytes of the cells of `region` in each stage. Halos are not read: neighbouring ranks send
     them. chunks: of rows; the kernel reads the halo of each."""
@@ -235,6 +242,7 @@ def _moved(task: Task, region: Region, machine: Machine, *, chunks: int = 1) -> 
         padded = (own[0] + chunks * sum(field.widths[0]), *field.padded(own)[1:])
         kernel += math.prod(padded) * field.dtype.itemsize
     result = task.result_bytes(region)
+    kernel += loop_bytes(task, region)
     parts = (0, 0, kernel + result, result if machine.gpus else 0, result)
     moved: Bytes = dict(zip(STAGES, parts, strict=True))
     return _with_read(moved, task.input_bytes(region), machine)

@@ -11,6 +11,8 @@ import numpy as np
 from meshrun.runner.arrays.load import check_decoded, file_chunks
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
+from meshrun.runner.compiler.whole.between.loops import loops_within
+from meshrun.runner.compiler.whole.program import WholeProgram
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError, describe
 from meshrun.runner.forecast.jobs import plan_job
@@ -116,10 +118,26 @@ def _planned(
                 raise UserError(
                     "steps in chunks have no plan", got=option(name, value), hint=f"leave {option(name)} out"
                 )
-        return place, plan_map_steps(job, parameters, task, options, place), notes
+        return place, plan_map_steps(job, parameters, task, options, place), notes + _loop_notes(task)
     if inputs and options.stream.named is not None and not files.parallel:
         raise not_streamed(options.stream.named, inputs[0])
-    return place, plan_map(task, options, place, files), notes
+    return place, plan_map(task, options, place, files), notes + _loop_notes(task)
+
+
+def _loop_notes(task: Task) -> list[str]:
+    """Say of each loop of the function how many iterations the forecast counts."""
+    if not isinstance(task.job.program, WholeProgram):
+        return []
+    notes = dict[int, str]()  # by line: an iteration that is unrolled has its loops again
+    for loop in loops_within(task.job.program):
+        if loop.numbers.items is None:
+            said = "the number of iterations is unknown: one is counted"
+        else:
+            end = "" if loop.again is None else ", though a value may end it"
+            said = f"{counted(len(loop.numbers.items) + loop.numbers.unrolled, 'iteration')} are counted{end}"
+        if loop.kind != "if":
+            notes[loop.line] = f"loop in line {loop.line}: {said}"
+    return [notes[line] for line in sorted(notes)]
 
 
 def _refuse(job: Job, options: PlanOptions, *names: str) -> None:

@@ -20,6 +20,7 @@ from meshrun.runner.compiler.traced import reads_of, traced
 from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.compiler.whole.point_kernel import PointKernel
 from meshrun.runner.errors import UserError
+from meshrun.runner.forecast.model import loop_bytes
 from meshrun.runner.forecast.place import Place
 from meshrun.runner.forecast.record import plan_envelope
 from meshrun.runner.job.declaration import Job
@@ -193,7 +194,7 @@ def _record(
     machine, region = place.machine, task.partition[0]
     one, two = _memory(task)
     several = max(min(grouped.at_once, steps), 1)
-    moved = moved_bytes(task, region, grouped.handed_on)
+    moved = moved_bytes(task, region, grouped.handed_on) + loop_bytes(task, region)
     rate = machine.rates["kernel"]
     seconds = moved / rate.value
     if not place.gpu:

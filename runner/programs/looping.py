@@ -9,43 +9,87 @@ long, it launches the next iteration first, whose results are dropped if the con
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
+from meshrun.runner.compiler.trace.graph import slot_of
 from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.programs.body_graphs import BodyGraphs
-from meshrun.runner.programs.stages import LoopStage
-from meshrun.runner.region import Array, HostArray
+from meshrun.runner.programs.stages import LoopComparison, LoopStage
+from meshrun.runner.region import Array
+from meshrun.runner.report.units import counted
 from meshrun.runner.spelling import option
 
 AHEAD = 16  # iterations before the next one is launched while the condition is not known: one may be in vain
+KEPT = 3  # last iterations of which an error tells the numbers
 
 
-@dataclass
-class Answer:
-    """Whether another iteration follows. mark: after which `host` has it."""
+@dataclass(frozen=True)
+class LoopCount:
+    """How often a loop in a function ran.
 
-    host: HostArray
-    mark: Mark = None
+    line: in the user's file. iterations: of all steps. last: of the last time that the loop ran. waits:
+    whether the host waits for a value in each iteration.
+    """
+
+    line: int
+    iterations: int
+    last: int
+    waits: bool
+
+
+def counts_of(loops: Mapping[int, LoopRun], times: int) -> list[LoopCount]:
+    """Return the iterations of loops, with those in their bodies, in the order of their lines.
+
+    times: how often a counted loop ran, also from CUDA graphs, of which this module knows nothing.
+    """
+    found = dict[int, LoopCount]()
+    for one in loops.values():
+        loop, total, last, runs = one.stage.loop, one.iterations, one.last, one.runs
+        if loop.numbers.items is not None and loop.again is None and one.stage.first is None:
+            last, runs = len(loop.numbers.items), times
+            total = last * times
+        of_body = counts_of(one.run.loops, total)
+        if loop.kind != "if":
+            unrolled, waits = loop.numbers.unrolled, loop.again is not None
+            of_body.append(LoopCount(loop.line, total + unrolled * runs, last + unrolled, waits))
+        # A loop of an iteration that is unrolled is there once more.
+        for each in of_body:
+            other = found.get(each.line, each)
+            iterations = each.iterations + (0 if other is each else other.iterations)
+            found[each.line] = replace(each, iterations=iterations)
+    return sorted(found.values(), key=lambda count: count.line)
+
+
+class HostValues:
+    """The values of a program on the host.
+
+    row: as of `execute.ValueSlots`. views: of each value, by number, its slot.
+    """
+
+    def __init__(self, run: Any) -> None:
+        self.row = run.world.backend.host_empty(run.values.row.shape, run.values.row.dtype)
+        self.views = {n: slot_of(self.row, n, dtype) for n, dtype in run.program.dtypes.items()}
 
 
 class LoopRun:
     """The blocks of one loop.
 
     outer, run: an `execute.ProgramRun`, of the program and of the body. iterations: so far, of all steps;
-    last: of the last step. graphs: of iterations.
+    last: of the last time that the loop ran; runs: how often it ran. graphs: of iterations.
     """
 
     def __init__(self, stage: LoopStage, outer: Any, run: Any) -> None:
         self.stage, self.run = stage, run
-        self.iterations = self.last = 0
+        self.iterations = self.last = self.runs = 0
         self.graphs = BodyGraphs(run)
+        self._has_nan = False  # whether the condition has compared a NaN
         self.sweeps: Any = None  # of `steps.loop_sweeps`: takes all iterations
         loop, program, world = stage.loop, run.program, outer.world
         left = dict(stage.writes)
@@ -73,8 +117,9 @@ class LoopRun:
             for output, feed in enumerate(loop.feeds)
             if feed == one.number
         ]
-        # The condition of each of two iterations, on the host.
-        self._answers = [Answer(world.backend.host_empty((1,), np.dtype(bool))) for _ in range(2)]
+        # The values on the host, of each of two iterations, and when they are there.
+        self._answers = [HostValues(run) for _ in range(2)]
+        self._answered: list[Mark] = [None, None]
 
     @property
     def _may_go_ahead(self) -> bool:
@@ -94,7 +139,7 @@ class LoopRun:
         """Run the loop on what the program has before it, and leave the program what is there after it."""
         stage, run, loop = self.stage, self.run, self.stage.loop
         if self.sweeps is not None and loop.numbers.items is not None:
-            self._sweep(outer, len(loop.numbers.items))
+            self._sweep(outer)
             return
         for number, place in enumerate(stage.arrays):
             run.arrays[number] = None if place is None else outer.arrays[place]
@@ -109,7 +154,10 @@ class LoopRun:
             run.host.given[one.number] = before_loop[one.initial] if one.on_tape[0] else one.initial
         wanted = stage.first is None or bool(outer.values.views[stage.first])
         items = loop.numbers.items
-        count, most = 0, outer.host.most_iterations if items is None else len(items)
+        count, most = 0, outer.host.most_iterations - loop.numbers.unrolled if items is None else len(items)
+        said = deque[str](maxlen=KEPT)  # what the condition compared in the last iterations
+        if not wanted:
+            self._warn_of_nan(stage.compared_at_first, outer.values.views, 0)
         issued, exchanges, may_go_ahead = 0, 0, self._may_go_ahead
         while wanted and count < most:
             if issued == count:
@@ -120,19 +168,22 @@ class LoopRun:
                 issued += self._iterate_ahead(issued)
             count += 1
             if loop.again is not None:
-                answer = self._answers[(count - 1) % 2]
-                run.world.backend.passed(answer.mark)
-                wanted = bool(answer.host[0])
+                run.world.backend.passed(self._answered[(count - 1) % 2])
+                values = self._answers[(count - 1) % 2].views
+                wanted = bool(values[run.program.numbers.values[loop.again][0]])
+                self._warn_of_nan(stage.compared, values, count)
+                if count > most - KEPT:
+                    said.append(_text(stage.compared, values))
         if issued > count:  # the last one was in vain
             run.exchanges, issued = exchanges, count
         if wanted and items is None and loop.kind == "while":
-            self._fail(most)
+            self._fail(outer.host.most_iterations, [text for text in said if text])
         self._leave(outer, count)
-        self.iterations, self.last = self.iterations + count, count
+        self.iterations, self.last, self.runs = self.iterations + count, count, self.runs + 1
         outer.exchanges += run.exchanges - before
         outer.exchange_bytes = max(outer.exchange_bytes, run.exchange_bytes)
 
-    def _sweep(self, outer: Any, count: int) -> None:
+    def _sweep(self, outer: Any) -> None:
         """Run all iterations by kernels of several steps."""
         given = [outer.arrays[place] for place in self.stage.arrays if place is not None]
         before = self.sweeps.exchanges
@@ -143,7 +194,6 @@ class LoopRun:
             array.interior[...] = found[feed].interior
             array.written()
             outer.arrays[number] = array
-        self.iterations, self.last = self.iterations + count, count
 
     def _iterate(self, count: int) -> None:
         """Run an iteration, after so many."""
@@ -163,7 +213,7 @@ class LoopRun:
         ]
         self.graphs.issue(targets.values(), partial(self._issue, outs, parity), parity)
         if loop.again is not None:
-            self._answers[parity].mark = run.world.backend.mark()
+            self._answered[parity] = run.world.backend.mark()
         for output, array in targets.items():
             array.written()
             feed = loop.feeds[output]
@@ -183,11 +233,11 @@ class LoopRun:
         return True
 
     def _issue(self, outs: Sequence[Array], parity: int) -> None:
-        """Issue what an iteration computes, and the copy of its condition to the host."""
-        run, again = self.run, self.stage.loop.again
+        """Issue what an iteration computes, and the copy of its values to the host, if that decides."""
+        run = self.run
         run.take(outs)
-        if again is not None:  # before a value that it may be becomes that of the next iteration
-            run.world.backend.download(self._values[again][parity].reshape(1), self._answers[parity].host)
+        if self.stage.loop.again is not None:  # before values become those of the next iteration
+            run.world.backend.download(run.values.row, self._answers[parity].row)
         for value, output, part in self._fed_values:
             found = self._values[output][parity]
             run.values.views[value][...] = getattr(found, part) if part else found
@@ -219,11 +269,35 @@ class LoopRun:
             else:
                 outer.values.views[number][...] = outer.values.views[stage.firsts[feed, part]]
 
-    def _fail(self, most: int) -> None:
+    def _warn_of_nan(self, compared: Sequence[LoopComparison], values: Any, count: int) -> None:
+        """Warn once if the condition compares a NaN. count: iterations so far. values: by number."""
+        sides = [side for one in compared for side in one.sides if isinstance(side, int)]
+        if self._has_nan or not any(math.isnan(values[side].item()) for side in sides):
+            return
+        self._has_nan = True
+        count += self.stage.loop.numbers.unrolled
+        when = f"after iteration {count:,}" if count else "before the first iteration"
+        self.run.world.warn(
+            f"the condition of the loop in line {self.stage.loop.line} compares a NaN in step "
+            f"{self.run.host.step + 1:,}, {when} ({_text(compared, values)})"
+        )
+
+    def _fail(self, most: int, said: Sequence[str]) -> None:
+        """Report a loop that its condition does not end. said: what that compared in the last iterations."""
+        last = "the last one" if len(said) == 1 else f"the last {len(said)}"
         raise RunError(
-            f"the loop in line {self.stage.loop.line} does not end",
-            got=f"{most:,} iterations",
-            expected="a condition that becomes false",
+            f"the loop in line {self.stage.loop.line} did not end within {counted(most, 'iteration')}",
+            why=f"in {last} its condition compared {', '.join(said)}" if said else None,
             hint=f"a looser tolerance, or {option('max_iterations', 'N')} for more",
             everywhere=True,
         )
+
+
+def _text(compared: Sequence[LoopComparison], values: Any) -> str:
+    """Return what a condition compares, in numbers. values: by number."""
+    return " and ".join(
+        f" {one.sign} ".join(
+            f"{values[side].item():.6g}" if isinstance(side, int) else side for side in one.sides
+        )
+        for one in compared
+    )

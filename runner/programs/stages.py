@@ -27,6 +27,14 @@ from meshrun.runner.programs.cells import LevelCells, StageCells, level_cells, s
 from meshrun.runner.region import HostArray, Shape
 
 NO_WIDTH = (0, 0)
+SIGNS = {
+    "less": "<",
+    "less_equal": "<=",
+    "greater": ">",
+    "greater_equal": ">=",
+    "equal": "==",
+    "not_equal": "!=",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +70,17 @@ class ValueStage:
     nodes: tuple[tuple[int, Node], ...]
 
 
+@dataclass(frozen=True)
+class LoopComparison:
+    """A comparison of numbers in the condition of a loop.
+
+    sign: ">" and so on. sides: left and right; of each, the number of a value, or a constant's text.
+    """
+
+    sign: str
+    sides: tuple[int | str, int | str]
+
+
 @dataclass(frozen=True, eq=False)
 class LoopStage:
     """Run a body until its condition is false, or for each item of a range.
@@ -70,7 +89,8 @@ class LoopStage:
     first; None for values. values: of the body's values, which value of the program each is at first; firsts:
     the same by the body's input, and the part of a complex number. writes: outputs of the body, and the
     arrays of the program that they become; results: outputs, the values, and the part of a complex number.
-    first: the value that tells whether there is an iteration.
+    first: the value that tells whether there is an iteration. compared: what the condition of another
+    iteration compares, of the body's values; compared_at_first: that of the first one, of the program's.
     """
 
     loop: Loop
@@ -81,6 +101,8 @@ class LoopStage:
     writes: tuple[tuple[int, int], ...]
     results: tuple[tuple[int, int, str], ...]
     first: int | None
+    compared: tuple[LoopComparison, ...] = ()
+    compared_at_first: tuple[LoopComparison, ...] = ()
 
 
 Stage = KernelStage | ReductionStage | ValueStage | LoopStage
@@ -238,7 +260,9 @@ def _planned(
     dimensions, count = len(program.space), len(program.inputs)
     numbers = [*range(count), *sorted(program.between)]
     places = {number: place for place, number in enumerate(numbers)}
-    stages = tuple(_renumbered(stage, places) for stage in _stages(program, order, where))
+    stages = _with_compared(
+        tuple(_renumbered(stage, places) for stage in _stages(program, order, where)), order.dtypes
+    )
     series = tuple(_series_cells(program, one, where, places) for one in program.series)
     reading = [one for one in map(_cells_of, stages) if one is not None]
     reading += [one.cells for one in series if one is not None]
@@ -467,7 +491,11 @@ def _between(
 
 
 def _loop_stage(program: WholeProgram, loop: Loop) -> LoopStage:
-    body = plan_program(loop.body)
+    body, compared = plan_program(loop.body), tuple[LoopComparison, ...]()
+    if loop.again is not None:
+        (again,) = body.numbers.values[loop.again]
+        stages, compared = _comparisons(body.stages, again, body.dtypes)
+        body = replace(body, stages=stages)
     arrays = tuple(
         None if not one.shape else node.input for one, node in zip(loop.body.inputs, loop.inputs, strict=True)
     )
@@ -487,7 +515,51 @@ def _loop_stage(program: WholeProgram, loop: Loop) -> LoopStage:
     ]
     writes = tuple((one.output, n) for n, one in left.items())
     first = None if loop.first is None else loop.first.value
-    return LoopStage(loop, body, arrays, values, firsts, writes, tuple(results), first)
+    return LoopStage(loop, body, arrays, values, firsts, writes, tuple(results), first, compared)
+
+
+def _with_compared(stages: tuple[Stage, ...], dtypes: dict[int, np.dtype[Any]]) -> tuple[Stage, ...]:
+    """Return stages whose loops tell what the condition of their first iteration compares.
+
+    dtypes: of the values; those of further ones are added.
+    """
+    for number, stage in enumerate(stages):
+        if isinstance(stage, LoopStage) and stage.loop.kind == "while" and stage.first is not None:
+            stages, compared = _comparisons(stages, stage.first, dtypes)
+            known = replace(stage, compared_at_first=compared)
+            stages = (*stages[:number], known, *stages[number + 1 :])
+    return stages
+
+
+def _comparisons(
+    stages: tuple[Stage, ...], condition: int, dtypes: dict[int, np.dtype[Any]]
+) -> tuple[tuple[Stage, ...], tuple[LoopComparison, ...]]:
+    """Return what a condition compares, and the stages with what is compared as values of their own.
+
+    dtypes: of the values; those of further ones are added.
+    """
+    # The stage that computes the condition.
+    pairs = [(n, one) for n, one in enumerate(stages) if isinstance(one, ValueStage)]
+    stage = next(((n, one) for n, one in pairs if condition in dict(one.nodes)), None)
+    if stage is None:
+        return stages, ()
+    place, values = stage
+    nodes, compared = list(values.nodes), []
+
+    # A side that is a number of one kind in all iterations is a constant; others become values.
+    def side(node: Node) -> int | str:
+        if node.op == "constant":
+            return f"{node.value:.6g}"
+        number = max(dtypes) + 1
+        dtypes[number] = node.dtype
+        nodes.append((number, node))
+        return number
+
+    for node in in_order([dict(values.nodes)[condition]]):
+        if node.op in SIGNS and all(one.dtype.kind in "iuf" for one in node.operands):
+            left, right = map(side, node.operands)
+            compared.append(LoopComparison(SIGNS[node.op], (left, right)))
+    return (*stages[:place], ValueStage(tuple(nodes)), *stages[place + 1 :]), tuple(compared)
 
 
 def _loop_of(program: WholeProgram, one: tuple[str, int]) -> Loop | None:

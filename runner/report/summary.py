@@ -151,6 +151,16 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
     return notes
 
 
+def _loop_note(loop: Record, *, of_steps: bool) -> str:
+    """Say how often a loop of the function ran, and whether the host waited for its condition."""
+    text = f"  loop in line {loop['line']}: {counted(loop['iterations'], 'iteration')}"
+    if of_steps:
+        text += f", {loop['last']:,} of them the last time"
+    if loop["waits"]:
+        text += f"; line {loop['line']} waits for a value in each of its iterations"
+    return text
+
+
 def _until_notes(until: Record) -> list[str]:
     """Say whether the run ended before its last step."""
     change, tolerance = until["change"], f"{until['tolerance']:.3g}"
@@ -237,6 +247,7 @@ def _notes(record: Record) -> list[str]:
         notes += ["", *("  " + line for line in render_comparison(record["plan"]).splitlines()), ""]
     if record.get("steps"):
         notes += _step_notes(record["steps"], record["ranks"])
+    notes += [_loop_note(one, of_steps=bool(record.get("steps"))) for one in record.get("loops", ())]
     if record["stream"]:
         notes += _stream_notes(record["stream"])
     if record.get("checksum"):

@@ -21,6 +21,7 @@ from meshrun.runner.storage.formats.registry import Sink
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
+    from meshrun.runner.programs.looping import LoopCount
     from meshrun.runner.steps.observers.series import SeriesRows
 
 
@@ -30,6 +31,7 @@ class Computation:
 
     grid: blocks along each axis. halo: cells before and after a block, along each axis. stages: lines of the
     function, see `stage_lines`. held_whole: bytes of large arrays from outside of the function, by name.
+    loops: iterations of the function's loops.
     """
 
     grid: list[int] | None = None
@@ -40,6 +42,7 @@ class Computation:
     split_dependent: bool = False
     stages: list[int] | None = None
     held_whole: dict[str, int] = field(default_factory=dict)
+    loops: Sequence[LoopCount] = ()
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,7 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
         "devices": world.places(),
         "started": started.isoformat(timespec="seconds"),
         "steps": done.steps,
+        "loops": [asdict(one) for one in computed.loops],
         "fused": None if computed.fusion is None else asdict(computed.fusion),
         "split_dependent": computed.split_dependent,
         "stages": computed.stages,

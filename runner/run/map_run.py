@@ -326,7 +326,7 @@ def run_program(run: RunContext, prepared: Prepared) -> Finished:
     if series:
         commit_series(run, series)
     run.transaction.forget_partial()
-    computed = computation_of(task, prepared.fusion)
+    computed = replace(computation_of(task, prepared.fusion), loops=stepper.loop_counts)
     rows = [known for one in series for known in one.types]
     return Finished(computed, type_record(task.known[0]), task.known, rows, verify=proof)
 

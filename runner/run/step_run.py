@@ -360,7 +360,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
         **_observed(until, checkpoints, frames),
         **_rates(task, stepper.taken, seconds, copy, stepper.handed_on),
     }
-    known, computed = task.stored, replace(computed, overlap=stepper.overlap)
+    known, computed = task.stored, replace(computed, overlap=stepper.overlap, loops=stepper.loop_counts)
     rows = [of_file for one in series for of_file in one.types]
     return Finished(computed, type_record(known[0]), known, rows, verify=proof, steps=record, copy_rate=own)
 

@@ -15,6 +15,7 @@ from meshrun.runner.compiler.whole.spaces.parts import SpectralProgram
 from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.errors import RunError
 from meshrun.runner.programs.execute import ProgramRun
+from meshrun.runner.programs.looping import LoopCount, counts_of
 from meshrun.runner.programs.reducing import reducing_kernels, with_late_reductions
 from meshrun.runner.programs.spectral_run import SpectralRun
 from meshrun.runner.programs.stages import StagedProgram, plan_program, with_results_as_arrays
@@ -255,6 +256,11 @@ class ProgramStepper(Stepper):
             self.phases.add("exchange", statistics.median(spans) * self.exchanges)
         if self.stages.is_split:
             self.phases.add("exchange", 0, self.exchanges * self.exchange_bytes)
+
+    @property
+    def loop_counts(self) -> Sequence[LoopCount]:
+        """The iterations of the function's loops in the steps of this run."""
+        return counts_of(self.stages.loops, self.taken) if isinstance(self.stages, ProgramRun) else []
 
     def check_inputs_that_stay(self) -> None:
         """Do nothing: the function is not called."""

@@ -53,6 +53,7 @@ from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
     from meshrun.runner.comm.peer_arrays import PeerArrays
+    from meshrun.runner.programs.looping import LoopCount
 
 MEASURED = 256  # exchanges of a device that are timed; the others are assumed to take as long
 TIMED, REPLAYS = 16, 8  # exchanges of a graph, and its launches, after the loop
@@ -164,6 +165,11 @@ class Stepper(StepBlocks[DistributedArray]):
         self._prepared: set[int] = set()  # steps of kernels that are compiled
         self._spans: list[tuple[Mark, Mark]] = []
         self._exchange_spans: list[tuple[Mark, Mark]] = []
+
+    @property
+    def loop_counts(self) -> Sequence[LoopCount]:
+        """The iterations of the function's loops in the steps of this run."""
+        return ()
 
     def current_step(self) -> int:
         """Return the number of the step that is computed, from 0 on."""

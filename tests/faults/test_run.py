@@ -405,3 +405,30 @@ def test_in_a_program_an_error_on_one_rank_ends_all(
     assert list(site.work.glob(".*.partial")) == []
     # The run before the last one wrote it.
     np.testing.assert_array_equal(np.load(site.work / "out.npy"), np.load(site.work / "in.npy"))
+
+
+ENDLESS = """
+import numpy as np
+import meshrun
+
+@meshrun.distribute
+def solve(u, *, tol: float = 1e-3):
+    change = np.max(u)
+    while change > tol:
+        u = u * 0.5 + 1
+        change = np.max(np.abs(u))
+    return u
+"""
+
+
+@needs_mpi
+def test_a_loop_that_does_not_end_fails_on_all_ranks_with_its_numbers(site: Site) -> None:
+    (site.work / "endless.py").write_text(ENDLESS)
+    np.save(site.work / "in.npy", np.full((40, 30), 6.0))
+    files = ["run", "endless.py:solve", "in.npy", "solved.npy"]
+    status, errors = site.run(["-n", "2", *files, "--max-iterations", "200"])
+    assert status == 1
+    assert errors == (
+        "meshrun: the loop in line 8 did not end within 200 iterations: in the last 3 its condition compared "
+        "2 > 0.001, 2 > 0.001, 2 > 0.001. Try: a looser tolerance, or --max-iterations N for more\n"
+    )

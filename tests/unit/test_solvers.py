@@ -27,12 +27,14 @@ NAMES = {
     "schroedinger": ("packet", "earlier", "wall"),
     "tsunami": ("height", "still", "still", "depth", "clock"),
     "multigrid": ("potential", "charges"),
+    "cavity": ("cavity_u", "cavity_v", "cavity_p"),
     "maxwell": ("field", "magnetic_x", "magnetic_y", "glass"),
     "acoustic": ("silence", "silence", "speed", "sponge"),
 }
 # Those with Fourier transforms agree with NumPy within rounding.
 SPECTRAL = {"turbulence": ("vortices",), "split_step": ("displaced", "trap")}
 TABLES = {"maxwell": {"pulse": INPUTS["pulse"]}, "acoustic": {"wavelet": INPUTS["ricker"]}}
+SOLVES = {"conjugate_gradients"}  # that take no steps
 OTHERS = {"inputs", "pictures"}  # programs that are no solvers
 JOBS = {"particle_in_cell", "nbody"}  # that move particles
 Arrays = list[np.ndarray[Any, Any]]
@@ -75,7 +77,7 @@ def distributed(folder: Path, job: Job, arrays: Arrays, steps: int, ranks: int, 
 
 
 def test_every_solver_is_tested() -> None:
-    assert {path.stem for path in SOLVERS.glob("*.py")} == {*NAMES, *JOBS, *SPECTRAL, *OTHERS}
+    assert {path.stem for path in SOLVERS.glob("*.py")} == {*NAMES, *JOBS, *SPECTRAL, *SOLVES, *OTHERS}
 
 
 def ran(folder: Path, name: str, arrays: Arrays, ranks: int, **parameters: Any) -> Arrays:
@@ -102,6 +104,9 @@ def test_a_solver_has_numpys_bits(tmp_path: Path, name: str, ranks: int) -> None
     # Parts of the arrays, with the source and the receivers of the sound; magnetic fields are shorter.
     arrays = [INPUTS[one] for one in NAMES[name]]
     part = (lambda one: one[: one.shape[0] - 70]) if name in TABLES else (lambda one: one[20:90, 30:75])
+    if name == "cavity":  # of 16 cells along each axis
+        arrays = [one[: one.shape[0] - 48, : one.shape[1] - 48] for one in arrays]
+        part = np.copy
     if name == "multigrid":
         arrays = [one[32:65, 40:57] for one in arrays]
         part = np.copy
@@ -167,6 +172,45 @@ def test_burgers_is_the_scheme_cell_by_cell() -> None:
                 curved = field[i + 1, j] - field[i, j] - down + field[i, j + 1] - field[i, j] - right
                 wanted[i, j] = field[i, j] - 0.1 * (u[i, j] * right + v[i, j] * down) + 0.05 * curved
         np.testing.assert_allclose(result, wanted, rtol=1e-13)
+
+
+# The velocity along the vertical line through the centre at Reynolds number 100, by height: U. Ghia,
+# K. N. Ghia and C. T. Shin, Journal of Computational Physics 48 (1982).
+GHIA = {
+    0.9531: 0.68717,
+    0.8516: 0.23151,
+    0.7344: 0.00332,
+    0.6172: -0.13641,
+    0.5: -0.20581,
+    0.4531: -0.21090,
+    0.2813: -0.15662,
+    0.1719: -0.10150,
+    0.0703: -0.04775,
+}
+
+
+def test_the_flow_in_a_cavity_is_the_published_one() -> None:
+    n = 24
+    rest = [np.zeros((n + 2, n + 1)), np.zeros((n + 1, n + 2)), np.zeros((n + 2, n + 2))]
+    u, v, _ = called(solver("cavity"), rest, 1000, dt=0.012)
+    heights = (np.arange(n + 2) - 0.5) / n
+    found = np.interp(list(GHIA), heights, u[:, n // 2])
+    np.testing.assert_allclose(found, list(GHIA.values()), rtol=0, atol=0.01)
+    source = u[1:-1, 1:] - u[1:-1, :-1] + v[1:, 1:-1] - v[:-1, 1:-1]
+    assert np.abs(source).max() < 1e-4
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_conjugate_gradients_solve_the_linear_system(tmp_path: Path, ranks: int) -> None:
+    shape = (13, 10)
+    b = np.random.default_rng(0).standard_normal(shape)
+    lines = [2 * np.eye(n) - np.eye(n, k=1) - np.eye(n, k=-1) for n in shape]
+    matrix = np.kron(lines[0], np.eye(shape[1])) + np.kron(np.eye(shape[0]), lines[1])
+    wanted = np.linalg.solve(matrix, b.ravel()).reshape(shape)
+    (found,) = ran(tmp_path, "conjugate_gradients", [b], ranks, tol=1e-10)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9)
+    (one,) = called(solver("conjugate_gradients"), [b], 1, tol=1e-10)
+    np.testing.assert_allclose(one, wanted, rtol=0, atol=1e-9)
 
 
 def test_v_cycles_reach_the_solution_of_the_linear_system() -> None:

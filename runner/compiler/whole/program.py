@@ -242,6 +242,22 @@ class WholeProgram:
         return own + sum(in_loops)
 
     @property
+    def loop_bytes(self) -> int:
+        """Bytes that loops read and write for each position, as if an iteration passed over its arrays once.
+
+        A loop that its condition ends counts as one iteration.
+        """
+        total = 0
+        for loop in self.loops:
+            body: WholeProgram = loop.body
+            arrays: list[WholeInput | WholeOutput] = [*body.inputs, *body.outputs]
+            fields = [one.dtype.itemsize for one in arrays if one.shape]
+            total += (sum(fields) + body.loop_bytes) * (
+                1 if loop.numbers.items is None else len(loop.numbers.items)
+            )
+        return total
+
+    @property
     def rounded(self) -> set[np.dtype[Any]]:
         """Dtypes of sums and products that are rounded in another order than NumPy's."""
         reductions = (one for one in self.values.values() if isinstance(one, Reduction))

@@ -67,12 +67,13 @@ class HostNumbers:
     """What the host knows of each iteration.
 
     items: over which a loop goes; None: over no range. index: number of the tape that is the item. carried:
-    other numbers of the tape that change.
+    other numbers of the tape that change. unrolled: iterations before these, which were traced one by one.
     """
 
     items: range | None
     index: int | None
     carried: tuple[Carried, ...]
+    unrolled: int
 
 
 @dataclass(eq=False)
@@ -82,7 +83,8 @@ class RecordedLoop:
     number: in the order in which loops begin. line: in the user's file. kind: "for", "while" or "if".
     items: over which it goes; None: over no range. index: number of the tape that is the item. carried: other
     numbers of the tape that change. first: whether there is a first iteration; None: there is. again: whether
-    another one follows, as the body knows at its end; None: it does. checks: of values in the body.
+    another one follows, as the body knows at its end; None: it does. checks: of values in the body. unrolled:
+    iterations before these, which are traced one by one.
     """
 
     number: int
@@ -95,6 +97,7 @@ class RecordedLoop:
     first: Node | None = None
     again: Node | None = None
     checks: tuple[ValueCheck, ...] = ()
+    unrolled: int = 0
 
     @property
     def outside(self) -> list[Node]:
@@ -146,6 +149,13 @@ class Loop:
 def loops_of(definitions: Iterable[Any]) -> list[Any]:
     """Return the loops whose results are among what defines arrays and values."""
     return list(dict.fromkeys(one.loop for one in definitions if isinstance(one, LoopResult)))
+
+
+def loops_within(program: WholeProgram) -> Iterator[Loop]:
+    """Yield the loops of a program, each before those in its body."""
+    for loop in program.loops:
+        yield loop
+        yield from loops_within(loop.body)
 
 
 class MappedLoops:
@@ -301,7 +311,7 @@ def _with_body(
         tuple(feeds + [None] * len(again)),
         loop.first,
         len(slots) if again else None,
-        HostNumbers(loop.items, loop.index, tuple(loop.carried)),
+        HostNumbers(loop.items, loop.index, tuple(loop.carried), loop.unrolled),
     )
     return found, {slot: place for place, slot in enumerate(slots)}
 

@@ -139,14 +139,14 @@ class TracedControl(PlainControl):
 
     def while_loop(self, test: Callable[[], Any], body: Callable[[], None], state: LocalState) -> None:
         # Iterations whose condition is known are traced one by one.
-        wanted = called(test)
+        wanted, unrolled = called(test), 0
         while not is_traced(wanted):
             if not wanted:
                 return
             called(body)
-            wanted = called(test)
+            wanted, unrolled = called(test), unrolled + 1
         first = self._tracer.condition(wanted)
-        loop = RecordedLoop(-1, body.__code__.co_firstlineno, "while", first=first)
+        loop = RecordedLoop(-1, body.__code__.co_firstlineno, "while", first=first, unrolled=unrolled)
         record_loop(self._tracer, loop, state, lambda _: called(body), lambda: called(test))
 
     def for_loop(
@@ -159,7 +159,7 @@ class TracedControl(PlainControl):
         items: Any = iterable if isinstance(iterable, range) else list(iterable)
         peeled = 0
         while isinstance(items, range) and len(items) > FEW and peeled < 2:
-            loop = RecordedLoop(-1, body.__code__.co_firstlineno, "for", items)
+            loop = RecordedLoop(-1, body.__code__.co_firstlineno, "for", items, unrolled=peeled)
             try:
                 record_loop(self._tracer, loop, state, lambda item: called(body, item), go_on, unrolled=True)
                 return

@@ -449,3 +449,57 @@ def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> N
     page = (Path(__file__).parents[4] / "docs" / "plan.md").read_text()
     ((words, shown),) = re.findall(r"^```console\n\$ meshrun plan (.*)\n((?:.*\n)*?)```", page, re.MULTILINE)
     assert planned(capsys, *words.split()) == shown
+
+
+LOOPS = """
+import meshrun
+import numpy as np
+
+@meshrun.distribute(outputs=("u",))
+def relaxed(u):
+    change = np.max(u)
+    while change > 0.1:
+        for _ in range(6):
+            before = u.copy()
+            u[1:-1] = (before[2:] + before[:-2]) / 2
+        change = np.max(np.abs(u - before))
+    return u
+
+@meshrun.distribute(outputs=("u",))
+def swept(u, *, n: int = 9):
+    for _ in range(n):
+        before = u.copy()
+        u[1:-1] = (before[2:] + before[:-2]) / 2
+    return u
+"""
+
+
+@pytest.mark.parametrize("steps", [[], ["--steps", "3"]])
+def test_iterations_of_loops_are_counted(
+    tmp_path: Path, steps: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "loops.py").write_text(LOOPS)
+    words = ["--shape", "64x32", "--input-dtype", "float64", "--gpu", "h200", "--ranks", "2", *steps]
+    main(["plan", f"{tmp_path}/loops.py:relaxed", *words])
+    text = capsys.readouterr().out
+    assert "  loop in line 8: the number of iterations is unknown: one is counted\n" in text
+    assert "  loop in line 9: 6 iterations are counted\n" in text
+    moved = {}
+    for n in (9, 18):
+        main(
+            [
+                "plan",
+                f"{tmp_path}/loops.py:swept",
+                *words,
+                "--n",
+                str(n),
+                "--json",
+                str(tmp_path / "plan.json"),
+            ]
+        )
+        assert f"  loop in line 17: {n} iterations are counted\n" in capsys.readouterr().out
+        record = json.loads((tmp_path / "plan.json").read_text())
+        kernel = next(one for one in record.get("stages", [{"name": "kernel"}]) if one["name"] == "kernel")
+        moved[n] = kernel.get("bytes", record.get("moved_bytes"))
+    # Each iteration reads and writes the cells of the rank.
+    assert moved[18] - moved[9] == 9 * 2 * 8 * 32 * 32

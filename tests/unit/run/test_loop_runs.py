@@ -1,0 +1,251 @@
+"""Loops of whole-array functions in runs: what the record says, NaN, endless loops, and options of steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.errors import RunError
+from meshrun.runner.job.whole_call import call_whole
+from meshrun.runner.options.step_options import SaveInterval, StepOptions
+from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.report.summary import render
+from meshrun.runner.run.declare import distribute
+from meshrun.runner.run.execute import Options, run
+from meshrun.runner.steps.program_steps import ProgramStepper
+from meshrun.runner.world.world import open_world
+
+
+@distribute(outputs=("u", "sweeps"))
+def relaxed(u, *, tol: float = 0.1):
+    """Heat a little, then relax until no cell changes by more than tol."""
+    u[3, 3] += 1
+    change, sweeps = np.inf, 0
+    while change > tol:
+        for _ in range(6):
+            before = u.copy()
+            u[1:-1] = (before[2:] + before[:-2]) / 2
+        change = np.max(np.abs(u - before))
+        sweeps += 1
+    return u, np.max(u) * 0 + sweeps
+
+
+@distribute(outputs=("u",), series=("changes",))
+def with_series(u):
+    """Sweeps until a cell changes little; a series of the last change of each step."""
+    u[3, 3] += 1
+    change = np.max(u)
+    while change > 0.1:
+        before = u.copy()
+        u[1:-1] = (before[2:] + before[:-2]) / 2
+        change = np.max(np.abs(u - before))
+    return u, change
+
+
+@distribute(outputs=("u",))
+def swept(u, *, n: int = 9):
+    """A known number of sweeps."""
+    for _ in range(n):
+        before = u.copy()
+        u[1:-1] = (before[2:] + before[:-2]) / 2
+    return u
+
+
+@distribute(outputs=("u",))
+def divided(u, *, limit: float = 0.5):
+    """Divide by a value that becomes 0: inf - inf is NaN, which ends the loop."""
+    scale, change = np.max(u), np.inf
+    while change > limit:
+        u = u + np.roll(u, 1, 0) / scale
+        scale = scale - 1
+        change = np.max(np.abs(u - np.roll(u, 1, 1)))
+    return u
+
+
+@distribute(outputs=("u",))
+def never_begun(u, *, limit: float = 0.5):
+    """The condition compares a NaN before the first iteration."""
+    change = np.max(u) * np.nan
+    while change > limit:
+        u = np.roll(u, 1, 0)
+        change = np.max(u)
+    return u
+
+
+LINES = {job: job.function.__code__.co_firstlineno for job in (relaxed, swept, divided, never_begun)}
+WHILE, FOR = LINES[relaxed] + 5, LINES[relaxed] + 6
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Path:
+    np.save(tmp_path / "u.npy", np.random.default_rng(0).random((24, 9)))
+    return tmp_path / "u.npy"
+
+
+def on_ranks(ranks: int, job: Any, start: Path, options: Options, **parameters: Any) -> dict[str, Any]:
+    targets = [start.with_name(f"{name}_after.npy") for name in (*job.output_names, *job.series)]
+
+    def rank(control: Any) -> Any:
+        world = open_world("cpu", control=control)
+        return run(job, [start], targets, parameters, options, world=world)
+
+    record: dict[str, Any] = run_ranks(ranks, rank, timeout=60)[0]
+    return record
+
+
+def sweeps_of(start: Path, steps: int) -> tuple[Any, list[int]]:
+    """Return NumPy's field after so many steps, and the iterations of each."""
+    u, counts = np.load(start), []
+    for step in range(steps):
+        u, sweeps = call_whole(relaxed, [u], relaxed.complete({}), step)
+        counts.append(int(sweeps))
+    return u, counts
+
+
+# Iterations in the record and the summary
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("steps", [None, 4])
+def test_the_record_counts_the_iterations_of_each_loop(start: Path, ranks: int, steps: int | None) -> None:
+    record = on_ranks(ranks, relaxed, start, Options(verify="full", steps=StepOptions(steps=steps)))
+    _, counts = sweeps_of(start, steps or 1)
+    assert min(counts) > 1
+    total, last = sum(counts), counts[-1]
+    assert record["loops"] == [
+        {"line": WHILE, "iterations": total, "last": last, "waits": True},
+        {"line": FOR, "iterations": 6 * total, "last": 6, "waits": False},
+    ]
+    text = render(record)
+    assert f"loop in line {WHILE}: {total} iterations" in text
+    assert f"line {WHILE} waits for a value in each of its iterations" in text
+    assert (f", {last} of them the last time" in text) == (steps is not None)
+    assert f"line {FOR} waits" not in text
+
+
+@pytest.mark.parametrize("fuse", ["off", "require"])
+def test_counted_loops_are_counted_however_they_are_computed(start: Path, fuse: Any) -> None:
+    record = on_ranks(2, swept, start, Options(fuse=fuse, steps=StepOptions(steps=3)))
+    line = LINES[swept] + 3
+    assert record["loops"] == [{"line": line, "iterations": 27, "last": 9, "waits": False}]
+
+
+# NaN
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_nan_in_a_condition_means_what_it_means_in_python(start: Path, ranks: int) -> None:
+    np.save(start, np.full((24, 9), 3.0))
+    record = on_ranks(ranks, divided, start, Options(steps=StepOptions(steps=3)))
+    with np.errstate(all="ignore"):
+        u = np.load(start)
+        for step in range(3):
+            u = call_whole(divided, [u], divided.complete({}), step)
+    np.testing.assert_array_equal(np.load(start.with_name("u_after.npy")), u)
+    warnings = [one for one in record["warnings"] if "NaN" in one]
+    assert len(warnings) <= 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_nan_is_a_warning_with_line_step_and_iteration(start: Path, ranks: int) -> None:
+    whole = np.load(start)
+    whole[5, 5] = np.inf  # in the first iteration inf - inf
+    np.save(start, whole)
+    record = on_ranks(ranks, divided, start, Options(steps=StepOptions(steps=3)))
+    (warning,) = [one for one in record["warnings"] if "NaN" in one]
+    line = LINES[divided] + 4
+    assert warning == (
+        f"the condition of the loop in line {line} compares a NaN in step 1, after iteration 1 (nan > 0.5)"
+    )
+    record = on_ranks(ranks, never_begun, start, Options())
+    (warning,) = [one for one in record["warnings"] if "NaN" in one]
+    assert "in step 1, before the first iteration (nan > 0.5)" in warning
+
+
+# Loops that do not end
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_endless_loop_fails_with_its_line_and_its_last_numbers(start: Path, ranks: int) -> None:
+    with pytest.raises(RunError) as failure:
+        on_ranks(ranks, relaxed, start, Options(max_iterations=5), tol=-1.0)
+    says = str(failure.value)
+    assert f"the loop in line {WHILE} did not end within 5 iterations: in the last 3 its condition" in says
+    numbers = [
+        float(one.split(" > -1")[0]) for one in says.split("compared ")[1].split(", ") if " > -1" in one
+    ]
+    assert len(numbers) == 3
+    u, changes = np.load(start), []
+    u[3, 3] += 1
+    for sweep in range(30):
+        before = u.copy()
+        u[1:-1] = (before[2:] + before[:-2]) / 2
+        if sweep % 6 == 5:
+            changes.append(np.abs(u - before).max())
+    np.testing.assert_allclose(numbers, changes[-3:], rtol=1e-5)
+
+
+def test_an_endless_loop_ends_in_python(start: Path) -> None:
+    whole = np.load(start)
+    with pytest.raises(RunError, match=rf"line {WHILE} did not end within 7 iterations.*max_iterations="):
+        relaxed.run(start, [start.with_name("a.npy"), start.with_name("b.npy")], tol=-1.0, max_iterations=7)
+    np.testing.assert_array_equal(np.load(start), whole)
+
+
+# Frames, checkpoints, series and the other options of steps
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_loops_keep_the_options_of_steps(start: Path, ranks: int) -> None:
+    frames = start.with_name("frames.npy")
+    steps = StepOptions(steps=6, every=2, frames=str(frames))
+    record = on_ranks(ranks, relaxed, start, Options(verify="full", steps=steps))
+    shown = np.load(frames)
+    assert len(shown) == 4
+    for number, one in enumerate(shown):
+        np.testing.assert_array_equal(one, sweeps_of(start, 2 * number)[0])
+    assert record["loops"][0]["iterations"] == sum(sweeps_of(start, 6)[1])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_with_loops_is_resumed(start: Path, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, taken = StepOptions(steps=5, checkpoint=SaveInterval(steps=2)), ProgramStepper._take_step
+
+    def fail(self: Any) -> None:
+        if self.done == 3:
+            raise RunError("the power is off", everywhere=True)
+        taken(self)
+
+    monkeypatch.setattr(ProgramStepper, "_take_step", fail)
+    with pytest.raises(RunError, match="power"):
+        on_ranks(ranks, relaxed, start, Options(steps=steps))
+    monkeypatch.undo()
+    record = on_ranks(ranks, relaxed, start, Options(steps=steps, stream=StreamOptions(resume=True)))
+    wanted, counts = sweeps_of(start, 5)
+    np.testing.assert_array_equal(np.load(start.with_name("u_after.npy")), wanted)
+    assert record["steps"]["first"] == 2
+    assert record["loops"][0]["iterations"] == sum(counts[2:])  # of this run
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_until_a_step_changes_little(start: Path, ranks: int) -> None:
+    steps = StepOptions(steps=50, every=1, until=0.2)
+    record = on_ranks(ranks, swept, start, Options(verify="full", steps=steps))
+    done = record["steps"]["steps"]
+    assert record["steps"]["until"]["reached"]
+    assert 1 < done < 50
+    assert record["loops"][0]["iterations"] == 9 * done
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_series_has_a_row_for_each_step(start: Path, ranks: int) -> None:
+    on_ranks(ranks, with_series, start, Options(verify="full", steps=StepOptions(steps=4, every=2)))
+    u, rows = np.load(start), []
+    for step in range(4):
+        u, change = call_whole(with_series, [u], {}, step)
+        rows.append(change)
+    np.testing.assert_array_equal(np.load(start.with_name("changes_after.npy")), rows[1::2])
