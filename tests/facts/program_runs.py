@@ -54,7 +54,9 @@ def run_program(
         for wholes in [arrays] if before is None else [before, arrays]:
             for number, (whole, plan) in enumerate(zip(wholes, run.plans, strict=False)):
                 if plan is not None:
-                    array = run.arrays[number] or empty_array(world, plan, whole.dtype)
+                    array = run.arrays[number]
+                    if array is None:
+                        array = empty_array(world, plan, whole.dtype)
                     poison(array.block)
                     array.interior[...] = whole[array.region.slices]
                     array.written()

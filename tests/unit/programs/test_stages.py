@@ -244,7 +244,7 @@ def runge_kutta(u, *, dt: float = 0.1):
 def test_runge_kutta_is_cut_where_that_pays() -> None:
     program = check(runge_kutta, field(17, 15, dtype="f4"))
     assert len(program.kernels) > 1
-    written = [cut for cut in program.cuts if cut.written]
+    written = [cut for cut in program.reasons.cuts if cut.written]
     assert [cut.line for cut in written if cut.line == 0] == []
     assert written
     assert len(planned(runge_kutta, [field(17, 15, dtype="f4")], ["out"], "cuda").kernels) < len(
