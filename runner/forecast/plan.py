@@ -23,6 +23,7 @@ from meshrun.runner.options.form import Form, form_of, forms_of_inputs
 from meshrun.runner.options.plan_options import PlanOptions
 from meshrun.runner.plan.chunking import PLAIN, Files, check_limit, not_streamed
 from meshrun.runner.plan.task import ArrayType, Task, plan_task
+from meshrun.runner.programs.memory import with_stage_memory
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.units import counted
 from meshrun.runner.spelling import command_option, option
@@ -104,7 +105,7 @@ def _planned(
     if job.forecast is not None:
         return place, plan_job(job, arrays, parameters, options, place), notes
     given = job.complete(parameters)
-    job = with_inferred_halo(job, arrays, given, "cuda" if place.gpu else "cpu")
+    job = with_stage_memory(with_inferred_halo(job, arrays, given, "cuda" if place.gpu else "cpu"))
     task = _settled(
         plan_task(
             job, given, arrays, place.ranks, grid=options.grid, boundary=options.boundary, cval=options.cval

@@ -18,6 +18,7 @@ from meshrun.runner.plan.chunking import MemoryUse
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import Task, plan_task
+from meshrun.runner.programs.memory import with_stage_memory
 from meshrun.runner.region import Region, Shape
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.finish import Computation, Finished
@@ -76,7 +77,7 @@ class FolderRun:
 
     def plan_task(self, shape: Shape, dtype: np.dtype[Any]) -> Task:
         run, options, types = self.run, self.run.options, [(shape, dtype)]
-        job = with_inferred_halo(run.job, types, run.parameters)
+        job = with_stage_memory(with_inferred_halo(run.job, types, run.parameters))
         return plan_task(job, run.parameters, types, 1, boundary=options.boundary, cval=options.cval)
 
     def _fuse(self, task: Task) -> Task:

@@ -46,6 +46,7 @@ from meshrun.runner.options.step_options import FieldChange, NamedRule, StepOpti
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import MemoryUse, block_memory, check_limit, has_own_grid, memory_limits
 from meshrun.runner.plan.task import ArrayType, Task, plan_task
+from meshrun.runner.programs.memory import with_stage_memory
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.run.files import check_files, check_no_overwrite, name_files
@@ -332,7 +333,7 @@ def plan_alone(
     if key is not None:  # the caller may change its lists and arrays
         parameters = copy.deepcopy(parameters)
     # Infer the halo, cut the arrays into blocks, and compile the kernel.
-    found = with_inferred_halo(job, inputs, parameters, device.kind)
+    found = with_stage_memory(with_inferred_halo(job, inputs, parameters, device.kind))
     boundary, cval = options.boundary, options.cval
     task = alone = plan_task(found, parameters, inputs, world.size, grid=grid, boundary=boundary, cval=cval)
     fusion = None
