@@ -17,13 +17,13 @@ from meshrun.runner.forecast.jobs import plan_job
 from meshrun.runner.forecast.machine import choose, load, nominal_cpu, rates_file
 from meshrun.runner.forecast.maps import plan_map
 from meshrun.runner.forecast.place import Place, place_of
+from meshrun.runner.forecast.stage_memory import with_stage_memory
 from meshrun.runner.forecast.steps import plan_map_steps, plan_steps
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.form import Form, form_of, forms_of_inputs
 from meshrun.runner.options.plan_options import PlanOptions
 from meshrun.runner.plan.chunking import PLAIN, Files, check_limit, not_streamed
 from meshrun.runner.plan.task import ArrayType, Task, plan_task
-from meshrun.runner.programs.memory import with_stage_memory
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.units import counted
 from meshrun.runner.spelling import command_option, option

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from meshrun.runner.compiler.whole.program import WholeProgram
 from meshrun.runner.compiler.whole.spaces.parts import SpectralProgram
-from meshrun.runner.job.declaration import Job
 from meshrun.runner.plan.steps import LINE
 from meshrun.runner.programs.reducing import combined_cells
 from meshrun.runner.programs.replicas import MOST_CELLS
@@ -149,12 +148,3 @@ def _bytes_of_array(program: StagedProgram, array: ProgramArray, cells: Shape) -
         unit = max(LINE // array.dtype.itemsize, 1)
         padded[-1] = -(-padded[-1] // unit) * unit
     return math.prod(padded) * math.prod(inner) * array.dtype.itemsize
-
-
-def with_stage_memory(job: Job) -> Job:
-    """Return a job with what tells the memory of its arrays between stages, if it has any."""
-    if job.program is None:
-        return job
-    feeds = [None if one is None else job.arrays.index(one) for one in job.feeds]
-    feeds += [None] * (len(job.program.outputs) - len(feeds))
-    return replace(job, memory=StageMemory(job.program, feeds))

@@ -13,12 +13,12 @@ import numpy as np
 from meshrun.runner.compiler.decide import Fusion, ImageKernels
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.forecast.stage_memory import with_stage_memory
 from meshrun.runner.maps.folders.images import StreamedFolder
 from meshrun.runner.plan.chunking import MemoryUse
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.plan.sampling import everything, sample
 from meshrun.runner.plan.task import Task, plan_task
-from meshrun.runner.programs.memory import with_stage_memory
 from meshrun.runner.region import Region, Shape
 from meshrun.runner.report.record import Record
 from meshrun.runner.run.finish import Computation, Finished

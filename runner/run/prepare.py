@@ -28,6 +28,7 @@ from meshrun.runner.compiler.traced import check_tables
 from meshrun.runner.compiler.whole.functions.outside import Constant
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
+from meshrun.runner.forecast.stage_memory import with_stage_memory
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import STEP
@@ -46,7 +47,6 @@ from meshrun.runner.options.step_options import FieldChange, NamedRule, StepOpti
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import MemoryUse, block_memory, check_limit, has_own_grid, memory_limits
 from meshrun.runner.plan.task import ArrayType, Task, plan_task
-from meshrun.runner.programs.memory import with_stage_memory
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.run.files import check_files, check_no_overwrite, name_files

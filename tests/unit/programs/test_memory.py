@@ -11,10 +11,11 @@ import meshrun
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
+from meshrun.runner.forecast.stage_memory import with_stage_memory
 from meshrun.runner.plan.chunking import block_memory
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.programs.execute import ProgramRun
-from meshrun.runner.programs.memory import StageMemory, shared_memory, with_stage_memory
+from meshrun.runner.programs.memory import StageMemory, shared_memory
 from meshrun.runner.programs.stages import KernelStage, ReductionStage, plan_program
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.world.world import open_world
