@@ -19,6 +19,7 @@ from meshrun.runner.forecast.jobs import plan_job
 from meshrun.runner.forecast.machine import choose, load, nominal_cpu, rates_file
 from meshrun.runner.forecast.maps import plan_map
 from meshrun.runner.forecast.place import Place, place_of
+from meshrun.runner.forecast.stage_memory import with_stage_memory
 from meshrun.runner.forecast.steps import plan_map_steps, plan_steps
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.form import Form, form_of, forms_of_inputs
@@ -106,7 +107,7 @@ def _planned(
     if job.forecast is not None:
         return place, plan_job(job, arrays, parameters, options, place), notes
     given = job.complete(parameters)
-    job = with_inferred_halo(job, arrays, given, "cuda" if place.gpu else "cpu")
+    job = with_stage_memory(with_inferred_halo(job, arrays, given, "cuda" if place.gpu else "cpu"))
     task = _settled(
         plan_task(
             job, given, arrays, place.ranks, grid=options.grid, boundary=options.boundary, cval=options.cval

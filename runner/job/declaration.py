@@ -29,7 +29,8 @@ class Job:
     fuse: whether the function of a "map" job becomes one kernel, one of FUSE. split_dependent: the result of
     a "map" job may depend on how its array is cut into blocks. whole: the function of a "map" job takes whole
     arrays. program: what it computes, a `compiler.whole.program.WholeProgram`, if that takes several stages;
-    then the function takes whole arrays, too, when it is run. sizes: of these, if they differ along the axes
+    then the function takes whole arrays, too, when it is run. memory: that it needs for arrays between
+    stages, a `programs.memory.StageMemory`. sizes: of these, if they differ along the axes
     that are split. series: names of its results that are no fields. series_pass: computes these,
     `runner.compiler.whole.point_pass.SeriesPass`; None: there are none. tape: what is computed for each step
     (`compiler.trace.timed.StepTape`). constants: the last of the inputs, arrays that the function uses and
@@ -63,6 +64,7 @@ class Job:
     split_dependent: bool = False
     whole: bool = False
     program: Any = None
+    memory: Any = None
     sizes: Sizes | None = None
     series: tuple[str, ...] = ()
     series_pass: Any = None

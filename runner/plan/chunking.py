@@ -177,11 +177,12 @@ def memory_use(task: Task, region: Region, *, asynchronous: bool, files: Files =
     Results whose type is not known yet are assumed to be like the first input.
     """
     padded, result = task.padded_bytes(region), task.result_bytes(region)
-    use = chunk_memory(padded, result, halo=task.has_halo, asynchronous=asynchronous, steps=task.steps)
-    decoded = math.prod(files.source_chunks) * task.dtype.itemsize if files.source_chunks else 0
     if task.job.program is not None:  # two of each field, and what lies between stages
-        between = task.job.program.bytes_between(region.shape) + padded
-        use = MemoryUse(use.host + (0 if asynchronous else between), use.device + between * asynchronous)
+        own = 2 * padded + result + task.job.memory.nbytes(region.shape)
+        use = MemoryUse(padded + result if asynchronous else own, own if asynchronous else 0)
+    else:
+        use = chunk_memory(padded, result, halo=task.has_halo, asynchronous=asynchronous, steps=task.steps)
+    decoded = math.prod(files.source_chunks) * task.dtype.itemsize if files.source_chunks else 0
     return MemoryUse(use.host + decoded, use.device)
 
 

@@ -208,7 +208,7 @@ def step_memory(task: Task, region: Region, *, one_copy: bool = False) -> int:
     """
     fed, total = set(task.job.feeds), 0
     if task.job.program is not None:
-        total = task.job.program.bytes_between(region.shape)
+        total = task.job.memory.nbytes(region.shape)
     for number, field in enumerate(task.fields):
         if not field.shape:
             continue

@@ -1,4 +1,4 @@
-"""Chains: consecutive stages of few cells, which one call computes: of coarse grids, and of small arrays.
+"""Chains: consecutive stages of little work, which one call computes: of coarse grids, and of small arrays.
 
 No cell is exchanged within a chain. On a GPU, the parts of a stage of more cells are one launch, too.
 """
@@ -13,13 +13,17 @@ from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.compiler.passes.real_parts import has_complex
 from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.compiler.whole.chain_code import ChainBox
-from meshrun.runner.programs.cells import StageCells, kernels_of
+from meshrun.runner.programs.cells import LevelCells, StageCells, kernels_of
 from meshrun.runner.programs.level_kernel import Target, boxes_of, views_of
 from meshrun.runner.programs.stages import KernelStage, StagedProgram
-from meshrun.runner.region import Array, Region
+from meshrun.runner.region import Array, Region, Shape
 
-# Cells of a stage, at most. On a GPU a chain is computed by one of its many processors.
-MOST_CELLS = {"cpu": 1 << 16, "cuda": 4400}
+# Cells of a stage, at most, on a CPU; a stage of more takes longer than the call of its kernel.
+MOST_CELLS = {"cpu": 1 << 16}
+# Operations of all cells of a stage, at most, on a GPU, where one block of threads computes a chain. One
+# processor does 128 operations per cycle of 0.5 ns; while it waits for reads and for code, a small part of
+# these. A stage of more is assumed to take longer than a launch in a CUDA graph, 2.3 us.
+MOST_OPERATIONS = 1 << 14
 # And of one whose parts are one launch: to launch them takes longer than to read and write their bytes.
 MOST_OF_PARTS = 1 << 19
 MOST_STAGES = 96  # of a chain: on a GPU, what it is given of their arrays fits 48 KB of shared memory
@@ -73,6 +77,7 @@ def chains_of(
     # The stages that a chain can compute, and the cells of each.
     sizes: dict[int, int] = {}
     parts: dict[int, int] = {}
+    small = set[int]()
     for number, stage in enumerate(program.stages):
         if not isinstance(stage, KernelStage) or number in apart:
             continue
@@ -82,15 +87,20 @@ def chains_of(
         if not exchanged and all(_has_code(one.program.program) for one in kernels):
             sizes[number] = math.prod(lattice.lengths(program.space) if lattice else program.space)
             parts[number] = len(kernels)
-
-    # Consecutive ones of few cells.
-    found: list[list[int]] = []
-    for number, cells in sizes.items():
-        if cells <= MOST_CELLS[kind]:
-            if found and found[-1][-1] == number - 1 and len(found[-1]) < MOST_STAGES:
-                found[-1].append(number)
+            if kind == "cpu":
+                is_small = sizes[number] <= MOST_CELLS["cpu"]
             else:
-                found.append([number])
+                is_small = operations_of(stage.cells, program.space) <= MOST_OPERATIONS
+            if is_small:
+                small.add(number)
+
+    # Consecutive ones of little work.
+    found: list[list[int]] = []
+    for number in sorted(small):
+        if found and found[-1][-1] == number - 1 and len(found[-1]) < MOST_STAGES:
+            found[-1].append(number)
+        else:
+            found.append([number])
     if kind == "cpu":
         return found
 
@@ -99,6 +109,16 @@ def chains_of(
     chained = {number for one in found for number in one}
     single = [number for number in sizes if number not in chained and parts[number] > 1]
     return found + [[number] for number in single if sizes[number] <= MOST_OF_PARTS]
+
+
+def operations_of(cells: StageCells | LevelCells, space: Shape) -> int:
+    """Return the number of operations of all cells of a stage, without the ranks' splits."""
+    if isinstance(cells, StageCells):
+        lengths = cells.lattice.lengths(space) if cells.lattice else space
+        return cells.program.program.operations * math.prod(lengths)
+    return sum(
+        one.cells.program.program.operations * math.prod(one.lattice.lengths(space)) for one in cells.parts
+    )
 
 
 def _has_code(program: Program) -> bool:

@@ -41,6 +41,7 @@ from meshrun.runner.programs.chains import ChainStage, chains_of
 from meshrun.runner.programs.kernel import CellKernel, bind_values
 from meshrun.runner.programs.level_kernel import LevelKernel, Target, level_partition
 from meshrun.runner.programs.looping import LoopRun
+from meshrun.runner.programs.memory import shared_memory
 from meshrun.runner.programs.reducing import (
     ReducingKernel,
     combined_cells,
@@ -177,15 +178,14 @@ class ProgramRun:
             for number, stage in enumerate(program.stages)
             if isinstance(stage, LoopStage)
         }
-        of_loops = {number for loop in program.loops for _, number in loop.writes}
-        for number in range(program.function_inputs, len(program.arrays)):
-            plan = self.plans[number]
-            assert plan is not None
-            if program.arrays[number].becomes is not None or number in of_loops:
-                continue
-            made = empty_array(world, plan, program.arrays[number].dtype, self.allocator)
-            poison(made.block)
-            self.arrays[number] = made
+        for number, owner in shared_memory(program).items():
+            if owner == number:
+                plan = self.plans[number]
+                assert plan is not None
+                made = empty_array(world, plan, program.arrays[number].dtype, self.allocator)
+                poison(made.block)
+                self.arrays[number] = made
+            self.arrays[number] = self.arrays[owner]
 
     def _lay_out_levels(self) -> None:
         """Find which cells of each grid this rank computes, and which halos each stage reads."""

@@ -13,6 +13,7 @@ import numpy as np
 from meshrun.runner.compiler.decide import Fusion, ImageKernels
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.forecast.stage_memory import with_stage_memory
 from meshrun.runner.maps.folders.images import StreamedFolder
 from meshrun.runner.plan.chunking import MemoryUse
 from meshrun.runner.plan.grid import bounds
@@ -76,7 +77,7 @@ class FolderRun:
 
     def plan_task(self, shape: Shape, dtype: np.dtype[Any]) -> Task:
         run, options, types = self.run, self.run.options, [(shape, dtype)]
-        job = with_inferred_halo(run.job, types, run.parameters)
+        job = with_stage_memory(with_inferred_halo(run.job, types, run.parameters))
         return plan_task(job, run.parameters, types, 1, boundary=options.boundary, cval=options.cval)
 
     def _fuse(self, task: Task) -> Task:

@@ -29,6 +29,7 @@ from meshrun.runner.compiler.whole.spaces.parts import (
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.programs.cells import kernels_of
+from meshrun.runner.programs.chains import MOST_OPERATIONS, chains_of
 from meshrun.runner.programs.layouts import plan_layouts
 from meshrun.runner.programs.reducing import ReducingKernel, reducing_kernels, with_late_reductions
 from meshrun.runner.programs.stages import (
@@ -206,6 +207,12 @@ def _stages_report(
                 sources.append(host_source.source([program]))
             else:
                 sources.append(single_pass.emit(with_units(merge_components(program)[0])).source)
+    # Which stages share a launch, and why no others do.
+    wraps = [number for number, one in enumerate(staged.arrays) if one.wraps]
+    for chain in [] if cpu else chains_of(staged, "cuda", wraps, reducing):
+        if len(chain) > 1:
+            why = f"one launch of one block: none has more than {MOST_OPERATIONS:,} operations"
+            facts.append((f"stages {chain[0] + 1}-{chain[-1] + 1}", why))
     if (reason := staged.reasons.misaligned) is not None:
         line = f"line {reason.line}: " if reason.line else ""
         facts.append(("coarse grids", f"at all positions of the finest one: {line}{reason.reason}"))

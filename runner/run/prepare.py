@@ -28,6 +28,7 @@ from meshrun.runner.compiler.traced import check_tables
 from meshrun.runner.compiler.whole.functions.outside import Constant
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
+from meshrun.runner.forecast.stage_memory import with_stage_memory
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import STEP
@@ -332,7 +333,7 @@ def plan_alone(
     if key is not None:  # the caller may change its lists and arrays
         parameters = copy.deepcopy(parameters)
     # Infer the halo, cut the arrays into blocks, and compile the kernel.
-    found = with_inferred_halo(job, inputs, parameters, device.kind)
+    found = with_stage_memory(with_inferred_halo(job, inputs, parameters, device.kind))
     boundary, cval = options.boundary, options.cval
     task = alone = plan_task(found, parameters, inputs, world.size, grid=grid, boundary=boundary, cval=cval)
     fusion = None

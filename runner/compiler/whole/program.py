@@ -271,22 +271,3 @@ class WholeProgram:
     def inexact(self) -> bool:
         """Whether some function rounds its last bits as the device does."""
         return bool(inexact_operations(self.nodes)) or any(loop.body.inexact for loop in self.loops)
-
-    def bytes_between(self, cells: Shape) -> int:
-        """Return the bytes that a block of so many own cells needs for arrays between stages, at most.
-
-        With their halos, and with what is reduced.
-        """
-        numbers = list(self.between)
-        dtypes = [self.dtype_between(number) for number in numbers]
-        # Two blocks for each array of a loop's state, and what lies between the stages of the body.
-        dtypes += [
-            one.dtype for loop in self.loops for one in loop.body.outputs if one.shape for _ in range(2)
-        ]
-        reads = [self.footprint(number) for number in (*range(len(self.inputs)), *numbers)]
-        wide = [
-            n + max(read[axis][0] for read in reads) + max(read[axis][1] for read in reads)
-            for axis, n in enumerate(cells[: len(self.space)])
-        ]
-        bodies: int = sum(loop.body.bytes_between(cells) for loop in self.loops)
-        return math.prod(wide) * (sum(dtype.itemsize for dtype in dtypes) + 8) + bodies

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -21,6 +22,8 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.run.main_program.prepared_function import call_plainly, prepare
 
 GROUP = "meshrun.arrays"  # entry points: modules that enter functions in the table
+# This package's own, which a checkout that is not installed has no entry points for.
+OWN = ("meshrun.jobs.linalg.distributed", "meshrun.jobs.transforms.distributed")
 
 
 def _of_tool(function: Any, tool: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,9 +44,9 @@ for of_numpy, whole_array_tool in NUMPY_FUNCTIONS.items():
 
 @lru_cache(1)
 def load_further_functions() -> None:
-    """Import the modules of installed packages that implement NumPy's functions, such as `np.matmul`."""
-    for one in entry_points(group=GROUP):
-        one.load()
+    """Import the modules that implement NumPy's functions, such as `np.matmul`: own, and installed ones."""
+    for module in dict.fromkeys([*OWN, *(one.module for one in entry_points(group=GROUP))]):
+        import_module(module)
 
 
 @implements(OTHER)

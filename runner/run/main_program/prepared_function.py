@@ -22,7 +22,8 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.block_form import not_in_blocks, whole_program
 from meshrun.runner.compiler.whole.program import WholeProgram
 from meshrun.runner.compiler.whole.sizes import subgrid_of
-from meshrun.runner.errors import RunError
+from meshrun.runner.compiler.whole.spaces.parts import SpectralProgram
+from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.whole_call import call_whole
 from meshrun.runner.plan.grid import Partition
@@ -82,6 +83,13 @@ class PreparedFunction:
     ) -> None:
         self.world, self.job, kind = world, job, world.backend.device.kind
         self.program = traced(job, types, parameters, kind)
+        if isinstance(self.program, SpectralProgram):
+            raise UserError(
+                f"job {job.name} transforms or multiplies whole arrays, which a call with distributed arrays "
+                "does not do",
+                hint=f"np.fft and @ on the arrays themselves, or {job.name}.run with files",
+                everywhere=True,
+            )
         staged = plan_program(self.program)
         nbytes = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in types)
         compiled = kind == "cuda" or nbytes >= WORTH_TRACING * WORTH_COMPILING

@@ -115,6 +115,16 @@ def test_what_no_chain_computes() -> None:
     assert not chains.chains_of(program, "cpu", wraps, ())
 
 
+def test_a_gpus_chain_has_the_smallest_levels() -> None:
+    """A stage that one block of threads computes for longer than a launch takes has a launch of its own."""
+    program = planned(cycle, [field(257, 257), field(257, 257)], ("out",), "cuda")
+    chain = max(chains.chains_of(program, "cuda", set(), ()), key=len)
+    work = [chains.operations_of(stage.cells, program.space) for stage in program.kernels]
+    assert len(chain) > 20
+    assert max(work[number] for number in chain) <= chains.MOST_OPERATIONS
+    assert work[chain[0] - 1] > chains.MOST_OPERATIONS < work[chain[-1] + 1]
+
+
 def test_a_chain_ends_after_so_many_stages() -> None:
     """Of 2-D arrays, what a GPU's block of threads is given of their stages fits its shared memory."""
 

@@ -8,7 +8,6 @@ higher levels read of it; they compute again what depends on one array alone.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -157,13 +156,6 @@ class SpectralProgram(WholeProgram):
             (max([0, *(one[axis][0] for one in reads)]), max([0, *(one[axis][1] for one in reads)]))
             for axis in range(len(self.space))
         )
-
-    def bytes_between(self, cells: Shape) -> int:
-        """Return the bytes of arrays between parts, and of the largest transform and what it moves."""
-        share = math.prod(cells[: len(self.space)]) / max(math.prod(self.space), 1)
-        sizes = [math.prod(one.shape) * one.dtype.itemsize for one in self.shared]
-        inside = max((part.program.bytes_between(cells) for part in self.parts), default=0)
-        return int(share * (sum(sizes) + 4 * max(sizes, default=0))) + inside
 
 
 def _text(step: TransformStep) -> str:
