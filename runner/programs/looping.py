@@ -51,7 +51,8 @@ def counts_of(loops: Mapping[int, LoopRun], times: int) -> list[LoopCount]:
     """
     found = dict[int, LoopCount]()
     for one in loops.values():
-        loop, total, last, runs = one.stage.loop, one.iterations, one.last, one.runs
+        loop, tally = one.stage.loop, one.tally
+        total, last, runs = tally.iterations, tally.last, tally.runs
         if loop.numbers.items is not None and loop.again is None and one.stage.first is None:
             last, runs = len(loop.numbers.items), times
             total = last * times
@@ -70,24 +71,39 @@ def counts_of(loops: Mapping[int, LoopRun], times: int) -> list[LoopCount]:
 class HostValues:
     """The values of a program on the host.
 
-    row: as of `execute.ValueSlots`. views: of each value, by number, its slot.
+    row: as of `execute.ValueSlots`. views: of each value, by number, its slot. mark: after which they are
+    there.
     """
+
+    mark: Mark = None
 
     def __init__(self, run: Any) -> None:
         self.row = run.world.backend.host_empty(run.values.row.shape, run.values.row.dtype)
         self.views = {n: slot_of(self.row, n, dtype) for n, dtype in run.program.dtypes.items()}
 
 
+@dataclass
+class Tally:
+    """How often the host has run a loop. iterations: of all runs; last: of the last one."""
+
+    runs: int = 0
+    iterations: int = 0
+    last: int = 0
+
+    def add(self, count: int) -> None:
+        self.runs, self.iterations, self.last = self.runs + 1, self.iterations + count, count
+
+
 class LoopRun:
     """The blocks of one loop.
 
-    outer, run: an `execute.ProgramRun`, of the program and of the body. iterations: so far, of all steps;
-    last: of the last time that the loop ran; runs: how often it ran. graphs: of iterations.
+    outer, run: an `execute.ProgramRun`, of the program and of the body. tally: of what the host has run.
+    graphs: of iterations.
     """
 
     def __init__(self, stage: LoopStage, outer: Any, run: Any) -> None:
         self.stage, self.run = stage, run
-        self.iterations = self.last = self.runs = 0
+        self.tally = Tally()
         self.graphs = BodyGraphs(run)
         self._has_nan = False  # whether the condition has compared a NaN
         self.sweeps: Any = None  # of `steps.loop_sweeps`: takes all iterations
@@ -117,9 +133,8 @@ class LoopRun:
             for output, feed in enumerate(loop.feeds)
             if feed == one.number
         ]
-        # The values on the host, of each of two iterations, and when they are there.
+        # The values on the host, of each of two iterations.
         self._answers = [HostValues(run) for _ in range(2)]
-        self._answered: list[Mark] = [None, None]
 
     @property
     def _may_go_ahead(self) -> bool:
@@ -168,8 +183,9 @@ class LoopRun:
                 issued += self._iterate_ahead(issued)
             count += 1
             if loop.again is not None:
-                run.world.backend.passed(self._answered[(count - 1) % 2])
-                values = self._answers[(count - 1) % 2].views
+                answer = self._answers[(count - 1) % 2]
+                run.world.backend.passed(answer.mark)
+                values = answer.views
                 wanted = bool(values[run.program.numbers.values[loop.again][0]])
                 self._warn_of_nan(stage.compared, values, count)
                 if count > most - KEPT:
@@ -179,7 +195,7 @@ class LoopRun:
         if wanted and items is None and loop.kind == "while":
             self._fail(outer.host.most_iterations, [text for text in said if text])
         self._leave(outer, count)
-        self.iterations, self.last, self.runs = self.iterations + count, count, self.runs + 1
+        self.tally.add(count)
         outer.exchanges += run.exchanges - before
         outer.exchange_bytes = max(outer.exchange_bytes, run.exchange_bytes)
 
@@ -213,7 +229,7 @@ class LoopRun:
         ]
         self.graphs.issue(targets.values(), partial(self._issue, outs, parity), parity)
         if loop.again is not None:
-            self._answered[parity] = run.world.backend.mark()
+            self._answers[parity].mark = run.world.backend.mark()
         for output, array in targets.items():
             array.written()
             feed = loop.feeds[output]

@@ -30,8 +30,8 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.programs.cells import kernels_of
 from meshrun.runner.programs.chains import MOST_OPERATIONS, chains_of
-from meshrun.runner.programs.layouts import plan_layouts
 from meshrun.runner.programs.reducing import ReducingKernel, reducing_kernels, with_late_reductions
+from meshrun.runner.programs.spectral.layouts import plan_layouts
 from meshrun.runner.programs.stages import (
     KernelStage,
     LoopStage,

@@ -17,7 +17,7 @@ from meshrun.runner.errors import RunError
 from meshrun.runner.programs.execute import ProgramRun
 from meshrun.runner.programs.looping import LoopCount, counts_of
 from meshrun.runner.programs.reducing import reducing_kernels, with_late_reductions
-from meshrun.runner.programs.spectral_run import SpectralRun
+from meshrun.runner.programs.spectral.spectral_run import SpectralRun
 from meshrun.runner.programs.stages import StagedProgram, plan_program, with_results_as_arrays
 from meshrun.runner.region import Array
 from meshrun.runner.steps import halo_path

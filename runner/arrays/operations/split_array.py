@@ -409,6 +409,8 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
             return elementwise(ufunc.__name__, inputs, function=ufunc, **options)
         called = ufunc if method == "__call__" else (ufunc, method)
         if called in FUNCTIONS:
+            if method == "accumulate":  # NumPy's function without an axis goes along all of them
+                options.setdefault("axis", 0)
             return FUNCTIONS[called](*inputs, **options)
         if method == "reduce" and "reduce" in FUNCTIONS:
             return FUNCTIONS["reduce"](ufunc, *inputs, **options)

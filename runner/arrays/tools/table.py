@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.arrays.operations.table import FUNCTIONS
 from meshrun.runner.arrays.tools.counting import bincount, histogram
 from meshrun.runner.arrays.tools.order_statistics import median, percentile, quantile
@@ -16,21 +14,6 @@ from meshrun.runner.arrays.tools.scans import cumprod, cumsum
 from meshrun.runner.arrays.tools.searching import searchsorted, unique
 from meshrun.runner.arrays.tools.small_matrices import det, eigh, inv, solve
 from meshrun.runner.arrays.tools.sorting import argsort, sort
-
-
-def add_accumulate(
-    array: DistributedArray, axis: int = 0, dtype: npt.DTypeLike | None = None
-) -> DistributedArray:
-    """Return the cumulative sum, as `numpy.add.accumulate` does."""
-    return cumsum(array, axis, dtype)
-
-
-def multiply_accumulate(
-    array: DistributedArray, axis: int = 0, dtype: npt.DTypeLike | None = None
-) -> DistributedArray:
-    """Return the cumulative product, as `numpy.multiply.accumulate` does."""
-    return cumprod(array, axis, dtype)
-
 
 NUMPY_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.sort: sort,
@@ -48,7 +31,7 @@ NUMPY_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.linalg.inv: inv,
     np.linalg.det: det,
     np.linalg.eigh: eigh,
-    (np.add, "accumulate"): add_accumulate,
-    (np.multiply, "accumulate"): multiply_accumulate,
+    (np.add, "accumulate"): cumsum,
+    (np.multiply, "accumulate"): cumprod,
 }
 FUNCTIONS.update(NUMPY_FUNCTIONS)

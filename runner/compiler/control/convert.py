@@ -20,6 +20,7 @@ import functools
 import inspect
 import linecache
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ from meshrun.runner.compiler.control.scope import FRAME_READERS, located, scope_
 from meshrun.runner.compiler.control.source import Definition, compiled_as, functions_in, renamed
 from meshrun.runner.compiler.control.statements import StatementConverter
 
+# Python 3.11 counts the depth of syntax trees for all threads together.
+_LOCK = threading.Lock()
 # What Python calls code that is never converted.
 PLAIN = {
     "<lambda>": "lambda",
@@ -60,7 +63,8 @@ def convert(function: types.FunctionType) -> types.CodeType | None:
     """
     super_is_known = "super" not in function.__globals__
     code = function.__code__
-    return _converted(code, code.co_filename, code.co_linetable, super_is_known)
+    with _LOCK:
+        return _converted(code, code.co_filename, code.co_linetable, super_is_known)
 
 
 def why_plain() -> str:

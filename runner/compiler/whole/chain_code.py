@@ -19,6 +19,7 @@ import numpy as np
 
 from meshrun.runner.compiler.operations import HEADER, KERNELS, at_place, ctype, expression, place_type, slot
 from meshrun.runner.compiler.trace.graph import PLACES, Extents, Node, Program
+from meshrun.runner.compiler.whole.point_code import launch_keeping
 from meshrun.runner.region import Array, Shape, address_of
 
 PARAMETERS = "const uint64* in, const uint64* out, const int64* at, const uint64* scalars"
@@ -187,15 +188,10 @@ class Chain:
             words = self.xp.asarray(np.array([*addresses, *numbers], np.int64))
             arguments = np.uint64(address_of(words)), np.uint64(address_of(scalars))
             launch = functools.partial(self.function, (blocks,), (threads, 1), arguments)
-            return functools.partial(_call_keeping, launch, words)
+            return functools.partial(launch_keeping, launch, words)
         given = (
             (ctypes.c_ulonglong * len(addresses))(*addresses),
             (ctypes.c_longlong * len(numbers))(*numbers),
             ctypes.c_void_p(address_of(scalars)),
         )
         return functools.partial(self.function, *given)
-
-
-def _call_keeping(launch: Callable[[], None], _words: Array) -> None:
-    """Launch. _words: what the launch has the address of."""
-    launch()

@@ -332,7 +332,7 @@ class DevicePoints:
         others = [0 if one is None else address_of(one) for one in (scalars, table, written)]
         arguments = (*map(np.uint64, starts), *map(np.uint64, others), *map(np.int64, counts))
         launch = functools.partial(self.launch, (blocks_of_threads(tables),), (THREADS,), arguments)
-        return functools.partial(_run, launch, (addresses, table, *arrays.rows, written, scalars))
+        return functools.partial(launch_keeping, launch, (addresses, table, *arrays.rows, written, scalars))
 
 
 def blocks_of_threads(tables: Sequence[Table]) -> int:
@@ -340,8 +340,8 @@ def blocks_of_threads(tables: Sequence[Table]) -> int:
     return -(-sum(len(table.rows) for table in tables) // THREADS)
 
 
-def _run(launch: Callable[[], None], _kept: Any) -> None:
-    """Launch. _kept: the arrays whose addresses the launch has."""
+def launch_keeping(launch: Callable[[], None], _kept: Any) -> None:
+    """Launch. _kept: what the launch has addresses of."""
     launch()
 
 

@@ -16,8 +16,8 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.spaces.parts import SpectralProgram
 from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
 from meshrun.runner.device.api import poison
-from meshrun.runner.programs.layouts import plan_layouts
-from meshrun.runner.programs.spectral_run import SpectralRun
+from meshrun.runner.programs.spectral.layouts import plan_layouts
+from meshrun.runner.programs.spectral.spectral_run import SpectralRun
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.world.world import open_world
 from tests.facts.program_runs import plain

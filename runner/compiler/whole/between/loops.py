@@ -80,16 +80,15 @@ class HostNumbers:
 class RecordedLoop:
     """A loop as it is traced.
 
-    number: in the order in which loops begin. line: in the user's file. kind: "for", "while" or "if".
-    items: over which it goes; None: over no range. index: number of the tape that is the item. carried: other
-    numbers of the tape that change. first: whether there is a first iteration; None: there is. again: whether
-    another one follows, as the body knows at its end; None: it does. checks: of values in the body. unrolled:
-    iterations before these, which are traced one by one.
+    number: in the order in which loops begin. statement: "for", "while" or "if", and the line in the user's
+    file. items: over which it goes; None: over no range. index: number of the tape that is the item. carried:
+    other numbers of the tape that change. first: whether there is a first iteration; None: there is. again:
+    whether another one follows, as the body knows at its end; None: it does. checks: of values in the body.
+    unrolled: iterations before these, which are traced one by one.
     """
 
     number: int
-    line: int
-    kind: str
+    statement: tuple[str, int]
     items: range | None = None
     index: int | None = None
     slots: list[Slot] = field(default_factory=list)
@@ -98,6 +97,14 @@ class RecordedLoop:
     again: Node | None = None
     checks: tuple[ValueCheck, ...] = ()
     unrolled: int = 0
+
+    @property
+    def kind(self) -> str:
+        return self.statement[0]
+
+    @property
+    def line(self) -> int:
+        return self.statement[1]
 
     @property
     def outside(self) -> list[Node]:

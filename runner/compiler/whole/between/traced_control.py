@@ -128,13 +128,13 @@ class TracedControl(PlainControl):
         graph = self._recorder.graph
         record_loop(
             self._tracer,
-            RecordedLoop(-1, line, "if", range(1), first=condition),
+            RecordedLoop(-1, ("if", line), range(1), first=condition),
             state,
             lambda _: called(then),
         )
         if otherwise is not None:
             opposite = graph.operation("logical_not", condition.dtype, [condition], line)
-            loop = RecordedLoop(-1, line, "if", range(1), first=opposite)
+            loop = RecordedLoop(-1, ("if", line), range(1), first=opposite)
             record_loop(self._tracer, loop, state, lambda _: called(otherwise))
 
     def while_loop(self, test: Callable[[], Any], body: Callable[[], None], state: LocalState) -> None:
@@ -146,7 +146,7 @@ class TracedControl(PlainControl):
             called(body)
             wanted, unrolled = called(test), unrolled + 1
         first = self._tracer.condition(wanted)
-        loop = RecordedLoop(-1, body.__code__.co_firstlineno, "while", first=first, unrolled=unrolled)
+        loop = RecordedLoop(-1, ("while", body.__code__.co_firstlineno), first=first, unrolled=unrolled)
         record_loop(self._tracer, loop, state, lambda _: called(body), lambda: called(test))
 
     def for_loop(
@@ -159,7 +159,7 @@ class TracedControl(PlainControl):
         items: Any = iterable if isinstance(iterable, range) else list(iterable)
         peeled = 0
         while isinstance(items, range) and len(items) > FEW and peeled < 2:
-            loop = RecordedLoop(-1, body.__code__.co_firstlineno, "for", items, unrolled=peeled)
+            loop = RecordedLoop(-1, ("for", body.__code__.co_firstlineno), items, unrolled=peeled)
             try:
                 record_loop(self._tracer, loop, state, lambda item: called(body, item), go_on, unrolled=True)
                 return

@@ -21,7 +21,7 @@ from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.redistribution import RedistributionPlan
 from meshrun.runner.plan.steps import LINE
 from meshrun.runner.programs.execute import ProgramRun
-from meshrun.runner.programs.layouts import plan_layouts, slab_grid
+from meshrun.runner.programs.spectral.layouts import plan_layouts, slab_grid
 from meshrun.runner.programs.stages import plan_program
 from meshrun.runner.region import Array, Region, Shape, overlap
 from meshrun.runner.report.phases import Phases
