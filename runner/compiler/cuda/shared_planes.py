@@ -176,11 +176,14 @@ class Ring:
 
     @property
     def beside(self) -> tuple[int, int, int, int]:
-        """Cells beside the block's tile: above, below, left and right of it."""
+        """Cells beside the block's tile: above, below, left and right of it.
+
+        Below 0 above or below: of rows that no cell reads, which need not be in memory.
+        """
         rows, columns = self.shape.cells
         return (
-            max(0, *(-at[1] for _, at in self.rows)),
-            max(0, *(at[1] - rows + 1 for _, at in self.rows)),
+            max(-at[1] for _, at in self.rows),
+            max(at[1] - rows + 1 for _, at in self.rows),
             max(0, *(-min(elements) for elements in self.rows.values())),
             max(0, *(max(elements) - columns + 1 for elements in self.rows.values())),
         )
@@ -310,8 +313,8 @@ def read_lines(ring: Ring, lines: Mapping[Row, int]) -> Iterator[str]:
         yield (
             f"const {kind}* const plane{number}_{offset} = ring{number}.memory + "
             f"slot{number}_{offset} * ring{number}.SIZE + "
-            f"({ring.beside[0]} + threadIdx.x / {along} * {rows}) * {ring.width} + "
-            f"{ring.before} + threadIdx.x % {along} * {columns};"
+            f"({ring.beside[0]} + int(threadIdx.x / {along} * {rows})) * {ring.width} + "
+            f"{ring.before} + int(threadIdx.x % {along} * {columns});"
         )
     for row, elements in ring.rows.items():
         line, plane = lines[row], f"plane{number}_{row[1][0] - ring.low}"

@@ -21,7 +21,7 @@ from whole_kernels import compile_texts, in_blocks
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda import shared_planes
 from meshrun.runner.compiler.cuda.pass_launch import have_equal_alignment
-from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes, choose
+from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes, choose, reads_of_turn
 from meshrun.runner.compiler.cuda.single_pass import emit, finds_ends
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Graph, Node, Operand, Program
@@ -187,6 +187,16 @@ def test_blocks_have_fewer_cells_where_threads_would_hold_more() -> None:
     few = choose(star("float32", 2))
     assert isinstance(few, SharedPlanes)
     assert few.unroll == 4
+
+
+def test_rows_that_no_cell_reads_are_not_copied() -> None:
+    """They may be before the first byte of memory."""
+    graph, kind = Graph(), np.dtype("float32")
+    total = graph.operation("add", kind, [graph.load(0, kind, (0, row, 1)) for row in (1, 2)])
+    program = Program(3, (Operand("u", kind),), (Operand("out", kind),), ((total,),), graph)
+    shape = SharedPlanes(4, (2, 2), (32, 8))
+    (ring,) = shared_planes.rings(shape, program.inputs, reads_of_turn(program, shape.cells)[0], "uint32")
+    assert ring.beside == (-1, 2, 0, 1)
 
 
 def test_a_kernel_takes_planes_for_aligned_blocks_only(monkeypatch: pytest.MonkeyPatch) -> None:
