@@ -158,9 +158,9 @@ def test_a_loop_of_sweeps_uses_kernels_of_several_steps(
     taken: list[int] = []
     take = LoopSweeps.take
 
-    def noted(self: LoopSweeps, arrays: Any) -> Any:
+    def noted(self: LoopSweeps, arrays: Any, *, capturing: bool) -> Any:
         taken.append(self.stepper.fused_steps)
-        return take(self, arrays)
+        return take(self, arrays, capturing=capturing)
 
     monkeypatch.setattr(LoopSweeps, "take", noted)
     p, b = whole.field(40, 43, dtype="f4"), whole.field(40, 43, dtype="f4")
