@@ -174,7 +174,7 @@ def test_a_single_slow_iteration_is_found(bench_on: Any, disturbed: Any) -> None
         def stop(call: Call) -> None:
             calls.append(call)
             if bench.group.rank == 1 and len(calls) == 1 + 3:
-                time.sleep(3 * NAP)
+                time.sleep(40 * NAP)
 
         bench.group = disturbed(bench.group, before=stop)
         return measure(bench, point_of(bench))
