@@ -157,33 +157,27 @@ class TracedControl(PlainControl):
         state: LocalState,
     ) -> None:
         items: Any = iterable if isinstance(iterable, range) else list(iterable)
-        peeled = 0
-        while isinstance(items, range) and len(items) > FEW and peeled < 2:
-            loop = RecordedLoop(-1, ("for", body.__code__.co_firstlineno), items, unrolled=peeled)
-            try:
-                record_loop(self._tracer, loop, state, lambda item: called(body, item), go_on, unrolled=True)
-                return
-            except (NotAlike, NotTraceable):
-                if len(items) > MOST_COUNTED:
-                    raise
-            # The first iteration by itself.
-            called(body, items[0])
-            items, peeled = items[1:], peeled + 1
-            if go_on is not None:
-                more = go_on()
-                if is_traced(more):
-                    rest = items
-                    self.branch(more, partial(self.for_loop, rest, go_on, body, state), None, state)
-                    return
-                if not more:
-                    return
         for number, item in enumerate(items):
+            # One or two first iterations may differ from the others, which are traced once.
+            left = len(items) - number
+            if isinstance(items, range) and left > FEW and number < 2:
+                place = "for", body.__code__.co_firstlineno
+                loop = RecordedLoop(-1, place, items[number:], unrolled=number)
+                try:
+                    record_loop(
+                        self._tracer, loop, state, lambda item: called(body, item), go_on, unrolled=True
+                    )
+                    return
+                except (NotAlike, NotTraceable):
+                    if left > MOST_COUNTED:
+                        raise
+            # This one by itself.
             called(body, item)
             more = True if go_on is None else go_on()
             if is_traced(more):
-                left = items[number + 1 :]
-                if len(left):
-                    self.branch(more, partial(self.for_loop, left, go_on, body, state), None, state)
+                rest = items[number + 1 :]
+                if len(rest):
+                    self.branch(more, partial(self.for_loop, rest, go_on, body, state), None, state)
                 return
             if not more:
                 return
