@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from whole_arrays import seconds_per_step
 
 import meshrun
 from meshrun.runner.arrays.distributed_array import empty_array
@@ -240,16 +241,7 @@ def stepping(
         noise = world.xp.random.RandomState(number).random_sample(own.shape)
         own[...] = (0.5 + 0.01 * noise).astype(field.dtype)
     stepper.start(arrays)
-
-    def take(steps: int) -> float:
-        world.backend.synchronize()
-        world.control.barrier()
-        begin = time.perf_counter()
-        stepper.advance(steps)
-        world.backend.synchronize()
-        return (time.perf_counter() - begin) / steps
-
-    return take, stepper
+    return partial(seconds_per_step, world, stepper), stepper
 
 
 if __name__ == "__main__":

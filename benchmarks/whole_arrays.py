@@ -18,6 +18,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -334,16 +335,17 @@ def stepping(world: World, task: Task, steps: int, kind: str) -> tuple[Callable[
         arrays.append(empty_array(world, plan, field.dtype, stepper))
         arrays[-1].block[...] = 1
     stepper.start(arrays)
+    return partial(seconds_per_step, world, stepper, steps), stepper.fused_steps
 
-    def take() -> float:
-        world.backend.synchronize()
-        world.control.barrier()
-        begin = time.perf_counter()
-        stepper.advance(steps)
-        world.backend.synchronize()
-        return (time.perf_counter() - begin) / steps
 
-    return take, stepper.fused_steps
+def seconds_per_step(world: World, stepper: Stepper, steps: int) -> float:
+    """Take steps; return how long each took on this rank. Collective."""
+    world.backend.synchronize()
+    world.control.barrier()
+    begin = time.perf_counter()
+    stepper.advance(steps)
+    world.backend.synchronize()
+    return (time.perf_counter() - begin) / steps
 
 
 def one_pass(world: World, task: Task) -> tuple[Callable[[], float], int]:
