@@ -238,32 +238,9 @@ def open_world(
     record: str | None = None,
     later: bool = False,
 ) -> World:
-    """Find the ranks and bind this rank's device. Collective.
+    """Find the ranks and bind this rank's device; what `meshrun.open_world` does, without arrays. Collective.
 
-    The world is closed by `close`, or at the end of a `with` block. An error that only one of several ranks
-    raises in the block is reported with its traceback and ends all ranks.
-
-    Parameters
-    ----------
-    device: "cuda"; "cpu"; "auto": a GPU for each rank, or the CPU for all if no rank sees a GPU.
-    oversubscribe: whether ranks may share a GPU; arrays between ranks then pass through host memory.
-    expected_ranks: number of ranks that the user requested; None if unspecified.
-    control: communicator to use instead of MPI's.
-    check: called on every rank before device communicators are opened; returns warnings for the world.
-    record: what the run does, to record the operations of this rank, which must be a process; None to record
-        nothing.
-    later: load and open NCCL, which takes most of a second, only when arrays first cross between GPUs. All
-        ranks must take part in that exchange, and it fails if NCCL is not installed.
-
-    Raises
-    ------
-    UserError: on every rank if they can communicate, if the launcher's variables contradict MPI, if there is
-        no device for a rank, or if two ranks would share a GPU.
-
-    Examples
-    --------
-    >>> with meshrun.open_world("cpu") as world:
-    ...     total = world.all_reduce(np.ones(1))
+    The parameters and errors are those of `meshrun.open_world`.
     """
     control = control or find_ranks(expected_ranks)
     host, host_id = identify_host()
