@@ -44,7 +44,7 @@ class LoopCount:
     waits: bool
 
 
-def counts_of(loops: Mapping[int, LoopRun], times: int) -> list[LoopCount]:
+def counts_of(loops: Mapping[Any, LoopRun], times: int) -> list[LoopCount]:
     """Return the iterations of loops, with those in their bodies, in the order of their lines.
 
     times: how often a counted loop ran, also from CUDA graphs, of which this module knows nothing.

@@ -239,15 +239,12 @@ class ProgramStepper(Stepper):
     def finish(self) -> None:
         """Account for all steps; the results are complete."""
         self.settle()
-        if isinstance(self.stages, ProgramRun):
-            loops = [*self.stages.every_loop()]
-            if self.graph_reason == WAITS and any(loop.graphs.replayed for loop in loops):
-                self.graph_reason = WAITS_BETWEEN_GRAPHS
-            elif self.graph_reason == WAITS:
-                self.graph_reason += next(
-                    (f": {loop.graphs.reason}" for loop in loops if loop.graphs.reason), ""
-                )
-            close_sweeps(loops)
+        loops = [*self.stages.every_loop()]
+        if self.graph_reason == WAITS and any(loop.graphs.replayed for loop in loops):
+            self.graph_reason = WAITS_BETWEEN_GRAPHS
+        elif self.graph_reason == WAITS:
+            self.graph_reason += next((f": {loop.graphs.reason}" for loop in loops if loop.graphs.reason), "")
+        close_sweeps(loops)
         self.exchanges = self.stages.exchanges
         moved = self.task.input_bytes(self.region) + self.task.result_bytes(self.region)
         self.phases.add("kernel", 0, self.taken * moved)
@@ -260,7 +257,7 @@ class ProgramStepper(Stepper):
     @property
     def loop_counts(self) -> Sequence[LoopCount]:
         """The iterations of the function's loops in the steps of this run."""
-        return counts_of(self.stages.loops, self.taken) if isinstance(self.stages, ProgramRun) else []
+        return counts_of(self.stages.loops, self.taken)
 
     def check_inputs_that_stay(self) -> None:
         """Do nothing: the function is not called."""

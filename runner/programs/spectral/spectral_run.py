@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.redistribution import RedistributionPlan
 from meshrun.runner.plan.steps import LINE
 from meshrun.runner.programs.execute import ProgramRun
+from meshrun.runner.programs.looping import LoopRun
 from meshrun.runner.programs.spectral.layouts import plan_layouts, slab_grid
 from meshrun.runner.programs.stages import plan_program
 from meshrun.runner.region import Array, Region, Shape, overlap
@@ -345,6 +346,16 @@ class SpectralRun:
         own = out[tuple(slice(0, n) for n in mine.shape)]
         move(self.world, plan, block, own)
         self.moved += self.is_split
+
+    @property
+    def loops(self) -> dict[tuple[int, int], LoopRun]:
+        """The loops of the parts, by the numbers of part and stage."""
+        return {(part, one): loop for part, run in self.runs.items() for one, loop in run.loops.items()}
+
+    def every_loop(self) -> Iterator[LoopRun]:
+        """Yield the loops, and those within them."""
+        for run in self.runs.values():
+            yield from run.every_loop()
 
     @property
     def misaligned(self) -> Misaligned | None:
