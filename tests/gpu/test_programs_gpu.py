@@ -43,19 +43,27 @@ def between(u, t):
     return u, t
 
 
-def run_both(world: World, folder: Path, function: Any, names: str, arrays: Any, steps: int = STEPS) -> Any:
+def run_both(
+    world: World,
+    folder: Path,
+    function: Any,
+    names: str,
+    arrays: Any,
+    steps: int = STEPS,
+    parameters: Any = None,
+) -> Any:
     """Return the record of a run on the GPUs, and assert the bits of a run by one rank on a CPU."""
     job, keys = distribute(outputs=tuple(names.split()))(function), names.split()
     given = [folder / f"{key}.npy" for key in keys]
     world.on_root(lambda: [np.save(path, one) for path, one in zip(given, arrays, strict=True)] and None)
     made = [[folder / f"{key}_{device}.npy" for key in keys] for device in ("cuda", "cpu")]
     options = Options(device="cuda", fuse="require", steps=StepOptions(steps))
-    record = run(job, given, made[0], {}, options, world=world)
+    record = run(job, given, made[0], parameters or {}, options, world=world)
     if world.rank == 0:
 
         def alone(control: Any) -> Any:
             plain = Options(device="cpu", steps=StepOptions(steps))
-            return run(job, given, made[1], {}, plain, world=open_world("cpu", control=control))
+            return run(job, given, made[1], parameters or {}, plain, world=open_world("cpu", control=control))
 
         run_ranks(1, alone)
         for key, one, other in zip(keys, *made, strict=True):

@@ -686,6 +686,20 @@ class Scalar(Whole):
     item = Whole._as_number
 
 
+class ArrayOrScalar(Scalar):
+    """A stand-in for what is an array of shape () or a NumPy scalar: which one, a condition decides."""
+
+    def _refused(self, *_: Any) -> Any:
+        raise NotTraceable(
+            "changes in place what is an array of shape () or, after a loop or a condition, a number",
+            "t = t + 1 in place of t += 1",
+        )
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _refused
+    __ipow__ = __iand__ = __ior__ = __ixor__ = __ilshift__ = __irshift__ = __imatmul__ = _refused
+    __setitem__ = _refused
+
+
 def _fits(shape: Shape, target: Shape) -> bool:
     """Return whether an array of a shape can be written to a target of another."""
     try:

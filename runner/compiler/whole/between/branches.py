@@ -10,7 +10,13 @@ from meshrun.runner.compiler.control.plain import UNBOUND, LocalState, called
 from meshrun.runner.compiler.trace.graph import FREE, Node, in_order
 from meshrun.runner.compiler.whole.array import Storage, Whole
 from meshrun.runner.compiler.whole.between.iteration_changes import is_alike, is_same_number
-from meshrun.runner.compiler.whole.between.traced_state import StateTracer, are_unchanged, copies_of, over
+from meshrun.runner.compiler.whole.between.traced_state import (
+    StateTracer,
+    are_unchanged,
+    copies_of,
+    over,
+    without_array,
+)
 
 MOST_CHOSEN = 64  # operations of both branches, per cell, that are computed rather than branched over
 
@@ -69,6 +75,7 @@ def choose(
             replaced[path] = leaf
             continue
         value, beside = tracer.of_one_dtype(tracer.as_alike(leaf), tracer.as_alike(other.leaves[path]))
+        value, beside = without_array(value, beside)
         if not (isinstance(value, Whole) and isinstance(beside, Whole)) or not is_alike(value, beside):
             return False
         pair = value._storage, beside._storage

@@ -19,6 +19,7 @@ from meshrun.runner.compiler.whole.between.traced_state import (
     Leaf,
     NotAlike,
     StateTracer,
+    without_array,
 )
 from meshrun.runner.compiler.whole.points import Listed
 
@@ -86,7 +87,7 @@ def changes_of(
             continue
         if other is UNBOUND:
             raise NotAlike(f"{name} is deleted")
-        if isinstance(one, Whole) and isinstance(other, Whole):
+        if isinstance(one, Whole) and type(one) is type(other):
             _note_array(changes, leaf, one, other)
             continue
         if one is other or is_same_number(one, other):
@@ -150,7 +151,7 @@ def _number_changes(tracer: StateTracer, changes: Changes, leaf: Leaf, other: An
     one, name = leaf.value, leaf.name
     kinds = [type(value.sample) if isinstance(value, Timed) else type(value) for value in (one, other)]
     if isinstance(other, Whole) or isinstance(one, Whole):
-        a, b = tracer.as_alike(one), tracer.as_alike(other)
+        a, b = without_array(tracer.as_alike(one), tracer.as_alike(other))
         are_values = isinstance(a, Whole) and isinstance(b, Whole) and not a._axes and not b._axes
         if are_values and a.dtype == b.dtype and a._weak is b._weak:
             changes.values[leaf.path] = a

@@ -11,7 +11,7 @@ from meshrun.runner.compiler.trace.array import MOST_NODES
 from meshrun.runner.compiler.trace.graph import in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import Timed
-from meshrun.runner.compiler.whole.array import Storage, Whole, made_scalar
+from meshrun.runner.compiler.whole.array import Storage, Whole
 from meshrun.runner.compiler.whole.between.iteration_changes import (
     Changes,
     TracedBody,
@@ -31,7 +31,7 @@ from meshrun.runner.compiler.whole.between.traced_state import (
     copies_of,
     is_traced,
     over,
-    weak_as,
+    scalar_like,
 )
 from meshrun.runner.compiler.whole.graph import LoopResult, Reduction, StateValue
 
@@ -193,7 +193,7 @@ def _stand_in(
                 tracer, loop, leaf.name, node, node.dtype, is_value=True
             )
             assert slot.leaf is not None
-            scalar = replaced[leaf.path] = weak_as(made_scalar(recorder, {}, slot.leaf), initial._weak)
+            scalar = replaced[leaf.path] = scalar_like(initial, slot.leaf)
             scalars.append(scalar._storage)
         elif isinstance(value, Whole) and value._storage in traced.stands:
             stand = traced.stands[value._storage]

@@ -19,6 +19,7 @@ from meshrun.runner.compiler.whole.between.traced_state import (
     NotAlike,
     StateTracer,
     over,
+    scalar_like,
     weak_as,
 )
 from meshrun.runner.compiler.whole.graph import LoopResult, StateValue
@@ -30,7 +31,6 @@ def leave_state(
     tracer: StateTracer, loop: RecordedLoop, state: LocalState, traced: TracedBody, journal: IterationJournal
 ) -> None:
     """Leave the state as it is after the loop."""
-    recorder = tracer.recorder
     results: dict[Storage, list[Node]] = {}  # by the storage that an iteration leaves
     for storage, end in traced.ends.items():
         numbers = [loop.slots.index(slot) for slot in traced.slots[storage]]
@@ -45,8 +45,8 @@ def leave_state(
     for path, value in traced.after.items():
         if path in traced.value_slots:
             slot = traced.value_slots[path]
-            found = made_scalar(recorder, {}, _result(tracer, loop, loop.slots.index(slot)))
-            replaced[path] = weak_as(found, traced.changes.values[path]._weak)
+            found = _result(tracer, loop, loop.slots.index(slot))
+            replaced[path] = scalar_like(traced.changes.values[path], found)
         elif path in traced.result_slots:
             numbers = [loop.slots.index(slot) for slot in traced.result_slots[path]]
             extents = value._storage.extents

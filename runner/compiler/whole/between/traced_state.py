@@ -13,7 +13,16 @@ import numpy as np
 from meshrun.runner.compiler.control.plain import LocalState
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.timed import Timed, nodes_of
-from meshrun.runner.compiler.whole.array import Scalar, Storage, Tracing, Whole, made, made_scalar, taken
+from meshrun.runner.compiler.whole.array import (
+    ArrayOrScalar,
+    Scalar,
+    Storage,
+    Tracing,
+    Whole,
+    made,
+    made_scalar,
+    taken,
+)
 
 RESULT = "<result>"  # the variable of what the function returns
 NUMBERS = (bool, int, float, complex)
@@ -221,6 +230,36 @@ def over(value: Whole, storage: Storage) -> Whole:
         value._recorder, storage, value._axes, value._fixed, value._cells, value.dtype, value._part
     )
     return weak_as(found, value._weak) if isinstance(value, Scalar) else found
+
+
+def scalar_like(value: Scalar, node: Node) -> Scalar:
+    """Return a scalar of the same kind with another value."""
+    found = type(value)(value._recorder, Storage([node], {}), (), {}, np.zeros((), int), node.dtype)
+    return weak_as(found, value._weak)  # type: ignore[no-any-return]
+
+
+def without_array(one: Any, other: Any) -> tuple[Any, Any]:
+    """Return two values; if one is an array of shape () and the other a scalar, as what is one of both."""
+    if not ((_is_array(one) and _is_scalar(other)) or (_is_scalar(one) and _is_array(other))):
+        return one, other
+    cell = np.zeros((), int)
+    stores = [Storage(list(taken(value).ravel()), {}) for value in (one, other)]
+    one, other = (
+        ArrayOrScalar(value._recorder, storage, (), {}, cell, value.dtype)
+        for value, storage in zip((one, other), stores, strict=True)
+    )
+    return one, other
+
+
+def _is_array(value: Any) -> bool:
+    """Return whether a value is an array of shape ()."""
+    is_array = isinstance(value, Whole) and not isinstance(value, Scalar)
+    return is_array and not value._axes and not value._storage.extents
+
+
+def _is_scalar(value: Any) -> bool:
+    """Return whether a value is a scalar of NumPy's."""
+    return isinstance(value, Scalar) and value._weak is None
 
 
 def weak_as(value: Any, kind: Any) -> Any:
