@@ -103,7 +103,7 @@ class CudaBackend:
         # Not by `device.get`, which refuses to while a CUDA graph is made.
         source = cupy.ascontiguousarray(device)
         assert host.flags.c_contiguous
-        assert (host.shape, host.dtype) == (source.shape, source.dtype)
+        assert (host.shape, host.dtype) == (device.shape, device.dtype)
         stream = cupy.cuda.get_current_stream().ptr
         kind = cupy.cuda.runtime.memcpyDeviceToHost
         cupy.cuda.runtime.memcpyAsync(host.ctypes.data, source.data.ptr, source.nbytes, kind, stream)

@@ -178,14 +178,14 @@ class Ring:
     def beside(self) -> tuple[int, int, int, int]:
         """Cells beside the block's tile: above, below, left and right of it.
 
-        Below 0 above or below: of rows that no cell reads, which need not be in memory.
+        Below 0: rows or columns of the tile that no cell reads, which need not be in memory.
         """
         rows, columns = self.shape.cells
         return (
             max(-at[1] for _, at in self.rows),
             max(at[1] - rows + 1 for _, at in self.rows),
-            max(0, *(-min(elements) for elements in self.rows.values())),
-            max(0, *(max(elements) - columns + 1 for elements in self.rows.values())),
+            max(-min(elements) for elements in self.rows.values()),
+            max(max(elements) - columns + 1 for elements in self.rows.values()),
         )
 
     @property
@@ -199,13 +199,13 @@ class Ring:
     def before(self) -> int:
         """Elements of a row in shared memory before the tile's first cell."""
         each = CHUNK // self.operand.dtype.itemsize
-        return -(-self.beside[2] // each) * each
+        return max(0, -(-self.beside[2] // each) * each)
 
     @property
     def width(self) -> int:
         """Elements of a row in shared memory."""
         each = CHUNK // self.operand.dtype.itemsize
-        return self.before + self.shape.block[2] + -(-self.beside[3] // each) * each
+        return self.before + self.shape.block[2] + max(0, -(-self.beside[3] // each) * each)
 
     @property
     def bytes(self) -> int:

@@ -72,12 +72,13 @@ template <typename T, int COUNT> INLINE void stream_vectors(T* to, const T (&val
     }
 }
 
-// SLOTS planes of a tile of ROWS x COLUMNS cells, with as many cells beside it. `chunks` of 16 bytes are copied by
+// SLOTS planes of a tile of ROWS x COLUMNS cells, with as many cells beside it; below 0: without so many of its own,
+// which need not be in memory. `chunks` of 16 bytes are copied by
 // THREADS threads, each the same ones of every plane.
 template <typename T, typename P, int ROWS, int COLUMNS, int ABOVE, int BELOW, int LEFT, int RIGHT, int SLOTS, int THREADS>
 struct Ring {
-    static constexpr int EACH = 16 / sizeof(T), BEFORE = (LEFT + EACH - 1) / EACH * EACH;
-    static constexpr int WIDTH = BEFORE + COLUMNS + (RIGHT + EACH - 1) / EACH * EACH;
+    static constexpr int EACH = 16 / sizeof(T), BEFORE = LEFT > 0 ? (LEFT + EACH - 1) / EACH * EACH : 0;
+    static constexpr int WIDTH = BEFORE + COLUMNS + (RIGHT > 0 ? (RIGHT + EACH - 1) / EACH * EACH : 0);
     static constexpr int SIZE = WIDTH * (ABOVE + ROWS + BELOW), BYTES = SIZE * SLOTS * sizeof(T);
     static constexpr int CHUNKS = SIZE / EACH, TURNS = (CHUNKS + THREADS - 1) / THREADS;
     T* memory;
@@ -110,6 +111,8 @@ struct Ring {
         for (int turn = 0; turn < TURNS; ++turn) {
             const int chunk = turn * THREADS + threadIdx.x;
             if (CHUNKS % THREADS != 0 && turn == TURNS - 1 && chunk >= CHUNKS) break;
+            if constexpr (LEFT <= -EACH || RIGHT <= -EACH)
+                if (column_of(chunk) + EACH <= -LEFT || column_of(chunk) >= COLUMNS + RIGHT) continue;
             T* const to = memory + slot * SIZE + chunk * EACH;
             if (whole[turn]) copy_async<16>(to, next + first[turn]);
             else

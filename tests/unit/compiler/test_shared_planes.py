@@ -189,14 +189,21 @@ def test_blocks_have_fewer_cells_where_threads_would_hold_more() -> None:
     assert few.unroll == 4
 
 
-def test_rows_that_no_cell_reads_are_not_copied() -> None:
-    """They may be before the first byte of memory."""
+@pytest.mark.parametrize(
+    ("offsets", "beside"),
+    [
+        (((1, 1), (2, 2)), (-1, 2, -1, 2)), (((-2, -1), (-1, -3)), (2, -1, 3, -1)),
+        (((0, 6), (1, 9)), (0, 1, -6, 9)), (((3, -7), (0, -5)), (0, 3, 7, -5)),
+    ],
+)  # fmt: skip
+def test_rows_and_columns_that_no_cell_reads_are_not_copied(offsets: Any, beside: Any) -> None:
+    """They may be before the first byte of memory, or after the last one."""
     graph, kind = Graph(), np.dtype("float32")
-    total = graph.operation("add", kind, [graph.load(0, kind, (0, row, 1)) for row in (1, 2)])
+    total = graph.operation("add", kind, [graph.load(0, kind, (0, *one)) for one in offsets])
     program = Program(3, (Operand("u", kind),), (Operand("out", kind),), ((total,),), graph)
     shape = SharedPlanes(4, (2, 2), (32, 8))
     (ring,) = shared_planes.rings(shape, program.inputs, reads_of_turn(program, shape.cells)[0], "uint32")
-    assert ring.beside == (-1, 2, 0, 1)
+    assert ring.beside == beside
 
 
 def test_a_kernel_takes_planes_for_aligned_blocks_only(monkeypatch: pytest.MonkeyPatch) -> None:

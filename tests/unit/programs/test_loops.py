@@ -469,3 +469,34 @@ def test_a_condition_that_the_next_iteration_has_as_another_value() -> None:
 
     check(function, field(9, 8))
     check(function, field(9, 8) / 5)
+
+
+# Arrays of shape () that become scalars
+
+
+BECOMES_A_SCALAR = {
+    "in a branch": "    if np.max(u) > limit:\n        t = t + np.max(u)",
+    "in a loop": "    while np.max(u) > abs(limit):\n        u, t = u / 2, t + np.max(u)",
+    "in a counted loop": "    for k in range(3):\n        u = u + k\n        t = t * 2 + np.max(u)",
+    "in the inner one of two loops": (
+        "    for _ in range(2):\n        for _ in range(3):\n            u = u * 0.5\n"
+        "            if np.max(u) > limit:\n                t = t + np.max(u)"
+    ),
+    "as a choice": "    if np.max(u) > limit:\n        t = t + 1\n    else:\n        t = t - 1",
+}
+
+
+@pytest.mark.parametrize("name", BECOMES_A_SCALAR)
+@pytest.mark.parametrize("limit", [-9.0, 0.7, 99.0])
+def test_an_array_of_shape_nothing_may_become_a_scalar(name: str, limit: float) -> None:
+    text = BECOMES_A_SCALAR[name].replace("limit", repr(limit))
+    function = compiled(f"def f(u, t):\n{text}\n    return u, t + 1\n")
+    check(function, field(7, 6), np.array(0.25), names=("u", "t"))
+
+
+def test_what_may_be_an_array_of_shape_nothing_or_a_scalar_is_not_changed_in_place() -> None:
+    """It would change the input, or not."""
+    text = "def f(u, t):\n    if np.max(u) > 1:\n        t = t + np.max(u)\n    t += 1\n    return u + t\n"
+    with pytest.raises(NotTraceable, match="changes in place what is an array of shape ()") as failure:
+        planned(compiled(text), [field(7, 6), np.array(0.25)], ("out",))
+    assert failure.value.line == 4
