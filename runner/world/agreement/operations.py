@@ -6,10 +6,13 @@ what they have noted: the first difference is an error on every rank, and no ran
 
 from __future__ import annotations
 
+import functools
 import sys
 import zlib
 from collections import deque
-from types import FrameType
+from types import CodeType, FrameType
+
+import numpy as np
 
 from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import UserError
@@ -23,7 +26,8 @@ class Operations:
 
     def __init__(self, control: Control) -> None:
         self._control, self._count, self._digest = control, 0, 0
-        self._recent: deque[tuple[str, str]] = deque(maxlen=MOST_KEPT)
+        self._recent: deque[tuple[str, CodeType | None, int]] = deque(maxlen=MOST_KEPT)
+        self._extremes = np.empty(4, np.int64)
 
     @property
     def is_needed(self) -> bool:
@@ -34,14 +38,17 @@ class Operations:
         """Note an operation. operation: what must be the same on every rank, such as "add of f8 (4, 4)"."""
         self._count += 1
         self._digest = zlib.crc32(operation.encode(), self._digest)
-        self._recent.append((operation, callers_line()))
+        self._recent.append((operation, *callers_line()))
 
     def agree(self) -> None:
         """Compare with all ranks. Collective. Raises UserError on every rank if they have differed."""
         if self._control.size == 1:
             return
-        known = self._control.allgather((self._count, self._digest))
-        if all(one == known[0] for one in known):
+        # The largest of a number and of its negative: all ranks have the same one if these are opposite.
+        self._extremes[:] = self._count, self._digest, -self._count, -self._digest
+        self._control.all_reduce(self._extremes, "max")
+        count, digest, least_count, least_digest = self._extremes.tolist()
+        if count == -least_count and digest == -least_digest:
             return
         first, other, rank = self._first_difference()
         raise UserError(
@@ -55,7 +62,8 @@ class Operations:
 
     def _first_difference(self) -> tuple[str, str, int]:
         """Return the first operations that differ, of rank 0 and of another, and that one's rank."""
-        every = self._control.allgather((self._count - len(self._recent), list(self._recent)))
+        recent = [(operation, _told_line(code, line)) for operation, code, line in self._recent]
+        every = self._control.allgather((self._count - len(recent), recent))
         start = max(first for first, _ in every)
         kept = [recent[start - first :] for first, recent in every]
         for place in range(max(map(len, kept))):
@@ -66,12 +74,20 @@ class Operations:
         return "other operations", f"others, more than {MOST_KEPT:,} operations ago", len(kept) - 1
 
 
-def callers_line() -> str:
-    """Return " in FILE, line N" of the program that called meshrun; "" if there is none."""
+def callers_line() -> tuple[CodeType | None, int]:
+    """Return the code and the line of the program that called meshrun; no code if there is none."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package not in ("meshrun", "numpy"):
-            return f" in {frame.f_code.co_filename}, line {frame.f_lineno}"
+        if not _is_library(frame.f_globals.get("__name__", "")):
+            return frame.f_code, frame.f_lineno
         frame = frame.f_back
-    return ""
+    return None, 0
+
+
+@functools.lru_cache(4096)
+def _is_library(module: str) -> bool:
+    return module.partition(".")[0] in ("meshrun", "numpy")
+
+
+def _told_line(code: CodeType | None, line: int) -> str:
+    return "" if code is None else f" in {code.co_filename}, line {line}"
