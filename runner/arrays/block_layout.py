@@ -188,7 +188,10 @@ class PaddedBlock:
     filled: Array = field(init=False)
 
     def __post_init__(self) -> None:
-        # Views, also of a block without axes.
+        # Views, also of a block without axes. Without a halo, all is the block.
+        if self.block.shape == self.layout.region.shape and self.block.shape:
+            self.interior = self.filled = self.block
+            return
         core, part = (*self.layout.core, ...), (*self.layout.part, ...)
         self.interior, self.filled = self.block[core], self.block[part]
 

@@ -69,6 +69,13 @@ class Partition:
     starts: tuple[Shape, ...] = ()
     empty_halos: bool = False
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.grid, self.units, self.starts, self.empty_halos))
+
     @cached_property
     def size(self) -> int:
         return math.prod(self.grid)

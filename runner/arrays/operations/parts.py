@@ -15,7 +15,7 @@ from typing import Any
 
 from meshrun.runner.plan.grid import Partition, split_along
 from meshrun.runner.plan.redistribution import RedistributionPlan
-from meshrun.runner.region import Region, Shape
+from meshrun.runner.region import Region, Shape, overlap
 
 UNEVEN = 2  # times its share of the cells, at most, for one rank, or a result is split evenly
 
@@ -59,6 +59,13 @@ class BoxParts:
 
     shape: Shape
     boxes: tuple[Region, ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.boxes))
 
     @property
     def grid(self) -> Shape:
@@ -125,7 +132,57 @@ def own_slices(items: Items, region: Region) -> tuple[Any, ...] | None:
     return tuple(index)
 
 
+@dataclass(frozen=True)
+class ViewPlan:
+    """What an index takes of an array, on one rank.
+
+    items: along each axis. parts: of the view. own: index of the view's cells among this rank's own; None if
+    one element is another rank's.
+    """
+
+    items: Items
+    parts: Parts
+    own: tuple[Any, ...] | None
+
+    @functools.cached_property
+    def is_cell(self) -> bool:
+        """Whether the index takes one cell of an array that has axes."""
+        return bool(self.items) and all(isinstance(one, int) for one in self.items)
+
+
 @functools.lru_cache(4096)
+def view_plan(parts: Parts, items: Items, ranks: int, rank: int) -> ViewPlan:
+    """Return which cells of an array with these parts an index takes."""
+    return ViewPlan(items, viewed(parts, items, ranks), own_slices(items, parts[rank]))
+
+
+def index_key(index: Any) -> tuple[Any, ...] | None:
+    """Return an index in a form that can be a key: of Python's own numbers, slices, ... and None.
+
+    None for others: numbers of other types, such as True or 1.0, are equal to these and mean something else.
+    """
+    key: list[Any] = []
+    for one in index if type(index) is tuple else (index,):
+        if type(one) is slice:
+            ends = one.start, one.stop, one.step
+            for end in ends:
+                if end is not None and type(end) is not int:
+                    return None
+            key.append(ends)
+        elif type(one) is int or one is None or one is Ellipsis:
+            key.append(one)
+        else:
+            return None
+    return tuple(key)
+
+
+@functools.lru_cache(4096)
+def indexed(parts: Parts, key: tuple[Any, ...], ranks: int, rank: int) -> ViewPlan:
+    """Return what an index takes. key: as of `index_key`. Raises IndexError as NumPy does."""
+    index = tuple(slice(*one) if isinstance(one, tuple) else one for one in key)
+    return view_plan(parts, items_of(index, parts.shape), ranks, rank)
+
+
 def viewed(parts: Parts, items: Items, ranks: int) -> Parts:
     """Return the parts of a view."""
     shape, boxes = _shape_of(items), []
@@ -221,6 +278,86 @@ def plan_between(before: Parts, after: Parts, ranks: int) -> RedistributionPlan 
     return RedistributionPlan(before, after, ranks)
 
 
+@dataclass(frozen=True)
+class OperandPlan:
+    """How an operation of each cell is computed, on one rank.
+
+    shape: to which the operands broadcast; None if they do not. parts: of the result, or of the array that it
+    is written to. own: shape of this rank's cells. stays: of each operand, whether it is a distributed array
+    of which every rank has the cells that it needs, and no others.
+    """
+
+    shape: Shape | None
+    parts: Parts
+    own: Shape
+    stays: tuple[bool, ...]
+
+
+@functools.lru_cache(4096)
+def operand_plan(
+    operands: tuple[Parts | Shape, ...], result: Parts | None, ranks: int, rank: int
+) -> OperandPlan:
+    """Return how an operation of each cell is computed.
+
+    operands: the parts of each distributed array, the shape of others. result: the parts of the array that is
+    written to. None: a new one, split as the first operand of its shape that is split evenly.
+    """
+    shapes = [one if isinstance(one, tuple) else one.shape for one in operands]
+    shape = broadcast_shape(shapes)
+    if shape is None or (result is not None and broadcast_shape([shape, result.shape]) != result.shape):
+        return OperandPlan(shape, even_parts((), ranks), (), ())
+    parts = result
+    if parts is None:
+        split = (one for one in operands if not isinstance(one, tuple))
+        even = (one for one in split if one.shape == shape and is_even(one, ranks))
+        parts = next(even, even_parts(shape, ranks))
+    stays = tuple(
+        not isinstance(one, tuple) and plan_between(one, projected(parts, whole, ranks), ranks) is None
+        for one, whole in zip(operands, shapes, strict=True)
+    )
+    return OperandPlan(shape, parts, parts[rank].shape, stays)
+
+
+@dataclass(frozen=True)
+class RollPlan:
+    """Which cells a rank sends, and where it puts those that it receives, as (rank, slices).
+
+    parts: of the result. crosses: whether cells move between ranks, the same on every rank.
+    """
+
+    parts: Parts
+    crosses: bool
+    sends: tuple[tuple[int, tuple[slice, ...]], ...]
+    receives: tuple[tuple[int, tuple[slice, ...]], ...]
+
+
+@functools.lru_cache(1024)
+def roll_plan(parts: Parts, axis: int, distance: int, ranks: int, rank: int) -> RollPlan:
+    """Return how cells move `distance` cells along an axis, those at its end to its start."""
+    result = parts if is_even(parts, ranks) else even_parts(parts.shape, ranks)
+    length = parts.shape[axis]
+
+    def moved(region: Region, by: int) -> Region:
+        start, stop = list(region.start), list(region.stop)
+        start[axis] += by
+        stop[axis] += by
+        return Region(tuple(start), tuple(stop))
+
+    # From each rank to each: the cells that stay in order, and those that come from the other end.
+    sends, receives = [], []
+    for other in range(ranks):
+        for by in (distance, distance - length):
+            sent = overlap(moved(parts[rank], by), result[other])
+            if sent.size:
+                sends.append((other, moved(sent, -by).slices_in(parts[rank])))
+            received = overlap(moved(parts[other], by), result[rank])
+            if received.size:
+                receives.append((other, received.slices_in(result[rank])))
+    regions = [(parts[one], result[one]) for one in range(ranks)]
+    crosses = any(a != b or (a.size and a.shape[axis] < length) for a, b in regions)
+    return RollPlan(result, crosses, tuple(sends), tuple(receives))
+
+
 @functools.lru_cache(4096)
 def is_even(parts: Parts, ranks: int) -> bool:
     """Return whether a result may have these parts: none much larger than the others."""
@@ -247,6 +384,8 @@ def everywhere(shape: Shape, ranks: int) -> BoxParts:
 
 def broadcast_shape(shapes: Sequence[Shape]) -> Shape | None:
     """Return the shape to which shapes broadcast; None if they do not."""
+    if all(shape == shapes[0] for shape in shapes):
+        return shapes[0] if shapes else ()
     found: list[int] = []
     for back in range(1, max(map(len, shapes), default=0) + 1):
         lengths = {shape[-back] for shape in shapes if len(shape) >= back} - {1}

@@ -11,8 +11,14 @@ import numpy as np
 
 from meshrun.runner.arrays.operations import parts as geometry
 from meshrun.runner.arrays.operations.reductions import NO_VALUE, axes_of
-from meshrun.runner.arrays.operations.split_array import SplitArray, begin, not_for_split_arrays
+from meshrun.runner.arrays.operations.split_array import (
+    SplitArray,
+    begin,
+    described,
+    not_for_split_arrays,
+)
 from meshrun.runner.arrays.operations.table import implements
+from meshrun.runner.comm.checksum.checked import named
 from meshrun.runner.plan.grid import Partition, split_along
 from meshrun.runner.region import Shape
 
@@ -219,12 +225,30 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
         number = _one_axis(int(given), a.ndim)
         length = a.shape[number]
         distance = int(by) % length if length else 0
-        rolled = np.empty_like(found)
-        first, rest = slice(None, distance), slice(distance, None)
-        rolled[_along(a.ndim, number, rest)] = found[_along(a.ndim, number, slice(None, length - distance))]
-        rolled[_along(a.ndim, number, first)] = found[_along(a.ndim, number, slice(length - distance, None))]
-        found = rolled
+        if distance:
+            found = _rolled(found, number, distance)
     return found.copy() if found is a else found
+
+
+def _rolled(a: SplitArray, axis: int, distance: int) -> SplitArray:
+    """Return an array whose cells have moved along an axis, of more than `distance` cells. Collective."""
+    world = a.world
+    if world.operations.is_needed:
+        world.operations.note(f"roll by {distance} along axis {axis} of {described(a)}")
+    a.check_readable()
+    plan = geometry.roll_plan(a.partition, axis, distance, world.size, world.rank)
+    cells = world.backend.empty(plan.parts[world.rank].shape, a.dtype)
+    if not plan.crosses:
+        for (_, source), (_, target) in zip(plan.sends, plan.receives, strict=True):
+            cells[target] = a.interior[source]
+        return a.made(plan.parts, cells)
+    world.operations.agree()
+    with named(world.arrays, "roll"):
+        world.exchange(
+            [(rank, a.interior[source]) for rank, source in plan.sends],
+            [(rank, cells[target]) for rank, target in plan.receives],
+        )
+    return a.made(plan.parts, cells)
 
 
 @implements(np.diff)

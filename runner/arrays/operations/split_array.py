@@ -8,6 +8,7 @@ has them, and writes through.
 
 from __future__ import annotations
 
+import functools
 import operator
 import zlib
 from collections.abc import Callable, Sequence
@@ -199,6 +200,22 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     # Cells of other ranks
 
+    def own_cells(self, world: World) -> Array:
+        """Return this rank's own cells, as an operand in a world."""
+        self.check_world(world)
+        self.check_readable()
+        return self.interior
+
+    def check_world(self, world: World) -> None:
+        """Raise UserError for an array of another world."""
+        if self.world is not world:
+            raise UserError(
+                "combines arrays of two worlds",
+                got=f"runs {self.world.run_id} and {world.run_id}",
+                hint="arrays that one `with meshrun.open_world()` has made; world.array(a.gather()) copies",
+                everywhere=True,
+            )
+
     def fetched(self, parts: Parts) -> Array:
         """Return this rank's cells by other parts: the array's own memory if it has them. Collective."""
         self.check_readable()
@@ -226,13 +243,14 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def view(self: Whole, items: geometry.Items) -> Whole:
         """Return the view of what an index takes along each axis, which is not one cell."""
-        found = geometry.viewed(self.partition, items, self.world.size)
-        own = geometry.own_slices(items, self.partition[self.world.rank])
-        if own is None:
-            cells = self.world.backend.empty((0,) * len(found.shape), self.dtype)
-        else:
-            cells = self.interior[own]
-        return self.view_of(found, cells)
+        return self._viewed(geometry.view_plan(self.partition, items, self.world.size, self.world.rank))
+
+    def _viewed(self: Whole, plan: geometry.ViewPlan) -> Whole:
+        if plan.own is None:
+            return self.view_of(
+                plan.parts, self.world.backend.empty((0,) * len(plan.parts.shape), self.dtype)
+            )
+        return self.view_of(plan.parts, self.interior[plan.own])
 
     def view_of(self: Whole, parts: Parts, cells: Array) -> Whole:
         """Return a view of this array. cells: some of this rank's own."""
@@ -267,14 +285,14 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
         self.check_readable()
         if (mask := self._mask(index)) is not None:
             return self._picked(mask)
-        items = self._items(index)
-        if not all(isinstance(one, int) for one in items):
-            return self.view(items)
-        if not items:
+        plan = self._indexed(index)
+        if not plan.items:
             return self
+        if not plan.is_cell:
+            return self._viewed(plan)
         # One cell, which its rank sends to all.
         begin(self.world, f"[{index}]", self)
-        cell = self.view(tuple(geometry.Taken(one, 1, 1) for one in items if isinstance(one, int)))
+        cell = self._viewed(self._as_view(plan))
         return as_number(self, cell.fetched(geometry.everywhere(cell.shape, self.world.size)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -283,16 +301,16 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
         if (mask := self._mask(index)) is not None:
             self._write_masked(mask, value)
             return
-        items = self._items(index)
-        if items and all(isinstance(one, int) for one in items):
-            items = tuple(geometry.Taken(one, 1, 1) for one in items if isinstance(one, int))
-        target = self.view(items)
+        target = self._viewed(self._as_view(self._indexed(index)))
         if self.world.operations.is_needed:
             self.world.operations.note(f"[...] = of {described(target, value)}")
         shape = np.shape(value)
         while len(shape) > target.ndim and shape[0] == 1:
             value, shape = value[0], shape[1:]
-        if geometry.broadcast_shape([shape, target.shape]) != target.shape:
+        if (
+            shape not in ((), target.shape)
+            and geometry.broadcast_shape([shape, target.shape]) != target.shape
+        ):
             raise ValueError(f"could not broadcast input array from shape {shape} into shape {target.shape}")
         cells = cells_for(self.world, value, target.partition)
         cells = apart_from(target, value, cells)
@@ -316,8 +334,22 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
         self.written()
         self.root.written()
 
-    def _items(self, index: Any) -> geometry.Items:
+    def _as_view(self, plan: geometry.ViewPlan) -> geometry.ViewPlan:
+        """Return a plan that takes slices: of one cell, a slice of length 1 along each axis."""
+        if not plan.is_cell:
+            return plan
+        items = tuple(geometry.Taken(one, 1, 1) for one in plan.items if isinstance(one, int))
+        return geometry.view_plan(self.partition, items, self.world.size, self.world.rank)
+
+    def _indexed(self, index: Any) -> geometry.ViewPlan:
         """Return what an index takes; raises for one that is no index of slices and numbers."""
+        world, key = self.world, geometry.index_key(index)
+        if key is not None:
+            return geometry.indexed(self.partition, key, world.size, world.rank)
+        return geometry.view_plan(self.partition, self._items(index), world.size, world.rank)
+
+    def _items(self, index: Any) -> geometry.Items:
+        """Return what an index takes along each axis."""
         for one in index if isinstance(index, tuple) else (index,):
             is_number = (
                 hasattr(one, "__index__") and not np.shape(one) and not isinstance(one, (bool, np.bool_))
@@ -498,7 +530,7 @@ def described(*values: Any) -> str:
     texts = []
     for one in values:
         if isinstance(one, SplitArray):
-            texts.append(f"{one.dtype} {one.shape}")
+            texts.append(f"{_named(one.dtype)} {one.shape}")
         elif isinstance(one, np.ndarray) and one.ndim:
             sum_ = zlib.crc32(np.ascontiguousarray(one).view(np.uint8).tobytes()[:MOST_REPLICATED])
             texts.append(f"{one.dtype} {one.shape} with checksum {sum_:08x}")
@@ -507,6 +539,9 @@ def described(*values: Any) -> str:
         else:
             texts.append(repr(one))
     return ", ".join(texts)
+
+
+_named = functools.lru_cache(256)(str)  # of dtypes: NumPy takes a while to put their names together
 
 
 def as_number(like: SplitArray, value: Any) -> Any:
@@ -539,6 +574,14 @@ def operand(value: Any) -> Any:
     return value
 
 
+def shape_of(value: Any) -> Shape:
+    """Return NumPy's shape of an array or a number."""
+    if type(value) in (int, float, complex, bool):  # of which numpy.shape makes arrays
+        return ()
+    shape: Shape = np.shape(value)
+    return shape
+
+
 def check_small(value: Any, shape: Shape) -> None:
     """Raise UserError for an array of NumPy's that varies along several axes and is large."""
     if isinstance(value, SplitArray) or not np.ndim(value):
@@ -561,15 +604,9 @@ def cells_for(world: World, value: Any, parts: Parts, *, on_device: bool = False
     on_device: also an array of NumPy's.
     """
     if isinstance(value, SplitArray):
-        if value.world is not world:
-            raise UserError(
-                "combines arrays of two worlds",
-                got=f"runs {value.world.run_id} and {world.run_id}",
-                hint="arrays that one `with meshrun.open_world()` has made; world.array(a.gather()) copies",
-                everywhere=True,
-            )
+        value.check_world(world)
         return value.fetched(geometry.projected(parts, value.shape, world.size))
-    if not np.ndim(value):
+    if not shape_of(value):
         of_numpy = world.xp is not np and isinstance(value, (np.ndarray, np.generic))
         return world.xp.asarray(value) if of_numpy else value
     check_small(value, parts.shape)
@@ -614,21 +651,24 @@ def elementwise(
     operands = [operand(one) for one in inputs]
     masks = [] if where is True else [operand(where)]
     every = [*operands, *masks]
-    split = [one for one in (*outs, *every) if isinstance(one, SplitArray)]
-    world = split[0].world
+    split = next(one for one in (*outs, *every) if isinstance(one, SplitArray))
+    world = split.world
     if world.operations.is_needed:
         world.operations.note(f"{name} of {described(*every, *outs)}")
-    shape = geometry.broadcast_shape([np.shape(one) for one in every])
-    if shape is None:
+    sources = tuple([one.partition if isinstance(one, SplitArray) else shape_of(one) for one in every])
+    result = outs[0].partition if outs and isinstance(outs[0], SplitArray) else None
+    plan = geometry.operand_plan(sources, result, world.size, world.rank)
+    if plan.shape is None:
         shapes = " ".join(str(np.shape(one)) for one in operands)
         raise ValueError(f"operands could not be broadcast together with shapes {shapes} ")
     for one in outs:
-        _check_out(name, one, shape)
+        _check_out(name, one, plan.shape)
 
     # This rank's cells of the operands, where those of the result are.
-    shape = outs[0].shape if outs else shape
-    parts = outs[0].partition if outs else result_parts(world, shape, split)
-    cells = [cells_for(world, one, parts) for one in every]
+    cells = [
+        one.own_cells(world) if stays else cells_for(world, one, plan.parts)
+        for one, stays in zip(every, plan.stays, strict=True)
+    ]
     if world.xp is not np or function is None:
         function = getattr(world.xp, name, None)
     if function is None:
@@ -636,20 +676,20 @@ def elementwise(
     if outs:
         cells = [apart_from(outs[0], one, own) for one, own in zip(every, cells, strict=True)]
         mask = cells.pop() if masks else True
-        return _compute_into(outs, parts, function, cells, mask, options)
+        return _compute_into(outs, plan.parts, function, cells, mask, options)
     if masks:
         mask = cells.pop()
         options |= {"where": mask} if world.xp is np else {}
     results = function(*cells, **options)
-    found = [
-        split[0].made(parts, _of_shape(world, one, parts[world.rank].shape))
-        for one in (results if isinstance(results, tuple) else (results,))
-    ]
-    return tuple(found) if isinstance(results, tuple) else found[0]
+    if isinstance(results, tuple):
+        return tuple(split.made(plan.parts, _of_shape(world, one, plan.own)) for one in results)
+    return split.made(plan.parts, _of_shape(world, results, plan.own))
 
 
 def _of_shape(world: World, cells: Any, own: Shape) -> Array:
     """Return this rank's cells of a result: on a rank without cells, operands may broadcast to some."""
+    if isinstance(cells, np.ndarray) and cells.shape == own:
+        return cells
     found = world.xp.asarray(cells)
     return found if found.shape == own else world.xp.broadcast_to(found, own).copy()
 
@@ -689,12 +729,3 @@ def _compute_into(
             one.interior[...] = one.made(parts, target).fetched(one.partition)
         one.note_write()
     return outs[0] if len(outs) == 1 else tuple(outs)
-
-
-def result_parts(world: World, shape: Shape, operands: Sequence[SplitArray]) -> Parts:
-    """Return how a result is split: as the first operand of its shape that is split evenly."""
-    for one in operands:
-        if one.shape == shape and geometry.is_even(one.partition, world.size):
-            parts: Parts = one.partition
-            return parts
-    return geometry.even_parts(shape, world.size)

@@ -375,6 +375,53 @@ def test_arrays_of_two_worlds_do_not_mix() -> None:
     on_ranks(2, body)
 
 
+@pytest.mark.parametrize("index", [True, (1, True), slice(1.0, 2), slice(np.float64(1), 2), 1.0])
+def test_an_index_is_not_taken_for_an_equal_one(index: Any) -> None:
+    """True == 1 == 1.0, and only one of them takes a row: also if that one was used before."""
+
+    def body(world: Any) -> None:
+        u = world.zeros((4, 4))
+        assert u[1].shape == u[np.int64(1)].shape == (4,)
+        assert u[1:2].shape == u[np.int8(1) : np.int64(2)].shape == (1, 4)
+        assert float(u[1, 1]) == 0
+        with pytest.raises((UserError, TypeError)):
+            u[index]
+
+    on_ranks(2, body)
+
+
+@pytest.mark.parametrize(
+    ("operation", "agreements", "exchanges"),
+    [
+        (lambda u, v: u + v, 0, 0),
+        (lambda u, v: np.sqrt(u * 2), 0, 0),
+        (lambda u, v: u.__iadd__(v), 0, 0),
+        (lambda u, v: u.__setitem__((slice(1, -1), slice(1, -1)), v[1:-1, 2:]), 0, 0),
+        (lambda u, v: u.__setitem__((slice(1, -1), slice(1, -1)), v[2:, 1:-1]), 1, 1),
+        (lambda u, v: np.roll(u, 3, 1), 0, 0),
+        (lambda u, v: np.roll(u, 1, 0), 1, 1),
+    ],
+)
+def test_operations_exchange_once_at_most(operation: Any, agreements: int, exchanges: int) -> None:
+    def body(world: Any) -> list[int]:
+        u, v, counts = world.zeros((8, 8)), world.ones((8, 8)), [0, 0]
+
+        def counted(number: int, method: Any) -> Any:
+            def call(*arguments: Any) -> Any:
+                counts[number] += 1
+                return method(*arguments)
+
+            return call
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(world.operations, "agree", counted(0, world.operations.agree))
+            patch.setattr(world.arrays, "exchange", counted(1, world.arrays.exchange))
+            operation(u, v)
+        return counts
+
+    assert on_ranks(2, body) == [[agreements, exchanges]] * 2
+
+
 DIFFERENT: list[Callable[[Any, Any], Any]] = [
     lambda world, u: np.sum(u) if world.rank else np.max(u),
     lambda world, u: np.sum(u + 1 if world.rank else u),
