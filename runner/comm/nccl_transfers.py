@@ -39,9 +39,10 @@ class _Event:
 class NcclComm:
     """One rank of an NCCL communicator over all of `control`'s ranks, on the current device.
 
-    Calls are issued to CuPy's current stream. `control` broadcasts the unique id. `close` destroys the CUDA
-    graphs of this device, as NCCL would wait for those that hold its calls. later: load NCCL and open the communicator, which takes most
-    of a second, at the first call, which all ranks must make. variables: of NCCL, as defaults when it opens.
+    Calls are issued to CuPy's current stream. `control` broadcasts the unique id. `close` destroys the
+    CUDA graphs of this device, as NCCL would wait for those that hold its calls. later: load NCCL and
+    open the communicator, which takes most of a second, at the first call, which all ranks must make.
+    variables: of NCCL, as defaults when it opens.
     """
 
     capturable = True
