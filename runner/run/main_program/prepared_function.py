@@ -23,11 +23,12 @@ from meshrun.runner.compiler.whole.block_form import not_in_blocks, whole_progra
 from meshrun.runner.compiler.whole.program import WholeProgram
 from meshrun.runner.compiler.whole.sizes import subgrid_of
 from meshrun.runner.compiler.whole.spaces.parts import SpectralProgram
-from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.errors import RunError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.whole_call import call_whole
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.programs.execute import ProgramRun
+from meshrun.runner.programs.spectral.spectral_run import SpectralRun
 from meshrun.runner.programs.stages import plan_program
 from meshrun.runner.region import Array, Shape, Subgrid
 from meshrun.runner.steps import halo_path
@@ -62,7 +63,7 @@ class PreparedFunction:
     """A function of whole arrays on a world's ranks, for arrays of known shapes. Every method is collective.
 
     is_plain: NumPy computes the same by a call of the function itself: one rank has all cells, there is too
-    little work for a compiler, and nothing is reduced.
+    little work for a compiler, and nothing is reduced, transformed or multiplied as matrices.
 
     Parameters
     ----------
@@ -83,22 +84,22 @@ class PreparedFunction:
     ) -> None:
         self.world, self.job, kind = world, job, world.backend.device.kind
         self.program = traced(job, types, parameters, kind)
-        if isinstance(self.program, SpectralProgram):
-            raise UserError(
-                f"job {job.name} transforms or multiplies whole arrays, which a call with distributed arrays "
-                "does not do",
-                hint=f"np.fft and @ on the arrays themselves, or {job.name}.run with files",
-                everywhere=True,
-            )
-        staged = plan_program(self.program)
+        transforms = isinstance(self.program, SpectralProgram)
         nbytes = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in types)
         compiled = kind == "cuda" or nbytes >= WORTH_TRACING * WORTH_COMPILING
         reduces = bool(self.program.values or self.program.reduced or self.program.series)
-        self.is_plain = world.size == 1 and not compiled and not reduces
+        self.is_plain = world.size == 1 and not (compiled or reduces or transforms)
         if self.is_plain:
             return
-        self._run = ProgramRun(world, staged, grid, world.new_phases(), compiled)
-        self._run.tables = halo_path.find_tables(world, max(len(one.shape) for one in staged.arrays))
+        self._run: ProgramRun | SpectralRun
+        if isinstance(self.program, SpectralProgram):
+            self._run = SpectralRun(world, self.program, grid, world.new_phases(), compiled)
+            most_axes = max(len(one.shape) for one in (*self.program.inputs, *self.program.shared))
+        else:
+            staged = plan_program(self.program)
+            self._run = ProgramRun(world, staged, grid, world.new_phases(), compiled)
+            most_axes = max(len(one.shape) for one in staged.arrays)
+        self._run.tables = halo_path.find_tables(world, most_axes)
         for number, reason, _ in self._run.prepare():
             world.warn(f"stage {number + 1} of job {job.name} has no kernel: {reason}")
         tape = self.program.tape
@@ -123,8 +124,10 @@ class PreparedFunction:
                     one.constant.values[plan.partition[world.rank].slices] if plan else one.constant.values
                 )
                 block.interior[...] = world.xp.asarray(values)
+        # Programs in stages take values that are inputs by `set_inputs`, those with transforms here.
         run.arrays[: len(self._inputs)] = [
-            None if place is None else block for block, place in zip(self._inputs, self._places, strict=True)
+            None if place is None and not transforms else block
+            for block, place in zip(self._inputs, self._places, strict=True)
         ]
 
         # Those of the results.

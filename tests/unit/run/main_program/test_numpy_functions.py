@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
-
-import numpy as np
-import pytest
-
-import meshrun
-from meshrun.runner.errors import UserError
-from tests.unit.arrays.test_operations import RANKS, on_ranks, values
 
 WITHOUT_ENTRY_POINTS = """
 import importlib.metadata
@@ -30,20 +22,3 @@ def test_a_checkout_that_is_not_installed_has_all_functions() -> None:
     words = [sys.executable, "-c", WITHOUT_ENTRY_POINTS]
     done = subprocess.run(words, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-@meshrun.distribute
-def doubled(u: Any) -> Any:
-    return np.fft.irfft2(np.fft.rfft2(u) * 2, u.shape)
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-def test_functions_with_transforms_say_that_they_take_no_distributed_arrays(ranks: int) -> None:
-    def body(world: Any) -> None:
-        with pytest.raises(
-            UserError, match=r"job doubled transforms.*Try: np\.fft and @ on the arrays"
-        ) as got:
-            doubled(world.array(values((6, 8), "f8")))
-        assert "doubled.run with files" in str(got.value)
-
-    on_ranks(ranks, body)
