@@ -94,7 +94,8 @@ class PreparedFunction:
         self._run: ProgramRun | SpectralRun
         if isinstance(self.program, SpectralProgram):
             self._run = SpectralRun(world, self.program, grid, world.new_phases(), compiled)
-            most_axes = max(len(one.shape) for one in (*self.program.inputs, *self.program.shared))
+            shapes = [one.shape for one in self.program.inputs] + [one.shape for one in self.program.shared]
+            most_axes = max(map(len, shapes))
         else:
             staged = plan_program(self.program)
             self._run = ProgramRun(world, staged, grid, world.new_phases(), compiled)
