@@ -35,7 +35,7 @@ from meshrun.runner.options.run_options import MOST_ITERATIONS
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import check_widths
 from meshrun.runner.plan.steps import LINE
-from meshrun.runner.programs import exact_sum
+from meshrun.runner.arrays import exact_sum
 from meshrun.runner.programs.cells import LevelCells, StageCells
 from meshrun.runner.programs.chains import ChainStage, chains_of
 from meshrun.runner.programs.kernel import CellKernel, bind_values

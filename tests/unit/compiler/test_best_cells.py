@@ -18,7 +18,7 @@ from meshrun.runner.compiler.cuda.pass_launch import key_of
 from meshrun.runner.compiler.cuda.single_pass import emit
 from meshrun.runner.compiler.cuda.values import SUM_COPIES, SUM_WORDS, BestKey, SumKey
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program, slot_of
-from meshrun.runner.programs import exact_sum
+from meshrun.runner.arrays import exact_sum
 
 needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
 WAYS = ("maximum", "minimum")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshrun.runner.programs import exact_sum
+from meshrun.runner.arrays import exact_sum
 
 F4, F8 = np.dtype(np.float32), np.dtype(np.float64)
 
