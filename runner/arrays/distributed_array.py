@@ -136,8 +136,9 @@ class DistributedArray(HaloBlock, SplitArray):
         Returns
         -------
         numpy.ndarray or cupy.ndarray
-            Of shape `()`, on this rank's device, and of the dtype of `numpy.sum`. Cells are added in a tree
-            that depends on the array's shape alone: the same bits on any number of ranks.
+            Of shape `()`, on this rank's device, and of the dtype of `numpy.sum`. The bits are the same on any
+            number of ranks. On CPUs, sums of floats are exact and rounded once; other sums are added in a
+            tree that depends on the array's shape alone.
         """
         return np.sum(self, axis, **options) if axis is not None or options else self._reduced("sum")
 
@@ -176,12 +177,13 @@ class DistributedArray(HaloBlock, SplitArray):
                 hint="array.redistribute(split) for one of two arrays of one shape",
                 everywhere=True,
             )
-        return self._reduced("sum", other.interior)
+        return self._reduced("sum", other)
 
-    def _reduced(self, reduction: Reduction, *factors: Array) -> Array:
-        begin(self.world, reduction, self)
-        source = reductions.partitioned(self)
-        return reduce_cells(self.world, source.partition, reduction, source.interior, *factors)
+    def _reduced(self, reduction: Reduction, *others: DistributedArray) -> Array:
+        begin(self.world, reduction, self, *others)
+        first, *rest = (reductions.partitioned(one) for one in (self, *others))
+        factors = (one.interior for one in (first, *rest))
+        return reduce_cells(self.world, first.partition, reduction, *factors)
 
 
 @functools.lru_cache(4096)

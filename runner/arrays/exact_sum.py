@@ -72,7 +72,10 @@ def rounded(words: HostArray, dtype: np.dtype[Any]) -> Any:
         return dtype.type(np.nan)
     if words[INFINITE] or words[NEGATIVE]:
         return dtype.type(np.inf if words[INFINITE] else -np.inf)
-    total = sum(int(words[digit]) << 32 * digit for digit in range(DIGITS))
+    # The low half of each word is a digit; the high ones, which few words have, are carries.
+    carries = words[:DIGITS] >> 32
+    total = int.from_bytes((words[:DIGITS] & 0xFFFFFFFF).astype("<u4").tobytes(), "little")
+    total += sum(int(carries[digit]) << 32 * digit + 32 for digit in np.flatnonzero(carries).tolist())
     places, least = PLACES[dtype]
     size = abs(total)
     dropped = max(size.bit_length() - places, least - LOWEST, 0)

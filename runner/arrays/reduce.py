@@ -1,12 +1,16 @@
-"""Reductions of an array in a tree that depends on its shape alone: the same bits on any number of ranks.
+"""Reductions of an array with the same bits on any number of ranks.
 
-Neighbouring parts of equal size are combined if their pair starts at a multiple of the pair's size. A rank
+What is exact is combined in any order: extremes, sums of integers, and on CPUs sums of all floats of an array,
+which are rounded once (`exact_sum`). The rest is combined in a tree that depends on the array's shape alone.
+
+In the tree, neighbouring parts of equal size are combined if their pair starts at a multiple of the pair's size. A rank
 combines as many as possible of its own; those that are left over of all ranks are combined in the same tree.
 The cuts between ranks determine which rank combines two parts, never which parts are combined.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,11 +18,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from meshrun.runner.arrays import exact_sum
 from meshrun.runner.comm.api import UFUNCS
 from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import Partition
-from meshrun.runner.region import Array
+from meshrun.runner.region import Array, HostArray
 from meshrun.runner.world.world import World
 
 Nodes = Sequence[tuple[int, int]]  # subtrees: the number of the first cell, and how many
@@ -82,10 +87,36 @@ def reduce_cells(world: World, partition: Partition, reduction: Reduction, *fact
     sample = np.ones(1, np.result_type(*(factor.dtype for factor in factors)))
     result = np.sum(sample).dtype if reduction == "sum" else sample.dtype
     dtype = np.dtype(np.float32) if result == np.float16 and reduction == "sum" else result
+    if reduction == "sum" and has_exact_sums(world, dtype):
+        return np.asarray(exact_total(world, dtype, *factors).astype(result))
     combine = getattr(world.xp, UFUNCS[reduction])
     for axis in reversed(range(len(partition.shape))):
         factors = (_without_axis(world, partition, axis, factors, dtype, combine),)
     return factors[0].astype(result).reshape(())
+
+
+def has_exact_sums(world: World, dtype: np.dtype[Any]) -> bool:
+    """Return whether sums of all cells are rounded once. dtype: in which they are added."""
+    return world.xp is np and dtype in exact_sum.PLACES
+
+
+def exact_total(world: World, dtype: np.dtype[Any], *factors: HostArray) -> Any:
+    """Return the sum of all cells of an array, or of the products of two, rounded once. Collective.
+
+    factors: this rank's cells, which no other rank has. dtype: float32 or float64, of the products too.
+    """
+    words, cells = exact_sum.zero_words(), factors[0]
+    if len(factors) == 1:
+        exact_sum.add_cells(words, np, cells.astype(dtype, copy=False))
+    elif cells.size:
+        rows = max(SLAB // max(cells[:1].size * dtype.itemsize, 1), 1) if cells.ndim else 1
+        for first in range(0, len(cells) if cells.ndim else 1, rows):
+            part = slice(first, first + rows) if cells.ndim else ...
+            left, right = (factor[part].astype(dtype, copy=False) for factor in factors)
+            exact_sum.add_cells(words, np, np.asarray(left * right))
+    if world.size > 1:
+        world.control.all_reduce(words, "sum")
+    return exact_sum.rounded(words, dtype)
 
 
 def reduce_axes(world: World, partition: Partition, axes: Sequence[int], cells: Array, ufunc: str) -> Array:
@@ -101,11 +132,41 @@ def reduce_axes(world: World, partition: Partition, axes: Sequence[int], cells: 
     """
     whole, order = _in_any_order(cells.dtype, ufunc), list(range(len(partition.shape)))
     combine = getattr(world.xp, COMBINED[ufunc])
+    if whole and len(axes) == len(partition.shape):
+        return _without_negative_zeros(_of_all_cells(world, partition, cells, whole, combine), ufunc)
     for axis in reversed(axes):
         last = world.xp.moveaxis(cells, order.index(axis), -1)
         order.remove(axis)
         cells = _without_axis(world, partition, axis, (last,), cells.dtype, combine, whole)
     return _without_negative_zeros(cells, ufunc)
+
+
+def _of_all_cells(world: World, partition: Partition, cells: Array, whole: str, combine: Combine) -> Array:
+    """Return the combination of all cells in any order, of shape (). whole, combine: as of `_without_axis`."""
+    holders = _holders(partition, world.size)
+    partials = world.backend.empty((max(len(holders), 1),), cells.dtype)
+    if not holders:
+        partials[...] = 0
+        return partials[0, ...]
+    if cells.size:
+        partials[holders.index(world.rank), ...] = getattr(world.xp, whole)(cells)
+    if holders == (world.rank,) and world.size == 1:
+        return partials[0, ...]
+    own = [partials[at, ...] for at, holder in enumerate(holders) if holder == world.rank]
+    world.exchange(
+        [(rank, one) for one in own for rank in range(world.size) if rank != world.rank],
+        [(holder, partials[at, ...]) for at, holder in enumerate(holders) if holder != world.rank],
+    )
+    found = partials[0, ...]
+    for at in range(1, len(holders)):
+        found = combine(found, partials[at, ...])
+    return world.xp.asarray(found, cells.dtype)
+
+
+@functools.lru_cache(1024)
+def _holders(partition: Partition, ranks: int) -> tuple[int, ...]:
+    """Return the ranks that have cells."""
+    return tuple(rank for rank in range(ranks) if partition[rank].size)
 
 
 def reduce_own(backend: Backend, axes: Sequence[int], cells: Array, ufunc: str) -> Array:

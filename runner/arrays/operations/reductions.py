@@ -1,4 +1,4 @@
-"""NumPy's reductions of distributed arrays, along all axes or some, in a tree that depends on shapes alone.
+"""NumPy's reductions of distributed arrays, along all axes or some: the same bits on any number of ranks.
 
 A reduction along all axes is a number, which every rank has on its device; one along some axes is a
 distributed array.
@@ -6,6 +6,7 @@ distributed array.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from meshrun.runner.arrays.operations.split_array import (
     not_for_split_arrays,
 )
 from meshrun.runner.arrays.operations.table import FUNCTIONS, implements
-from meshrun.runner.arrays.reduce import first_extreme, reduce_axes
+from meshrun.runner.arrays.reduce import exact_total, first_extreme, has_exact_sums, reduce_axes
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.region import Array, Region, Shape
 
@@ -71,6 +72,10 @@ def reduced(
         parts = geometry.even_parts(shape, a.world.size)
         cells = a.world.xp.full(parts[a.world.rank].shape, 0 if ufunc == "add" else 1, kind)
         return with_axes(a, parts, cells, axes, keepdims=keepdims)
+    if ufunc == "add" and len(axes) == a.ndim and has_exact_sums(a.world, working):
+        a.check_readable()
+        total = np.asarray(exact_total(a.world, working, a.interior).astype(kind))
+        return with_axes(a, geometry.even_parts((), a.world.size), total, axes, keepdims=keepdims)
     source = partitioned(a)
     cells = source.interior.astype(working, copy=False)
     total = reduce_axes(a.world, source.partition, axes, cells, ufunc).astype(kind, copy=False)
@@ -156,6 +161,7 @@ def masked(a: SplitArray, ufunc: str, where: Any, initial: Any) -> Any:
     return elementwise("where", (where, a, a.dtype.type(neutral)))
 
 
+@functools.lru_cache(256)
 def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype of NumPy's sum or product of cells of a dtype."""
     found: np.dtype[Any] = np.sum(np.ones(1, dtype)).dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -375,6 +376,37 @@ def test_arrays_of_two_worlds_do_not_mix() -> None:
     on_ranks(2, body)
 
 
+@meshrun.distribute(outputs=("v",), series=("total", "mean", "length", "product"))
+def totals(u: Any, v: Any) -> Any:
+    return v, np.sum(u), np.mean(u), np.sqrt(np.sum(u * u)), np.sum(u * v)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_sums_are_rounded_once_as_in_functions(dtype: str) -> None:
+    """Their exact value is Python's; views, and ranks without cells, change no bits."""
+    a, b = values((9, 7), dtype) * 1e6, values((9, 7), dtype, 1)
+    a[0, :2] = 1e12, -1e12
+    total, product = (np.dtype(dtype).type(math.fsum(one.ravel().tolist())) for one in (a, a * b))
+
+    def body(world: Any) -> None:
+        u, v = world.array(a), world.array(b, split=1)
+        _, *of_function = totals(u, v)
+        alike = [np.sum(u), np.mean(u), np.linalg.norm(u), np.vdot(u, v)]
+        assert [one.tobytes() for one in alike] == [one.tobytes() for one in of_function]
+        same = world.array(b)
+        for found in (np.sum(u), u.sum(), np.sum(u[::-1, ::-1]), u[::-1].sum(), np.add.reduce(u.T, None)):
+            assert found.tobytes() == total.tobytes()
+        for found in (u.dot(same), u[::-1].dot(same[::-1]), np.sum(u * v), np.vdot(v, u)):
+            assert found.tobytes() == product.tobytes()
+        assert np.sum(u[3:3]) == 0
+        assert np.sum(u[2:4], keepdims=True).gather().tolist() == [[float(np.sum(u[2:4]))]]
+        half = np.sum((u * 1e-12).astype("f2"))
+        assert half.dtype == np.float16
+
+    for ranks in (*RANKS, 12):
+        on_ranks(ranks, body)
+
+
 @pytest.mark.parametrize("index", [True, (1, True), slice(1.0, 2), slice(np.float64(1), 2), 1.0])
 def test_an_index_is_not_taken_for_an_equal_one(index: Any) -> None:
     """True == 1 == 1.0, and only one of them takes a row: also if that one was used before."""
@@ -400,6 +432,8 @@ def test_an_index_is_not_taken_for_an_equal_one(index: Any) -> None:
         (lambda u, v: u.__setitem__((slice(1, -1), slice(1, -1)), v[2:, 1:-1]), 1, 1),
         (lambda u, v: np.roll(u, 3, 1), 0, 0),
         (lambda u, v: np.roll(u, 1, 0), 1, 1),
+        (lambda u, v: np.max(u), 1, 1),
+        (lambda u, v: np.sum(u), 1, 0),  # and a sum of whole numbers on the host
     ],
 )
 def test_operations_exchange_once_at_most(operation: Any, agreements: int, exchanges: int) -> None:
