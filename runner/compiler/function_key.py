@@ -79,6 +79,8 @@ PURE_BUILTINS = frozenset(
         "ValueError",
     ]
 )
+# The functions of numpy.fft, whose results follow from their arguments.
+FOURIER = frozenset(getattr(np.fft, name) for name in np.fft.__all__)
 # NumPy's names, beside those that are traced, whose results follow from their arguments.
 PURE_NUMPY = frozenset(
     [
@@ -152,7 +154,7 @@ def _value(value: Any, opened: Open) -> Hashable:
         return dict, tuple((_value(name, opened), _value(one, opened)) for name, one in value.items())
     if type(value) is np.ndarray and value.dtype.kind in "biufc" and value.nbytes <= LARGEST:
         return value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, FunctionType) and not _is_own(value):
+    if isinstance(value, FunctionType) and not _is_own(value) and value not in FOURIER:
         return _function(value, opened)
     if isinstance(value, FunctionType) or _is_pure(value):
         return _Same(value)
@@ -181,7 +183,7 @@ def _is_pure(value: Any) -> bool:
         of_builtins = value.__module__ == "builtins" and value.__name__ in PURE_BUILTINS
         return of_builtins or value.__module__ in ("math", "_operator")
     try:
-        return value in FUNCTIONS  # such as numpy.where
+        return value in FUNCTIONS or value in FOURIER  # such as numpy.where
     except TypeError:  # it has no hash
         return False
 

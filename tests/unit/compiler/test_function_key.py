@@ -86,6 +86,8 @@ def whole_module(x): return helper2(x, np)
 def helper2(x, xp): return xp.sqrt(x)
 def unknown(x): return x + no_such_name
 def reflection(x): return x * helper.__globals__["GAIN"]
+from numpy.fft import fftfreq, rfft2
+def transformed(x): return np.fft.irfft2(np.fft.rfft2(x) * np.fft.fftfreq(4)) + rfft2(x) * fftfreq(4)
 """
 
 
@@ -102,7 +104,7 @@ def user() -> Any:
 HAVE_KEYS = [
     "plain", "global_number", "through_helpers", "in_lambda", "in_comprehension", "table", "weights",
     "names",
-    "settings", "of_module", "constants", "default", "xps", "caught", "recursive",
+    "settings", "of_module", "constants", "default", "xps", "caught", "recursive", "transformed",
 ]  # fmt: skip
 HAVE_NONE = [
     "clock", "coin", "noise", "noise_of_xp", "file", "opened", "environment", "attribute", "call_object",
