@@ -101,6 +101,9 @@ class CellKernel:
         """Yield a piece in parts of some rows, whose cells fit a cache; on a device, as it is."""
         rows = piece.last[0] - piece.first[0]
         step = max(SLAB * rows // max(8 * piece.cells, 1), 1) if self._backend.xp is np else rows
+        if step >= rows:
+            yield piece
+            return
         for begin in range(piece.first[0], piece.last[0], step):
             end = min(begin + step, piece.last[0])
             yield replace(piece, first=(begin, *piece.first[1:]), last=(end, *piece.last[1:]))

@@ -195,16 +195,21 @@ def joined(xp: Any, dtype: np.dtype[Any], real: Any, imag: Any) -> Any:
 
 
 def compute(op: str, dtype: np.dtype[Any], values: Sequence[Any]) -> Any:
-    """Compute one operation on arrays with NumPy."""
+    """Compute one operation on arrays with NumPy, without its warnings."""
     with np.errstate(all="ignore"):
-        if op == "complex":
-            return joined(np, dtype, *values)
-        if op == "cast":
-            value = values[0].real if dtype.kind not in "bc" else values[0]  # without NumPy's warning
-            return value.astype(dtype)
-        if op == "where":
-            return np.where(*values)
-        return getattr(np, op)(*values)
+        return compute_aloud(op, dtype, values)
+
+
+def compute_aloud(op: str, dtype: np.dtype[Any], values: Sequence[Any]) -> Any:
+    """Compute one operation on arrays with NumPy, which warns as the caller has set it."""
+    if op == "complex":
+        return joined(np, dtype, *values)
+    if op == "cast":
+        value = values[0].real if dtype.kind not in "bc" else values[0]  # without NumPy's warning
+        return value.astype(dtype)
+    if op == "where":
+        return np.where(*values)
+    return getattr(np, op)(*values)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ between them nothing of the edges is computed.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from meshrun.runner.compiler.trace.graph import (
     Extents,
     Node,
     Program,
-    compute,
+    compute_aloud,
     in_order,
     joined,
     slot_of,
@@ -41,6 +42,11 @@ class UniformBox:
     first: Shape
     last: Shape
     results: tuple[tuple[Node, ...], ...]
+
+    @functools.cached_property
+    def order(self) -> list[Node]:
+        """The nodes of all results, operands before their users."""
+        return in_order(one for result in self.results for one in result)
 
     @property
     def cells(self) -> int:
@@ -96,31 +102,34 @@ def compute_piece(
     """
     shape = tuple(b - a for a, b in zip(piece.first, piece.last, strict=True))
     dimensions, values = len(shape), dict[Node, Any]()
-    for node in in_order(one for result in piece.results for one in result):
-        if node.op == "load":
-            block = blocks[node.input]
-            starts = [
-                at - begin + low + further
-                for at, begin, (low, _), further in zip(piece.first, offset, widths, node.offset, strict=True)
-            ]
-            cells = tuple(slice(start, start + n) for start, n in zip(starts, shape, strict=True))
-            inner = np.unravel_index(node.component, block.shape[dimensions:] or (1,))
-            index = (*cells, *inner) if block.ndim > dimensions else cells
-            values[node] = block[index]
-        elif node.op in PLACES:
-            axis = node.value[0]
-            along = [-1 if number == axis else 1 for number in range(dimensions)]
-            places = xp.arange(piece.first[axis], piece.last[axis]).reshape(along)
-            values[node] = at_places(node, places)
-        elif node.op == "constant":
-            values[node] = node.value
-        elif node.op == "scalar":
-            assert scalars is not None
-            values[node] = slot_of(scalars, node.value, node.dtype)
-        elif xp is np:
-            values[node] = compute(node.op, node.dtype, [values[one] for one in node.operands])
-        else:
-            values[node] = on_device(xp, node, [values[one] for one in node.operands])
+    corner = [at - begin + low for at, begin, (low, _) in zip(piece.first, offset, widths, strict=True)]
+    with np.errstate(all="ignore"):
+        for node in piece.order:
+            if node.op == "load":
+                block = blocks[node.input]
+                starts = [start + further for start, further in zip(corner, node.offset, strict=True)]
+                cells = tuple([slice(start, start + n) for start, n in zip(starts, shape, strict=True)])
+                if block.ndim > dimensions:
+                    inner = np.unravel_index(node.component, block.shape[dimensions:])
+                    index = (*cells, *inner)
+                    values[node] = block[index]
+                else:
+                    values[node] = block[cells]
+            elif node.op in PLACES:
+                axis = node.value[0]
+                along = [-1 if number == axis else 1 for number in range(dimensions)]
+                places = xp.arange(piece.first[axis], piece.last[axis]).reshape(along)
+                values[node] = at_places(node, places)
+            elif node.op == "constant":
+                values[node] = node.value
+            elif node.op == "scalar":
+                assert scalars is not None
+                values[node] = slot_of(scalars, node.value, node.dtype)
+            elif xp is np:
+                operands = [values[one] for one in node.operands]
+                values[node] = compute_aloud(node.op, node.dtype, operands)
+            else:
+                values[node] = on_device(xp, node, [values[one] for one in node.operands])
     return [
         _stacked(xp, [values[node] for node in result], output.trailing, shape, output.dtype)
         for output, result in zip(program.outputs, piece.results, strict=True)
