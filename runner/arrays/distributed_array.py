@@ -136,9 +136,9 @@ class DistributedArray(HaloBlock, SplitArray):
         Returns
         -------
         numpy.ndarray or cupy.ndarray
-            Of shape `()`, on this rank's device, and of the dtype of `numpy.sum`. The bits are the same on any
-            number of ranks. On CPUs, sums of floats are exact and rounded once; other sums are added in a
-            tree that depends on the array's shape alone.
+            Of shape `()`, on this rank's device, and of the dtype of `numpy.sum`. The bits are the same on
+            any number of ranks. On CPUs, sums of floats are exact and rounded once; other sums are added in
+            a tree that depends on the array's shape alone.
         """
         return np.sum(self, axis, **options) if axis is not None or options else self._reduced("sum")
 

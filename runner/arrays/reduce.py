@@ -1,10 +1,12 @@
 """Reductions of an array with the same bits on any number of ranks.
 
-What is exact is combined in any order: extremes, sums of integers, and on CPUs sums of all floats of an array,
-which are rounded once (`exact_sum`). The rest is combined in a tree that depends on the array's shape alone.
+What is exact is combined in any order: extremes, sums of integers, and on CPUs sums of all floats of an
+array, which are rounded once (`exact_sum`). The rest is combined in a tree that depends on the array's shape
+alone.
 
-In the tree, neighbouring parts of equal size are combined if their pair starts at a multiple of the pair's size. A rank
-combines as many as possible of its own; those that are left over of all ranks are combined in the same tree.
+In the tree, neighbouring parts of equal size are combined if their pair starts at a multiple of the pair's
+size. A rank combines as many as possible of its own; those that are left over of all ranks are combined in
+the same tree.
 The cuts between ranks determine which rank combines two parts, never which parts are combined.
 """
 
@@ -142,7 +144,7 @@ def reduce_axes(world: World, partition: Partition, axes: Sequence[int], cells: 
 
 
 def _of_all_cells(world: World, partition: Partition, cells: Array, whole: str, combine: Combine) -> Array:
-    """Return the combination of all cells in any order, of shape (). whole, combine: as of `_without_axis`."""
+    """Return the combination of all cells, of shape (). whole, combine: as of `_without_axis`."""
     holders = _holders(partition, world.size)
     partials = world.backend.empty((max(len(holders), 1),), cells.dtype)
     if not holders:
