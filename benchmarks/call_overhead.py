@@ -8,6 +8,12 @@ NCCL's functions the operation takes: an operation made of messages makes two a 
 them. "from C": the same calls packed, as bench makes them where its helper was compiled.
 
 Needs nccl4py and a C compiler, no GPU and no CuPy.
+
+    python benchmarks/call_overhead.py --arrays [--side 64] [--json FILE]
+    mpirun -n 2 python benchmarks/call_overhead.py --arrays [--json FILE]
+
+With --arrays: what an operation on distributed arrays of a main program takes. The arrays are small,
+so that the operation's overhead is what counts; NumPy's own time for it is shown too.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import operator
 import os
 import platform
 import shutil
@@ -22,25 +29,31 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 from side_by_side import Failed, spread
 
+import meshrun
 from meshrun.runner.comm.collectives.api import DATATYPES, OPERATIONS, Call, Function, Pointer
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.report.record import write_json
 
 SOURCE = Path(__file__).parents[1] / "tests" / "unit" / "comm" / "stub_nccl.c"
+WARM_UP, IN_A_ROUND = 20, 50  # operations on arrays
 OLD = 22700  # an NCCL without alltoall, gather and scatter of its own
 
 
 def main() -> None:
     options = arguments()
+    if options.arrays:
+        measure_arrays(options)
+        return
     with tempfile.TemporaryDirectory() as folder:
         stand_in(compiled(Path(folder)))
         rows = [measured(options, operation) for operation in OPERATIONS]
@@ -74,6 +87,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--calls", type=int, default=2000, help="calls in a round")
     parser.add_argument("--rounds", type=int, default=51)
     parser.add_argument("--nccl", type=int, default=22809, help=f"NCCL's version; {OLD}: messages instead")
+    parser.add_argument("--arrays", action="store_true", help="operations on distributed arrays instead")
+    parser.add_argument("--side", type=int, default=64, help="cells of these along each of two axes")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     os.environ["STUB_NCCL_VERSION"] = str(options.nccl)
@@ -165,6 +180,75 @@ def nanoseconds(group: Any, calls: Sequence[Function], count: int) -> float:
     spent = time.perf_counter_ns() - start
     gc.enable()
     return spent / count
+
+
+# Operations on arrays u, v and w, also on NumPy's.
+ARRAY_OPERATIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "u + v": lambda u, v, w: u + v,
+    "u * 2": lambda u, v, w: u * 2,
+    "np.sqrt(u)": lambda u, v, w: np.sqrt(u),
+    "w += v": lambda u, v, w: operator.iadd(w, v),
+    "u[1:-1, 1:-1]": lambda u, v, w: u[1:-1, 1:-1],
+    "w[1:-1, 1:-1] = u[:-2, 1:-1]": lambda u, v, w: operator.setitem(w, INSIDE, u[:-2, 1:-1]),
+    "u[2:, 1:-1] + u[:-2, 1:-1]": lambda u, v, w: u[2:, 1:-1] + u[:-2, 1:-1],
+    "np.roll(u, 1, 0)": lambda u, v, w: np.roll(u, 1, 0),
+    "np.roll(u, 1, 1)": lambda u, v, w: np.roll(u, 1, 1),
+    "np.sum(u)": lambda u, v, w: np.sum(u),
+    "np.max(u)": lambda u, v, w: np.max(u),
+    "np.sum(u, axis=0)": lambda u, v, w: np.sum(u, axis=0),
+    "u[3, 4]": lambda u, v, w: u[3, 4],
+    "a function": lambda u, v, w: smoothed(u),
+}
+INSIDE = (slice(1, -1), slice(1, -1))
+
+
+@meshrun.distribute
+def smoothed(u: Any) -> Any:
+    v = u.copy()
+    v[1:-1, 1:-1] = (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]) / 4
+    return v
+
+
+def measure_arrays(options: argparse.Namespace) -> None:
+    """Print, and record, the microseconds of operations on distributed arrays."""
+    shape = options.side, options.side
+    with meshrun.open_world("cpu") as world:
+        rows = []
+        for name, operation in ARRAY_OPERATIONS.items():
+            ours = [world.ones(shape) for _ in range(3)]
+            numpys = [np.ones(shape) for _ in range(3)]
+            times = [microseconds(operation, arrays, options.rounds) for arrays in (ours, numpys)]
+            rows.append({"operation": name, "microseconds": times[0], "microseconds_numpy": times[1]})
+        if world.rank:
+            return
+        ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
+        print(f"{ranks}; microseconds, median (min .. max) of {options.rounds} rounds; NumPy's median")
+        for row in rows:
+            ours_told = "{median:.1f} ({min:.1f} .. {max:.1f})".format(**row["microseconds"])
+            print(f"{row['operation']:<30}{ours_told:>28}{row['microseconds_numpy']['median']:>10.1f}")
+        if options.json:
+            record = {
+                "benchmark": "call_overhead_arrays",
+                "machine": f"{world.backend.device.name}, {os.cpu_count()} CPUs, {platform.platform()}",
+                "ranks": world.size,
+                "shape": shape,
+                "rounds": options.rounds,
+                "operations": rows,
+                "versions": world.versions(),
+            }
+            write_json(options.json, "benchmark", 1, record)
+
+
+def microseconds(operation: Callable[..., Any], arrays: Sequence[Any], rounds: int) -> dict[str, float]:
+    for _ in range(WARM_UP):
+        operation(*arrays)
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(IN_A_ROUND):
+            operation(*arrays)
+        times.append(1e6 * (time.perf_counter() - start) / IN_A_ROUND)
+    return spread(times)
 
 
 def shown(times: dict[str, float]) -> str:
