@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshrun.runner.arrays import exact_sum
 from meshrun.runner.arrays.block_layout import Allocator
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.boxes import FieldHalos, constant_cells
@@ -35,7 +36,6 @@ from meshrun.runner.options.run_options import MOST_ITERATIONS
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import check_widths
 from meshrun.runner.plan.steps import LINE
-from meshrun.runner.arrays import exact_sum
 from meshrun.runner.programs.cells import LevelCells, StageCells
 from meshrun.runner.programs.chains import ChainStage, chains_of
 from meshrun.runner.programs.kernel import CellKernel, bind_values

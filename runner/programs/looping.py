@@ -300,13 +300,21 @@ class LoopRun:
 
     def _fail(self, most: int, said: Sequence[str]) -> None:
         """Report a loop that its condition does not end. said: what that compared in the last iterations."""
-        last = "the last one" if len(said) == 1 else f"the last {len(said)}"
-        raise RunError(
-            f"the loop in line {self.stage.loop.line} did not end within {counted(most, 'iteration')}",
-            why=f"in {last} its condition compared {', '.join(said)}" if said else None,
-            hint=f"a looser tolerance, or {option('max_iterations', 'N')} for more",
-            everywhere=True,
-        )
+        raise not_ended(self.stage.loop.line, most, said)
+
+
+def not_ended(line: int, most: int, said: Sequence[str] = ()) -> RunError:
+    """Return the error of a loop that its condition does not end.
+
+    line: in the user's file. said: what the condition compared in the last iterations.
+    """
+    last = "the last one" if len(said) == 1 else f"the last {len(said)}"
+    return RunError(
+        f"the loop in line {line} did not end within {counted(most, 'iteration')}",
+        why=f"in {last} its condition compared {', '.join(said)}" if said else None,
+        hint=f"a looser tolerance, or {option('max_iterations', 'N')} for more",
+        everywhere=True,
+    )
 
 
 def _text(compared: Sequence[LoopComparison], values: Any) -> str:

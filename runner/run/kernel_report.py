@@ -21,6 +21,7 @@ from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.compiler.whole.point_pass import without_points
 from meshrun.runner.compiler.whole.spaces.parts import (
+    LoopStep,
     ProductStep,
     SharedPlace,
     SpectralProgram,
@@ -154,6 +155,12 @@ def _spectral_report(program: SpectralProgram, *, cpu: bool) -> KernelReport:
             target = program.shared[step.target].name
             what = f"product (line {step.product.line}) of {left} and {right} to {target}, split along axis 0"
             facts.append((f"step {number + 1}", what))
+            continue
+        if isinstance(step, LoopStep):
+            last = number + 1 + step.steps
+            body = f"step {number + 2}" if step.steps == 1 else f"steps {number + 2} to {last}"
+            what = "condition" if step.kind == "if" else "loop"
+            facts.append((f"step {number + 1}", f"{what} (line {step.line}) of {body}"))
             continue
         names = [_shared_name(program, place) for place in step.reads]
         report = _stages_report(plan_program(step.program), {}, cpu=cpu)

@@ -49,9 +49,9 @@ class ProgramStepper(Stepper):
             self.stages = SpectralRun(world, task.job.program, grid, self.phases, task.compiled, self)
         else:
             self.stages = self._in_stages()
-            self.stages.host.most_iterations = self.most_iterations
-            if task.compiled:
-                add_sweeps(world, self.stages.every_loop(), task.partition.grid, self.phases)
+        self.stages.host.most_iterations = self.most_iterations
+        if isinstance(self.stages, ProgramRun) and task.compiled:
+            add_sweeps(world, self.stages.every_loop(), task.partition.grid, self.phases)
         axes = max(len(one.shape) for one in task.fields)
         self.stages.tables = halo_path.find_tables(world, axes)
         self.plans = [
@@ -74,8 +74,11 @@ class ProgramStepper(Stepper):
             self.graph_reason = NUMBERED
         elif isinstance(self.stages, ProgramRun) and self.stages.waits_for_host:
             self.graph_reason = WAITS
-        if isinstance(self.stages, SpectralRun) and world.size > 1:
-            self.graph_reason = BY_HOST
+        if isinstance(self.stages, SpectralRun):
+            if self.stages.program.loop_steps:
+                self.graph_reason = WAITS
+            elif world.size > 1:
+                self.graph_reason = BY_HOST
 
     def _in_stages(self) -> ProgramRun:
         task, world = self.task, self.world
@@ -195,8 +198,7 @@ class ProgramStepper(Stepper):
 
     def _take_step(self) -> None:
         stages = self.stages
-        if isinstance(stages, ProgramRun):
-            stages.host.step = self.done
+        stages.host.step = self.done
         for place, array in enumerate(self.arrays):
             stages.arrays[place] = array
         for number, place in self._shared.items():
@@ -257,6 +259,8 @@ class ProgramStepper(Stepper):
     @property
     def loop_counts(self) -> Sequence[LoopCount]:
         """The iterations of the function's loops in the steps of this run."""
+        if isinstance(self.stages, SpectralRun):
+            return self.stages.loop_counts
         return counts_of(self.stages.loops, self.taken)
 
     def check_inputs_that_stay(self) -> None:

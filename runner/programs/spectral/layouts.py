@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from meshrun.runner.compiler.whole.spaces.parts import (
+    LoopStep,
     ProductStep,
     SharedPlace,
     SpacePart,
@@ -43,6 +44,8 @@ class Layouts:
                     split = 0 if place.of_function else self.arrays.get(place.number)
                     if one.shape and split != self.parts[number]:
                         found.append((number, place))
+            elif isinstance(step, LoopStep):
+                continue
             elif isinstance(step, ProductStep):
                 found += [(number, SharedPlace(one)) for one in step.sources if self.arrays[one]]
             elif self.arrays[step.source] != self.transforms[number].split:
@@ -55,6 +58,10 @@ def plan_layouts(program: SpectralProgram) -> Layouts:
     layouts = Layouts({}, {}, {})
     readers = {step.source: step for step in program.transforms[::-1]}
     for number, step in enumerate(program.steps):
+        if isinstance(step, LoopStep):
+            for one in step.state:
+                layouts.arrays[one.found] = 0 if one.initial is None else layouts.arrays.get(one.initial, 0)
+            continue
         if isinstance(step, TransformStep):
             split = layouts.arrays[step.source]
             layouts.transforms[number] = _transform(program, step, split)

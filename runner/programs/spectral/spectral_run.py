@@ -15,13 +15,20 @@ from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.whole.between.levels import Misaligned
 from meshrun.runner.compiler.whole.graph import ValueCheck
-from meshrun.runner.compiler.whole.spaces.parts import ProductStep, SharedPlace, SpacePart, SpectralProgram
+from meshrun.runner.compiler.whole.spaces.parts import (
+    LoopStep,
+    ProductStep,
+    SharedPlace,
+    SpacePart,
+    SpectralProgram,
+    Step,
+)
 from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.redistribution import RedistributionPlan
 from meshrun.runner.plan.steps import LINE
-from meshrun.runner.programs.execute import ProgramRun
-from meshrun.runner.programs.looping import LoopRun
+from meshrun.runner.programs.execute import HostState, ProgramRun
+from meshrun.runner.programs.looping import LoopCount, LoopRun, Tally, not_ended
 from meshrun.runner.programs.spectral.layouts import plan_layouts, slab_grid
 from meshrun.runner.programs.stages import plan_program
 from meshrun.runner.region import Array, Region, Shape, overlap
@@ -47,7 +54,8 @@ class SpectralRun:
     """This rank's blocks of a function with Fourier transforms. Every method is collective.
 
     grid: number of blocks of the function's arrays along each axis of space. compiled, allocator: as of
-    `ProgramRun`. arrays: the function's inputs. plans: of their blocks; None for one of shape ().
+    `ProgramRun`. arrays: the function's inputs. plans: of their blocks; None for one of shape (). host: what
+    the host knows of the step.
     """
 
     world: World
@@ -57,6 +65,7 @@ class SpectralRun:
     compiled: bool = False
     allocator: Allocator | None = None
     arrays: list[DistributedArray | None] = field(default_factory=list, init=False)
+    host: HostState = field(default_factory=HostState, init=False)
     tables: DeviceTables | None = field(default=None, init=False)
     moved: int = field(default=0, init=False)
 
@@ -81,6 +90,7 @@ class SpectralRun:
         ]
         self.arrays = [None] * len(program.inputs)
         self.values = [None if one.shape else world.backend.empty((), one.dtype) for one in program.shared]
+        self._tallies = {one: Tally() for one in program.loop_steps}
         self._failed = world.backend.empty((len(program.checks),), np.dtype(bool))
         self._failed.fill(False)
 
@@ -201,16 +211,35 @@ class SpectralRun:
 
     def set_step(self, slots: Array) -> None:
         """Set the values that the host computes for each step. slots: of the function's tape."""
-        for number, run in self.runs.items():
+        self._set_slots(slots, range(len(self.program.steps)))
+
+    def _set_slots(self, slots: Array, numbers: range) -> None:
+        """Set these values for some of the steps."""
+        for number in numbers:
             step = self.program.steps[number]
-            assert isinstance(step, SpacePart)
-            for place, slot in enumerate(step.slots):
-                run.values.row[place] = slots[slot]
+            if isinstance(step, SpacePart):
+                for place, slot in enumerate(step.slots):
+                    self.runs[number].values.row[place] = slots[slot]
 
     def take(self, outs: Sequence[Array]) -> None:
         """Run all parts and transforms once. outs: of each output, this rank's own cells, to be filled."""
         self._valid.clear()
-        for number, step in enumerate(self.program.steps):
+        self._take_steps(range(len(self.program.steps)), outs)
+        for number, check in enumerate(self.program.checks):
+            failed = self._failed[number : number + 1]
+            self.world.xp.logical_or(failed, self.values[check.count.value] == 0, out=failed)
+
+    def _take_steps(self, numbers: range, outs: Sequence[Array]) -> None:
+        """Run some of the steps, each loop with its body."""
+        following = numbers.start
+        for number in numbers:
+            step = self.program.steps[number]
+            if number < following:
+                continue  # of a loop that has run
+            if isinstance(step, LoopStep):
+                following = number + 1 + step.steps
+                self._take_loop(step, range(number + 1, following), outs)
+                continue
             if isinstance(step, SpacePart):
                 self._take_part(number, step, outs)
                 continue
@@ -229,9 +258,55 @@ class SpectralRun:
                     target.interior[...] = transform.carry_out(self.world, source.interior)
             target.written()
             self.moved += transform.exchanges if self.is_split else 0
-        for number, check in enumerate(self.program.checks):
-            failed = self._failed[number : number + 1]
-            self.world.xp.logical_or(failed, self.values[check.count.value] == 0, out=failed)
+
+    def _take_loop(self, loop: LoopStep, body: range, outs: Sequence[Array]) -> None:
+        """Run a loop. body: the numbers of its steps."""
+        tape, numbers, given = self.program.tape, loop.numbers, self.host.given
+        by_host = bool(tape.slots) and (bool(numbers.carried) or numbers.index is not None)
+        for one in loop.state:
+            self._pass_on(one.initial, one.found)
+        if by_host:
+            before = tape.numbers(self.host.step, given)
+            for carried in numbers.carried:
+                given[carried.number] = before[carried.initial] if carried.on_tape[0] else carried.initial
+        written = {SharedPlace(number) for number in _written_by(self.program.steps[n] for n in body)}
+        items, most = numbers.items, self.host.most_iterations - numbers.unrolled
+        wanted, count = loop.first is None or bool(self.values[loop.first]), 0
+        while wanted and count < (most if items is None else len(items)):
+            # The numbers that the host makes for this iteration.
+            if items is not None and numbers.index is not None:
+                given[numbers.index] = items[count]
+            values = tape.numbers(self.host.step, given) if by_host else []
+            if by_host:
+                self._set_slots(tape.row_of(values), body)
+
+            # What the last iteration has written is not what this one writes.
+            self._valid = {key for key in self._valid if key[0] not in written}
+            self._take_steps(body, outs)
+            for one in loop.state:
+                if one.final is not None:
+                    self._pass_on(one.final, one.found)
+            for carried in numbers.carried if by_host else ():
+                given[carried.number] = values[carried.final] if carried.on_tape[1] else carried.final
+            count += 1
+            wanted = loop.again is None or bool(self.values[loop.again])
+        if wanted and items is None and loop.kind == "while":
+            raise not_ended(loop.line, self.host.most_iterations)
+        self._tallies[loop].add(count)
+
+    def _pass_on(self, source: int | None, target: int) -> None:
+        """Copy a shared array or value to another one. source: None: zeros."""
+        one = self.program.shared[target]
+        if not one.shape:
+            value = self._value(SharedPlace(target))
+            value[...] = 0 if source is None else self.values[source]
+            return
+        place, grid = SharedPlace(target), slab_grid(one.shape, self.layouts.arrays[target], self.world.size)
+        cells = 0 if source is None else self._array(SharedPlace(source), grid).interior
+        self._valid = {key for key in self._valid if key[0] != place}
+        array = self._target(place, grid)
+        array.interior[...] = cells
+        array.written()
 
     def _multiply(self, step: ProductStep) -> None:
         """Multiply two fields. All three are split by rows."""
@@ -358,6 +433,17 @@ class SpectralRun:
             yield from run.every_loop()
 
     @property
+    def loop_counts(self) -> list[LoopCount]:
+        """How often the loops ran, in the order of their lines."""
+        counts = []
+        for loop, tally in self._tallies.items():
+            if loop.kind != "if":
+                before, waits = loop.numbers.unrolled, loop.again is not None
+                total = tally.iterations + before * tally.runs
+                counts.append(LoopCount(loop.line, total, tally.last + before, waits))
+        return sorted(counts, key=lambda count: count.line)
+
+    @property
     def misaligned(self) -> Misaligned | None:
         """Why coarse grids of a part are computed at all positions, if they are."""
         reasons = (run.misaligned for run in self.runs.values())
@@ -375,3 +461,14 @@ class SpectralRun:
     def failed_check(self) -> ValueCheck | None:
         """Return the first check of a value that failed in some step so far; None if none did."""
         return next((one for n, one in enumerate(self.program.checks) if bool(self._failed[n])), None)
+
+
+def _written_by(steps: Iterable[Step]) -> Iterator[int]:
+    """Yield the numbers of the shared arrays and values that steps write."""
+    for step in steps:
+        if isinstance(step, SpacePart):
+            yield from (place.number for place in step.writes if not place.of_function)
+        elif isinstance(step, LoopStep):
+            yield from (one.found for one in step.state)
+        else:
+            yield step.target

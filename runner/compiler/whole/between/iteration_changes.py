@@ -10,7 +10,7 @@ import numpy as np
 
 from meshrun.runner.compiler.control.plain import UNBOUND
 from meshrun.runner.compiler.trace.timed import Timed
-from meshrun.runner.compiler.whole.array import Scalar, Storage, Whole
+from meshrun.runner.compiler.whole.array import Scalar, Storage, Tracing, Whole
 from meshrun.runner.compiler.whole.between.loops import Slot
 from meshrun.runner.compiler.whole.between.traced_state import (
     NUMBERS,
@@ -31,7 +31,7 @@ class Changes:
     mapping: which memory the variables have after an iteration in place of that before it. names: of
     variables, for messages. written: storages that are written and keep their place; moved: those whose
     variables get others. numbers: those of Python that the host computes; values: numbers that become values.
-    returned: what another branch has returned.
+    returned: what another branch has returned. recorders: of memory, the recorder of its space.
     """
 
     mapping: dict[Storage, Storage] = field(default_factory=dict)
@@ -41,6 +41,7 @@ class Changes:
     numbers: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     values: dict[tuple[Any, ...], Scalar] = field(default_factory=dict)
     returned: dict[tuple[Any, ...], Whole] = field(default_factory=dict)
+    recorders: dict[Storage, Tracing] = field(default_factory=dict)
 
 
 @dataclass
@@ -114,6 +115,7 @@ def _note_array(changes: Changes, leaf: Leaf, one: Whole, other: Whole) -> None:
     if changes.mapping.setdefault(x, y) is not y:
         raise NotAlike(f"{leaf.name} shares memory with another array, and no longer does")
     changes.names.setdefault(x, leaf.name)
+    changes.recorders[x] = one._recorder
 
 
 def _note_memory(
@@ -143,7 +145,8 @@ def _note_memory(
     changes.moved = moved
     changes.written = [one for one in written if one not in moved]
     for storage in (*moved, *changes.written):
-        check_storage(tracer, storage, changes.names.get(storage, "an array"))
+        recorder = changes.recorders.get(storage, tracer.recorder)
+        check_storage(recorder, storage, changes.names.get(storage, "an array"))
 
 
 def _number_changes(tracer: StateTracer, changes: Changes, leaf: Leaf, other: Any) -> None:
@@ -165,10 +168,11 @@ def _number_changes(tracer: StateTracer, changes: Changes, leaf: Leaf, other: An
     raise NotAlike(f"{name} {_described(one)} becomes {_described(other)}")
 
 
-def check_storage(tracer: StateTracer, storage: Storage, name: str) -> None:
-    space = tracer.recorder.space
+def check_storage(recorder: Tracing, storage: Storage, name: str) -> None:
+    """Raise NotAlike for memory that is no state. recorder: of its space."""
+    space = recorder.space
     if not storage.extents:
-        if tracer.recorder.graph.vary(storage.nodes):
+        if recorder.graph.vary(storage.nodes):
             raise NotAlike(f"{name} is made of points")
         return
     if sorted(storage.extents) != list(range(len(space))):
@@ -199,6 +203,7 @@ def joined_changes(
         moved=[*known.moved, *(one for one in moved if one not in known.moved)],
         numbers=numbers,
         values=values,
+        recorders={**found.recorders, **known.recorders},
     )
 
 
@@ -209,6 +214,7 @@ def is_alike(one: Whole, other: Whole) -> bool:
     x, y = one._storage, other._storage
     return (
         type(one) is type(other)
+        and one._recorder is other._recorder
         and one.dtype == other.dtype
         and one._part == other._part
         and one._axes == other._axes

@@ -35,6 +35,7 @@ from meshrun.runner.compiler.whole.between.traced_state import (
 )
 from meshrun.runner.compiler.whole.graph import LoopResult, Reduction, StateValue
 
+FEW_WITH_TRANSFORMS = 16  # iterations of a counted loop that are traced one by one beside transforms
 HINT = "arrays of one shape and dtype in all iterations, and values such as np.float64(0) for numbers"
 
 
@@ -67,9 +68,9 @@ def record_loop(
             try:
                 item = None if loop.items is None else loop.items[0]
                 before, after = tracer.run(state, lambda: body(item))
-                spaces = tracer.recorder.spaces
-                if spaces is not None and spaces.transforms:
-                    raise NotAlike("there are transforms or products beside it")
+                few = loop.items is not None and len(loop.items) <= FEW_WITH_TRANSFORMS
+                if unrolled and few and tracer.recorder.spaces.transforms:
+                    raise NotAlike("its few iterations are parts between transforms")
                 if not are_unchanged(copies):
                     raise NotAlike("a list, dictionary or array of Python's changes")
                 known = changes_of(tracer, before, after, journal, [])
@@ -161,15 +162,16 @@ def _stand_in(
     traced = TracedBody(known)
     for path, one in known.returned.items():
         traced.result_slots[path] = [
-            new_slot(tracer, loop, RESULT, node, node.dtype, is_value=not one._storage.extents)
+            new_slot(tracer, loop, RESULT, node, one._recorder, is_value=not one._storage.extents)
             for node in one._storage.nodes
         ]
-        check_storage(tracer, one._storage, "what is returned")
+        check_storage(one._recorder, one._storage, "what is returned")
 
     # Stand-ins: in place for what is only written, new ones for what others take the place of.
     for storage in (*known.moved, *known.written):
         name, is_value = known.names.get(storage, "array"), not storage.extents
-        slots = [new_slot(tracer, loop, name, node, node.dtype, is_value=is_value) for node in storage.nodes]
+        space = known.recorders.get(storage, recorder)
+        slots = [new_slot(tracer, loop, name, node, space, is_value=is_value) for node in storage.nodes]
         nodes = [slot.leaf for slot in slots if slot.leaf is not None]
         traced.slots[storage] = slots
         if storage in known.written:
@@ -190,7 +192,7 @@ def _stand_in(
             initial = known.values[leaf.path]
             (node,) = initial.read().ravel()
             slot = traced.value_slots[leaf.path] = new_slot(
-                tracer, loop, leaf.name, node, node.dtype, is_value=True
+                tracer, loop, leaf.name, node, recorder, is_value=True
             )
             assert slot.leaf is not None
             scalar = replaced[leaf.path] = scalar_like(initial, slot.leaf)
@@ -231,7 +233,7 @@ def _note_ends(
             )
         )
     for path, slots in traced.result_slots.items():
-        check_storage(tracer, ends[path]._storage, "what is returned")
+        check_storage(ends[path]._recorder, ends[path]._storage, "what is returned")
         for slot, node in zip(slots, ends[path]._storage.nodes, strict=True):
             slot.final = node
     traced.after, traced.end = ends, state.get()
@@ -242,7 +244,7 @@ def _note_ends(
 
 def _is_of_cells(tracer: StateTracer, loop: RecordedLoop) -> bool:
     """Return whether iterations compute each cell of itself alone, by few operations."""
-    if loop.again is not None or loop.checks or loop.items is None:
+    if loop.again is not None or loop.checks or loop.items is None or tracer.recorder.spaces.transforms:
         return False
     graph = tracer.recorder.graph
     depends = LoopDependence(graph, tracer.recorder.tape, loop.number)

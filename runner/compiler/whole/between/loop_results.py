@@ -11,9 +11,9 @@ from meshrun.runner.compiler.control.plain import LocalState
 from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.timed import Timed
-from meshrun.runner.compiler.whole.array import Storage, Whole, made_scalar
+from meshrun.runner.compiler.whole.array import Storage, Tracing, Whole, made_scalar
 from meshrun.runner.compiler.whole.between.iteration_changes import TracedBody, check_storage
-from meshrun.runner.compiler.whole.between.loops import LoopDependence, RecordedLoop, Slot
+from meshrun.runner.compiler.whole.between.loops import RecordedLoop, Slot
 from meshrun.runner.compiler.whole.between.traced_state import (
     IterationJournal,
     NotAlike,
@@ -23,6 +23,7 @@ from meshrun.runner.compiler.whole.between.traced_state import (
     weak_as,
 )
 from meshrun.runner.compiler.whole.graph import LoopResult, StateValue
+from meshrun.runner.compiler.whole.spaces.dependence import SpaceDependence
 
 MOST_COUNTED = 10_000  # iterations for which a number at the end is computed while the function is traced
 
@@ -72,13 +73,14 @@ def _stored(
     end = value._storage
     if end in results:
         return Storage(list(results[end]), end.extents)
-    depends = LoopDependence(tracer.recorder.graph, tracer.recorder.tape, loop.number)
-    if not any(map(depends.of, end.nodes)):
+    space = tracer.space_of(value._recorder)
+    depends = SpaceDependence(tracer.recorder.spaces, loop.number)
+    if not any(depends.of(space, node) for node in end.nodes):
         return end
-    check_storage(tracer, end, str(name))
+    check_storage(value._recorder, end, str(name))
     nodes = []
     for node in end.nodes:
-        slot = Slot(str(name), node.dtype, None, not end.extents, final=node)
+        slot = Slot(str(name), node.dtype, None, not end.extents, final=node, space=space)
         loop.slots.append(slot)
         nodes.append(_result(tracer, loop, len(loop.slots) - 1))
     return Storage(nodes, end.extents)
@@ -96,6 +98,7 @@ def _leave_moved(
     If nothing reads it, it is not computed.
     """
     recorder = tracer.recorder
+    _check_spectra(tracer, traced, journal)
     of_stand = {stand: storage for storage, stand in traced.stands.items()}
     next_of = {storage: of_stand.get(traced.ends[storage]) for storage in traced.changes.moved}
     for storage in traced.changes.moved:
@@ -130,6 +133,15 @@ def _leave_moved(
             storage.changed, storage.line = True, loop.line
 
 
+def _check_spectra(tracer: StateTracer, traced: TracedBody, journal: IterationJournal) -> None:
+    """Raise NotAlike for memory of another space that is written, and then has another name."""
+    changes = traced.changes
+    for storage in changes.moved:
+        elsewhere = changes.recorders.get(storage) not in (None, tracer.recorder)
+        if elsewhere and traced.stands[storage] in journal.written:
+            raise NotAlike(f"{changes.names[storage]} is written, and then has another name")
+
+
 def _keep_first(
     tracer: StateTracer, loop: RecordedLoop, traced: TracedBody, storage: Storage, nodes: Sequence[Node]
 ) -> None:
@@ -142,7 +154,7 @@ def _keep_first(
         none = graph.constant(0, count.dtype)
         first = graph.operation("equal", np.dtype(bool), [count, none], loop.line)
     slots = [
-        new_slot(tracer, loop, "array", node, node.dtype, is_value=not storage.extents)
+        new_slot(tracer, loop, "array", node, tracer.recorder, is_value=not storage.extents)
         for node in storage.nodes
     ]
     for slot, node in zip(slots, nodes, strict=True):
@@ -158,7 +170,8 @@ def _counter(tracer: StateTracer, loop: RecordedLoop, traced: TracedBody) -> int
     """Return the slot of the number of iterations so far."""
     if traced.counter is None:
         graph, kind = tracer.recorder.graph, np.dtype(np.int64)
-        slot = new_slot(tracer, loop, "iterations", graph.constant(0, kind), kind, is_value=True)
+        zero = graph.constant(0, kind)
+        slot = new_slot(tracer, loop, "iterations", zero, tracer.recorder, is_value=True)
         assert slot.leaf is not None
         slot.final = graph.operation("add", kind, [slot.leaf, graph.constant(1, kind)], loop.line)
         traced.counter = len(loop.slots) - 1
@@ -189,11 +202,11 @@ def _by_count(
 
 
 def new_slot(
-    tracer: StateTracer, loop: RecordedLoop, name: str, initial: Node | None, dtype: Any, *, is_value: bool
+    tracer: StateTracer, loop: RecordedLoop, name: str, initial: Node, recorder: Tracing, *, is_value: bool
 ) -> Slot:
-    """Return a further slot of the state, with what an iteration finds."""
-    graph, number = tracer.recorder.graph, len(loop.slots)
-    slot = Slot(name, dtype, initial, is_value)
+    """Return a further slot of the state, with what an iteration finds. recorder: of its space."""
+    graph, number, dtype = recorder.graph, len(loop.slots), initial.dtype
+    slot = Slot(name, dtype, initial, is_value, space=tracer.space_of(recorder))
     if is_value:
         if dtype.kind == "c":
             parts = [
@@ -213,7 +226,8 @@ def new_slot(
 
 def _result(tracer: StateTracer, loop: RecordedLoop, number: int) -> Node:
     """Return what a slot of the state is after the loop."""
-    graph, slot = tracer.recorder.graph, loop.slots[number]
+    slot = loop.slots[number]
+    graph = tracer.graph_of(slot.space)
     if not slot.is_value:
         return graph.left_array(LoopResult(loop, number, slot.dtype))
     if slot.dtype.kind != "c":

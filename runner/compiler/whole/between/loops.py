@@ -37,7 +37,7 @@ class Slot:
 
     name: of the variable, for messages. dtype: of it. initial: before the first iteration; None: nothing,
     as an iteration sets it. is_value: whether all cells share it. leaf: what an iteration finds. final: what
-    it leaves.
+    it leaves. space: the number of the space whose array it is; values are of the first one.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Slot:
     is_value: bool
     leaf: Node | None = None
     final: Node | None = None
+    space: int = 0
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from meshrun.runner.compiler.whole.array import (
     made_scalar,
     taken,
 )
+from meshrun.runner.compiler.whole.graph import WholeGraph
 
 RESULT = "<result>"  # the variable of what the function returns
 NUMBERS = (bool, int, float, complex)
@@ -68,6 +69,7 @@ class StateTracer:
     def __init__(self, recorder: Tracing, dtypes: Iterable[np.dtype[Any]]) -> None:
         self.recorder, self.dtypes = recorder, set(dtypes)
         self.loop_numbers = itertools.count()
+        self._brought: dict[tuple[Any, ...], Any] = {}  # values of other spaces, by their memory and nodes
 
     def line_of(self, statement: Callable[..., Any]) -> int:
         """Return the line of a statement in the user's file."""
@@ -76,7 +78,7 @@ class StateTracer:
 
     def condition(self, value: Any) -> Node:
         """Return the node of a condition."""
-        recorder = self.recorder
+        recorder, value = self.recorder, self.brought(value)
         if isinstance(value, Timed):
             (node,) = nodes_of(recorder.graph, value.typed(np.dtype(bool))).ravel()
         else:
@@ -107,6 +109,7 @@ class StateTracer:
 
     def alone(self, value: Any) -> Any:
         """Return a value of a cell that is not the own one as a value that all cells share."""
+        value = self.brought(value)
         is_cell = isinstance(value, Whole) and not value._axes and not value._storage.extents
         if not is_cell or not self.recorder.graph.vary(value.read().ravel()):
             return value
@@ -114,6 +117,26 @@ class StateTracer:
         if isinstance(value, Scalar):
             return weak_as(made_scalar(self.recorder, {}, node), value._weak)
         return made(self.recorder, (), {}, np.full((), node, object), value.dtype)
+
+    def brought(self, value: Any) -> Any:
+        """Return a value of another space, such as a sum of a spectrum, as one of the first space."""
+        other = isinstance(value, Whole) and value._recorder is not self.recorder
+        if not other or value._axes or value._recorder.spaces is not self.recorder.spaces:
+            return value
+        key = value._storage, *value._storage.nodes
+        if key not in self._brought:
+            self._brought[key] = self.recorder.spaces.brought(value, self.recorder)
+        return self._brought[key]
+
+    def space_of(self, recorder: Tracing) -> int:
+        """Return the number of a recorder's space."""
+        number: int = self.recorder.spaces.recorders.index(recorder)
+        return number
+
+    def graph_of(self, space: int) -> WholeGraph:
+        """Return the graph of a space. space: its number."""
+        graph: WholeGraph = self.recorder.spaces.recorders[space].graph
+        return graph
 
     def run(self, state: LocalState, body: Callable[[], Any]) -> tuple[list[Leaf], list[Leaf]]:
         """Run an iteration. Return the state before it and after it, of values by themselves."""

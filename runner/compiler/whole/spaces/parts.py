@@ -16,14 +16,18 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.array import real_dtype
-from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program, in_order
+from meshrun.runner.compiler.trace.graph import FREE, Extents, Node, Operand, Program, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.between.cuts import resolved
+from meshrun.runner.compiler.whole.between.loops import HostNumbers, RecordedLoop
 from meshrun.runner.compiler.whole.between.numbers import numbered
 from meshrun.runner.compiler.whole.graph import (
     ImportedValue,
     InputValue,
+    LoopResult,
     Reduction,
+    StateValue,
+    StepSlot,
     WholeGraph,
 )
 from meshrun.runner.compiler.whole.program import (
@@ -32,6 +36,12 @@ from meshrun.runner.compiler.whole.program import (
     WholeOutput,
     WholeProgram,
     WholeSeries,
+)
+from meshrun.runner.compiler.whole.spaces.dependence import (
+    Definitions,
+    SpaceDependence,
+    operands_of,
+    used_slots,
 )
 from meshrun.runner.compiler.whole.spaces.spaces import Between, FieldProduct, FieldTransform, Spaces
 from meshrun.runner.region import Shape
@@ -83,7 +93,38 @@ class ProductStep:
     target: int
 
 
-Step = SpacePart | TransformStep | ProductStep
+@dataclass(frozen=True)
+class LoopArray:
+    """An array or a value of a loop's state, by numbers of shared ones.
+
+    initial: before the first iteration; None: nothing. found: what an iteration finds, and what the loop
+    leaves. final: what an iteration leaves.
+    """
+
+    initial: int | None
+    found: int
+    final: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class LoopStep:
+    """A loop over the steps that follow.
+
+    line: in the user's file. kind: "for", "while" or "if". numbers: what the host knows of each iteration.
+    state: what iterations pass on. first, again: numbers of the shared values that tell whether there is a
+    first iteration, and another one; None: there is. steps: how many are its body.
+    """
+
+    line: int
+    kind: str
+    numbers: HostNumbers
+    state: tuple[LoopArray, ...]
+    first: int | None
+    again: int | None
+    steps: int
+
+
+Step = SpacePart | TransformStep | ProductStep | LoopStep
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +151,10 @@ class SpectralProgram(WholeProgram):
         return [one for one in self.steps if isinstance(one, ProductStep)]
 
     @property
+    def loop_steps(self) -> list[LoopStep]:
+        return [one for one in self.steps if isinstance(one, LoopStep)]
+
+    @property
     def staged(self) -> bool:
         return True
 
@@ -118,6 +163,7 @@ class SpectralProgram(WholeProgram):
         words = [repr((one.reads, one.writes, one.slots)) for one in self.parts]
         words += [_text(one) for one in self.transforms]
         words += [f"product {one.sources} {one.product.turned} {one.target}" for one in self.products]
+        words += [f"{one.kind} {one.state} {one.first} {one.again} {one.steps}" for one in self.loop_steps]
         return *words, *(text for part in self.parts for text in part.program.fingerprint)
 
     @cached_property
@@ -167,7 +213,7 @@ MOST_REPEATED = 32  # operations of a cell that a later part computes again
 
 
 def _operands(one: Between) -> Sequence[Node]:
-    return one.nodes if isinstance(one, FieldProduct) else (one.node,)
+    return [node for _, node in operands_of(one)]
 
 
 @dataclass
@@ -179,12 +225,27 @@ class Walk:
     taken: dict[Node, SharedPlace] = field(default_factory=dict)
 
 
-class PartsOf:
-    """Cuts what was recorded into parts."""
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """What was recorded of a function. used: the slots of each loop that are needed. kind: of the device."""
 
-    def __init__(self, spaces: Spaces, function: Callable[..., Any], inputs: Sequence[WholeInput]) -> None:
-        self._spaces, self._function, self._inputs = spaces, function, inputs
-        self._results = spaces.results
+    spaces: Spaces
+    function: Callable[..., Any]
+    inputs: Sequence[WholeInput]
+    used: Mapping[RecordedLoop, set[int]]
+    kind: str | None
+
+    @cached_property
+    def definitions(self) -> Definitions:
+        return Definitions(self.spaces)
+
+
+class PartsOf:
+    """Cuts what was recorded into parts: of the function, but for the bodies of its loops."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        spaces = recorded.spaces
+        self._recorded = recorded
         self._levels: list[dict[Node, int]] = [{} for _ in spaces.recorders]
         self._sources: list[dict[Node, frozenset[int]]] = [{} for _ in spaces.recorders]
         self.shared: list[Shared] = []
@@ -192,14 +253,13 @@ class PartsOf:
         # What each part writes, by space and level; and the transforms that are needed, by level.
         self._wanted: dict[tuple[int, int], list[tuple[SharedPlace, WholeOutput]]] = {}
         self._transforms: dict[Between, TransformStep | ProductStep] = {}
-        for one in spaces.transforms:  # in their order, so that none asks for many others
-            self._level(one.source, _operands(one))
+        self._bodies: dict[RecordedLoop, BodyParts] = {}
+        if not recorded.used:
+            for one in spaces.transforms:  # in their order, so that none asks for many others
+                self._level(one.source, _operands(one))
 
     def cut(
-        self,
-        outputs: Sequence[tuple[int, WholeOutput]],
-        values: Sequence[tuple[int, Node]],
-        kind: str | None,
+        self, outputs: Sequence[tuple[int, WholeOutput]], values: Sequence[tuple[int, Node]]
     ) -> tuple[tuple[Step, ...], list[int]]:
         """Return the steps, and the numbers of shared values.
 
@@ -208,20 +268,43 @@ class PartsOf:
         for number, (space, output) in enumerate(outputs):
             self._want(space, SharedPlace(number, True), output)
         numbers = [self._value(space, node) for space, node in values]
+        return self._steps(), numbers
+
+    def _steps(self) -> tuple[Step, ...]:
+        """Return the steps that write what is wanted."""
         parts: dict[tuple[int, int], SpacePart] = {}
         while self._wanted.keys() - parts.keys():
             key = max(self._wanted.keys() - parts.keys(), key=lambda one: one[1])
-            parts[key] = self._part(*key, kind)
+            parts[key] = self._part(*key)
         of_transforms = {one: self._level(one.source, _operands(one)) for one in self._transforms}
         steps: list[Step] = []
-        for level in sorted({level for _, level in parts} | set(of_transforms.values())):
+        of_loops = {one: one.level for one in self._bodies.values()}
+        levels = {level for _, level in parts} | {*of_transforms.values(), *of_loops.values()}
+        for level in sorted(levels):
             steps += [part for (_, at), part in sorted(parts.items(), key=lambda one: one[0]) if at == level]
             steps += [self._transforms[one] for one, at in of_transforms.items() if at == level]
-        return tuple(steps), numbers
+            for body in (one for one, at in of_loops.items() if at == level):
+                steps += [body.step, *body.steps]
+        return tuple(steps)
+
+    def _left(self, one: LoopResult | StateValue) -> int:
+        """Return the number of what a loop leaves, or what an iteration finds."""
+        if isinstance(one, StateValue):
+            raise NotTraceable(
+                "uses what an iteration of a loop finds outside of it, beside transforms or products",
+                "the loop in a function of its own",
+            )
+        return self._body(one.loop).found[one.output]
+
+    def _body(self, loop: RecordedLoop) -> BodyParts:
+        """Return the body of a loop, in steps."""
+        if loop not in self._bodies:
+            self._bodies[loop] = BodyParts(self, loop)
+        return self._bodies[loop]
 
     @property
     def _graphs(self) -> list[WholeGraph]:
-        return [one.graph for one in self._spaces.recorders]
+        return [one.graph for one in self._recorded.spaces.recorders]
 
     def _want(self, space: int, place: SharedPlace, output: WholeOutput) -> None:
         level = self._level(space, output.nodes)
@@ -268,26 +351,40 @@ class PartsOf:
 
     def _operand(self, space: int, node: Node) -> int:
         """Return the number of the shared array of an operand: what a transform alone wrote is read there."""
-        earlier = self._results[space].get(node.input) if node.op == "load" else None
+        earlier = self._recorded.definitions.results[space].get(node.input) if node.op == "load" else None
         if earlier is not None and not any(node.offset):
             return self._result(earlier)
         return self._array(space, node)
 
     def _level(self, space: int, nodes: Iterable[Node]) -> int:
         """Return the number of transforms and imports in a row that values depend on."""
-        wanted, known, graph = list(nodes), self._levels[space], self._graphs[space]
+        wanted, known = list(nodes), self._levels[space]
         for node in in_order(wanted, known):
             of: Sequence[Node] = node.operands
-            if node.op == "load" and node.input in self._results[space]:
-                one = self._results[space][node.input]
-                known[node] = 1 + self._level(one.source, _operands(one))
+            if self._is_outside(space, node):
+                known[node] = 0
                 continue
-            if node.op == "scalar" and isinstance(one := graph.values[node.value], ImportedValue):
+            if node.op == "load" and node.input in self._recorded.definitions.results[space]:
+                transform = self._recorded.definitions.results[space][node.input]
+                known[node] = 1 + self._level(transform.source, _operands(transform))
+                continue
+            one = self._recorded.definitions.of(space, node)
+            if isinstance(one, ImportedValue):
                 known[node] = 1 + self._level(one.space, [one.node])
+                continue
+            if isinstance(one, (LoopResult, StateValue)):
+                known[node] = self._level_of_state(one)
                 continue
             of = self._operands(space, node)
             known[node] = self._level(space, of) if not node.operands else max(known[each] for each in of)
         return max((known[node] for node in wanted), default=0)
+
+    def _is_outside(self, space: int, node: Node) -> bool:
+        """Return whether a node is known before the steps that are cut."""
+        return False
+
+    def _level_of_state(self, one: LoopResult | StateValue) -> int:
+        return 1 + self._body(one.loop).level if isinstance(one, LoopResult) else 0
 
     def _operands(self, space: int, node: Node) -> Sequence[Node]:
         """Return the nodes that a node is computed of, also by way of arrays and values."""
@@ -325,33 +422,19 @@ class PartsOf:
 
     def _walked(self, space: int, level: int, roots: Sequence[Node]) -> Walk:
         """Return what a part computes, and what it reads. Adds to what parts of lower levels write."""
-        old, walk = self._graphs[space], Walk()
-
-        def read(node: Node, place: SharedPlace, one: WholeInput) -> Sequence[Node]:
-            walk.taken[node], walk.reads[place] = place, one
-            return ()
-
-        def shared(node: Node, number: int) -> Sequence[Node]:
-            one = self.shared[number]
-            return read(node, SharedPlace(number), WholeInput(one.name, one.shape, one.dtype))
+        walk = Walk()
 
         def operands(node: Node) -> Sequence[Node]:
-            if node.op == "scalar":
-                definition = old.values[node.value]
-                if isinstance(definition, InputValue):
-                    number = definition.number
-                    return read(node, SharedPlace(number, True), self._inputs[number])
-                if isinstance(definition, ImportedValue):
-                    return shared(node, self._value(definition.space, definition.node))
-                if isinstance(definition, Reduction) and self._level(space, [node]) < level:
-                    return shared(node, self._value(space, node))
-            elif node.op == "load" and node.input not in old.between:
-                if node.input in self._results[space]:
-                    return shared(node, self._result(self._results[space][node.input]))
-                return read(node, SharedPlace(node.input, True), self._inputs[node.input])
-            elif self._is_taken(space, level, node):
-                return shared(node, self._array(space, node))
-            return self._operands(space, node)
+            place = self._place(space, level, node)
+            if place is None:
+                return self._operands(space, node)
+            if place.of_function:
+                one = self._recorded.inputs[place.number]
+            else:
+                known = self.shared[place.number]
+                one = WholeInput(known.name, known.shape, known.dtype)
+            walk.taken[node], walk.reads[place] = place, one
+            return ()
 
         open_nodes = list(roots)[::-1]
         known: dict[Node, Sequence[Node]] = {}
@@ -369,7 +452,26 @@ class PartsOf:
                 open_nodes.pop()
         return walk
 
-    def _part(self, space: int, level: int, kind: str | None) -> SpacePart:
+    def _place(self, space: int, level: int, node: Node) -> SharedPlace | None:
+        """Return where a part reads a node's values; None: it computes them."""
+        definition = self._recorded.definitions.of(space, node)
+        if isinstance(definition, InputValue):
+            return SharedPlace(definition.number, True)
+        if isinstance(definition, (LoopResult, StateValue)):
+            return SharedPlace(self._left(definition))
+        if node.op == "scalar":
+            if isinstance(definition, ImportedValue):
+                return SharedPlace(self._value(definition.space, definition.node))
+            if isinstance(definition, Reduction) and self._level(space, [node]) < level:
+                return SharedPlace(self._value(space, node))
+            return None
+        if node.op == "load" and node.input in self._recorded.definitions.results[space]:
+            return SharedPlace(self._result(self._recorded.definitions.results[space][node.input]))
+        if node.op == "load" and definition is None:
+            return SharedPlace(node.input, True)
+        return SharedPlace(self._array(space, node)) if self._is_taken(space, level, node) else None
+
+    def _part(self, space: int, level: int) -> SpacePart:
         """Return one part. Adds to what parts of lower levels write."""
         old, writes = self._graphs[space], self._wanted[space, level]
         walk = self._walked(space, level, [node for _, output in writes for node in output.nodes])
@@ -392,7 +494,7 @@ class PartsOf:
                     return graph.value(reduction(value), node.dtype)
                 if place < 0:
                     return graph.value(value, node.dtype)
-                if isinstance(value, InputValue):
+                if isinstance(value, (InputValue, LoopResult, StateValue)):
                     return graph.value(InputValue(place, value.part), node.dtype)
                 return _input_value(graph, place, node.dtype)
             if node.op == "load" and place >= 0:
@@ -403,11 +505,7 @@ class PartsOf:
                 if isinstance(definition, Reduction):
                     number = graph.reduced_array(reduction(definition)).input
                     return graph.load_at(number, node.dtype, node.offset)
-                if not isinstance(definition, Node):
-                    raise NotTraceable(
-                        "has a loop or a condition on values beside transforms or products",
-                        "the loop in a function of its own",
-                    )
+                assert isinstance(definition, Node)
                 if definition in walk.taken:
                     return graph.load_at(places[walk.taken[definition]], node.dtype, node.offset)
                 return graph.load(graph.array_between(done[definition]), node.dtype, node.offset)
@@ -426,9 +524,9 @@ class PartsOf:
             else:
                 done[node] = leaf(node)
 
-        tape = copy.copy(self._spaces.recorders[0].tape)
+        tape = copy.copy(self._recorded.spaces.recorders[0].tape)
         keys = dict(tape.slots)
-        recorded = WholeProgram(
+        whole = WholeProgram(
             old.space,
             tuple(walk.reads.values()),
             tuple(replace(one, nodes=tuple(done[node] for node in one.nodes)) for _, one in writes),
@@ -438,9 +536,97 @@ class PartsOf:
             values=graph.definitions,
             tape=tape,
         )
-        program = resolved(numbered(recorded, self._function), kind)
+        program = resolved(numbered(whole, self._recorded.function), self._recorded.kind)
         slots = tuple(keys[key] for key, _ in sorted(tape.slots.items(), key=lambda one: one[1]))
         return SpacePart(program, tuple(walk.reads), tuple(place for place, _ in writes), slots)
+
+
+class BodyParts(PartsOf):
+    """Cuts the body of a loop into parts.
+
+    outer: what the loop is in. level: in its steps, as of `_level`. found: of each slot that is needed, the
+    number of what an iteration finds. step, steps: the loop, and its body.
+    """
+
+    def __init__(self, outer: PartsOf, loop: RecordedLoop) -> None:
+        super().__init__(outer._recorded)
+        if loop.checks:
+            reason = NotTraceable(
+                f"takes {loop.checks[0].what} in a loop, beside transforms or products",
+                "the loop in a function of its own",
+            )
+            reason.line = loop.checks[0].line
+            raise reason
+        self._outer, self._loop, self.shared = outer, loop, outer.shared
+        self._differs = SpaceDependence(outer._recorded.spaces, loop.number)
+        self.level = 0
+        slots = {number: loop.slots[number] for number in sorted(outer._recorded.used[loop])}
+        first = None if loop.first is None else self._from_outside(0, loop.first, is_value=True)
+        initials = {
+            number: None
+            if one.initial is None
+            else self._from_outside(one.space, one.initial, is_value=one.is_value)
+            for number, one in slots.items()
+        }
+        shapes = {n: () if one.is_value else self._graphs[one.space].space for n, one in slots.items()}
+        self.found = {number: self._new(shapes[number], one.dtype) for number, one in slots.items()}
+        finals: dict[int, int] = {}
+        for number, one in slots.items():
+            if one.final is not None:
+                finals[number] = self._new(shapes[number], one.dtype)
+                every = (1,) * len(shapes[number])
+                output = WholeOutput(one.name, shapes[number], one.dtype, (one.final,), every)
+                self._want(one.space, SharedPlace(finals[number]), output)
+        again = None if loop.again is None else self._value(0, loop.again)
+        self.steps = self._steps()
+        self.step = LoopStep(
+            loop.line,
+            loop.kind,
+            HostNumbers(loop.items, loop.index, tuple(loop.carried), loop.unrolled),
+            tuple(LoopArray(initials[n], self.found[n], finals.get(n)) for n in slots),
+            first,
+            again,
+            len(self.steps),
+        )
+
+    def _from_outside(self, space: int, node: Node, *, is_value: bool) -> int:
+        """Return the number of a shared array or value that is there before the loop."""
+        self.level = max(self.level, self._outer._level(space, [node]))
+        return self._outer._value(space, node) if is_value else self._outer._operand(space, node)
+
+    def _left(self, one: LoopResult | StateValue) -> int:
+        if isinstance(one, StateValue) and one.loop == self._loop.number:
+            return self.found[one.slot]
+        return super()._left(one)
+
+    def _is_outside(self, space: int, node: Node) -> bool:
+        return not self._differs.of(space, node)
+
+    def _operand(self, space: int, node: Node) -> int:
+        if self._is_outside(space, node):
+            return self._from_outside(space, node, is_value=False)
+        return super()._operand(space, node)
+
+    def _place(self, space: int, level: int, node: Node) -> SharedPlace | None:
+        if not self._is_outside(space, node):
+            return super()._place(space, level, node)
+        definition = self._recorded.definitions.of(space, node)
+        if isinstance(definition, InputValue):
+            return SharedPlace(definition.number, True)
+        if isinstance(definition, (LoopResult, StateValue)):
+            self.level = max(self.level, self._outer._level(space, [node]))
+            return SharedPlace(self._outer._left(definition))
+        if node.op == "scalar":
+            known = definition is None or isinstance(definition, StepSlot)
+            return None if known else SharedPlace(self._from_outside(space, node, is_value=True))
+        if node.op == "load":
+            if node.input in self._recorded.definitions.results[space]:
+                own = self._graphs[space].load(node.input, node.dtype, (0,) * len(node.offset))
+                return SharedPlace(self._from_outside(space, own, is_value=False))
+            return SharedPlace(node.input, True) if definition is None else None
+        # What takes operations is computed once, before the loop.
+        stored = node.op not in FREE and self._graphs[space].is_stored(node)
+        return SharedPlace(self._from_outside(space, node, is_value=False)) if stored else None
 
 
 def _input_value(graph: WholeGraph, place: int, dtype: np.dtype[Any]) -> Node:
@@ -472,8 +658,9 @@ def spectral_program(
     checks = [(number, check) for number, one in enumerate(spaces.recorders) for check in one.checks]
     values = [(0, node) for one in series for node in one.nodes]
     values += [(number, check.count) for number, check in checks]
-    made = PartsOf(spaces, function, inputs)
-    steps, numbers = made.cut(outputs, values, kind)
+    roots = [(space, node) for space, output in outputs for node in output.nodes] + values
+    made = PartsOf(Recorded(spaces, function, inputs, used_slots(spaces, roots), kind))
+    steps, numbers = made.cut(outputs, values)
 
     # What the rest of a run asks of the function as a whole.
     graph = WholeGraph([], main.space)

@@ -90,6 +90,7 @@ class Spaces:
         for shape in filter(None, shapes):
             other = Tracing(function, WholeGraph([], shape), shape, main.functions)
             other.tape, other.spaces, other.lines = main.tape, self, main.lines
+            other.journals = main.journals  # an iteration writes memory of any space
             self.recorders.append(other)
 
     @property

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import meshrun
+from meshrun.runner.errors import RunError
 from tests.unit.arrays.test_operations import RANKS, on_ranks, values
 
 
@@ -44,6 +45,16 @@ def multiplied(a: Any, b: Any) -> Any:
     return (a + 1) @ b.T - np.mean(a)
 
 
+@meshrun.distribute
+def iterated(u: Any) -> Any:
+    """A loop that its condition ends: an implicit equation, solved by transforms."""
+    change, x = 1.0, np.zeros_like(u)
+    while change > 1e-9:
+        new = np.fft.irfft2(0.2 * np.fft.rfft2(u - 0.1 * x * x), u.shape)
+        change, x = np.max(np.abs(new - x)), new
+    return x
+
+
 def given(job: Any) -> list[Any]:
     if job is multiplied:
         return [values((8, 8), "f8"), values((8, 8), "f8", 1)]
@@ -56,7 +67,9 @@ def numbers(results: Any) -> list[Any]:
     return [np.asarray(one.gather() if hasattr(one, "gather") else one) for one in every]
 
 
-@pytest.mark.parametrize("job", [diffused, filtered, stepped, halved, multiplied], ids=lambda job: job.name)
+@pytest.mark.parametrize(
+    "job", [diffused, filtered, stepped, halved, multiplied, iterated], ids=lambda job: job.name
+)
 def test_calls_have_the_bits_of_runs_from_files(job: Any, tmp_path: Path) -> None:
     """Of calls that follow each other, too, and they agree with NumPy's within rounding."""
     arrays = given(job)
@@ -95,6 +108,16 @@ def test_steps_with_transforms_on_distributed_arrays(ranks: int) -> None:
         np.testing.assert_allclose(found.gather(), whole, rtol=1e-12, atol=1e-12)
 
     on_ranks(ranks, body)
+
+
+def test_a_run_counts_iterations_and_ends_a_loop_that_does_not(tmp_path: Path) -> None:
+    np.save(tmp_path / "in.npy", values((10, 8), "f8"))
+    files, alike = (tmp_path / "in.npy", tmp_path / "out.npy"), {"device": "cpu", "verify": "full"}
+    (loop,) = iterated.run(*files, steps=2, **alike)["loops"]
+    assert loop["iterations"] > loop["last"] > 4
+    assert loop["waits"]
+    with pytest.raises(RunError, match=r"loop in line \d+ did not end within 3 iterations"):
+        iterated.run(*files, max_iterations=3, **alike)
 
 
 def test_parts_of_two_axes() -> None:
