@@ -13,12 +13,12 @@ from fused import GXX, launchers
 from nvrtc_log import log_of
 from whole_kernels import TextKernel, block_of, boxes, compile_texts, halo_of
 
+from meshrun.runner.arrays import exact_sum
 from meshrun.runner.compiler.cuda import values
 from meshrun.runner.compiler.cuda.pass_launch import key_of
 from meshrun.runner.compiler.cuda.single_pass import emit
 from meshrun.runner.compiler.cuda.values import SUM_COPIES, SUM_WORDS, BestKey, SumKey
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program, slot_of
-from meshrun.runner.arrays import exact_sum
 
 needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
 WAYS = ("maximum", "minimum")

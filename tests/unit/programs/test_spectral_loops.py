@@ -197,10 +197,7 @@ def with_few_within(u: Any) -> Any:
     while np.sum(np.abs(u)) > 1:
         for k in range(3):
             u = smoothed(u, 0.9 - 0.1 * k)
-        if np.max(u) > 1:
-            u = u * 0.5
-        else:
-            u = smoothed(u, 0.8)
+        u = u * 0.5 if np.max(u) > 1 else smoothed(u, 0.8)
     return u
 
 
