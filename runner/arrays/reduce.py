@@ -134,7 +134,7 @@ def reduce_axes(world: World, partition: Partition, axes: Sequence[int], cells: 
     """
     whole, order = _in_any_order(cells.dtype, ufunc), list(range(len(partition.shape)))
     combine = getattr(world.xp, COMBINED[ufunc])
-    if whole and len(axes) == len(partition.shape):
+    if whole and axes and len(axes) == len(partition.shape) and max(partition.grid) == world.size:
         return _without_negative_zeros(_of_all_cells(world, partition, cells, whole, combine), ufunc)
     for axis in reversed(axes):
         last = world.xp.moveaxis(cells, order.index(axis), -1)
@@ -144,7 +144,10 @@ def reduce_axes(world: World, partition: Partition, axes: Sequence[int], cells: 
 
 
 def _of_all_cells(world: World, partition: Partition, cells: Array, whole: str, combine: Combine) -> Array:
-    """Return the combination of all cells, of shape (). whole, combine: as of `_without_axis`."""
+    """Return the combination of all cells, of shape (), of an array that is split along one axis at most.
+
+    whole, combine: as of `_without_axis`.
+    """
     holders = _holders(partition, world.size)
     partials = world.backend.empty((max(len(holders), 1),), cells.dtype)
     if not holders:

@@ -163,7 +163,10 @@ class SpectralProgram(WholeProgram):
         words = [repr((one.reads, one.writes, one.slots)) for one in self.parts]
         words += [_text(one) for one in self.transforms]
         words += [f"product {one.sources} {one.product.turned} {one.target}" for one in self.products]
-        words += [f"{one.kind} {one.state} {one.first} {one.again} {one.steps}" for one in self.loop_steps]
+        words += [
+            f"{one.kind} {one.numbers} {one.state} {one.first} {one.again} {one.steps}"
+            for one in self.loop_steps
+        ]
         return *words, *(text for part in self.parts for text in part.program.fingerprint)
 
     @cached_property
