@@ -22,6 +22,7 @@ import numpy as np
 
 from meshrun.runner.arrays import exact_sum
 from meshrun.runner.comm.api import UFUNCS
+from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import Partition
@@ -98,27 +99,35 @@ def reduce_cells(world: World, partition: Partition, reduction: Reduction, *fact
 
 
 def has_exact_sums(world: World, dtype: np.dtype[Any]) -> bool:
-    """Return whether sums of all cells are rounded once. dtype: in which they are added."""
-    return world.xp is np and dtype in exact_sum.PLACES
+    """Return whether sums of all cells are rounded once. dtype: in which they are added.
+
+    The parts of complex numbers are added by themselves.
+    """
+    return world.xp is np and real_dtype(dtype) in exact_sum.PLACES
 
 
 def exact_total(world: World, dtype: np.dtype[Any], *factors: HostArray) -> Any:
     """Return the sum of all cells of an array, or of the products of two, rounded once. Collective.
 
-    factors: this rank's cells, which no other rank has. dtype: float32 or float64, of the products too.
+    factors: this rank's cells, which no other rank has. dtype: of the sum and of the products, as of
+    `has_exact_sums`.
     """
-    words, cells = exact_sum.zero_words(), factors[0]
-    if len(factors) == 1:
-        exact_sum.add_cells(words, np, cells.astype(dtype, copy=False))
-    elif cells.size:
-        rows = max(SLAB // max(cells[:1].size * dtype.itemsize, 1), 1) if cells.ndim else 1
-        for first in range(0, len(cells) if cells.ndim else 1, rows):
-            part = slice(first, first + rows) if cells.ndim else ...
-            left, right = (factor[part].astype(dtype, copy=False) for factor in factors)
-            exact_sum.add_cells(words, np, np.asarray(left * right))
+    is_complex, cells = dtype.kind == "c", factors[0]
+    words = np.stack([exact_sum.zero_words() for _ in range(1 + is_complex)])
+    rows = max(len(cells), 1) if cells.ndim else 1
+    if len(factors) > 1 and cells.size and cells.ndim:  # some products at a time
+        rows = max(SLAB // (cells[:1].size * dtype.itemsize), 1)
+    for first in range(0, len(cells) if cells.ndim else 1, rows):
+        part = slice(first, first + rows) if cells.ndim else ...
+        own, *others = (factor[part].astype(dtype, copy=False) for factor in factors)
+        for other in others:
+            own = np.asarray(own * other)
+        for total, one in zip(words, (own.real, own.imag) if is_complex else (own,), strict=True):
+            exact_sum.add_cells(total, np, one)
     if world.size > 1:
         world.control.all_reduce(words, "sum")
-    return exact_sum.rounded(words, dtype)
+    real, *imaginary = (exact_sum.rounded(one, real_dtype(dtype)) for one in words)
+    return dtype.type(complex(real, *imaginary)) if is_complex else real
 
 
 def reduce_axes(world: World, partition: Partition, axes: Sequence[int], cells: Array, ufunc: str) -> Array:

@@ -539,6 +539,12 @@ class ProgramRun:
         else:
             row[...] = slots
 
+    def reset_checks(self) -> None:
+        """Forget which checks of values have failed."""
+        self._failed.fill(False)
+        for loop in self.loops.values():
+            loop.run.reset_checks()
+
     def failed_check(self) -> ValueCheck | None:
         """Return the first check of a value that failed in some step so far; None if none did."""
         for number, check in enumerate(self.program.checks):

@@ -458,6 +458,10 @@ class SpectralRun:
         assert node.op == "scalar"
         return self.values[node.value]
 
+    def reset_checks(self) -> None:
+        """Forget which checks of values have failed."""
+        self._failed.fill(False)
+
     def failed_check(self) -> ValueCheck | None:
         """Return the first check of a value that failed in some step so far; None if none did."""
         return next((one for n, one in enumerate(self.program.checks) if bool(self._failed[n])), None)

@@ -165,7 +165,8 @@ class PreparedFunction:
             run.set_step(self._scalars.rows(0, 1)[0])
         run.take(self._outs)
         if program.checks and (failed := run.failed_check()) is not None:
-            raise RunError(f"line {failed.line}: job {self.job.name} takes {failed.what}", everywhere=True)
+            run.reset_checks()
+            raise RunError(f"line {failed.line}: job {self.job.name} {failed.what}", everywhere=True)
         results: list[Any] = []
         for output, out, place in zip(program.outputs, self._outs, self._results, strict=True):
             given = arrays[output.origin] if output.origin >= 0 else None
@@ -216,7 +217,7 @@ def traced(
                 reason.line = change.line
                 raise reason
         for series in program.series:
-            if series.listed or any(node.op not in ("scalar", "constant") for node in series.nodes):
+            if series.listed or program.graph.vary(series.nodes):
                 raise NotTraceable(
                     f"returns values at points as the series {series.name}",
                     f"{job.name}.iterate, or {job.name}.run with files",

@@ -407,6 +407,21 @@ def test_sums_are_rounded_once_as_in_functions(dtype: str) -> None:
         on_ranks(ranks, body)
 
 
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+def test_sums_of_complex_numbers_are_those_of_functions(dtype: str) -> None:
+    a, b = values((9, 7), dtype) * 1e6, values((9, 7), dtype, 1)
+
+    def body(world: Any) -> None:
+        u, v = world.array(a), world.array(b)
+        _, total, *_ = totals(u, v)
+        for found in (np.sum(u), np.sum(u[::-1]), u.sum()):
+            assert found.tobytes() == total.tobytes()
+            assert found.real == np.dtype(dtype).type(math.fsum(a.real.ravel().tolist())).real
+
+    for ranks in RANKS:
+        on_ranks(ranks, body)
+
+
 @pytest.mark.parametrize("index", [True, (1, True), slice(1.0, 2), slice(np.float64(1), 2), 1.0])
 def test_an_index_is_not_taken_for_an_equal_one(index: Any) -> None:
     """True == 1 == 1.0, and only one of them takes a row: also if that one was used before."""

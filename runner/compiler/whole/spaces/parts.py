@@ -555,7 +555,7 @@ class BodyParts(PartsOf):
         super().__init__(outer._recorded)
         if loop.checks:
             reason = NotTraceable(
-                f"takes {loop.checks[0].what} in a loop, beside transforms or products",
+                "reduces the cells that a condition picks in a loop, beside transforms or products",
                 "the loop in a function of its own",
             )
             reason.line = loop.checks[0].line

@@ -10,7 +10,7 @@ import pytest
 
 import meshrun
 from meshrun.runner.compiler.whole import trace
-from meshrun.runner.errors import UserError
+from meshrun.runner.errors import RunError, UserError
 from tests.unit.arrays.test_operations import RANKS, on_ranks, values
 
 SPEED = 0.25
@@ -191,3 +191,18 @@ def test_what_a_call_refuses() -> None:
 
     for ranks in (1, 2):
         on_ranks(ranks, body)
+
+
+@meshrun.distribute
+def by_largest(u: Any) -> Any:
+    return u / np.max(u[u > 5])
+
+
+def test_a_call_that_failed_leaves_nothing_for_the_next_one() -> None:
+    def body(world: Any) -> None:
+        for _ in range(2):
+            with pytest.raises(RunError, match=r"line \d+: job by_largest takes numpy.max of the cells"):
+                by_largest(world.ones((4, 3)))
+            assert float(np.max(by_largest(world.full((4, 3), 8.0)))) == 1
+
+    on_ranks(2, body)
