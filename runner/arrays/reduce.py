@@ -1,8 +1,7 @@
 """Reductions of an array with the same bits on any number of ranks.
 
-What is exact is combined in any order: extremes, sums of integers, and on CPUs sums of all floats of an
-array, which are rounded once (`exact_sum`). The rest is combined in a tree that depends on the array's shape
-alone.
+What is exact is combined in any order: extremes, sums of integers, and on CPUs sums of all cells of an array,
+which are rounded once (`exact_sum`). The rest is combined in a tree that depends on the array's shape alone.
 
 In the tree, neighbouring parts of equal size are combined if their pair starts at a multiple of the pair's
 size. A rank combines as many as possible of its own; those that are left over of all ranks are combined in
