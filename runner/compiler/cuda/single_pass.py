@@ -387,15 +387,20 @@ class _Body:
                 self.lines += values.lines + [one.results for one in stores]
             self.lines += self._written(stores)
         self._finish()
-        cells = math.prod(tile) // (tile[0] if march else self._turns)
+        self.description = self._described(flat, reads)
+
+    def _described(self, results: Sequence[Node], reads: Sequence[_Read]) -> Description:
+        """Return the work for a cell."""
+        program = self.program
+        cells = math.prod(self.tile) // (self.tile[0] if self.march else self._turns)
         counts = Counter[str]()
         for strip in self._strips.all:
             counts[strip.node.op] += strip.high - strip.low
         operands = (*program.inputs, *program.outputs)
-        self.description = Description(
+        return Description(
             loads=counts["load"] / cells,
             load_instructions=sum(read.instructions for read in reads) / (cells * self._turns),
-            stores=len(flat),
+            stores=len(results),
             operations=sum(n for op, n in counts.items() if op not in FREE) / cells,
             bytes=sum(one.dtype.itemsize * one.components for one in operands),
         )
