@@ -377,15 +377,7 @@ class _Body:
         if march:
             self._march(values, reads, stores)
         else:
-            for read in reads:
-                self.lines += [f"auto {name} = {text};" for name, text in read.loads.items()]
-            self.lines += [f"align({name});" for read in reads for name in read.windows]
-            self.lines += [statement for read in reads for statement in read.after]
-            if sweep:
-                self._sweep(values, stores)
-            else:
-                self.lines += values.lines + [one.results for one in stores]
-            self.lines += self._written(stores)
+            self._make_tile(values, reads, stores, sweep)
         self._finish()
         self.description = self._described(flat, reads)
 
@@ -404,6 +396,20 @@ class _Body:
             operations=sum(n for op, n in counts.items() if op not in FREE) / cells,
             bytes=sum(one.dtype.itemsize * one.components for one in operands),
         )
+
+    def _make_tile(
+        self, values: Values, reads: Sequence[_Read], stores: Sequence[_Store], sweep: bool
+    ) -> None:
+        """Write what a thread does that makes its cells at once, or in a loop along the last axis."""
+        for read in reads:
+            self.lines += [f"auto {name} = {text};" for name, text in read.loads.items()]
+        self.lines += [f"align({name});" for read in reads for name in read.windows]
+        self.lines += [statement for read in reads for statement in read.after]
+        if sweep:
+            self._sweep(values, stores)
+        else:
+            self.lines += values.lines + [one.results for one in stores]
+        self.lines += self._written(stores)
 
     def _finish(self) -> None:
         """Write what all threads of a block do after their cells, and what other blocks do."""
