@@ -15,7 +15,13 @@ from meshrun.runner.arrays.halo.exchange import HaloPlan
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.whole.between.levels import Misaligned
 from meshrun.runner.compiler.whole.graph import ValueCheck
-from meshrun.runner.compiler.whole.spaces.parts import ProductStep, SharedPlace, SpacePart, SpectralProgram
+from meshrun.runner.compiler.whole.spaces.parts import (
+    ProductStep,
+    SharedPlace,
+    SpacePart,
+    SpectralProgram,
+    TransformStep,
+)
 from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.redistribution import RedistributionPlan
@@ -26,8 +32,9 @@ from meshrun.runner.programs.spectral.layouts import plan_layouts, slab_grid
 from meshrun.runner.programs.stages import plan_program
 from meshrun.runner.region import Array, Region, Shape, overlap
 from meshrun.runner.report.phases import Phases
-from meshrun.runner.transforms.device import DeviceTransform
+from meshrun.runner.transforms.device import DeviceTransform, changes_of
 from meshrun.runner.transforms.product import multiply, transposed_rows
+from meshrun.runner.transforms.rooms import Exchange, Rooms, SplitChange, open_rooms
 from meshrun.runner.world.group import move
 from meshrun.runner.world.world import World
 
@@ -88,8 +95,11 @@ class SpectralRun:
         self._held: dict[tuple[SharedPlace, Shape], DistributedArray] = {}
         self._valid: set[tuple[SharedPlace, Shape]] = set()
         self._results: dict[tuple[int, SharedPlace], Array] = {}  # of parts that are split otherwise
+        self._on_gpu = world.backend.device.kind == "cuda"
         self._device_transforms: dict[int, DeviceTransform] = {}
         self._kept: dict[Any, Any] = {}  # plans and memory of these
+        self._changes: dict[int, list[SplitChange]] = {}  # their exchanges
+        self._rooms: Rooms | None = None
 
     def _is_own(self, number: int, step: SpacePart) -> bool:
         """Whether a part has the space of the function, and is split along the axis that its arrays are."""
@@ -131,10 +141,12 @@ class SpectralRun:
         return plan
 
     def prepare(self) -> list[tuple[int, str, int]]:
-        """Compile the kernels of all parts; fill arrays that the function uses besides its inputs.
+        """Compile the kernels of all parts; fill arrays that the function uses besides its inputs; allocate
+        what GPUs exchange in transforms.
 
         Return which parts have none on some rank, by number of the step, why, and the line.
         """
+        self._open_rooms()
         failed = []
         for number, run in self.runs.items():
             run.tables = self.tables
@@ -149,6 +161,40 @@ class SpectralRun:
                 array.interior[...] = self.world.xp.asarray(constant.values[array.region.slices])
                 run.arrays[len(step.reads) + place] = array
         return failed
+
+    def _open_rooms(self) -> None:
+        """Allocate the memory in which arrays change their split, and let the ranks open each other's."""
+        if not self._on_gpu or self.world.size == 1 or self._rooms is not None:
+            return
+        for number, transform in self.layouts.transforms.items():
+            step = self.program.steps[number]
+            if isinstance(step, TransformStep) and len(transform.shape) > 1:
+                dtype = self.program.shared[step.source].dtype
+                changes = changes_of(transform, dtype, self.world.size)
+                if changes:
+                    self._changes[number] = changes
+        self._rooms = open_rooms(self.world, self._changes)
+
+    def close(self) -> None:
+        """Forget the memory of the other ranks."""
+        if self._rooms is not None:
+            self._rooms.close()
+            self._rooms = None
+            self._device_transforms.clear()
+
+    @property
+    def is_issued_by_host(self) -> bool:
+        """Whether something between ranks is prepared anew in each step: what no CUDA graph can hold."""
+        lines = any(len(transform.shape) == 1 for transform in self.layouts.transforms.values())
+        products = any(isinstance(step, ProductStep) for step in self.program.steps)
+        results = any(
+            isinstance(step, SpacePart)
+            and not self._is_own(number, step)
+            and any(place.of_function for place in step.writes)
+            for number, step in enumerate(self.program.steps)
+        )
+        moved = bool(self.layouts.moves(self.program))
+        return self.world.size > 1 and (lines or products or results or moved)
 
     def forget(self) -> None:
         for run in self.runs.values():
@@ -210,28 +256,42 @@ class SpectralRun:
     def take(self, outs: Sequence[Array]) -> None:
         """Run all parts and transforms once. outs: of each output, this rank's own cells, to be filled."""
         self._valid.clear()
+        under_way: list[DeviceTransform] = []  # the last transform, while its cells travel
+        target_of: int | None = None  # the array that it fills
         for number, step in enumerate(self.program.steps):
+            follows = isinstance(step, TransformStep) and step.source != target_of
+            if not follows:
+                _finish(under_way)
             if isinstance(step, SpacePart):
                 self._take_part(number, step, outs)
-                continue
-            if isinstance(step, ProductStep):
+            elif isinstance(step, ProductStep):
                 self._multiply(step)
-                continue
-            transform = self.layouts.transforms[number]
-            ranks = self.world.size
-            source = self._array(SharedPlace(step.source), slab_grid(transform.shape, transform.split, ranks))
-            grid = slab_grid(transform.result_shape, transform.result_split, ranks)
-            target = self._target(SharedPlace(step.target), grid)
-            if self._device_transform(number, source, target) is not None:
-                self._device_transforms[number]()
             else:
-                with nullcontext() if self.world.backend.asynchronous else self.phases("transform"):
-                    target.interior[...] = transform.carry_out(self.world, source.interior)
-            target.written()
-            self.moved += transform.exchanges if self.is_split else 0
+                self._transform(number, step, under_way)
+                target_of = step.target
+        _finish(under_way)
         for number, check in enumerate(self.program.checks):
             failed = self._failed[number : number + 1]
             self.world.xp.logical_or(failed, self.values[check.count.value] == 0, out=failed)
+
+    def _transform(self, number: int, step: TransformStep, under_way: list[DeviceTransform]) -> None:
+        """Transform an array; on GPUs up to its first exchange: then it is all that is under way."""
+        transform, ranks = self.layouts.transforms[number], self.world.size
+        source = self._array(SharedPlace(step.source), slab_grid(transform.shape, transform.split, ranks))
+        grid = slab_grid(transform.result_shape, transform.result_split, ranks)
+        target = self._target(SharedPlace(step.target), grid)
+        prepared = self._device_transform(number, source, target)
+        if prepared is None:
+            with nullcontext() if self.world.backend.asynchronous else self.phases("transform"):
+                target.interior[...] = transform.carry_out(self.world, source.interior)
+        else:
+            if self._rooms is None or self._rooms.sets == 1:
+                _finish(under_way)
+            prepared.begin()
+            _finish(under_way)
+            under_way.append(prepared)
+        target.written()
+        self.moved += transform.exchanges if self.is_split else 0
 
     def _multiply(self, step: ProductStep) -> None:
         """Multiply two fields. All three are split by rows."""
@@ -252,13 +312,17 @@ class SpectralRun:
     def _device_transform(
         self, number: int, source: DistributedArray, target: DistributedArray
     ) -> DeviceTransform | None:
-        """Return what transforms on this GPU alone; None on CPUs, and where ranks exchange something."""
+        """Return what transforms between arrays on GPUs; None on CPUs, and for arrays of one axis."""
         world, transform = self.world, self.layouts.transforms[number]
-        if world.backend.device.kind != "cuda" or world.size > 1 or len(transform.shape) == 1:
+        if not self._on_gpu or len(transform.shape) == 1:
             return None
         if number not in self._device_transforms:
-            arrays = source.interior, target.interior
-            made = DeviceTransform(world, transform, *arrays, self._kept)
+            exchanges: list[Exchange] = []
+            if number in self._changes:
+                assert self._rooms is not None
+                turn = [*self._changes].index(number)
+                exchanges = self._rooms.exchanges(turn, self._changes[number])
+            made = DeviceTransform(world, transform, source.interior, target.interior, self._kept, exchanges)
             self._device_transforms[number] = made
         return self._device_transforms[number]
 
@@ -375,3 +439,10 @@ class SpectralRun:
     def failed_check(self) -> ValueCheck | None:
         """Return the first check of a value that failed in some step so far; None if none did."""
         return next((one for n, one in enumerate(self.program.checks) if bool(self._failed[n])), None)
+
+
+def _finish(under_way: list[DeviceTransform]) -> None:
+    """Finish the transforms that are under way."""
+    for transform in under_way:
+        transform.finish()
+    under_way.clear()

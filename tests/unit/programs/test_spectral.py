@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from room_ranks import Ranks
 
 from meshrun.runner.arrays.distributed_array import empty_array
 from meshrun.runner.comm.threads import run_ranks
@@ -16,6 +18,7 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.spaces.parts import SpectralProgram
 from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
 from meshrun.runner.device.api import poison
+from meshrun.runner.programs.spectral import spectral_run
 from meshrun.runner.programs.spectral.layouts import plan_layouts
 from meshrun.runner.programs.spectral.spectral_run import SpectralRun
 from meshrun.runner.report.phases import Phases
@@ -333,3 +336,81 @@ def test_products_of_components_stay_in_the_cell() -> None:
     u, table = field(12, 9, 3), np.arange(9.0).reshape(3, 3)
     program = trace_whole(lambda u: u @ table, [WholeInput("u", u.shape, u.dtype)], {}, axes=(0, 1))
     assert not isinstance(program, SpectralProgram)
+
+
+def turbulent(w):
+    """Some transforms that wait for others, and some that do not."""
+    h = np.fft.rfft2(w)
+    u, v = np.fft.irfft2(0.5 * h, w.shape), np.fft.irfft2(0.25j * h, w.shape)
+    return w + u * v + 0.01 * np.fft.irfft2(np.fft.rfft2(np.fft.irfft2(h * h, w.shape)), w.shape)
+
+
+@pytest.mark.parametrize("how", ["messages", "early", "late"])
+@pytest.mark.parametrize("slow", [None, 0, 1])
+def test_transforms_between_gpus(how: str, slow: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of a program whose transforms are prepared once: after the first step, the host allocates
+    nothing, and the ranks agree on nothing."""
+    w = np.random.default_rng(3).standard_normal((24, 20))
+    program, wanted = traced(turbulent, [w]), w
+    for _ in range(3):
+        wanted = turbulent(wanted)
+    for count in (1, 2, 3):
+        ranks = Ranks(monkeypatch, how, slow)
+        monkeypatch.setattr(spectral_run, "open_rooms", ranks.opened)
+
+        def case(world: Any) -> Any:
+            run = SpectralRun(world, program, (world.size, 1), Phases(world.backend.synchronize))
+            run._on_gpu = True
+            assert run.prepare() == []
+            array = empty_array(world, run.plans[0], w.dtype)  # type: ignore[arg-type]
+            array.interior[...] = w[array.region.slices]
+            run.arrays[0] = array
+            calls = Counter[str]()
+            for step in range(3):
+                out = np.full(array.interior.shape, np.nan)
+                if step == 1:
+                    counted(world.backend, "empty", calls)
+                    counted(world.control, "allgather", calls)
+                    counted(world, "exchange", calls)
+                run.take([out])
+                array.interior[...] = out
+            run.close()
+            assert not calls
+            assert not run.is_issued_by_host
+            return out
+
+        found = np.concatenate(ranks.run(count, case))
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def counted(owner: Any, name: str, calls: Counter[str]) -> None:
+    """Count the calls of a method."""
+    method = getattr(owner, name)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        calls[name] += 1
+        return method(*arguments, **options)
+
+    setattr(owner, name, call)
+
+
+def test_what_the_host_issues_between_ranks_is_in_no_graph() -> None:
+    w = np.random.default_rng(3).standard_normal((24, 24))
+
+    def case(world: Any, function: Any, array: Any) -> bool:
+        program = traced(function, [array])
+        return SpectralRun(
+            world, program, (world.size,) + (1,) * (array.ndim - 1), Phases()
+        ).is_issued_by_host
+
+    for function, array, issued in (
+        (turbulent, w, False),
+        (lambda u: np.fft.ifft(np.fft.fft(u)).real, w[0], True),
+        (lambda u: u @ u + np.fft.ifft2(np.fft.fft2(u)).real, w, True),
+    ):
+        for count in (1, 2):
+            found = run_ranks(
+                count,
+                lambda control, f=function, g=array: case(open_world("cpu", control=control), f, g),
+            )
+            assert found == [issued and count > 1] * count

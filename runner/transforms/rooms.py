@@ -1,0 +1,391 @@
+"""Arrays whose split moves from one axis to another, between GPUs: prepared once, issued without waiting.
+
+A rank computes its block of the former split in parts. As soon as a part is issued, what other ranks need of
+it is carried to their blocks of the latter split, in a stream of its own, while the GPU goes on with other
+work. Where the GPUs of one host reach each other's memory, copy engines carry it to where it is read next:
+nothing is packed. Elsewhere it is packed, sent by messages and unpacked.
+
+Both blocks lie in one array of bytes of each rank, its room. Of two ranks, a room has the whole array, and
+each cell its place in it: cells that a rank keeps never move. Of more, one block lies behind the other, and
+a rank copies the cells that it keeps.
+
+A room may be used again when everything that read it has been issued on its rank: the first copies into
+rooms follow an all-reduction of one word, before which every rank's stream has come to this exchange.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshrun.runner.comm.checksum.checked import named
+from meshrun.runner.device.api import Mark
+from meshrun.runner.plan.grid import bounds, split_along
+from meshrun.runner.region import Array, Region, Shape, overlap
+from meshrun.runner.transforms.peers import find_peers, open_everywhere, opened
+from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.comm.peer_arrays import PeerArrays, PeerCopies
+
+PARTS = 4  # most parts of an exchange
+PART_BYTES = 8 << 20  # of a part; smaller ones take longer than the time that they hide
+LINE_CELLS = 16  # multiple of cells from a row of a matrix to the next
+ALIGNMENT = 256  # bytes, of rooms and messages in memory
+MOST_PITCH = (1 << 31) - 1  # bytes from a row to the next that CUDA copies as rows
+
+# The address of the target and of the source, bytes between their rows, bytes of a row, and number of rows.
+Rows = tuple[int, int, tuple[int, int], int, int]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where a rank's block lies in its room.
+
+    region: of the whole array. start: element of the room with which an array in C order begins. lengths: of
+    that array. corner: of the block's first cell in it.
+    """
+
+    region: Region
+    start: int
+    lengths: Shape
+    corner: Shape
+
+    @cached_property
+    def strides(self) -> Shape:
+        """Elements from a cell to the next along each axis."""
+        return tuple(math.prod(self.lengths[axis + 1 :]) for axis in range(len(self.lengths)))
+
+    def element(self, index: Shape) -> int:
+        """Return the element of the room that a cell of the whole array is."""
+        places = zip(index, self.region.start, self.corner, self.strides, strict=True)
+        return self.start + sum((at - first + corner) * stride for at, first, corner, stride in places)
+
+    def view(self, room: Array, dtype: np.dtype[Any]) -> Array:
+        """Return the block's cells in a room, an array of bytes."""
+        stop = self.start + math.prod(self.lengths)
+        cells = room[self.start * dtype.itemsize : stop * dtype.itemsize].view(dtype).reshape(self.lengths)
+        pairs = zip(self.corner, self.region.shape, strict=True)
+        return cells[tuple(slice(first, first + length) for first, length in pairs)]
+
+
+@dataclass(frozen=True)
+class SplitChange:
+    """A change of the axis along which an array is split over the ranks, from `old` to `new`."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    old: int
+    new: int
+    ranks: int
+
+    def blocks(self, rank: int) -> tuple[Block, Block]:
+        """Return where a rank's block of the former split lies in its room, and that of the latter."""
+        before, after = (split_along(self.shape, axis, self.ranks) for axis in (self.old, self.new))
+        first, second = before[rank], after[rank]
+        if self.ranks == 2:
+            whole = _padded(self.shape)
+            return Block(first, 0, whole, first.start), Block(second, 0, whole, second.start)
+        origin, behind = (0,) * len(self.shape), math.prod(_padded(before[0].shape))
+        return (
+            Block(first, 0, _padded(first.shape), origin),
+            Block(second, behind, _padded(second.shape), origin),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a room: rank 0 has the largest blocks."""
+        last = self.blocks(0)[1]
+        return (last.start + math.prod(last.lengths)) * self.dtype.itemsize
+
+    @cached_property
+    def parts(self) -> int:
+        """Number of parts in which each rank's block is computed and sent; some may have no cells."""
+        block = split_along(self.shape, self.old, self.ranks)[0]
+        return max(min(PARTS, block.shape[self.old], block.size * self.dtype.itemsize // PART_BYTES), 1)
+
+    def part(self, rank: int, number: int) -> Region:
+        """Return a part of a rank's block of the former split, of which it is a range along axis `old`."""
+        region = split_along(self.shape, self.old, self.ranks)[rank]
+        first, last = bounds(region.shape[self.old], self.parts, number)
+        start, stop = list(region.start), list(region.stop)
+        start[self.old], stop[self.old] = start[self.old] + first, start[self.old] + last
+        return Region(tuple(start), tuple(stop))
+
+    def box(self, sender: int, receiver: int, number: int) -> Region:
+        """Return the cells of a rank's part that are cells of a rank's block of the latter split."""
+        return overlap(self.part(sender, number), split_along(self.shape, self.new, self.ranks)[receiver])
+
+    @property
+    def problem(self) -> str:
+        """Why cells cannot be copied as rows; "" if they can."""
+        pitch = max(max(one.strides) for one in self.blocks(0)) * self.dtype.itemsize
+        return f"rows {pitch:,} bytes apart, more than CUDA copies" if pitch > MOST_PITCH else ""
+
+
+class PeerExchange:
+    """Copies of this rank's parts to where other ranks read them. Every method is collective.
+
+    first, second: this rank's blocks, to be written and to be read. parts: of `first`, in the order in which
+    they are computed.
+    """
+
+    def __init__(self, change: SplitChange, rank: int, room: Array, rooms: Sequence[int], copies: PeerCopies):
+        """rooms: of each rank, the address of its room."""
+        self._copies, source = copies, change.blocks(rank)[0]
+        self._arrived: Mark = None
+        self.first, self.second = (one.view(room, change.dtype) for one in change.blocks(rank))
+        self.parts = _parts_of(change, rank)
+        # From the next rank on: each is sent to by one rank at a time. Of two ranks, kept cells are there.
+        targets = [(rank + step) % change.ranks for step in range(1, change.ranks + (change.ranks > 2))]
+        self._rows: list[list[Rows]] = []
+        for number in range(change.parts):
+            rows: list[Rows] = []
+            for other in targets:
+                box = change.box(rank, other, number)
+                ends = (rooms[other], change.blocks(other)[1]), (rooms[rank], source)
+                rows += copied_rows(box, *ends, change.dtype.itemsize)
+            self._rows.append(rows)
+
+    def send(self, number: int) -> None:
+        """Send a part, whose computation has been issued."""
+        copies = self._copies
+        copies.follow()
+        if number == 0:
+            copies.arrived()  # no rank writes into a room before every rank has come here
+        for rows in self._rows[number]:
+            copies.rows(*rows)
+        if number == len(self.parts) - 1:
+            self._arrived = copies.arrived()
+
+    def wait(self) -> None:
+        """Let later work of the current stream find the second block complete."""
+        self._copies.wait(self._arrived)
+
+
+class MessageExchange:
+    """As `PeerExchange`, by messages between ranks that do not reach each other's memory."""
+
+    def __init__(self, change: SplitChange, world: World, room: Array, copies: PeerCopies, buffers: Messages):
+        """buffers: memory of messages."""
+        self._arrays, self._copies, rank = world.arrays, copies, world.rank
+        self._arrived: Mark = None
+        self.first, self.second = (one.view(room, change.dtype) for one in change.blocks(rank))
+        self.parts = _parts_of(change, rank)
+        source, target = change.blocks(rank)
+        # What is copied and sent of each part, received, and copied from there.
+        self._steps = []
+        for number in range(change.parts):
+            packed, unpacked, sends, receives = [], [], list[tuple[int, Array]](), list[tuple[int, Array]]()
+            places = [0, 0]
+            for other in range(change.ranks):
+                going, coming = change.box(rank, other, number), change.box(other, rank, number)
+                if other == rank:
+                    if going.size and change.ranks > 2:
+                        packed.append((_cells(self.first, source, going), _cells(self.second, target, going)))
+                    continue
+                if going.size:
+                    message, places[0] = _message(buffers.sent, places[0], going.shape, change.dtype)
+                    packed.append((_cells(self.first, source, going), message))
+                    sends.append((other, message))
+                if coming.size:
+                    message, places[1] = _message(buffers.received, places[1], coming.shape, change.dtype)
+                    unpacked.append((message, _cells(self.second, target, coming)))
+                    receives.append((other, message))
+            self._steps.append((packed, sends, receives, unpacked))
+
+    def send(self, number: int) -> None:
+        """Send a part, whose computation has been issued, and receive those of the other ranks."""
+        packed, sends, receives, unpacked = self._steps[number]
+        self._copies.follow()
+        with self._copies.issuing():
+            for source, message in packed:
+                message[...] = source
+            with named(self._arrays, "redistribute"):
+                self._arrays.exchange(sends, receives).wait()
+            for message, target in unpacked:
+                target[...] = message
+        if number == len(self.parts) - 1:
+            self._arrived = self._copies.mark()
+
+    def wait(self) -> None:
+        """Let later work of the current stream find the second block complete."""
+        self._copies.wait(self._arrived)
+
+
+Exchange = PeerExchange | MessageExchange
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Memory of the messages of one part, as arrays of bytes."""
+
+    sent: Array
+    received: Array
+
+
+class Rooms:
+    """The rooms of the exchanges of several transforms, which use them in turn.
+
+    world: all ranks. sets: number of transforms that can be under way. most: exchanges of a transform. peers:
+    memory that every rank can open; otherwise, why there is none. Collective.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        changes: Sequence[SplitChange],
+        counts: tuple[int, int],
+        peers: PeerArrays | str,
+        copies: Callable[[World], PeerCopies],
+    ) -> None:
+        """Allocate rooms for the largest change. Raises Unreachable, on ranks that cannot open others' rooms.
+
+        counts: `sets` and `most`.
+        """
+        self._world, self._peers = world, peers
+        self.sets, self.most = counts
+        nbytes = -(-max(one.nbytes for one in changes) // ALIGNMENT) * ALIGNMENT
+        number, byte = self.sets * self.most, np.dtype(np.uint8)
+        self._copies = copies(world)
+        if isinstance(peers, str):
+            memory = world.backend.empty((number * nbytes,), byte)
+            size = max(_message_bytes(one, world.rank) for one in changes)
+            self._messages = Messages(*(world.backend.empty((size,), byte) for _ in range(2)))
+            self._addresses: list[list[int]] = []
+        else:
+            memory, addresses = open_everywhere(world, peers, number * nbytes, byte)
+            self._addresses = [[one + room * nbytes for one in addresses] for room in range(number)]
+        self._rooms = [memory[room * nbytes : (room + 1) * nbytes] for room in range(number)]
+
+    @property
+    def reason(self) -> str:
+        """Why cells are sent by messages; "" if copy engines carry them."""
+        return self._peers if isinstance(self._peers, str) else ""
+
+    def exchanges(self, turn: int, changes: Sequence[SplitChange]) -> list[Exchange]:
+        """Return the exchanges of a transform, prepared. turn: transforms of one turn modulo `sets` use the
+        same rooms, one after another."""
+        found: list[Exchange] = []
+        for number, change in enumerate(changes):
+            place = turn % self.sets * self.most + number
+            room, rank = self._rooms[place], self._world.rank
+            if isinstance(self._peers, str):
+                found.append(MessageExchange(change, self._world, room, self._copies, self._messages))
+            else:
+                found.append(PeerExchange(change, rank, room, self._addresses[place], self._copies))
+        return found
+
+    def close(self) -> None:
+        """Forget the other ranks' rooms. Collective."""
+        if not isinstance(self._peers, str):
+            self._peers.close()
+
+
+def open_rooms(
+    world: World,
+    changes: Mapping[int, Sequence[SplitChange]],
+    peers: PeerArrays | str | None = None,
+    copies: Callable[[World], PeerCopies] | None = None,
+) -> Rooms | None:
+    """Return rooms for the exchanges of transforms; None if there are none. Collective.
+
+    changes: of each transform. peers, copies: instead of the GPUs' memory and copy engines.
+    """
+    every = [change for one in changes.values() for change in one]
+    if not every:
+        return None
+    # With two sets, one transform's cells travel while the next transform is computed.
+    most = max(len(one) for one in changes.values())
+    free = min(world.control.allgather(world.backend.free_memory()))
+    two = 2 * 2 * most * max(one.nbytes for one in every) <= free
+    counts, made = (2 if two else 1, most), copies or peer_copies
+    memory = find_peers(world) if peers is None else peers
+    if isinstance(memory, str):
+        return Rooms(world, every, counts, memory, made)
+    problem = next((one.problem for one in every if one.problem), "")
+    if problem:
+        memory.close()
+        return Rooms(world, every, counts, problem, made)
+    rooms = opened(world, memory, lambda: Rooms(world, every, counts, memory, made))
+    return rooms if isinstance(rooms, Rooms) else Rooms(world, every, counts, rooms, made)
+
+
+def peer_copies(world: World) -> PeerCopies:
+    """Return copies by the copy engines of this rank's GPU."""
+    from meshrun.runner.comm.peer_arrays import PeerCopies
+
+    return PeerCopies(world.arrays)
+
+
+def copied_rows(
+    box: Region, target: tuple[int, Block], source: tuple[int, Block], itemsize: int
+) -> Iterator[Rows]:
+    """Yield the copies of rows that copy a box between two blocks, as few as there are.
+
+    target, source: addresses of the rooms, and the blocks in them.
+    """
+    if box.size == 0:
+        return
+    # Axes that lie behind each other in both blocks are one: first the bytes of a cell.
+    groups = [(itemsize, 1, 1)]
+    for axis in reversed(range(len(box.shape))):
+        if box.shape[axis] == 1:
+            continue
+        steps = target[1].strides[axis] * itemsize, source[1].strides[axis] * itemsize
+        count, *former = groups[-1]
+        if steps == (count * former[0], count * former[1]):
+            groups[-1] = count * box.shape[axis], former[0], former[1]
+        else:
+            groups.append((box.shape[axis], *steps))
+    (width, *_), *rest = groups
+    rows, *pitches = rest[0] if rest else (1, width, width)
+    starts = [address + block.element(box.start) * itemsize for address, block in (target, source)]
+    for places in product(*(range(count) for count, *_ in rest[1:])):
+        moved = [
+            start + sum(place * steps[side] for place, (_, *steps) in zip(places, rest[1:], strict=True))
+            for side, start in enumerate(starts)
+        ]
+        yield moved[0], moved[1], (pitches[0], pitches[1]), width, rows
+
+
+def _padded(lengths: Shape) -> Shape:
+    """Return the lengths in memory of a block: the rows of a matrix begin at whole lines."""
+    if len(lengths) != 2:
+        return lengths
+    return lengths[0], -(-lengths[1] // LINE_CELLS) * LINE_CELLS
+
+
+def _parts_of(change: SplitChange, rank: int) -> list[tuple[slice, ...]]:
+    """Return the slices of the parts in a rank's block of the former split, up to axis `old`."""
+    block, old = change.blocks(rank)[0].region, change.old
+    parts = (change.part(rank, number).slices_in(block) for number in range(change.parts))
+    return [(*(slice(None),) * old, part[old]) for part in parts]
+
+
+def _cells(view: Array, block: Block, box: Region) -> Array:
+    """Return a box of a block. view: of the block."""
+    return view[box.slices_in(block.region)]
+
+
+def _message(buffer: Array, place: int, shape: Shape, dtype: np.dtype[Any]) -> tuple[Array, int]:
+    """Return an array in a buffer that begins at byte `place`, and where the next one may begin."""
+    stop = place + math.prod(shape) * dtype.itemsize
+    return buffer[place:stop].view(dtype).reshape(shape), -(-stop // ALIGNMENT) * ALIGNMENT
+
+
+def _message_bytes(change: SplitChange, rank: int) -> int:
+    """Return the most bytes that a rank sends or receives of a part, with what aligns them."""
+    others = [other for other in range(change.ranks) if other != rank]
+    most = 0
+    for number in range(change.parts):
+        sent = sum(change.box(rank, other, number).size for other in others)
+        received = sum(change.box(other, rank, number).size for other in others)
+        most = max(most, sent, received)
+    return most * change.dtype.itemsize + change.ranks * ALIGNMENT
