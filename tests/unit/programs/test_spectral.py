@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -398,10 +399,8 @@ def test_what_the_host_issues_between_ranks_is_in_no_graph() -> None:
     w = np.random.default_rng(3).standard_normal((24, 24))
 
     def case(world: Any, function: Any, array: Any) -> bool:
-        program = traced(function, [array])
-        return SpectralRun(
-            world, program, (world.size,) + (1,) * (array.ndim - 1), Phases()
-        ).is_issued_by_host
+        program, grid = traced(function, [array]), (world.size, *(1,) * (array.ndim - 1))
+        return SpectralRun(world, program, grid, Phases(world.backend.synchronize)).is_issued_by_host
 
     for function, array, issued in (
         (turbulent, w, False),
@@ -409,8 +408,6 @@ def test_what_the_host_issues_between_ranks_is_in_no_graph() -> None:
         (lambda u: u @ u + np.fft.ifft2(np.fft.fft2(u)).real, w, True),
     ):
         for count in (1, 2):
-            found = run_ranks(
-                count,
-                lambda control, f=function, g=array: case(open_world("cpu", control=control), f, g),
-            )
+            case_ = functools.partial(case, function=function, array=array)
+            found = run_ranks(count, lambda control, call=case_: call(open_world("cpu", control=control)))
             assert found == [issued and count > 1] * count
