@@ -18,7 +18,7 @@ import numpy as np
 from meshrun.runner.region import Array
 from meshrun.runner.transforms.fourier import result_type
 from meshrun.runner.transforms.plan import Redistribution, Transform
-from meshrun.runner.transforms.rooms import Exchange, SplitChange
+from meshrun.runner.transforms.rooms import Change, Exchange, split_change
 from meshrun.runner.transforms.split import SplitTransform
 from meshrun.runner.world.world import World
 
@@ -68,12 +68,12 @@ def batches_of(source: Array, result: Array, axis: int) -> AxisBatches:
     return AxisBatches(real.shape[axis], cells, strides, lines, distances, tuple(starts))
 
 
-def changes_of(transform: SplitTransform, dtype: np.dtype[Any], ranks: int) -> list[SplitChange]:
+def changes_of(transform: SplitTransform, dtype: np.dtype[Any], ranks: int) -> list[Change]:
     """Return the exchanges of a transform, in order. dtype: of its operand."""
     changes = []
     for stage in transform.plan(ranks).stages:
         if isinstance(stage, Redistribution):
-            changes.append(SplitChange(stage.shape, dtype, stage.old, stage.new, ranks))
+            changes.append(split_change(stage.shape, dtype, stage.old, stage.new, ranks))
         elif stage.half and not transform.inverse:
             dtype = result_type(dtype, "forward")
     return changes

@@ -16,7 +16,7 @@ rooms follow an all-reduction of one word, before which every rank's stream has 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -27,7 +27,7 @@ import numpy as np
 from meshrun.runner.comm.checksum.checked import named
 from meshrun.runner.device.api import Mark
 from meshrun.runner.plan.grid import bounds, split_along
-from meshrun.runner.region import Array, Region, Shape, overlap
+from meshrun.runner.region import Array, Region, Shape, address_of, overlap
 from meshrun.runner.transforms.peers import find_peers, open_everywhere, opened
 from meshrun.runner.world.world import World
 
@@ -76,23 +76,31 @@ class Block:
 
 
 @dataclass(frozen=True)
-class SplitChange:
-    """A change of the axis along which an array is split over the ranks, from `old` to `new`."""
+class Change:
+    """A change of the boxes of an array that the ranks have.
+
+    before, after: of each rank; of two ranks, parts of one array. along: axis along which boxes are cut into
+    the parts in which they are computed and sent.
+    """
 
     shape: Shape
     dtype: np.dtype[Any]
-    old: int
-    new: int
-    ranks: int
+    before: tuple[Region, ...]
+    after: tuple[Region, ...]
+    along: int
+
+    @property
+    def ranks(self) -> int:
+        return len(self.before)
 
     def blocks(self, rank: int) -> tuple[Block, Block]:
-        """Return where a rank's block of the former split lies in its room, and that of the latter."""
-        before, after = (split_along(self.shape, axis, self.ranks) for axis in (self.old, self.new))
-        first, second = before[rank], after[rank]
+        """Return where a rank's box before lies in its room, and that after."""
+        first, second = self.before[rank], self.after[rank]
         if self.ranks == 2:
             whole = _padded(self.shape)
             return Block(first, 0, whole, first.start), Block(second, 0, whole, second.start)
-        origin, behind = (0,) * len(self.shape), math.prod(_padded(before[0].shape))
+        origin = (0,) * len(self.shape)
+        behind = max(math.prod(_padded(one.shape)) for one in self.before)
         return (
             Block(first, 0, _padded(first.shape), origin),
             Block(second, behind, _padded(second.shape), origin),
@@ -100,33 +108,40 @@ class SplitChange:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a room: rank 0 has the largest blocks."""
-        last = self.blocks(0)[1]
-        return (last.start + math.prod(last.lengths)) * self.dtype.itemsize
+        """Bytes of a room, the same on every rank."""
+        ends = (self.blocks(rank)[1] for rank in range(self.ranks))
+        return max(one.start + math.prod(one.lengths) for one in ends) * self.dtype.itemsize
 
     @cached_property
     def parts(self) -> int:
-        """Number of parts in which each rank's block is computed and sent; some may have no cells."""
-        block = split_along(self.shape, self.old, self.ranks)[0]
-        return max(min(PARTS, block.shape[self.old], block.size * self.dtype.itemsize // PART_BYTES), 1)
+        """Number of parts of each rank's box; some may have no cells."""
+        size = max(one.size for one in self.before)
+        length = max(one.shape[self.along] for one in self.before)
+        return max(min(PARTS, length, size * self.dtype.itemsize // PART_BYTES), 1)
 
     def part(self, rank: int, number: int) -> Region:
-        """Return a part of a rank's block of the former split, of which it is a range along axis `old`."""
-        region = split_along(self.shape, self.old, self.ranks)[rank]
-        first, last = bounds(region.shape[self.old], self.parts, number)
+        """Return a part of a rank's box before."""
+        region = self.before[rank]
+        first, last = bounds(region.shape[self.along], self.parts, number)
         start, stop = list(region.start), list(region.stop)
-        start[self.old], stop[self.old] = start[self.old] + first, start[self.old] + last
+        start[self.along], stop[self.along] = start[self.along] + first, start[self.along] + last
         return Region(tuple(start), tuple(stop))
 
     def box(self, sender: int, receiver: int, number: int) -> Region:
-        """Return the cells of a rank's part that are cells of a rank's block of the latter split."""
-        return overlap(self.part(sender, number), split_along(self.shape, self.new, self.ranks)[receiver])
+        """Return the cells of a rank's part that a rank has after the change."""
+        return overlap(self.part(sender, number), self.after[receiver])
 
     @property
     def problem(self) -> str:
         """Why cells cannot be copied as rows; "" if they can."""
         pitch = max(max(one.strides) for one in self.blocks(0)) * self.dtype.itemsize
         return f"rows {pitch:,} bytes apart, more than CUDA copies" if pitch > MOST_PITCH else ""
+
+
+def split_change(shape: Shape, dtype: np.dtype[Any], old: int, new: int, ranks: int) -> Change:
+    """Return the change from a split along axis `old` to one along axis `new`."""
+    before, after = (tuple(split_along(shape, axis, ranks)) for axis in (old, new))
+    return Change(shape, dtype, before, after, old)
 
 
 class PeerExchange:
@@ -136,7 +151,7 @@ class PeerExchange:
     they are computed.
     """
 
-    def __init__(self, change: SplitChange, rank: int, room: Array, rooms: Sequence[int], copies: PeerCopies):
+    def __init__(self, change: Change, rank: int, room: Array, rooms: Sequence[int], copies: PeerCopies):
         """rooms: of each rank, the address of its room."""
         self._copies, source = copies, change.blocks(rank)[0]
         self._arrived: Mark = None
@@ -169,16 +184,46 @@ class PeerExchange:
         self._copies.wait(self._arrived)
 
 
+@dataclass(frozen=True)
+class Messages:
+    """Memory of the messages of one part, as arrays of bytes."""
+
+    sent: Array
+    received: Array
+
+
+def messages_of(world: World, changes: Sequence[Change]) -> Messages:
+    """Allocate memory for the messages of each part of several changes, of which one is under way."""
+    most, rank = 0, world.rank
+    for change in changes:
+        others = [other for other in range(change.ranks) if other != rank]
+        for number in range(change.parts):
+            sent = sum(change.box(rank, other, number).size for other in others)
+            received = sum(change.box(other, rank, number).size for other in others)
+            nbytes = max(sent, received) * change.dtype.itemsize + change.ranks * ALIGNMENT
+            most = max(most, nbytes)
+    return Messages(*(world.backend.empty((most,), np.dtype(np.uint8)) for _ in range(2)))
+
+
 class MessageExchange:
     """As `PeerExchange`, by messages between ranks that do not reach each other's memory."""
 
-    def __init__(self, change: SplitChange, world: World, room: Array, copies: PeerCopies, buffers: Messages):
-        """buffers: memory of messages."""
+    def __init__(
+        self,
+        change: Change,
+        world: World,
+        ends: tuple[Array, Array],
+        copies: PeerCopies,
+        buffers: Messages | None = None,
+    ):
+        """ends: this rank's cells before the change and after it. buffers: memory of messages; None: of its
+        own."""
         self._arrays, self._copies, rank = world.arrays, copies, world.rank
         self._arrived: Mark = None
-        self.first, self.second = (one.view(room, change.dtype) for one in change.blocks(rank))
+        self.first, self.second = ends
         self.parts = _parts_of(change, rank)
-        source, target = change.blocks(rank)
+        before, after = change.before[rank], change.after[rank]
+        buffers = messages_of(world, [change]) if buffers is None else buffers
         # What is copied and sent of each part, received, and copied from there.
         self._steps = []
         for number in range(change.parts):
@@ -186,17 +231,19 @@ class MessageExchange:
             places = [0, 0]
             for other in range(change.ranks):
                 going, coming = change.box(rank, other, number), change.box(other, rank, number)
-                if other == rank:
-                    if going.size and change.ranks > 2:
-                        packed.append((_cells(self.first, source, going), _cells(self.second, target, going)))
-                    continue
                 if going.size:
-                    message, places[0] = _message(buffers.sent, places[0], going.shape, change.dtype)
-                    packed.append((_cells(self.first, source, going), message))
-                    sends.append((other, message))
-                if coming.size:
+                    source = self.first[going.slices_in(before)]
+                    if other == rank:
+                        message = self.second[going.slices_in(after)]
+                    else:
+                        message, places[0] = _message(buffers.sent, places[0], going.shape, change.dtype)
+                        sends.append((other, message))
+                    # Of two blocks of one array, cells that this rank keeps are there.
+                    if address_of(message) != address_of(source):
+                        packed.append((source, message))
+                if coming.size and other != rank:
                     message, places[1] = _message(buffers.received, places[1], coming.shape, change.dtype)
-                    unpacked.append((message, _cells(self.second, target, coming)))
+                    unpacked.append((message, self.second[coming.slices_in(after)]))
                     receives.append((other, message))
             self._steps.append((packed, sends, receives, unpacked))
 
@@ -222,14 +269,6 @@ class MessageExchange:
 Exchange = PeerExchange | MessageExchange
 
 
-@dataclass(frozen=True)
-class Messages:
-    """Memory of the messages of one part, as arrays of bytes."""
-
-    sent: Array
-    received: Array
-
-
 class Rooms:
     """The rooms of the exchanges of several transforms, which use them in turn.
 
@@ -240,24 +279,22 @@ class Rooms:
     def __init__(
         self,
         world: World,
-        changes: Sequence[SplitChange],
+        changes: Sequence[Change],
         counts: tuple[int, int],
         peers: PeerArrays | str,
-        copies: Callable[[World], PeerCopies],
+        copies: PeerCopies,
     ) -> None:
         """Allocate rooms for the largest change. Raises Unreachable, on ranks that cannot open others' rooms.
 
         counts: `sets` and `most`.
         """
-        self._world, self._peers = world, peers
+        self._world, self._peers, self.copies = world, peers, copies
         self.sets, self.most = counts
         nbytes = -(-max(one.nbytes for one in changes) // ALIGNMENT) * ALIGNMENT
         number, byte = self.sets * self.most, np.dtype(np.uint8)
-        self._copies = copies(world)
         if isinstance(peers, str):
             memory = world.backend.empty((number * nbytes,), byte)
-            size = max(_message_bytes(one, world.rank) for one in changes)
-            self._messages = Messages(*(world.backend.empty((size,), byte) for _ in range(2)))
+            self._messages = messages_of(world, changes)
             self._addresses: list[list[int]] = []
         else:
             memory, addresses = open_everywhere(world, peers, number * nbytes, byte)
@@ -269,7 +306,7 @@ class Rooms:
         """Why cells are sent by messages; "" if copy engines carry them."""
         return self._peers if isinstance(self._peers, str) else ""
 
-    def exchanges(self, turn: int, changes: Sequence[SplitChange]) -> list[Exchange]:
+    def exchanges(self, turn: int, changes: Sequence[Change]) -> list[Exchange]:
         """Return the exchanges of a transform, prepared. turn: transforms of one turn modulo `sets` use the
         same rooms, one after another."""
         found: list[Exchange] = []
@@ -277,9 +314,11 @@ class Rooms:
             place = turn % self.sets * self.most + number
             room, rank = self._rooms[place], self._world.rank
             if isinstance(self._peers, str):
-                found.append(MessageExchange(change, self._world, room, self._copies, self._messages))
+                first, second = (one.view(room, change.dtype) for one in change.blocks(rank))
+                ends, copies = (first, second), self.copies
+                found.append(MessageExchange(change, self._world, ends, copies, self._messages))
             else:
-                found.append(PeerExchange(change, rank, room, self._addresses[place], self._copies))
+                found.append(PeerExchange(change, rank, room, self._addresses[place], self.copies))
         return found
 
     def close(self) -> None:
@@ -290,13 +329,13 @@ class Rooms:
 
 def open_rooms(
     world: World,
-    changes: Mapping[int, Sequence[SplitChange]],
+    changes: Mapping[int, Sequence[Change]],
+    copies: PeerCopies,
     peers: PeerArrays | str | None = None,
-    copies: Callable[[World], PeerCopies] | None = None,
 ) -> Rooms | None:
     """Return rooms for the exchanges of transforms; None if there are none. Collective.
 
-    changes: of each transform. peers, copies: instead of the GPUs' memory and copy engines.
+    changes: of each transform. peers: instead of the GPUs' memory; or why copy engines are not to be used.
     """
     every = [change for one in changes.values() for change in one]
     if not every:
@@ -305,16 +344,16 @@ def open_rooms(
     most = max(len(one) for one in changes.values())
     free = min(world.control.allgather(world.backend.free_memory()))
     two = 2 * 2 * most * max(one.nbytes for one in every) <= free
-    counts, made = (2 if two else 1, most), copies or peer_copies
+    counts = 2 if two else 1, most
     memory = find_peers(world) if peers is None else peers
     if isinstance(memory, str):
-        return Rooms(world, every, counts, memory, made)
+        return Rooms(world, every, counts, memory, copies)
     problem = next((one.problem for one in every if one.problem), "")
     if problem:
         memory.close()
-        return Rooms(world, every, counts, problem, made)
-    rooms = opened(world, memory, lambda: Rooms(world, every, counts, memory, made))
-    return rooms if isinstance(rooms, Rooms) else Rooms(world, every, counts, rooms, made)
+        return Rooms(world, every, counts, problem, copies)
+    rooms = opened(world, memory, lambda: Rooms(world, every, counts, memory, copies))
+    return rooms if isinstance(rooms, Rooms) else Rooms(world, every, counts, rooms, copies)
 
 
 def peer_copies(world: World) -> PeerCopies:
@@ -362,30 +401,14 @@ def _padded(lengths: Shape) -> Shape:
     return lengths[0], -(-lengths[1] // LINE_CELLS) * LINE_CELLS
 
 
-def _parts_of(change: SplitChange, rank: int) -> list[tuple[slice, ...]]:
-    """Return the slices of the parts in a rank's block of the former split, up to axis `old`."""
-    block, old = change.blocks(rank)[0].region, change.old
-    parts = (change.part(rank, number).slices_in(block) for number in range(change.parts))
-    return [(*(slice(None),) * old, part[old]) for part in parts]
-
-
-def _cells(view: Array, block: Block, box: Region) -> Array:
-    """Return a box of a block. view: of the block."""
-    return view[box.slices_in(block.region)]
+def _parts_of(change: Change, rank: int) -> list[tuple[slice, ...]]:
+    """Return the slices of the parts in a rank's box before, up to the axis that is cut."""
+    box, along = change.before[rank], change.along
+    parts = (change.part(rank, number).slices_in(box) for number in range(change.parts))
+    return [(*(slice(None),) * along, part[along]) for part in parts]
 
 
 def _message(buffer: Array, place: int, shape: Shape, dtype: np.dtype[Any]) -> tuple[Array, int]:
     """Return an array in a buffer that begins at byte `place`, and where the next one may begin."""
     stop = place + math.prod(shape) * dtype.itemsize
     return buffer[place:stop].view(dtype).reshape(shape), -(-stop // ALIGNMENT) * ALIGNMENT
-
-
-def _message_bytes(change: SplitChange, rank: int) -> int:
-    """Return the most bytes that a rank sends or receives of a part, with what aligns them."""
-    others = [other for other in range(change.ranks) if other != rank]
-    most = 0
-    for number in range(change.parts):
-        sent = sum(change.box(rank, other, number).size for other in others)
-        received = sum(change.box(other, rank, number).size for other in others)
-        most = max(most, sent, received)
-    return most * change.dtype.itemsize + change.ranks * ALIGNMENT

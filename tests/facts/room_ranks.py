@@ -14,7 +14,7 @@ from thread_peers import ThreadPeers
 
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.transforms import rooms
-from meshrun.runner.transforms.rooms import Rooms, SplitChange, open_rooms
+from meshrun.runner.transforms.rooms import Change, Rooms, open_rooms
 from meshrun.runner.world.world import World, open_world
 
 MESSAGES = "the ranks are on 2 hosts"
@@ -45,9 +45,11 @@ class Ranks:
         copies = self.copies[threading.get_ident()] = HostCopies(world, self.queue)
         return copies
 
-    def opened(self, world: World, changes: Mapping[int, Sequence[SplitChange]]) -> Rooms | None:
+    def opened(
+        self, world: World, changes: Mapping[int, Sequence[Change]], copies: Any = None
+    ) -> Rooms | None:
         peers: Any = MESSAGES if self.how == "messages" else ThreadPeers(world)
-        return open_rooms(world, changes, peers, self.made)
+        return open_rooms(world, changes, copies or self.made(world), peers)
 
     def run(self, count: int, case: Callable[[World], Any]) -> list[Any]:
         return run_ranks(count, lambda control: case(open_world("cpu", control=control)), timeout=60)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,22 +24,29 @@ from meshrun.runner.compiler.whole.spaces.parts import (
 )
 from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.plan.grid import Partition
-from meshrun.runner.plan.redistribution import RedistributionPlan
+from meshrun.runner.plan.redistribution import Boxes, RedistributionPlan
 from meshrun.runner.plan.steps import LINE
 from meshrun.runner.programs.execute import ProgramRun
 from meshrun.runner.programs.looping import LoopRun
 from meshrun.runner.programs.spectral.layouts import plan_layouts, slab_grid
 from meshrun.runner.programs.stages import plan_program
-from meshrun.runner.region import Array, Region, Shape, overlap
+from meshrun.runner.region import Array, Region, Shape, address_of, overlap
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.transforms.device import DeviceTransform, changes_of
 from meshrun.runner.transforms.product import multiply, transposed_rows
-from meshrun.runner.transforms.rooms import Exchange, Rooms, SplitChange, open_rooms
+from meshrun.runner.transforms.rooms import (
+    Change,
+    Exchange,
+    MessageExchange,
+    Rooms,
+    open_rooms,
+    peer_copies,
+)
 from meshrun.runner.world.group import move
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
-    from meshrun.runner.comm.peer_arrays import DeviceTables
+    from meshrun.runner.comm.peer_arrays import DeviceTables, PeerCopies
 
 
 @dataclass
@@ -98,8 +105,10 @@ class SpectralRun:
         self._on_gpu = world.backend.device.kind == "cuda"
         self._device_transforms: dict[int, DeviceTransform] = {}
         self._kept: dict[Any, Any] = {}  # plans and memory of these
-        self._changes: dict[int, list[SplitChange]] = {}  # their exchanges
+        self._changes: dict[int, list[Change]] = {}  # their exchanges
         self._rooms: Rooms | None = None
+        self._copies: PeerCopies | None = None
+        self._moves: dict[tuple[Hashable, int, int], MessageExchange] = {}
 
     def _is_own(self, number: int, step: SpacePart) -> bool:
         """Whether a part has the space of the function, and is split along the axis that its arrays are."""
@@ -164,7 +173,7 @@ class SpectralRun:
 
     def _open_rooms(self) -> None:
         """Allocate the memory in which arrays change their split, and let the ranks open each other's."""
-        if not self._on_gpu or self.world.size == 1 or self._rooms is not None:
+        if not self._on_gpu or self.world.size == 1 or self._copies is not None:
             return
         for number, transform in self.layouts.transforms.items():
             step = self.program.steps[number]
@@ -173,28 +182,23 @@ class SpectralRun:
                 changes = changes_of(transform, dtype, self.world.size)
                 if changes:
                     self._changes[number] = changes
-        self._rooms = open_rooms(self.world, self._changes)
+        self._copies = peer_copies(self.world)
+        self._rooms = open_rooms(self.world, self._changes, self._copies)
 
     def close(self) -> None:
         """Forget the memory of the other ranks."""
         if self._rooms is not None:
             self._rooms.close()
-            self._rooms = None
-            self._device_transforms.clear()
+        self._rooms = self._copies = None
+        self._device_transforms.clear()
+        self._moves.clear()
 
     @property
     def is_issued_by_host(self) -> bool:
         """Whether something between ranks is prepared anew in each step: what no CUDA graph can hold."""
         lines = any(len(transform.shape) == 1 for transform in self.layouts.transforms.values())
         products = any(isinstance(step, ProductStep) for step in self.program.steps)
-        results = any(
-            isinstance(step, SpacePart)
-            and not self._is_own(number, step)
-            and any(place.of_function for place in step.writes)
-            for number, step in enumerate(self.program.steps)
-        )
-        moved = bool(self.layouts.moves(self.program))
-        return self.world.size > 1 and (lines or products or results or moved)
+        return self.world.size > 1 and (lines or products)
 
     def forget(self) -> None:
         for run in self.runs.values():
@@ -388,8 +392,8 @@ class SpectralRun:
             other = next(layout for one, layout in self._valid if one == place)
             source = self._held[place, other]
         target = self._target(place, grid)
-        plan = RedistributionPlan(source.partition, target.partition, self.world.size)
-        move(self.world, plan, source.interior, target.interior)
+        boxes = source.partition, target.partition
+        self._move((place, grid), source.shape, boxes, source.interior, target.interior)
         target.written()
         self.moved += self.is_split
         return target
@@ -405,11 +409,35 @@ class SpectralRun:
             return [Region((*one.start, *zero), (*one.stop, *rest)) for one in parts]
 
         limit = tuple(map(min, partition.shape, self.partition.shape))
-        plan = RedistributionPlan(boxes(partition, limit), boxes(self.partition, limit), self.world.size)
-        mine = boxes(self.partition, limit)[self.world.rank]
-        own = out[tuple(slice(0, n) for n in mine.shape)]
-        move(self.world, plan, block, own)
+        ends = boxes(partition, limit), boxes(self.partition, limit)
+        before, after = (one[self.world.rank] for one in ends)
+        given, own = (
+            array[tuple(slice(0, n) for n in region.shape)]
+            for array, region in ((block, before), (out, after))
+        )
+        self._move(id(block), (*limit, *rest), ends, given, own)
         self.moved += self.is_split
+
+    def _move(
+        self, name: Hashable, shape: Shape, boxes: tuple[Boxes, Boxes], source: Array, target: Array
+    ) -> None:
+        """Move cells between the ranks' boxes, before and after. On GPUs it is prepared once.
+
+        name: of the move; its arrays may be others in the next step.
+        """
+        world = self.world
+        if self._copies is None:
+            move(world, RedistributionPlan(*boxes, world.size), source, target)
+            return
+        key = name, address_of(source), address_of(target)
+        if key not in self._moves:
+            before, after = (tuple(one[rank] for rank in range(world.size)) for one in boxes)
+            change = Change(shape, np.dtype(source.dtype), before, after, 0)
+            self._moves[key] = MessageExchange(change, world, (source, target), self._copies)
+        exchange = self._moves[key]
+        for number in range(len(exchange.parts)):
+            exchange.send(number)
+        exchange.wait()
 
     @property
     def loops(self) -> dict[tuple[int, int], LoopRun]:

@@ -27,6 +27,7 @@ from meshrun.runner.world.world import open_world
 from tests.facts.program_runs import plain
 
 RANKS = (1, 2, 3)
+TAKEN = 5  # steps
 
 
 def traced(
@@ -343,38 +344,49 @@ def turbulent(w):
     """Some transforms that wait for others, and some that do not."""
     h = np.fft.rfft2(w)
     u, v = np.fft.irfft2(0.5 * h, w.shape), np.fft.irfft2(0.25j * h, w.shape)
-    return w + u * v + 0.01 * np.fft.irfft2(np.fft.rfft2(np.fft.irfft2(h * h, w.shape)), w.shape)
+    back = np.fft.irfft2(np.fft.rfft2(np.fft.irfft2(h * h, w.shape)), w.shape)
+    return w + u * v + 0.01 * back
+
+
+def turned(w):
+    """Transforms along some axes, whose results lie where others do not."""
+    return w + np.fft.ifft(np.fft.fft(w, axis=1), axis=0).real
 
 
 @pytest.mark.parametrize("how", ["messages", "early", "late"])
 @pytest.mark.parametrize("slow", [None, 0, 1])
-def test_transforms_between_gpus(how: str, slow: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of a program whose transforms are prepared once: after the first step, the host allocates
-    nothing, and the ranks agree on nothing."""
+@pytest.mark.parametrize("function", [turbulent, turned])
+def test_transforms_between_gpus(
+    function: Any, how: str, slow: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of a program whose transforms are prepared once: after the first two steps, the host
+    allocates nothing, and the ranks agree on nothing."""
     w = np.random.default_rng(3).standard_normal((24, 20))
-    program, wanted = traced(turbulent, [w]), w
-    for _ in range(3):
-        wanted = turbulent(wanted)
+    program, wanted = traced(function, [w]), w
+    for _ in range(TAKEN):
+        wanted = function(wanted)
     for count in (1, 2, 3):
         ranks = Ranks(monkeypatch, how, slow)
         monkeypatch.setattr(spectral_run, "open_rooms", ranks.opened)
+        monkeypatch.setattr(spectral_run, "peer_copies", ranks.made)
 
         def case(world: Any) -> Any:
             run = SpectralRun(world, program, (world.size, 1), Phases(world.backend.synchronize))
             run._on_gpu = True
             assert run.prepare() == []
-            array = empty_array(world, run.plans[0], w.dtype)  # type: ignore[arg-type]
-            array.interior[...] = w[array.region.slices]
-            run.arrays[0] = array
+            pair = [empty_array(world, run.plans[0], w.dtype) for _ in range(2)]  # type: ignore[arg-type]
+            pair[0].interior[...] = w[pair[0].region.slices]
             calls = Counter[str]()
-            for step in range(3):
-                out = np.full(array.interior.shape, np.nan)
-                if step == 1:
+            for step in range(TAKEN):
+                run.arrays[0], out = pair[step % 2], pair[(step + 1) % 2].interior
+                out.fill(np.nan)
+                if step == 2:
                     counted(world.backend, "empty", calls)
                     counted(world.control, "allgather", calls)
-                    counted(world, "exchange", calls)
+                    if world.size > 1:
+                        counted(world, "exchange", calls)
+                pair[step % 2].written()
                 run.take([out])
-                array.interior[...] = out
             run.close()
             assert not calls
             assert not run.is_issued_by_host

@@ -18,7 +18,7 @@ from meshrun.runner.plan.grid import split_along
 from meshrun.runner.transforms import rooms
 from meshrun.runner.transforms.device import DeviceTransform, changes_of
 from meshrun.runner.transforms.plan import Real
-from meshrun.runner.transforms.rooms import SplitChange, open_rooms
+from meshrun.runner.transforms.rooms import open_rooms, split_change
 from meshrun.runner.transforms.split import SplitTransform
 from meshrun.runner.world.world import World, open_world
 
@@ -122,7 +122,7 @@ def test_a_matrix_is_copied_as_one_box_of_rows_for_each_part_and_rank(
 
     def case(world: World) -> None:
         ranks = Ranks(monkeypatch, "early")
-        change = SplitChange((64, 33), np.dtype("c8"), 0, 1, 2)
+        change = split_change((64, 33), np.dtype("c8"), 0, 1, 2)
         opened = ranks.opened(world, {0: [change]})
         assert opened is not None
         (exchange,) = opened.exchanges(0, [change])
@@ -139,7 +139,7 @@ def test_a_matrix_is_copied_as_one_box_of_rows_for_each_part_and_rank(
 
 
 def test_one_set_of_rooms_where_two_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    change = SplitChange((64, 33), np.dtype("c8"), 0, 1, 2)
+    change = split_change((64, 33), np.dtype("c8"), 0, 1, 2)
 
     def case(world: World, free: int) -> int:
         world.backend.free_memory = lambda: free  # type: ignore[method-assign]
@@ -153,11 +153,12 @@ def test_one_set_of_rooms_where_two_do_not_fit(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_rank_that_cannot_open_others_rooms_lets_all_send_messages() -> None:
-    change = SplitChange((64, 33), np.dtype("c8"), 0, 1, 2)
+    change = split_change((64, 33), np.dtype("c8"), 0, 1, 2)
 
     def case(world: World) -> str:
         peers: Any = ThreadPeers(world, blind=[1])
-        opened = open_rooms(world, {0: [change]}, peers, lambda world: HostCopies(world, None))  # type: ignore[arg-type, return-value]
+        copies: Any = HostCopies(world, None)
+        opened = open_rooms(world, {0: [change]}, copies, peers)
         assert opened is not None
         return opened.reason
 
@@ -166,5 +167,5 @@ def test_a_rank_that_cannot_open_others_rooms_lets_all_send_messages() -> None:
 
 
 def test_rows_too_far_apart_are_sent_by_messages() -> None:
-    assert SplitChange((4, 1 << 29), np.dtype("c16"), 0, 1, 2).problem
-    assert not SplitChange((1 << 29, 4), np.dtype("c16"), 0, 1, 2).problem
+    assert split_change((4, 1 << 29), np.dtype("c16"), 0, 1, 2).problem
+    assert not split_change((1 << 29, 4), np.dtype("c16"), 0, 1, 2).problem
