@@ -365,13 +365,13 @@ def test_transforms_between_gpus(
     program, wanted = traced(function, [w]), w
     for _ in range(TAKEN):
         wanted = function(wanted)
-    for count in (1, 2, 3):
+    for grid in ((1, 1), (2, 1), (3, 1), (2, 2)):
         ranks = Ranks(monkeypatch, how, slow)
         monkeypatch.setattr(spectral_run, "open_rooms", ranks.opened)
         monkeypatch.setattr(spectral_run, "peer_copies", ranks.made)
 
-        def case(world: Any) -> Any:
-            run = SpectralRun(world, program, (world.size, 1), Phases(world.backend.synchronize))
+        def case(world: Any, grid: Any = grid) -> Any:
+            run = SpectralRun(world, program, grid, Phases(world.backend.synchronize))
             run._on_gpu = True
             assert run.prepare() == []
             pair = [empty_array(world, run.plans[0], w.dtype) for _ in range(2)]  # type: ignore[arg-type]
@@ -390,10 +390,10 @@ def test_transforms_between_gpus(
             run.close()
             assert not calls
             assert not run.is_issued_by_host
-            return out
+            return run.region, out
 
-        found = np.concatenate(ranks.run(count, case))
-        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+        for region, block in ranks.run(int(np.prod(grid)), case):
+            np.testing.assert_allclose(block, wanted[region.slices], rtol=1e-12)
 
 
 def counted(owner: Any, name: str, calls: Counter[str]) -> None:
