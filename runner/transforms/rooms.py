@@ -97,8 +97,12 @@ class Change:
         """Return where a rank's box before lies in its room, and that after."""
         first, second = self.before[rank], self.after[rank]
         if self.ranks == 2:
-            whole = _padded(self.shape)
-            return Block(first, 0, whole, first.start), Block(second, 0, whole, second.start)
+            # Columns of a matrix that are a rank's block begin at whole lines, too.
+            *outer, start = map(max, first.start, second.start)
+            shift = -start % LINE_CELLS if len(outer) == 1 else 0
+            whole = _padded((*self.shape[:-1], self.shape[-1] + shift))
+            before, after = ((*one.start[:-1], one.start[-1] + shift) for one in (first, second))
+            return Block(first, 0, whole, before), Block(second, 0, whole, after)
         origin = (0,) * len(self.shape)
         behind = max(math.prod(_padded(one.shape)) for one in self.before)
         return (
@@ -122,7 +126,10 @@ class Change:
     def part(self, rank: int, number: int) -> Region:
         """Return a part of a rank's box before."""
         region = self.before[rank]
-        first, last = bounds(region.shape[self.along], self.parts, number)
+        length = region.shape[self.along]
+        unit = LINE_CELLS if length >= self.parts * LINE_CELLS else 1
+        cuts = bounds(-(-length // unit), self.parts, number)
+        first, last = (min(cut * unit, length) for cut in cuts)
         start, stop = list(region.start), list(region.stop)
         start[self.along], stop[self.along] = start[self.along] + first, start[self.along] + last
         return Region(tuple(start), tuple(stop))

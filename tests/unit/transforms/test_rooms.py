@@ -71,7 +71,7 @@ def taken(
 
 @pytest.mark.parametrize("how", ["messages", "early", "late"])
 @pytest.mark.parametrize("real", KINDS)
-@pytest.mark.parametrize("shape", [(8, 6), (5, 7), (2, 3), (4, 5, 6), (3, 2, 9)])
+@pytest.mark.parametrize("shape", [(8, 6), (5, 7), (2, 3), (70, 34), (4, 5, 6), (3, 2, 9)])
 def test_every_transform_on_any_number_of_ranks(
     shape: tuple[int, ...], real: Real, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +164,22 @@ def test_a_rank_that_cannot_open_others_rooms_lets_all_send_messages() -> None:
 
     found = run_ranks(2, lambda control: case(open_world("cpu", control=control)))
     assert found == ["rank 1 cannot open rank 0's memory"] * 2
+
+
+@pytest.mark.parametrize("columns", [33, 64, 129, 257])
+def test_blocks_and_parts_of_columns_begin_at_whole_lines(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rooms, "PART_BYTES", 16)
+    change = split_change((40, columns), np.dtype("c8"), 1, 0, 2)
+    for rank in range(2):
+        first, second = change.blocks(rank)
+        assert first.element(first.region.start) % rooms.LINE_CELLS == 0
+        assert first.lengths == second.lengths
+        parts = [change.part(rank, number) for number in range(change.parts)]
+        assert sum(one.size for one in parts) == first.region.size
+        for one in filter(lambda one: one.size, parts):
+            assert first.element(one.start) % rooms.LINE_CELLS == 0
 
 
 def test_rows_too_far_apart_are_sent_by_messages() -> None:
