@@ -18,7 +18,7 @@ import numpy as np
 from meshrun.runner.region import Array
 from meshrun.runner.transforms.fourier import result_type
 from meshrun.runner.transforms.plan import Redistribution, Transform
-from meshrun.runner.transforms.rooms import Change, Exchange, split_change
+from meshrun.runner.transforms.rooms import BoxChange, Exchange, split_change
 from meshrun.runner.transforms.split import SplitTransform
 from meshrun.runner.world.world import World
 
@@ -68,7 +68,7 @@ def batches_of(source: Array, result: Array, axis: int) -> AxisBatches:
     return AxisBatches(real.shape[axis], cells, strides, lines, distances, tuple(starts))
 
 
-def changes_of(transform: SplitTransform, dtype: np.dtype[Any], ranks: int) -> list[Change]:
+def changes_of(transform: SplitTransform, dtype: np.dtype[Any], ranks: int) -> list[BoxChange]:
     """Return the exchanges of a transform, in order. dtype: of its operand."""
     changes = []
     for stage in transform.plan(ranks).stages:

@@ -76,7 +76,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Change:
+class BoxChange:
     """A change of the boxes of an array that the ranks have.
 
     before, after: of each rank; of two ranks, parts of one array. along: axis along which boxes are cut into
@@ -145,10 +145,10 @@ class Change:
         return f"rows {pitch:,} bytes apart, more than CUDA copies" if pitch > MOST_PITCH else ""
 
 
-def split_change(shape: Shape, dtype: np.dtype[Any], old: int, new: int, ranks: int) -> Change:
+def split_change(shape: Shape, dtype: np.dtype[Any], old: int, new: int, ranks: int) -> BoxChange:
     """Return the change from a split along axis `old` to one along axis `new`."""
     before, after = (tuple(split_along(shape, axis, ranks)) for axis in (old, new))
-    return Change(shape, dtype, before, after, old)
+    return BoxChange(shape, dtype, before, after, old)
 
 
 class PeerExchange:
@@ -158,7 +158,7 @@ class PeerExchange:
     they are computed.
     """
 
-    def __init__(self, change: Change, rank: int, room: Array, rooms: Sequence[int], copies: PeerCopies):
+    def __init__(self, change: BoxChange, rank: int, room: Array, rooms: Sequence[int], copies: PeerCopies):
         """rooms: of each rank, the address of its room."""
         self._copies, source = copies, change.blocks(rank)[0]
         self._arrived: Mark = None
@@ -192,14 +192,14 @@ class PeerExchange:
 
 
 @dataclass(frozen=True)
-class Messages:
+class MessageMemory:
     """Memory of the messages of one part, as arrays of bytes."""
 
     sent: Array
     received: Array
 
 
-def messages_of(world: World, changes: Sequence[Change]) -> Messages:
+def messages_of(world: World, changes: Sequence[BoxChange]) -> MessageMemory:
     """Allocate memory for the messages of each part of several changes, of which one is under way."""
     most, rank = 0, world.rank
     for change in changes:
@@ -209,7 +209,7 @@ def messages_of(world: World, changes: Sequence[Change]) -> Messages:
             received = sum(change.box(other, rank, number).size for other in others)
             nbytes = max(sent, received) * change.dtype.itemsize + change.ranks * ALIGNMENT
             most = max(most, nbytes)
-    return Messages(*(world.backend.empty((most,), np.dtype(np.uint8)) for _ in range(2)))
+    return MessageMemory(*(world.backend.empty((most,), np.dtype(np.uint8)) for _ in range(2)))
 
 
 class MessageExchange:
@@ -217,11 +217,11 @@ class MessageExchange:
 
     def __init__(
         self,
-        change: Change,
+        change: BoxChange,
         world: World,
         ends: tuple[Array, Array],
         copies: PeerCopies,
-        buffers: Messages | None = None,
+        buffers: MessageMemory | None = None,
     ):
         """ends: this rank's cells before the change and after it. buffers: memory of messages; None: of its
         own."""
@@ -286,7 +286,7 @@ class Rooms:
     def __init__(
         self,
         world: World,
-        changes: Sequence[Change],
+        changes: Sequence[BoxChange],
         counts: tuple[int, int],
         peers: PeerArrays | str,
         copies: PeerCopies,
@@ -313,7 +313,7 @@ class Rooms:
         """Why cells are sent by messages; "" if copy engines carry them."""
         return self._peers if isinstance(self._peers, str) else ""
 
-    def exchanges(self, turn: int, changes: Sequence[Change]) -> list[Exchange]:
+    def exchanges(self, turn: int, changes: Sequence[BoxChange]) -> list[Exchange]:
         """Return the exchanges of a transform, prepared. turn: transforms of one turn modulo `sets` use the
         same rooms, one after another."""
         found: list[Exchange] = []
@@ -336,7 +336,7 @@ class Rooms:
 
 def open_rooms(
     world: World,
-    changes: Mapping[int, Sequence[Change]],
+    changes: Mapping[int, Sequence[BoxChange]],
     copies: PeerCopies,
     peers: PeerArrays | str | None = None,
 ) -> Rooms | None:
@@ -408,7 +408,7 @@ def _padded(lengths: Shape) -> Shape:
     return lengths[0], -(-lengths[1] // LINE_CELLS) * LINE_CELLS
 
 
-def _parts_of(change: Change, rank: int) -> list[tuple[slice, ...]]:
+def _parts_of(change: BoxChange, rank: int) -> list[tuple[slice, ...]]:
     """Return the slices of the parts in a rank's box before, up to the axis that is cut."""
     box, along = change.before[rank], change.along
     parts = (change.part(rank, number).slices_in(box) for number in range(change.parts))

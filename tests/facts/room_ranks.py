@@ -14,7 +14,7 @@ from thread_peers import ThreadPeers
 
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.transforms import rooms
-from meshrun.runner.transforms.rooms import Change, Rooms, open_rooms
+from meshrun.runner.transforms.rooms import BoxChange, Rooms, open_rooms
 from meshrun.runner.world.world import World, open_world
 
 MESSAGES = "the ranks are on 2 hosts"
@@ -46,7 +46,7 @@ class Ranks:
         return copies
 
     def opened(
-        self, world: World, changes: Mapping[int, Sequence[Change]], copies: Any = None
+        self, world: World, changes: Mapping[int, Sequence[BoxChange]], copies: Any = None
     ) -> Rooms | None:
         peers: Any = MESSAGES if self.how == "messages" else ThreadPeers(world)
         return open_rooms(world, changes, copies or self.made(world), peers)

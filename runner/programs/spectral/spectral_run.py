@@ -35,7 +35,7 @@ from meshrun.runner.report.phases import Phases
 from meshrun.runner.transforms.device import DeviceTransform, changes_of
 from meshrun.runner.transforms.product import multiply, transposed_rows
 from meshrun.runner.transforms.rooms import (
-    Change,
+    BoxChange,
     Exchange,
     MessageExchange,
     Rooms,
@@ -105,7 +105,7 @@ class SpectralRun:
         self._on_gpu = world.backend.device.kind == "cuda"
         self._device_transforms: dict[int, DeviceTransform] = {}
         self._kept: dict[Any, Any] = {}  # plans and memory of these
-        self._changes: dict[int, list[Change]] = {}  # their exchanges
+        self._changes: dict[int, list[BoxChange]] = {}  # their exchanges
         self._rooms: Rooms | None = None
         self._copies: PeerCopies | None = None
         self._moves: dict[tuple[Hashable, int, int], MessageExchange] = {}
@@ -432,7 +432,7 @@ class SpectralRun:
         key = name, address_of(source), address_of(target)
         if key not in self._moves:
             before, after = (tuple(one[rank] for rank in range(world.size)) for one in boxes)
-            change = Change(shape, np.dtype(source.dtype), before, after, 0)
+            change = BoxChange(shape, np.dtype(source.dtype), before, after, 0)
             self._moves[key] = MessageExchange(change, world, (source, target), self._copies)
         exchange = self._moves[key]
         for number in range(len(exchange.parts)):
