@@ -45,7 +45,7 @@ def cells(shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def verified(world: World, folder: Path, job: Any, arrays: list[Any], *, graph: bool) -> None:
-    """Run on the GPUs; the run compares its results with NumPy's. graph: whether the steps are CUDA graphs."""
+    """Run on the GPUs; the run compares its results with NumPy's. graph: whether steps are CUDA graphs."""
     given = [folder / f"in{number}.npy" for number in range(len(arrays))]
     world.on_root(lambda: [np.save(path, one) for path, one in zip(given, arrays, strict=True)] and None)
     options = Options(device="cuda", fuse="require", verify="full", steps=StepOptions(STEPS))
