@@ -9,8 +9,11 @@ Both blocks lie in one array of bytes of each rank, its room. Of two ranks, a ro
 each cell its place in it: cells that a rank keeps never move. Of more, one block lies behind the other, and
 a rank copies the cells that it keeps.
 
-A room may be used again when everything that read it has been issued on its rank: the first copies into
-rooms follow an all-reduction of one word, before which every rank's stream has come to this exchange.
+An exchange ends with an all-reduction of one word behind the copies: all copies have arrived when it ends.
+Copies into a room must follow the reads of its former cells. With three sets of rooms that is so by itself:
+between a transform and the third one after it, each rank has read the rooms of the former before it comes to
+the end of the exchange in between. Otherwise, and for the first transforms of a step, another all-reduction
+comes before the copies, for which ranks wait.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from meshrun.runner.world.world import World
 if TYPE_CHECKING:
     from meshrun.runner.comm.peer_arrays import PeerArrays, PeerCopies
 
+SETS = 3  # of rooms, which transforms use in turn
 PARTS = 4  # most parts of an exchange
 PART_BYTES = 8 << 20  # of a part; smaller ones take longer than the time that they hide
 LINE_CELLS = 16  # multiple of cells from a row of a matrix to the next
@@ -158,9 +162,19 @@ class PeerExchange:
     they are computed.
     """
 
-    def __init__(self, change: BoxChange, rank: int, room: Array, rooms: Sequence[int], copies: PeerCopies):
-        """rooms: of each rank, the address of its room."""
-        self._copies, source = copies, change.blocks(rank)[0]
+    def __init__(
+        self,
+        change: BoxChange,
+        rank: int,
+        room: Array,
+        rooms: Sequence[int],
+        copies: PeerCopies,
+        *,
+        waits: bool,
+    ):
+        """rooms: of each rank, the address of its room. waits: whether copies wait until every rank has read
+        its room."""
+        self._copies, self._waits, source = copies, waits, change.blocks(rank)[0]
         self._arrived: Mark = None
         self.first, self.second = (one.view(room, change.dtype) for one in change.blocks(rank))
         self.parts = _parts_of(change, rank)
@@ -179,8 +193,8 @@ class PeerExchange:
         """Send a part, whose computation has been issued."""
         copies = self._copies
         copies.follow()
-        if number == 0:
-            copies.arrived()  # no rank writes into a room before every rank has come here
+        if number == 0 and self._waits:
+            copies.arrived()  # every rank has come here
         for rows in self._rows[number]:
             copies.rows(*rows)
         if number == len(self.parts) - 1:
@@ -279,8 +293,8 @@ Exchange = PeerExchange | MessageExchange
 class Rooms:
     """The rooms of the exchanges of several transforms, which use them in turn.
 
-    world: all ranks. sets: number of transforms that can be under way. most: exchanges of a transform. peers:
-    memory that every rank can open; otherwise, why there is none. Collective.
+    world: all ranks. sets: number of transforms that have rooms of their own. most: exchanges of a transform.
+    peers: memory that every rank can open; otherwise, why there is none. Collective.
     """
 
     def __init__(
@@ -314,8 +328,9 @@ class Rooms:
         return self._peers if isinstance(self._peers, str) else ""
 
     def exchanges(self, turn: int, changes: Sequence[BoxChange]) -> list[Exchange]:
-        """Return the exchanges of a transform, prepared. turn: transforms of one turn modulo `sets` use the
-        same rooms, one after another."""
+        """Return the exchanges of a transform, prepared. turn: its number among a step's transforms that have
+        exchanges."""
+        waits = self.sets < SETS or turn < SETS
         found: list[Exchange] = []
         for number, change in enumerate(changes):
             place = turn % self.sets * self.most + number
@@ -325,7 +340,8 @@ class Rooms:
                 ends, copies = (first, second), self.copies
                 found.append(MessageExchange(change, self._world, ends, copies, self._messages))
             else:
-                found.append(PeerExchange(change, rank, room, self._addresses[place], self.copies))
+                addresses, copies = self._addresses[place], self.copies
+                found.append(PeerExchange(change, rank, room, addresses, copies, waits=waits))
         return found
 
     def close(self) -> None:
@@ -347,11 +363,11 @@ def open_rooms(
     every = [change for one in changes.values() for change in one]
     if not every:
         return None
-    # With two sets, one transform's cells travel while the next transform is computed.
+    # With several sets, one transform's cells travel while the next transform is computed.
     most = max(len(one) for one in changes.values())
     free = min(world.control.allgather(world.backend.free_memory()))
-    two = 2 * 2 * most * max(one.nbytes for one in every) <= free
-    counts = 2 if two else 1, most
+    fitting = free // (2 * most * max(one.nbytes for one in every))
+    counts = max(min(fitting, SETS), 1), most
     memory = find_peers(world) if peers is None else peers
     if isinstance(memory, str):
         return Rooms(world, every, counts, memory, copies)

@@ -38,7 +38,7 @@ class Ranks:
         if copies is not None:
             copies.issued += 1
             if copies.world.rank == self.slow:
-                time.sleep(0.001)
+                time.sleep(0.002)
 
     def made(self, world: World) -> Any:
         """Return a rank's copies."""

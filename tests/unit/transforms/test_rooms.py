@@ -14,6 +14,7 @@ from room_ranks import Ranks
 from thread_peers import ThreadPeers
 
 from meshrun.runner.comm.threads import run_ranks
+from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.plan.grid import split_along
 from meshrun.runner.transforms import rooms
 from meshrun.runner.transforms.device import DeviceTransform, changes_of
@@ -98,13 +99,16 @@ def test_every_transform_on_any_number_of_ranks(
 
 @pytest.mark.parametrize("how", ["messages", "early", "late"])
 @pytest.mark.parametrize("slow", [0, 1, 2])
+@pytest.mark.parametrize("sets", [2, 3])
 def test_no_rank_overwrites_what_a_slower_one_reads(
-    how: str, slow: int, monkeypatch: pytest.MonkeyPatch
+    how: str, slow: int, sets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if sets == 2:
+        monkeypatch.setattr(CpuBackend, "free_memory", lambda self: 4 * 12 * 32 * 16)
     rng = np.random.default_rng(0)
     there = SplitTransform((12, 20), (0, 1), "", False, 0, 0)
     back = SplitTransform((12, 20), (0, 1), "", True, 0, 1)
-    transforms = [there, back, there, back, there]
+    transforms = [there, back, there, back, there, there, back]
     wholes = [rng.standard_normal((12, 20)) + 0j for _ in transforms]
     for count in (2, 3):
         ranks = Ranks(monkeypatch, how, slow)
@@ -138,7 +142,7 @@ def test_a_matrix_is_copied_as_one_box_of_rows_for_each_part_and_rank(
     assert copies["rows"] == 2 * rooms.PARTS
 
 
-def test_one_set_of_rooms_where_two_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_sets_of_rooms_as_fit_in_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     change = split_change((64, 33), np.dtype("c8"), 0, 1, 2)
 
     def case(world: World, free: int) -> int:
@@ -147,7 +151,8 @@ def test_one_set_of_rooms_where_two_do_not_fit(monkeypatch: pytest.MonkeyPatch) 
         assert opened is not None
         return opened.sets
 
-    for free, sets in ((4 * change.nbytes, 2), (4 * change.nbytes - 1, 1)):
+    room = 2 * change.nbytes
+    for free, sets in ((4 * room, 3), (3 * room, 3), (3 * room - 1, 2), (2 * room - 1, 1), (0, 1)):
         found = run_ranks(2, lambda control, free=free: case(open_world("cpu", control=control), free))
         assert found == [sets, sets]
 
