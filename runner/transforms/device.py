@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.region import Array
+from meshrun.runner.transforms import rooms
 from meshrun.runner.transforms.fourier import result_type
 from meshrun.runner.transforms.plan import Redistribution, Transform
 from meshrun.runner.transforms.rooms import BoxChange, Exchange, split_change
@@ -68,12 +69,19 @@ def batches_of(source: Array, result: Array, axis: int) -> AxisBatches:
     return AxisBatches(real.shape[axis], cells, strides, lines, distances, tuple(starts))
 
 
-def changes_of(transform: SplitTransform, dtype: np.dtype[Any], ranks: int) -> list[BoxChange]:
-    """Return the exchanges of a transform, in order. dtype: of its operand."""
-    changes = []
+def changes_of(
+    transform: SplitTransform, dtype: np.dtype[Any], ranks: int, *, followed: bool
+) -> list[BoxChange]:
+    """Return the exchanges of a transform, in order.
+
+    dtype: of its operand. followed: whether another transform begins before it is finished: while that is
+    computed, the cells of the first exchange travel. Other exchanges are done in parts.
+    """
+    changes: list[BoxChange] = []
     for stage in transform.plan(ranks).stages:
         if isinstance(stage, Redistribution):
-            changes.append(split_change(stage.shape, dtype, stage.old, stage.new, ranks))
+            most = 1 if followed and not changes else rooms.PARTS
+            changes.append(split_change(stage.shape, dtype, (stage.old, stage.new), ranks, most))
         elif stage.half and not transform.inverse:
             dtype = result_type(dtype, "forward")
     return changes

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from meshrun.runner.comm.peer_arrays import PeerArrays, PeerCopies
 
 SETS = 3  # of rooms, which transforms use in turn
-PARTS = 4  # most parts of an exchange
+PARTS = 4  # most parts of an exchange while which nothing else is computed
 PART_BYTES = 8 << 20  # of a part; smaller ones take longer than the time that they hide
 LINE_CELLS = 16  # multiple of cells from a row of a matrix to the next
 ALIGNMENT = 256  # bytes, of rooms and messages in memory
@@ -84,7 +84,7 @@ class BoxChange:
     """A change of the boxes of an array that the ranks have.
 
     before, after: of each rank; of two ranks, parts of one array. along: axis along which boxes are cut into
-    the parts in which they are computed and sent.
+    the parts in which they are computed and sent. most: number of parts.
     """
 
     shape: Shape
@@ -92,6 +92,7 @@ class BoxChange:
     before: tuple[Region, ...]
     after: tuple[Region, ...]
     along: int
+    most: int
 
     @property
     def ranks(self) -> int:
@@ -125,7 +126,7 @@ class BoxChange:
         """Number of parts of each rank's box; some may have no cells."""
         size = max(one.size for one in self.before)
         length = max(one.shape[self.along] for one in self.before)
-        return max(min(PARTS, length, size * self.dtype.itemsize // PART_BYTES), 1)
+        return max(min(self.most, length, size * self.dtype.itemsize // PART_BYTES), 1)
 
     def part(self, rank: int, number: int) -> Region:
         """Return a part of a rank's box before."""
@@ -149,10 +150,13 @@ class BoxChange:
         return f"rows {pitch:,} bytes apart, more than CUDA copies" if pitch > MOST_PITCH else ""
 
 
-def split_change(shape: Shape, dtype: np.dtype[Any], old: int, new: int, ranks: int) -> BoxChange:
-    """Return the change from a split along axis `old` to one along axis `new`."""
+def split_change(
+    shape: Shape, dtype: np.dtype[Any], axes: tuple[int, int], ranks: int, most: int
+) -> BoxChange:
+    """Return the change from a split along one axis to one along another. most: number of parts."""
+    old, new = axes
     before, after = (tuple(split_along(shape, axis, ranks)) for axis in (old, new))
-    return BoxChange(shape, dtype, before, after, old)
+    return BoxChange(shape, dtype, before, after, old, most)
 
 
 class PeerExchange:

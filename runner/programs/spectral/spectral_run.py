@@ -179,7 +179,11 @@ class SpectralRun:
             step = self.program.steps[number]
             if isinstance(step, TransformStep) and len(transform.shape) > 1:
                 dtype = self.program.shared[step.source].dtype
-                changes = changes_of(transform, dtype, self.world.size)
+                following = self.program.steps[number + 1 : number + 2]
+                followed = any(
+                    isinstance(one, TransformStep) and one.source != step.target for one in following
+                )
+                changes = changes_of(transform, dtype, self.world.size, followed=followed)
                 if changes:
                     self._changes[number] = changes
         self._copies = peer_copies(self.world)
@@ -432,7 +436,7 @@ class SpectralRun:
         key = name, address_of(source), address_of(target)
         if key not in self._moves:
             before, after = (tuple(one[rank] for rank in range(world.size)) for one in boxes)
-            change = BoxChange(shape, np.dtype(source.dtype), before, after, 0)
+            change = BoxChange(shape, np.dtype(source.dtype), before, after, 0, most=1)
             self._moves[key] = MessageExchange(change, world, (source, target), self._copies)
         exchange = self._moves[key]
         for number in range(len(exchange.parts)):

@@ -35,7 +35,10 @@ def taken(
     ranks: Ranks, world: World, transforms: list[SplitTransform], wholes: list[Any], rounds: int = 1
 ) -> list[Any]:
     """Return this rank's block of the results of transforms, of which two are under way at a time."""
-    changes = {n: changes_of(one, wholes[n].dtype, world.size) for n, one in enumerate(transforms)}
+    changes = {
+        n: changes_of(one, wholes[n].dtype, world.size, followed=n % 2 == 0)
+        for n, one in enumerate(transforms)
+    }
     changes = {n: one for n, one in changes.items() if one}
     opened = ranks.opened(world, changes)
     kept: dict[Any, Any] = {}
@@ -108,7 +111,7 @@ def test_no_rank_overwrites_what_a_slower_one_reads(
     rng = np.random.default_rng(0)
     there = SplitTransform((12, 20), (0, 1), "", False, 0, 0)
     back = SplitTransform((12, 20), (0, 1), "", True, 0, 1)
-    transforms = [there, back, there, back, there, there, back]
+    transforms = [there, back, there, there, back, there, there]
     wholes = [rng.standard_normal((12, 20)) + 0j for _ in transforms]
     for count in (2, 3):
         ranks = Ranks(monkeypatch, how, slow)
@@ -126,7 +129,7 @@ def test_a_matrix_is_copied_as_one_box_of_rows_for_each_part_and_rank(
 
     def case(world: World) -> None:
         ranks = Ranks(monkeypatch, "early")
-        change = split_change((64, 33), np.dtype("c8"), 0, 1, 2)
+        change = split_change((64, 33), np.dtype("c8"), (0, 1), 2, rooms.PARTS)
         opened = ranks.opened(world, {0: [change]})
         assert opened is not None
         (exchange,) = opened.exchanges(0, [change])
@@ -143,7 +146,7 @@ def test_a_matrix_is_copied_as_one_box_of_rows_for_each_part_and_rank(
 
 
 def test_as_many_sets_of_rooms_as_fit_in_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    change = split_change((64, 33), np.dtype("c8"), 0, 1, 2)
+    change = split_change((64, 33), np.dtype("c8"), (0, 1), 2, rooms.PARTS)
 
     def case(world: World, free: int) -> int:
         world.backend.free_memory = lambda: free  # type: ignore[method-assign]
@@ -158,7 +161,7 @@ def test_as_many_sets_of_rooms_as_fit_in_half_of_the_memory(monkeypatch: pytest.
 
 
 def test_a_rank_that_cannot_open_others_rooms_lets_all_send_messages() -> None:
-    change = split_change((64, 33), np.dtype("c8"), 0, 1, 2)
+    change = split_change((64, 33), np.dtype("c8"), (0, 1), 2, rooms.PARTS)
 
     def case(world: World) -> str:
         peers: Any = ThreadPeers(world, blind=[1])
@@ -176,7 +179,7 @@ def test_blocks_and_parts_of_columns_begin_at_whole_lines(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rooms, "PART_BYTES", 16)
-    change = split_change((40, columns), np.dtype("c8"), 1, 0, 2)
+    change = split_change((40, columns), np.dtype("c8"), (1, 0), 2, rooms.PARTS)
     for rank in range(2):
         first, second = change.blocks(rank)
         assert first.element(first.region.start) % rooms.LINE_CELLS == 0
@@ -188,5 +191,5 @@ def test_blocks_and_parts_of_columns_begin_at_whole_lines(
 
 
 def test_rows_too_far_apart_are_sent_by_messages() -> None:
-    assert split_change((4, 1 << 29), np.dtype("c16"), 0, 1, 2).problem
-    assert not split_change((1 << 29, 4), np.dtype("c16"), 0, 1, 2).problem
+    assert split_change((4, 1 << 29), np.dtype("c16"), (0, 1), 2, rooms.PARTS).problem
+    assert not split_change((1 << 29, 4), np.dtype("c16"), (0, 1), 2, rooms.PARTS).problem
