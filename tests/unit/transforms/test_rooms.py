@@ -55,6 +55,7 @@ def taken(
             assert opened is not None
             exchanges = opened.exchanges([*changes].index(number), changes[number])
         made.append(DeviceTransform(world, transform, sources[-1], targets[-1], kept, exchanges))
+    results: list[list[Any]] = []
     for _ in range(rounds):
         for target in targets:
             target.fill(np.nan)
@@ -65,6 +66,10 @@ def taken(
                 former.finish()
             under_way = [one]
         under_way[0].finish()
+        results.append([target.copy() for target in targets])
+    for former_results in results:
+        for earlier, target in zip(former_results, targets, strict=True):
+            np.testing.assert_array_equal(earlier, target)
     for source, transform, whole in zip(sources, transforms, wholes, strict=True):
         own = split_along(whole.shape, transform.split, world.size)[world.rank]
         np.testing.assert_array_equal(source, whole[own.slices])
