@@ -31,7 +31,7 @@ from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.record import write_json
 from meshrun.runner.run.prepare import fused
 from meshrun.runner.steps.program_steps import ProgramStepper
-from meshrun.runner.steps.stepper import Stepper
+from meshrun.runner.steps.stepper import EAGER, Stepper
 from meshrun.runner.world.world import World, open_world
 
 Field = np.ndarray[Any, Any]
@@ -210,7 +210,8 @@ def measure(world: World, name: str, size: int, options: argparse.Namespace) -> 
     shape = (size, size // 2 + 1) if name == "turbulence_spectrum" else (size, size)
     types = [(() if one.endswith("*") else shape, np.dtype(one.strip("*"))) for one in dtypes]
     take, stepper = stepping(world, job, types)
-    take(4)
+    # The first steps on a GPU are issued one by one; those that are timed may be CUDA graphs.
+    take(EAGER if world.backend.asynchronous else 4)
     steps = max(int(options.seconds / max(world.control.allgather(take(4)))), 1)
     rounds = [max(world.control.allgather(take(steps))) for _ in range(options.rounds)]
     row = {

@@ -39,12 +39,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshrun.jobs import kernels
-from meshrun.jobs.transforms.direct import open_everywhere
 from meshrun.runner.comm.peer_memory import Unreachable
 from meshrun.runner.errors import RunError, first_line
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.transforms.fourier import Execute
+from meshrun.runner.transforms.peers import open_everywhere
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:

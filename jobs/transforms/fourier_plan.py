@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from meshrun.jobs.transforms.direct import find_peers, opened
 from meshrun.jobs.transforms.direct_fourier import (
     DirectFourier,
     Planner,
@@ -26,6 +25,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.spelling import python_caller
 from meshrun.runner.transforms.fourier import Local, Norm, carry_out, check_norm
+from meshrun.runner.transforms.peers import find_peers, opened
 from meshrun.runner.transforms.plan import Redistribution, Transform, TransformPlan
 from meshrun.runner.world.world import World
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +129,25 @@ class PeerCopies:
         ends, kind = (target, pitches[0], source, pitches[1]), cupy.cuda.runtime.memcpyDefault
         cupy.cuda.runtime.memcpy2DAsync(*ends, width, rows, kind, self._stream.ptr)
 
-    def arrived(self) -> Mark:
-        """Return a mark that is passed after all copies so far of all ranks. Collective."""
+    @contextmanager
+    def issuing(self) -> Iterator[None]:
+        """Issue what the block does to the copies' stream."""
         before = cupy.cuda.get_current_stream()
         self._stream.use()
         try:
-            self._arrays.all_reduce(self._word, "max")
+            yield
         finally:
             before.use()
+
+    def mark(self) -> Mark:
+        """Return a mark that is passed after all copies so far of this rank."""
         return _event(self._stream)
+
+    def arrived(self) -> Mark:
+        """Return a mark that is passed after all copies so far of all ranks. Collective."""
+        with self.issuing():
+            self._arrays.all_reduce(self._word, "max")
+        return self.mark()
 
     def wait(self, mark: Mark) -> None:
         """Let later work of the caller's stream wait for `mark`."""

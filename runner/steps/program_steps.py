@@ -26,7 +26,7 @@ from meshrun.runner.steps.step_scalars import StepScalars
 from meshrun.runner.steps.stepper import EAGER, GRAPH_STEPS, Stepper
 
 IN_STAGES = "a step has several stages"
-BY_HOST = "the host issues transforms between ranks"
+BY_HOST = "the host issues redistributions between ranks"
 NUMBERED = "a step in stages has numbers of its own"
 WAITS = "the host decides about loops or conditions in a step"
 WAITS_BETWEEN_GRAPHS = f"{WAITS}; their iterations are CUDA graphs"
@@ -77,7 +77,7 @@ class ProgramStepper(Stepper):
         if isinstance(self.stages, SpectralRun):
             if self.stages.program.loop_steps:
                 self.graph_reason = WAITS
-            elif world.size > 1:
+            elif self.stages.is_issued_by_host:
                 self.graph_reason = BY_HOST
 
     def _in_stages(self) -> ProgramRun:
@@ -247,6 +247,9 @@ class ProgramStepper(Stepper):
         elif self.graph_reason == WAITS:
             self.graph_reason += next((f": {loop.graphs.reason}" for loop in loops if loop.graphs.reason), "")
         close_sweeps(loops)
+        if isinstance(self.stages, SpectralRun):
+            self.drop_graphs()
+            self.stages.close()
         self.exchanges = self.stages.exchanges
         moved = self.task.input_bytes(self.region) + self.task.result_bytes(self.region)
         self.phases.add("kernel", 0, self.taken * moved)

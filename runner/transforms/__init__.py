@@ -5,6 +5,7 @@ fourier    transforms of blocks along whole axes, with NumPy's conventions, and 
 split      transforms whose order of axes, and bits, do not depend on the number of ranks
 line       transforms of arrays of one axis, as matrices
 device     transforms between two arrays of one GPU
+peers      memory of GPUs that every rank of a host can write
 product    products of two matrices
 
 It knows no jobs.

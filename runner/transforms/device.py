@@ -1,22 +1,29 @@
-"""A Fourier transform between two arrays of one GPU, along one axis after the other, without further memory.
+"""Fourier transforms between two arrays on GPUs, along one axis after the other: all is prepared once.
 
-Arrays may be padded: cuFFT's advanced layout has strides. Everything is issued to the current stream; nothing
-is allocated, so that a CUDA graph can hold it.
+Arrays may be padded: cuFFT's advanced layout has strides. Between ranks, the exchanges of `rooms` move the
+split to an axis that is done. Everything is issued to streams; nothing is allocated and no host waits, so
+that a CUDA graph can hold it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from meshrun.runner.region import Array
-from meshrun.runner.transforms.plan import Transform
+from meshrun.runner.transforms import rooms
+from meshrun.runner.transforms.fourier import result_type
+from meshrun.runner.transforms.plan import Redistribution, Transform
+from meshrun.runner.transforms.rooms import BoxChange, Exchange, split_change
 from meshrun.runner.transforms.split import SplitTransform
 from meshrun.runner.world.world import World
+
+Call = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -62,51 +69,126 @@ def batches_of(source: Array, result: Array, axis: int) -> AxisBatches:
     return AxisBatches(real.shape[axis], cells, strides, lines, distances, tuple(starts))
 
 
-class DeviceTransform:
-    """Transforms one array of this rank to another, of one GPU; both stay where they are.
+def changes_of(
+    transform: SplitTransform, dtype: np.dtype[Any], ranks: int, *, followed: bool
+) -> list[BoxChange]:
+    """Return the exchanges of a transform, in order.
 
-    kept: plans and memory, which transforms that follow each other share.
+    dtype: of its operand. followed: whether another transform begins before it is finished: while that is
+    computed, the cells of the first exchange travel. Other exchanges are done in parts.
+    """
+    changes: list[BoxChange] = []
+    for stage in transform.plan(ranks).stages:
+        if isinstance(stage, Redistribution):
+            most = 1 if followed and not changes else rooms.PARTS
+            changes.append(split_change(stage.shape, dtype, (stage.old, stage.new), ranks, most))
+        elif stage.half and not transform.inverse:
+            dtype = result_type(dtype, "forward")
+    return changes
+
+
+class DeviceTransform:
+    """Transforms one array of this rank to another; both stay where they are. Collective.
+
+    `begin` issues what is done before the first exchange, and the exchange; `finish` the rest. Another
+    transform may begin in between, whose exchanges have other rooms.
+
+    kept: plans and memory, which transforms that follow each other share. exchanges: of `changes_of`.
     """
 
     def __init__(
-        self, world: World, transform: SplitTransform, source: Array, target: Array, kept: dict[Any, Any]
+        self,
+        world: World,
+        transform: SplitTransform,
+        source: Array,
+        target: Array,
+        kept: dict[Any, Any],
+        exchanges: Sequence[Exchange] = (),
     ) -> None:
-        stages = transform.plan(1).stages
-        # Real numbers last: what is before is complex, in memory of its own, as cuFFT may change it.
-        work = target
-        if transform.real == "inverse":
-            key = tuple(source.shape), np.dtype(source.dtype)
-            if key not in kept:
-                kept[key] = world.backend.empty(*key)
-            work = kept[key]
-        self._passes: list[Callable[[], None]] = []
-        current = source
-        for number, stage in enumerate(stages):
-            assert isinstance(stage, Transform)
-            last = number == len(stages) - 1
-            if last and transform.real == "inverse" and current is source:
-                self._passes.append(_copy(source, work))
+        # The transforms before, between and after exchanges.
+        runs: list[list[Transform]] = [[]]
+        for stage in transform.plan(world.size).stages:
+            if isinstance(stage, Transform):
+                runs[-1].append(stage)
+            else:
+                runs.append([])
+        calls: list[list[Call]] = []
+        for number, run in enumerate(runs):
+            before = exchanges[number - 1] if number else None
+            after = exchanges[number] if number < len(exchanges) else None
+            current, out = before.second if before else source, after.first if after else target
+            calls.append([before.wait] if before else [])
+
+            # Real numbers last: what is before is complex, in memory that cuFFT may change.
+            work = out
+            if run and run[-1].half and transform.inverse:
+                work = current if before else _kept_like(world, source, kept)
+                if before is None and len(run) == 1:
+                    calls[-1].append(_copy(source, work))
+                    current = work
+            for stage in run[:-1]:
+                calls[-1].append(_axis_pass(current, work, stage.axes[0], transform.inverse, kept))
                 current = work
-            out = target if last else work
-            self._passes.append(_axis_pass(current, out, stage.axes[0], transform.inverse, kept))
-            current = out
+            calls[-1] += _last_passes(current, out, run, transform.inverse, kept, after)
+        self._begin = calls[0] if exchanges else []
+        self._finish = [call for passes in calls[1 if exchanges else 0 :] for call in passes]
 
-    def __call__(self) -> None:
-        for one in self._passes:
-            one()
+    def begin(self) -> None:
+        """Issue what is done before the first exchange, and the exchange; nothing if there is none."""
+        for call in self._begin:
+            call()
+
+    def finish(self) -> None:
+        """Issue the rest; later work of the current stream finds the result."""
+        for call in self._finish:
+            call()
 
 
-def _copy(source: Array, out: Array) -> Callable[[], None]:
+def _last_passes(
+    current: Array,
+    out: Array,
+    run: Sequence[Transform],
+    inverse: bool,
+    kept: dict[Any, Any],
+    after: Exchange | None,
+) -> Iterator[Call]:
+    """Yield the last pass before an exchange, in parts: each is sent while the next one is computed.
+
+    run: the transforms since the exchange before; if there are none, cells are copied. after: the exchange,
+    if one follows.
+    """
+    parts: Sequence[tuple[slice, ...]] = after.parts if after else [()]
+    for number, cells in enumerate(parts):
+        ends = current[cells], out[cells]
+        yield _axis_pass(*ends, run[-1].axes[0], inverse, kept) if run else _copy(*ends)
+        if after:
+            yield partial(after.send, number)
+
+
+def _kept_like(world: World, array: Array, kept: dict[Any, Any]) -> Array:
+    """Return memory of an array's shape and dtype, the same for all transforms."""
+    key = tuple(array.shape), np.dtype(array.dtype)
+    if key not in kept:
+        kept[key] = world.backend.empty(*key)
+    memory: Array = kept[key]
+    return memory
+
+
+def _copy(source: Array, out: Array) -> Call:
     def copy() -> None:
         out[...] = source
 
     return copy
 
 
-def _axis_pass(
-    source: Array, out: Array, axis: int, inverse: bool, kept: dict[Any, Any]
-) -> Callable[[], None]:
+def _nothing() -> None:
+    """Transform no cells."""
+
+
+def _axis_pass(source: Array, out: Array, axis: int, inverse: bool, kept: dict[Any, Any]) -> Call:
     """Return what transforms along one axis; by a kernel where that is faster than cuFFT."""
+    if 0 in source.shape or 0 in out.shape:
+        return _nothing
     from meshrun.runner.device.cufft import line_batches
     from meshrun.runner.device.fourier_lines import line_plan
 

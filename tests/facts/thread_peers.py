@@ -21,7 +21,7 @@ class ThreadPeers:
         self.kept: list[np.ndarray] = []
 
     def empty(self, shape: Any, dtype: Any) -> np.ndarray:
-        array = np.full(shape, -1, dtype)
+        array = np.full(shape, np.array(-1).astype(dtype))
         self.kept.append(array)
         return array
 

@@ -10,8 +10,10 @@ import pytest
 
 from meshrun.runner.job.discover import find
 from meshrun.runner.options.step_options import StepOptions
+from meshrun.runner.programs.spectral import spectral_run
 from meshrun.runner.run.declare import distribute
 from meshrun.runner.run.execute import Options, run
+from meshrun.runner.transforms import rooms
 from meshrun.runner.world.world import World
 
 SOLVERS = Path(__file__).parents[2] / "examples" / "solvers"
@@ -43,12 +45,12 @@ def cells(shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def verified(world: World, folder: Path, job: Any, arrays: list[Any], *, graph: bool) -> None:
-    """Run on the GPUs; the run compares its results with NumPy's."""
+    """Run on the GPUs; the run compares its results with NumPy's. graph: whether steps are CUDA graphs."""
     given = [folder / f"in{number}.npy" for number in range(len(arrays))]
     world.on_root(lambda: [np.save(path, one) for path, one in zip(given, arrays, strict=True)] and None)
     options = Options(device="cuda", fuse="require", verify="full", steps=StepOptions(STEPS))
     record = run(job, given, folder / "out.npy", {}, options, world=world)
-    if graph and world.size == 1:
+    if graph and (world.size == 1 or world.arrays.capturable):
         assert record["steps"]["graph"], record["steps"]["graph_reason"]
 
 
@@ -68,7 +70,22 @@ def test_transforms_along_each_axis(world: World, folder: Path, shape: tuple[int
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_values_of_spectra(world: World, folder: Path, dtype: str) -> None:
-    verified(world, folder, distribute(with_values), [cells((48, 60), dtype)], graph=True)
+    verified(world, folder, distribute(with_values), [cells((48, 60), dtype)], graph=world.size == 1)
+
+
+@pytest.mark.parametrize("shape", [(300, 513), (45, 63), (24, 10, 14)])
+@pytest.mark.parametrize("peers", [None, "messages"])
+def test_transforms_in_parts_between_gpus(
+    world: World, folder: Path, shape: tuple[int, ...], peers: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By copy engines, if the GPUs reach each other's memory, and by messages."""
+    monkeypatch.setattr(rooms, "PART_BYTES", 1 << 10)
+    opened = spectral_run.open_rooms
+    monkeypatch.setattr(
+        spectral_run, "open_rooms", lambda world, changes, copies: opened(world, changes, copies, peers)
+    )
+    array = cells(shape, "complex128").real.astype("f4")
+    verified(world, folder, distribute(there_and_back), [array], graph=True)
 
 
 def test_solvers(world: World, folder: Path) -> None:

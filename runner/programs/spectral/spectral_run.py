@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,24 +22,33 @@ from meshrun.runner.compiler.whole.spaces.parts import (
     SpacePart,
     SpectralProgram,
     Step,
+    TransformStep,
 )
 from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.plan.grid import Partition
-from meshrun.runner.plan.redistribution import RedistributionPlan
+from meshrun.runner.plan.redistribution import Boxes, RedistributionPlan
 from meshrun.runner.plan.steps import LINE
 from meshrun.runner.programs.execute import HostState, ProgramRun
 from meshrun.runner.programs.looping import LoopCount, LoopRun, Tally, not_ended
 from meshrun.runner.programs.spectral.layouts import plan_layouts, slab_grid
 from meshrun.runner.programs.stages import plan_program
-from meshrun.runner.region import Array, Region, Shape, overlap
+from meshrun.runner.region import Array, Region, Shape, address_of, overlap
 from meshrun.runner.report.phases import Phases
-from meshrun.runner.transforms.device import DeviceTransform
+from meshrun.runner.transforms.device import DeviceTransform, changes_of
 from meshrun.runner.transforms.product import multiply, transposed_rows
+from meshrun.runner.transforms.rooms import (
+    BoxChange,
+    Exchange,
+    MessageExchange,
+    Rooms,
+    open_rooms,
+    peer_copies,
+)
 from meshrun.runner.world.group import move
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
-    from meshrun.runner.comm.peer_arrays import DeviceTables
+    from meshrun.runner.comm.peer_arrays import DeviceTables, PeerCopies
 
 
 @dataclass
@@ -98,8 +107,13 @@ class SpectralRun:
         self._held: dict[tuple[SharedPlace, Shape], DistributedArray] = {}
         self._valid: set[tuple[SharedPlace, Shape]] = set()
         self._results: dict[tuple[int, SharedPlace], Array] = {}  # of parts that are split otherwise
+        self._on_gpu = world.backend.device.kind == "cuda"
         self._device_transforms: dict[int, DeviceTransform] = {}
         self._kept: dict[Any, Any] = {}  # plans and memory of these
+        self._changes: dict[int, list[BoxChange]] = {}  # their exchanges
+        self._rooms: Rooms | None = None
+        self._copies: PeerCopies | None = None
+        self._moves: dict[tuple[Hashable, int, int], MessageExchange] = {}
 
     def _is_own(self, number: int, step: SpacePart) -> bool:
         """Whether a part has the space of the function, and is split along the axis that its arrays are."""
@@ -141,10 +155,12 @@ class SpectralRun:
         return plan
 
     def prepare(self) -> list[tuple[int, str, int]]:
-        """Compile the kernels of all parts; fill arrays that the function uses besides its inputs.
+        """Compile the kernels of all parts; fill arrays that the function uses besides its inputs; allocate
+        what GPUs exchange in transforms.
 
         Return which parts have none on some rank, by number of the step, why, and the line.
         """
+        self._open_rooms()
         failed = []
         for number, run in self.runs.items():
             run.tables = self.tables
@@ -159,6 +175,39 @@ class SpectralRun:
                 array.interior[...] = self.world.xp.asarray(constant.values[array.region.slices])
                 run.arrays[len(step.reads) + place] = array
         return failed
+
+    def _open_rooms(self) -> None:
+        """Allocate the memory in which arrays change their split, and let the ranks open each other's."""
+        if not self._on_gpu or self.world.size == 1 or self._copies is not None:
+            return
+        for number, transform in self.layouts.transforms.items():
+            step = self.program.steps[number]
+            if isinstance(step, TransformStep) and len(transform.shape) > 1:
+                dtype = self.program.shared[step.source].dtype
+                following = self.program.steps[number + 1 : number + 2]
+                followed = any(
+                    isinstance(one, TransformStep) and one.source != step.target for one in following
+                )
+                changes = changes_of(transform, dtype, self.world.size, followed=followed)
+                if changes:
+                    self._changes[number] = changes
+        self._copies = peer_copies(self.world)
+        self._rooms = open_rooms(self.world, self._changes, self._copies)
+
+    def close(self) -> None:
+        """Forget the memory of the other ranks."""
+        if self._rooms is not None:
+            self._rooms.close()
+        self._rooms = self._copies = None
+        self._device_transforms.clear()
+        self._moves.clear()
+
+    @property
+    def is_issued_by_host(self) -> bool:
+        """Whether something between ranks is prepared anew in each step: what no CUDA graph can hold."""
+        lines = any(len(transform.shape) == 1 for transform in self.layouts.transforms.values())
+        products = any(isinstance(step, ProductStep) for step in self.program.steps)
+        return self.world.size > 1 and (lines or products)
 
     def forget(self) -> None:
         for run in self.runs.values():
@@ -232,32 +281,27 @@ class SpectralRun:
     def _take_steps(self, numbers: range, outs: Sequence[Array]) -> None:
         """Run some of the steps, each loop with its body."""
         following = numbers.start
+        under_way: list[DeviceTransform] = []  # the last transform, while its cells travel
+        target_of: int | None = None  # the array that it fills
         for number in numbers:
             step = self.program.steps[number]
             if number < following:
                 continue  # of a loop that has run
+            follows = isinstance(step, TransformStep) and step.source != target_of
+            if not follows:
+                _finish(under_way)
             if isinstance(step, LoopStep):
                 following = number + 1 + step.steps
                 self._take_loop(step, range(number + 1, following), outs)
                 continue
             if isinstance(step, SpacePart):
                 self._take_part(number, step, outs)
-                continue
-            if isinstance(step, ProductStep):
+            elif isinstance(step, ProductStep):
                 self._multiply(step)
-                continue
-            transform = self.layouts.transforms[number]
-            ranks = self.world.size
-            source = self._array(SharedPlace(step.source), slab_grid(transform.shape, transform.split, ranks))
-            grid = slab_grid(transform.result_shape, transform.result_split, ranks)
-            target = self._target(SharedPlace(step.target), grid)
-            if self._device_transform(number, source, target) is not None:
-                self._device_transforms[number]()
             else:
-                with nullcontext() if self.world.backend.asynchronous else self.phases("transform"):
-                    target.interior[...] = transform.carry_out(self.world, source.interior)
-            target.written()
-            self.moved += transform.exchanges if self.is_split else 0
+                self._transform(number, step, under_way)
+                target_of = step.target
+        _finish(under_way)
 
     def _take_loop(self, loop: LoopStep, body: range, outs: Sequence[Array]) -> None:
         """Run a loop. body: the numbers of its steps."""
@@ -308,6 +352,25 @@ class SpectralRun:
         array.interior[...] = cells
         array.written()
 
+    def _transform(self, number: int, step: TransformStep, under_way: list[DeviceTransform]) -> None:
+        """Transform an array; on GPUs up to its first exchange: then it is all that is under way."""
+        transform, ranks = self.layouts.transforms[number], self.world.size
+        source = self._array(SharedPlace(step.source), slab_grid(transform.shape, transform.split, ranks))
+        grid = slab_grid(transform.result_shape, transform.result_split, ranks)
+        target = self._target(SharedPlace(step.target), grid)
+        prepared = self._device_transform(number, source, target)
+        if prepared is None:
+            with nullcontext() if self.world.backend.asynchronous else self.phases("transform"):
+                target.interior[...] = transform.carry_out(self.world, source.interior)
+        else:
+            if self._rooms is None or self._rooms.sets == 1:
+                _finish(under_way)
+            prepared.begin()
+            _finish(under_way)
+            under_way.append(prepared)
+        target.written()
+        self.moved += transform.exchanges if self.is_split else 0
+
     def _multiply(self, step: ProductStep) -> None:
         """Multiply two fields. All three are split by rows."""
         world, shared = self.world, self.program.shared
@@ -327,13 +390,18 @@ class SpectralRun:
     def _device_transform(
         self, number: int, source: DistributedArray, target: DistributedArray
     ) -> DeviceTransform | None:
-        """Return what transforms on this GPU alone; None on CPUs, and where ranks exchange something."""
+        """Return what transforms between arrays on GPUs; None on CPUs, and for arrays of one axis."""
         world, transform = self.world, self.layouts.transforms[number]
-        if world.backend.device.kind != "cuda" or world.size > 1 or len(transform.shape) == 1:
+        if not self._on_gpu or len(transform.shape) == 1:
             return None
         if number not in self._device_transforms:
-            arrays = source.interior, target.interior
-            made = DeviceTransform(world, transform, *arrays, self._kept)
+            exchanges: list[Exchange] = []
+            if number in self._changes:
+                assert self._rooms is not None
+                turn = [*self._changes].index(number)
+                in_loops = bool(self.program.loop_steps)
+                exchanges = self._rooms.exchanges(turn, self._changes[number], in_loops=in_loops)
+            made = DeviceTransform(world, transform, source.interior, target.interior, self._kept, exchanges)
             self._device_transforms[number] = made
         return self._device_transforms[number]
 
@@ -399,8 +467,8 @@ class SpectralRun:
             other = next(layout for one, layout in self._valid if one == place)
             source = self._held[place, other]
         target = self._target(place, grid)
-        plan = RedistributionPlan(source.partition, target.partition, self.world.size)
-        move(self.world, plan, source.interior, target.interior)
+        boxes = source.partition, target.partition
+        self._move((place, grid), source.shape, boxes, source.interior, target.interior)
         target.written()
         self.moved += self.is_split
         return target
@@ -416,11 +484,35 @@ class SpectralRun:
             return [Region((*one.start, *zero), (*one.stop, *rest)) for one in parts]
 
         limit = tuple(map(min, partition.shape, self.partition.shape))
-        plan = RedistributionPlan(boxes(partition, limit), boxes(self.partition, limit), self.world.size)
-        mine = boxes(self.partition, limit)[self.world.rank]
-        own = out[tuple(slice(0, n) for n in mine.shape)]
-        move(self.world, plan, block, own)
+        ends = boxes(partition, limit), boxes(self.partition, limit)
+        before, after = (one[self.world.rank] for one in ends)
+        given, own = (
+            array[tuple(slice(0, n) for n in region.shape)]
+            for array, region in ((block, before), (out, after))
+        )
+        self._move(id(block), (*limit, *rest), ends, given, own)
         self.moved += self.is_split
+
+    def _move(
+        self, name: Hashable, shape: Shape, boxes: tuple[Boxes, Boxes], source: Array, target: Array
+    ) -> None:
+        """Move cells between the ranks' boxes, before and after. On GPUs it is prepared once.
+
+        name: of the move; its arrays may be others in the next step.
+        """
+        world = self.world
+        if self._copies is None:
+            move(world, RedistributionPlan(*boxes, world.size), source, target)
+            return
+        key = name, address_of(source), address_of(target)
+        if key not in self._moves:
+            before, after = (tuple(one[rank] for rank in range(world.size)) for one in boxes)
+            change = BoxChange(shape, np.dtype(source.dtype), before, after, 0, most=1)
+            self._moves[key] = MessageExchange(change, world, (source, target), self._copies)
+        exchange = self._moves[key]
+        for number in range(len(exchange.parts)):
+            exchange.send(number)
+        exchange.wait()
 
     @property
     def loops(self) -> dict[tuple[int, int], LoopRun]:
@@ -476,3 +568,10 @@ def _written_by(steps: Iterable[Step]) -> Iterator[int]:
             yield from (one.found for one in step.state)
         else:
             yield step.target
+
+
+def _finish(under_way: list[DeviceTransform]) -> None:
+    """Finish the transforms that are under way."""
+    for transform in under_way:
+        transform.finish()
+    under_way.clear()

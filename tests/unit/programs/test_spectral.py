@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from room_ranks import Ranks
 
 from meshrun.runner.arrays.distributed_array import empty_array
 from meshrun.runner.comm.threads import run_ranks
@@ -16,6 +19,7 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.spaces.parts import SpectralProgram
 from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
 from meshrun.runner.device.api import poison
+from meshrun.runner.programs.spectral import spectral_run
 from meshrun.runner.programs.spectral.layouts import plan_layouts
 from meshrun.runner.programs.spectral.spectral_run import SpectralRun
 from meshrun.runner.report.phases import Phases
@@ -23,6 +27,7 @@ from meshrun.runner.world.world import open_world
 from tests.facts.program_runs import plain
 
 RANKS = (1, 2, 3)
+TAKEN = 5  # steps
 
 
 def traced(
@@ -333,3 +338,88 @@ def test_products_of_components_stay_in_the_cell() -> None:
     u, table = field(12, 9, 3), np.arange(9.0).reshape(3, 3)
     program = trace_whole(lambda u: u @ table, [WholeInput("u", u.shape, u.dtype)], {}, axes=(0, 1))
     assert not isinstance(program, SpectralProgram)
+
+
+def turbulent(w):
+    """Some transforms that wait for others, and some that do not."""
+    h = np.fft.rfft2(w)
+    u, v = np.fft.irfft2(0.5 * h, w.shape), np.fft.irfft2(0.25j * h, w.shape)
+    back = np.fft.irfft2(np.fft.rfft2(np.fft.irfft2(h * h, w.shape)), w.shape)
+    return w + u * v + 0.01 * back
+
+
+def turned(w):
+    """Transforms along some axes, whose results lie where others do not."""
+    return w + np.fft.ifft(np.fft.fft(w, axis=1), axis=0).real
+
+
+@pytest.mark.parametrize("how", ["messages", "early", "late"])
+@pytest.mark.parametrize("slow", [None, 0, 1])
+@pytest.mark.parametrize("function", [turbulent, turned])
+def test_transforms_between_gpus(
+    function: Any, how: str, slow: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of a program whose transforms are prepared once: after the first two steps, the host
+    allocates nothing, and the ranks agree on nothing."""
+    w = np.random.default_rng(3).standard_normal((24, 20))
+    program, wanted = traced(function, [w]), w
+    for _ in range(TAKEN):
+        wanted = function(wanted)
+    for grid in ((1, 1), (2, 1), (3, 1), (2, 2)):
+        ranks = Ranks(monkeypatch, how, slow)
+        monkeypatch.setattr(spectral_run, "open_rooms", ranks.opened)
+        monkeypatch.setattr(spectral_run, "peer_copies", ranks.made)
+
+        def case(world: Any, grid: Any = grid) -> Any:
+            run = SpectralRun(world, program, grid, Phases(world.backend.synchronize))
+            run._on_gpu = True
+            assert run.prepare() == []
+            pair = [empty_array(world, run.plans[0], w.dtype) for _ in range(2)]  # type: ignore[arg-type]
+            pair[0].interior[...] = w[pair[0].region.slices]
+            calls = Counter[str]()
+            for step in range(TAKEN):
+                run.arrays[0], out = pair[step % 2], pair[(step + 1) % 2].interior
+                out.fill(np.nan)
+                if step == 2:
+                    counted(world.backend, "empty", calls)
+                    counted(world.control, "allgather", calls)
+                    if world.size > 1:
+                        counted(world, "exchange", calls)
+                pair[step % 2].written()
+                run.take([out])
+            run.close()
+            assert not calls
+            assert not run.is_issued_by_host
+            return run.region, out
+
+        for region, block in ranks.run(int(np.prod(grid)), case):
+            np.testing.assert_allclose(block, wanted[region.slices], rtol=1e-12)
+
+
+def counted(owner: Any, name: str, calls: Counter[str]) -> None:
+    """Count the calls of a method."""
+    method = getattr(owner, name)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        calls[name] += 1
+        return method(*arguments, **options)
+
+    setattr(owner, name, call)
+
+
+def test_what_the_host_issues_between_ranks_is_in_no_graph() -> None:
+    w = np.random.default_rng(3).standard_normal((24, 24))
+
+    def case(world: Any, function: Any, array: Any) -> bool:
+        program, grid = traced(function, [array]), (world.size, *(1,) * (array.ndim - 1))
+        return SpectralRun(world, program, grid, Phases(world.backend.synchronize)).is_issued_by_host
+
+    for function, array, issued in (
+        (turbulent, w, False),
+        (lambda u: np.fft.ifft(np.fft.fft(u)).real, w[0], True),
+        (lambda u: u @ u + np.fft.ifft2(np.fft.fft2(u)).real, w, True),
+    ):
+        for count in (1, 2):
+            case_ = functools.partial(case, function=function, array=array)
+            found = run_ranks(count, lambda control, call=case_: call(open_world("cpu", control=control)))
+            assert found == [issued and count > 1] * count

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import chain, permutations
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
+from numpy_lines import by_numpy, operand_and_result
 
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.plan.grid import bounds
@@ -19,20 +18,6 @@ from meshrun.runner.transforms.split import SplitTransform, best_split
 from meshrun.runner.world.world import open_world
 
 KINDS: list[Real] = ["", "forward", "inverse"]
-
-
-def operand_and_result(shape: Any, axes: Any, real: Real, dtype: str) -> tuple[Any, Any, int]:
-    rng = np.random.default_rng(0)
-    cells = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
-    length = shape[axes[-1]]
-    if real == "forward":
-        return cells.real.astype(dtype), np.fft.rfftn(cells.real, axes=axes), length // 2 + 1
-    if real == "inverse":
-        lengths = [shape[axis] for axis in axes]
-        lengths[-1] = max(2 * (length - 1), 1)
-        back = np.fft.irfftn(cells, lengths, axes=axes, norm="forward")
-        return cells.astype(np.result_type(dtype, "c8")), back, lengths[-1]
-    return cells.astype(np.result_type(dtype, "c8")), np.fft.fftn(cells, axes=axes), 0
 
 
 @pytest.mark.parametrize("real", KINDS)
@@ -97,37 +82,11 @@ def test_batches_have_every_line_once(shape: tuple[int, ...], padded: bool) -> N
             assert len(one.starts) <= min(shape)
 
 
-def line_batches(
-    length: int, cells: Any, strides: Any, batch: int, distances: Any, dtypes: Any, inverse: bool
-) -> Any:
-    """As of runner.device.cufft, by NumPy; a source of half a spectrum is spoilt, as cuFFT may do."""
-
-    def execute(source: Any, out: Any) -> None:
-        lines = [
-            as_strided(array, (batch, n), (distance * array.itemsize, stride * array.itemsize))
-            for array, n, stride, distance in zip((source, out), cells, strides, distances, strict=True)
-        ]
-        assert (source.dtype, out.dtype) == dtypes
-        given = lines[0].copy()
-        if dtypes[1].kind == "f":
-            lines[0][...] = np.nan
-            lines[1][...] = np.fft.irfft(given, length, axis=1, norm="forward")
-        elif dtypes[0].kind == "f":
-            lines[1][...] = np.fft.rfft(given, axis=1)
-        else:
-            lines[1][...] = (
-                np.fft.ifft(given, axis=1, norm="forward") if inverse else np.fft.fft(given, axis=1)
-            )
-
-    return execute
-
-
 @pytest.mark.parametrize("real", KINDS)
 @pytest.mark.parametrize("shape", [(8, 6), (5, 7), (4, 5, 6)])
 def test_passes_on_one_gpu(shape: tuple[int, ...], real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
     """Padded arrays; the source is as it was, and another transform uses the same memory."""
-    for name, made in (("cufft", {"line_batches": line_batches}), ("fourier_lines", {"line_plan": nothing})):
-        monkeypatch.setitem(sys.modules, f"meshrun.runner.device.{name}", SimpleNamespace(**made))
+    by_numpy(monkeypatch)
     world, kept = open_world("cpu"), dict[Any, Any]()
     for axes in chain(*(permutations(range(len(shape)), count) for count in range(1, len(shape) + 1))):
         whole, wanted, length = operand_and_result(shape, axes, real, "f8")
@@ -139,10 +98,7 @@ def test_passes_on_one_gpu(shape: tuple[int, ...], real: Real, monkeypatch: pyte
         source[...] = whole
         one = DeviceTransform(world, transform, source, target, kept)
         for _ in range(2):
-            one()
+            one.begin()
+            one.finish()
             np.testing.assert_allclose(target, wanted, rtol=0, atol=1e-12 * max(np.abs(wanted).max(), 1))
             np.testing.assert_array_equal(source, whole)
-
-
-def nothing(*arguments: Any) -> None:
-    """As line_plan of runner.device.fourier_lines, where cuFFT is to be taken."""
