@@ -15,7 +15,6 @@ from itertools import product
 from typing import Any
 
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
-from meshrun.runner.compiler.whole.between.cuts import rebuilt
 from meshrun.runner.compiler.whole.between.levels import (
     LatticeGraph,
     LevelGrid,
@@ -26,7 +25,7 @@ from meshrun.runner.compiler.whole.between.levels import (
     phases_of,
     whole_space,
 )
-from meshrun.runner.compiler.whole.graph import Definition, Reduction, WholeGraph
+from meshrun.runner.compiler.whole.graph import Definition, Reduction, WholeGraph, rebuilt
 from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram
 from meshrun.runner.region import Shape
 

@@ -559,3 +559,10 @@ def assumed(node: Node, known: Mapping[Node, bool]) -> Node:
     while node.op == "where" and node.operands[0] in known:
         node = node.operands[1 if known[node.operands[0]] else 2]
     return node
+
+
+def rebuilt(graph: WholeGraph, node: Node, operands: Sequence[Node]) -> Node:
+    """Return an operation on other operands."""
+    if tuple(operands) == node.operands:  # nodes are equal if they are the same
+        return node
+    return graph.operation(node.op, node.dtype, operands, node.line)

@@ -25,6 +25,7 @@ from meshrun.runner.compiler.whole.graph import (
     Reduction,
     StepSlot,
     WholeGraph,
+    rebuilt,
 )
 from meshrun.runner.compiler.whole.program import WholeProgram
 
@@ -378,13 +379,6 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
         between={**written, **reduced, **program.left},
         values=values,
     )
-
-
-def rebuilt(graph: WholeGraph, node: Node, operands: Sequence[Node]) -> Node:
-    """Return an operation on other operands."""
-    if tuple(operands) == node.operands:  # nodes are equal if they are the same
-        return node
-    return graph.operation(node.op, node.dtype, operands, node.line)
 
 
 class _Moved:

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import BOOL, PLACE, Node, in_order
-from meshrun.runner.compiler.whole.between.cuts import rebuilt
-from meshrun.runner.compiler.whole.graph import Reduction, WholeGraph
+from meshrun.runner.compiler.whole.graph import Reduction, WholeGraph, rebuilt
 from meshrun.runner.compiler.whole.program import WholeProgram
 from meshrun.runner.region import Shape
 
