@@ -54,7 +54,7 @@ from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.compiler import NotCompiled, find_compiler
 
-CHAIN_THREADS = 1024  # of the block that computes a chain of stages on a GPU
+CHAIN_THREADS = 512  # of the block that computes a chain of stages on a GPU; each has up to 128 registers
 STAGE_THREADS = 128  # of each block that computes the boxes of one stage
 
 Feeds = Sequence[int | None]

@@ -13,6 +13,7 @@ import pytest
 from fused import FLAGS, GXX
 from nvrtc_log import log_of_text
 
+from meshrun.runner.compiler.compiled import CHAIN_THREADS
 from meshrun.runner.compiler.whole import chain_code
 from meshrun.runner.programs import chains, execute, replicas
 from meshrun.runner.programs.stages import StagedProgram
@@ -120,7 +121,7 @@ def test_a_gpus_chain_has_the_smallest_levels() -> None:
     program = planned(cycle, [field(257, 257), field(257, 257)], ("out",), "cuda")
     chain = max(chains.chains_of(program, "cuda", set(), ()), key=len)
     work = [chains.operations_of(stage.cells, program.space) for stage in program.kernels]
-    assert len(chain) > 20
+    assert len(chain) > 15
     assert max(work[number] for number in chain) <= chains.MOST_OPERATIONS
     assert work[chain[0] - 1] > chains.MOST_OPERATIONS < work[chain[-1] + 1]
 
@@ -172,12 +173,12 @@ def test_the_kernel_of_a_gpu(function: Any, monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_the_kernel_of_a_gpu_compiles() -> None:
-    """Without spilled registers. Each thread of a large block has 64."""
+    """Without spilled registers. Each thread of a large block has 128."""
     program = planned(cell_cycle, [field(16, 16), field(16, 16)], ("out",), "cuda")
     stages = [stage.cells for stage in program.kernels]
     programs = [[one.program.program for one in chains.kernels_of(cells)] for cells in stages]
     several = next(one for one in programs if len(one) > 1)
-    for source in (chain_code.chain_source(programs, 1024), chain_code.chain_source([several], 128)):
+    for source in (chain_code.chain_source(programs, CHAIN_THREADS), chain_code.chain_source([several], 128)):
         log = log_of_text(source, "chain", ("--fmad=false",), "90")
         assert "warning" not in log
         assert "0 bytes spill stores" in log
