@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.operations import HEADER, KERNELS, at_place, ctype, expression, place_type, slot
+from meshrun.runner.compiler.passes.real_parts import has_complex
 from meshrun.runner.compiler.trace.graph import PLACES, Extents, Node, Program
 from meshrun.runner.compiler.whole.point_code import launch_keeping
 from meshrun.runner.region import Array, Shape, address_of
 
 PARAMETERS = "const uint64* in, const uint64* out, const int64* at, const uint64* scalars"
+NO_CODE = ("point", "pick", "table")  # operations that a chain has no code for
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,12 @@ class ChainBox:
         axes = self.program.axes
         strides = [stride for one in (*self.blocks, *self.outs) for stride in one.strides[: axes - 1]]
         return [*self.shape, *self.first[:axes], *strides]
+
+
+def has_code(program: Program) -> bool:
+    """Return whether a chain can compute a program."""
+    plain = not has_complex(program) and not any(node.op in NO_CODE for node in program.nodes)
+    return plain and not any(one.combine for one in program.outputs)
 
 
 def chain_source(stages: Sequence[Sequence[Program]], threads: int = 0) -> str:
