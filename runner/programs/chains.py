@@ -83,11 +83,10 @@ def chains_of(
         kernels = kernels_of(stage.cells)
         if not exchanged and all(has_code(one.program.program) for one in kernels):
             sizes[number] = math.prod(lattice.lengths(program.space) if lattice else program.space)
-            levels, whole = (
-                isinstance(stage.cells, LevelCells),
-                Region((0,) * len(program.space), program.space),
-            )
-            parts[number] = len(boxes_of(stage.cells, whole)) if levels else 1
+            parts[number] = 1
+            if isinstance(stage.cells, LevelCells):
+                whole = Region((0,) * len(program.space), program.space)
+                parts[number] = len(boxes_of(stage.cells, whole))
             if kind == "cpu":
                 is_small = sizes[number] <= MOST_CELLS["cpu"]
             else:

@@ -143,33 +143,58 @@ CUDA = """
 #define __global__
 #define __shared__
 #define __launch_bounds__(...)
-static thread_local struct { unsigned x; } threadIdx, blockIdx, blockDim = {1}, gridDim = {1};
+static thread_local struct { unsigned x, y; } threadIdx, blockIdx, blockDim = {1, 1}, gridDim = {1, 1};
 #define __syncthreads()
+extern "C" void block(unsigned y) { blockIdx.y = y; }
 """
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """Chains as a GPU computes them, by blocks of one thread, on the host. Return how many of them."""
+    found: list[Any] = []
+
+    def compiled(programs: Any, _cells: int, _backend: Any) -> chain_code.Chain:
+        text, made = (
+            tmp_path / f"chain{len(found)}.cpp",
+            tmp_path / f"chain{len(list(tmp_path.iterdir()))}.so",
+        )
+        text.write_text(CUDA + chain_code.chain_source(programs, 1))
+        subprocess.run([str(GXX), *FLAGS, "-o", str(made), str(text)], check=True)
+        library = ctypes.CDLL(str(made))
+
+        def launch(grid: Any, block: Any, arguments: Any) -> None:
+            found.append((grid, block))
+            for box in range(grid[1]):
+                library.block(box)
+                library.chain(*(ctypes.c_ulonglong(int(one)) for one in arguments))
+
+        boxes = len(programs[0]) if len(programs) == 1 else 1
+        return chain_code.Chain(launch, np, (1, boxes), 1)
+
+    monkeypatch.setattr(execute, "compile_chain", compiled)
+    return found
 
 
 @needs_compiler
 @pytest.mark.parametrize("function", [cycle, cell_cycle])
-def test_the_kernel_of_a_gpu(function: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Run on the host, as a block of one thread."""
-    launches = []
-
-    def compiled(programs: Any, _cells: int, _backend: Any) -> chain_code.Chain:
-        (tmp_path / "chain.cpp").write_text(CUDA + chain_code.chain_source(programs, 1))
-        words = [str(GXX), *FLAGS, "-o", str(tmp_path / "chain.so"), str(tmp_path / "chain.cpp")]
-        subprocess.run(words, check=True)
-        library = ctypes.CDLL(str(tmp_path / "chain.so"))
-
-        def launch(grid: Any, block: Any, arguments: Any) -> None:
-            launches.append((grid, block))
-            library.chain(*(ctypes.c_ulonglong(int(one)) for one in arguments))
-
-        return chain_code.Chain(launch, (1, 1), np)
-
-    monkeypatch.setattr(execute, "compile_chain", compiled)
+def test_the_kernel_of_a_gpu(function: Any, launches: list[Any]) -> None:
     size = 33 if function is cycle else 32
     check(function, field(size, size), field(size, size, seed=1), kind="cuda")
-    assert launches == [((1,), (1, 1))]
+    assert launches == [((1, 1), (1, 1))]
+
+
+@needs_compiler
+def test_the_boxes_of_a_stage_are_computed_at_once(
+    launches: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a correction of an odd number of rows: whole blocks, a row, and a column of every second row."""
+    monkeypatch.setattr(chains, "MOST_OPERATIONS", 0)
+    monkeypatch.setattr(
+        execute, "chains_of", lambda program, _kind, *given: chains.chains_of(program, "cuda", *given)
+    )
+    check(cycle, field(9, 9), field(9, 9, seed=1), kind="cuda")
+    assert {grid[1] for grid, _ in launches} == {4}
 
 
 def test_the_kernel_of_a_gpu_compiles() -> None:

@@ -51,7 +51,7 @@ class StageCosts:
     def __init__(
         self, program: WholeProgram, written: Mapping[int, Node], results: Sequence[Sequence[Node]]
     ) -> None:
-        self._program, self._written, self._space = program, written, program.space
+        self._program, self._written = program, written
         # What an array holds may be used at the own cell too, where it is no load.
         self._defines = {node: number for number, node in written.items()}
         # The cells of the arrays and of the stages of results, whose numbers are below 0.
@@ -72,6 +72,10 @@ class StageCosts:
         self._decided: dict[int, bool] = {}  # whether each array is written
         for number, nodes in stages.items():
             self._note(nodes, {number: [self._zero]})
+
+    @property
+    def _space(self) -> Shape:
+        return self._program.space
 
     @property
     def _zero(self) -> Offset:
