@@ -217,13 +217,18 @@ def _stages_report(
         line = f"line {reason.line}: " if reason.line else ""
         facts.append(("coarse grids", f"at all positions of the finest one: {line}{reason.reason}"))
     for cut in staged.reasons.cuts:
-        if not cut.repeated:
+        if not cut.repeated and not cut.written:
             continue
         written = cut.number >= 0
         name = staged.arrays[cut.number].name if written else f"line {cut.line}"
         again = f"{counted(cut.repeated, 'operation')} of a cell again, for {cut.distances} distances"
         what = "written, instead of" if written else "not written, but"
-        facts.append((name, f"{what} {again}; its bytes take as long as {cut.worth}"))
+        cost = f"its bytes take as long as {cut.worth}"
+        if cut.splits:
+            cost = "what reads it would be computed in many parts"
+        elif cut.worth < 0:
+            cost = "what it is computed of has more bytes"
+        facts.append((name, f"{what} {again}; {cost}"))
     return KernelReport("\n".join(sources), facts)
 
 
