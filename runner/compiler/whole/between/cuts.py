@@ -167,7 +167,7 @@ def _cuts(program: WholeProgram, needed: Needed, kind: str) -> dict[int, Cut]:
     results = [[node for output in program.outputs for node in output.nodes]]
     results += [list(one.nodes) for one in needed.reductions]
     results += [list(loop.outside) for loop in needed.loops]
-    if not program.has_strides:  # what all stages read of one grid is told apart later
+    if not program.has_strides:  # `_with_shared` decides what several stages of one grid share
         results = [[node for nodes in results for node in nodes]]
     costs, found = StageCosts(program, needed.written, results), dict[int, Cut]()
     for number in reversed(needed.written):
