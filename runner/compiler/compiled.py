@@ -54,7 +54,7 @@ from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.compiler import NotCompiled, find_compiler
 
-CHAIN_THREADS = 1024  # of the block that computes a chain of stages on a GPU
+CHAIN_THREADS = 512  # of the block that computes a chain of stages on a GPU; each has up to 128 registers
 STAGE_THREADS = 128  # of each block that computes the boxes of one stage
 
 Feeds = Sequence[int | None]
@@ -655,14 +655,16 @@ def compile_chain(stages: Sequence[Sequence[Program]], cells: int, backend: Back
         from meshrun.runner.device.cuda import kernel_of_text
 
         # Blocks wait for no others: those of several stages are one.
-        threads = STAGE_THREADS if len(stages) == 1 else min(-(-cells // 32) * 32, CHAIN_THREADS)
-        blocks = -(-cells // threads) if len(stages) == 1 else 1
-        return Chain(kernel_of_text(chain_source(stages, threads), "chain"), (blocks, threads), backend.xp)
+        if len(stages) == 1:
+            threads, blocks = STAGE_THREADS, (-(-cells // STAGE_THREADS), len(stages[0]))
+        else:
+            threads, blocks = min(-(-cells // 32) * 32, CHAIN_THREADS), (1, 1)
+        return Chain(kernel_of_text(chain_source(stages, threads), "chain"), backend.xp, blocks, threads)
     compiler = find_compiler()
     if compiler is None:
         raise NotTraceable("no C++ compiler on this host", "CXX=/path/to/g++, or install one")
     loaded = host.library(chain_source(stages), compiler, cache_folder())
-    return Chain(loaded.chain, (0, 0), backend.xp)
+    return Chain(loaded.chain, backend.xp)
 
 
 def line_of(program: Program, source: str, at: int) -> int:

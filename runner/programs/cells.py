@@ -1,9 +1,11 @@
 """What a stage computes for each cell, and the arrays that it reads: of one grid, or between two levels.
 
-A stage between levels reads arrays of finer and coarser grids than the one whose cells it computes. It is
-computed in parts, each of which reads every array at cells in equal steps. A row is of one part; neighbours
-in a row are components of one cell of a part, so that a kernel reads and writes whole rows. Where a rank's
-row begins or ends within such a cell, the components that the rank has are computed by themselves.
+A stage between levels reads arrays of finer and coarser grids than the one whose cells it computes. It
+reads every array at cells in equal steps: of a coarser array, cells are computed in blocks of as many as lie
+between two cells of that. The neighbours in a row are components of one cell, so that a kernel reads and
+writes whole rows; each row of a block is a result of its own. What they read is read once for all of them.
+Where a rank's cells begin or end within a block, the rows and the components that the rank has are computed
+by themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from itertools import product
 from typing import Any
 
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
-from meshrun.runner.compiler.whole.between.cuts import rebuilt
 from meshrun.runner.compiler.whole.between.levels import (
     LatticeGraph,
     LevelGrid,
@@ -26,7 +27,7 @@ from meshrun.runner.compiler.whole.between.levels import (
     phases_of,
     whole_space,
 )
-from meshrun.runner.compiler.whole.graph import Definition, Reduction, WholeGraph
+from meshrun.runner.compiler.whole.graph import Definition, Reduction, WholeGraph, rebuilt
 from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram
 from meshrun.runner.region import Shape
 
@@ -74,40 +75,53 @@ class StageCells:
 class LevelPart:
     """Some of the cells of a stage between levels.
 
-    cells: what is computed, per cell of `lattice`. views: how each input is read. every, phase: which of the
-    written arrays' cells these are, per axis. components: cells of a row that are one cell here; their
-    `every` is counted from the first one.
+    cells: what is computed, per cell of `lattice`. views: how each input is read. every, phases: which of the
+    written arrays' cells these are, per axis; there are all results of the first phase, then of the next.
+    components: cells of a row that are one cell here; their `every` is counted from the first one.
     """
 
     cells: StageCells
     lattice: LevelGrid
     views: tuple[Read, ...]
     every: Shape
-    phase: Shape
+    phases: tuple[Shape, ...]
     components: int
+
+    @property
+    def block(self) -> Shape:
+        """How many cells of a written array, per axis, are one cell here."""
+        last = len(self.every) - 1
+        rows = [max(column) + 1 if len(self.phases) > 1 else 1 for column in zip(*self.phases, strict=True)]
+        return (*rows[:last], self.components)
 
 
 @dataclass(frozen=True, eq=False)
 class LevelCells:
     """Cells of arrays of one lattice that are computed of arrays of others.
 
-    program: what is computed, per position. parts: all cells. ends: the same, without components, if parts
-    have some. reads, values: as of `StageCells`. footprints: how far from the own position each array is
-    read, in cells of that array.
+    program: what is computed, per position. blocks: all cells, in whole blocks. rows: the rows of blocks, one
+    by one, if these have several. ends: the cells of rows, one by one, if they are components. reads, values:
+    as of `StageCells`. footprints: how far from the own position each array is read, in cells of that array.
     """
 
     program: WholeProgram
     lattice: LevelGrid
-    parts: tuple[LevelPart, ...]
+    blocks: LevelPart
+    rows: tuple[LevelPart, ...]
     ends: tuple[LevelPart, ...]
     reads: tuple[int, ...]
     footprints: tuple[Extents, ...]
     values: tuple[int, ...]
 
+    @property
+    def parts(self) -> tuple[LevelPart, ...]:
+        """All parts."""
+        return (self.blocks, *self.rows, *self.ends)
+
     def memory(self, number: int) -> Extents:
         """Return how wide the halo of an array must be in memory, for views of its block."""
         wide = [(0, 0)] * len(self.lattice.step)
-        for part in (*self.parts, *self.ends):
+        for part in self.parts:
             for view in part.views:
                 if view.array == number:
                     for axis, ((low, high), n) in enumerate(zip(part.cells.widths, view.ratio, strict=True)):
@@ -121,14 +135,13 @@ class LevelCells:
             return replace(part, cells=part.cells.renumbered(places), views=views)
 
         reads = tuple(places[number] for number in self.reads)
-        return replace(
-            self, parts=tuple(map(moved, self.parts)), ends=tuple(map(moved, self.ends)), reads=reads
-        )
+        rows, ends = tuple(map(moved, self.rows)), tuple(map(moved, self.ends))
+        return replace(self, blocks=moved(self.blocks), rows=rows, ends=ends, reads=reads)
 
 
 def kernels_of(cells: StageCells | LevelCells) -> list[StageCells]:
     """Return what the kernels of a stage compute, one for each."""
-    return [cells] if isinstance(cells, StageCells) else [one.cells for one in (*cells.parts, *cells.ends)]
+    return [cells] if isinstance(cells, StageCells) else [one.cells for one in cells.parts]
 
 
 def stage_cells(program: WholeProgram, results: Sequence[WholeOutput]) -> StageCells:
@@ -165,16 +178,22 @@ def level_cells(
     nodes = [node for result in results for node in result.nodes]
     phases = phases_of(lattice, nodes, where)
     offsets: dict[int, list[Shape]] = {}
-    parts, ends = [], []
-    for rows in product(*map(range, phases[:-1])):
-        parts.append(_part(program, results, lattice, where, (phases, (*rows, 0)), offsets))
-        for at in range(phases[-1]) if phases[-1] > 1 else ():
-            ends.append(_part(program, results, lattice, where, (phases, (*rows, at)), offsets, single=True))
+    rows = [(*row, 0) for row in product(*map(range, phases[:-1]))]
+    parts = [_part(program, results, lattice, where, (phases, [row]), offsets) for row in rows]
+    ends = [
+        _part(program, results, lattice, where, (phases, [(*row[:-1], at)]), offsets, single=True)
+        for row in rows
+        for at in (range(phases[-1]) if phases[-1] > 1 else ())
+    ]
 
     # All arrays have the cells of this lattice: it is a grid of its own.
     every = whole_space(len(program.space))
     if len(parts) == 1 and all(where.get(view.array, every) == lattice for view in parts[0].views):
         return replace(parts[0].cells, lattice=lattice)
+    if len(parts) == 1:
+        blocks, parts = parts[0], []
+    else:
+        blocks = _part(program, results, lattice, where, (phases, rows), offsets)
 
     reads = tuple(sorted(offsets))
     footprints = []
@@ -189,7 +208,7 @@ def level_cells(
         )
     return LevelCells(
         replace(program, outputs=tuple(results), between={}, values={}),
-        lattice, tuple(parts), tuple(ends), reads, tuple(footprints), _values(in_order(nodes)),
+        lattice, blocks, tuple(parts), tuple(ends), reads, tuple(footprints), _values(in_order(nodes)),
     )  # fmt: skip
 
 
@@ -198,24 +217,24 @@ def _part(
     results: Sequence[WholeOutput],
     lattice: LevelGrid,
     where: Mapping[int, LevelGrid],
-    chosen: tuple[Shape, Shape],
+    chosen: tuple[Shape, Sequence[Shape]],
     offsets: dict[int, list[Shape]],
     *,
     single: bool = False,
 ) -> LevelPart:
     """Return one part of the cells of a lattice.
 
-    chosen: the number of parts per axis, and which one. offsets: of each array that is read, at which; more
+    chosen: the number of parts per axis, and which ones. offsets: of each array that is read, at which; more
     are added. single: whether cells have no components.
     """
-    every, phase = chosen
+    every, some = chosen
     components = 1 if single else every[-1]
-    cells = part_of(lattice, every, phase)
+    cells = part_of(lattice, every, some[0])
     space = cells.lengths(program.space)
     made = LatticeGraph(program, where, WholeGraph([], space), offsets=offsets)
     dimensions = len(space)
     outputs = []
-    for result in results:
+    for phase, result in product(some, results):
         inner = result.shape[dimensions:] if result.shape else ()
         nodes: list[Node] = []
         for component in range(components):
@@ -233,7 +252,7 @@ def _part(
     values = _values(in_order(node for output in outputs for node in output.nodes))
     whole = WholeProgram(space, tuple(inputs), tuple(outputs), made.graph, {})
     stage = StageCells(whole, tuple(read.array for read in made.reads), values)
-    return LevelPart(stage, cells, tuple(made.reads), every, phase, components)
+    return LevelPart(stage, cells, tuple(made.reads), every, tuple(some), components)
 
 
 def with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGrid]]:

@@ -10,11 +10,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshrun.runner.arrays.distributed_array import DistributedArray
-from meshrun.runner.compiler.passes.real_parts import has_complex
 from meshrun.runner.compiler.trace.graph import Program
-from meshrun.runner.compiler.whole.chain_code import ChainBox
+from meshrun.runner.compiler.whole.chain_code import ChainBox, has_code
 from meshrun.runner.programs.cells import LevelCells, StageCells, kernels_of
-from meshrun.runner.programs.level_kernel import Target, boxes_of, views_of
+from meshrun.runner.programs.level_kernel import Target, boxes_of, chain_box
 from meshrun.runner.programs.stages import KernelStage, StagedProgram
 from meshrun.runner.region import Array, Region, Shape
 
@@ -27,7 +26,6 @@ MOST_OPERATIONS = 1 << 14
 # And of one whose parts are one launch: to launch them takes longer than to read and write their bytes.
 MOST_OF_PARTS = 1 << 19
 MOST_STAGES = 96  # of a chain: on a GPU, what it is given of their arrays fits 48 KB of shared memory
-NO_CODE = ("point", "pick", "table")  # operations that a chain has no code for
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +60,7 @@ class ChainStage:
             return
         written = [Target(one, self.own.start) for one in targets]
         for part, box in boxes_of(cells, self.positions):
-            memory = views_of(part, box, arrays, written)
-            yield ChainBox(part.cells.program.program, part.cells.widths, *memory, box.start)
+            yield chain_box(part, box, arrays, written)
 
 
 def chains_of(
@@ -84,9 +81,12 @@ def chains_of(
         lattice, reads = stage.cells.lattice, zip(stage.cells.reads, stage.cells.footprints, strict=True)
         exchanged = any(one in filled and any(map(any, footprint)) for one, footprint in reads)
         kernels = kernels_of(stage.cells)
-        if not exchanged and all(_has_code(one.program.program) for one in kernels):
+        if not exchanged and all(has_code(one.program.program) for one in kernels):
             sizes[number] = math.prod(lattice.lengths(program.space) if lattice else program.space)
-            parts[number] = len(kernels)
+            parts[number] = 1
+            if isinstance(stage.cells, LevelCells):
+                whole = Region((0,) * len(program.space), program.space)
+                parts[number] = len(boxes_of(stage.cells, whole))
             if kind == "cpu":
                 is_small = sizes[number] <= MOST_CELLS["cpu"]
             else:
@@ -116,12 +116,5 @@ def operations_of(cells: StageCells | LevelCells, space: Shape) -> int:
     if isinstance(cells, StageCells):
         lengths = cells.lattice.lengths(space) if cells.lattice else space
         return cells.program.program.operations * math.prod(lengths)
-    return sum(
-        one.cells.program.program.operations * math.prod(one.lattice.lengths(space)) for one in cells.parts
-    )
-
-
-def _has_code(program: Program) -> bool:
-    """Return whether a chain can compute a program."""
-    plain = not has_complex(program) and not any(node.op in NO_CODE for node in program.nodes)
-    return plain and not any(one.combine for one in program.outputs)
+    blocks = cells.blocks
+    return blocks.cells.program.program.operations * math.prod(blocks.lattice.lengths(space))

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshrun.runner.arrays.distributed_array import DistributedArray
+from meshrun.runner.compiler.compiled import compile_chain
 from meshrun.runner.compiler.whole.between.levels import LevelGrid
+from meshrun.runner.compiler.whole.chain_code import Chain, ChainBox, has_code
 from meshrun.runner.device.api import Backend
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.programs.cells import LevelCells, LevelPart
 from meshrun.runner.programs.kernel import CellKernel
 from meshrun.runner.region import Array, Region, Shape
+from meshrun.runner.system.compiler import NotCompiled
 
 
 def level_partition(partition: Partition, lattice: LevelGrid) -> Partition:
@@ -45,19 +48,26 @@ class LevelKernel:
     def __init__(self, cells: LevelCells, backend: Backend, region: Region, *, compiled: bool) -> None:
         self.reason, self.line = "" if compiled else "too little work for a compiler", 0
         self._boxes: list[tuple[LevelPart, Region, CellKernel]] = []
+        self._rest: list[tuple[LevelPart, Region]] = []
+        self._chain: Chain | None = None
+        boxes = boxes_of(cells, region)
+        # On a GPU, the rows and columns that whole blocks leave are one launch.
+        rest = [part.cells.program.program for part, _ in boxes[1:]]
+        if rest and compiled and backend.device.kind == "cuda" and all(map(has_code, rest)):
+            try:
+                most = max(box.size for _, box in boxes[1:])
+                self._chain = compile_chain([rest], most, backend)
+                boxes, self._rest = boxes[:1], boxes[1:]
+            except NotCompiled as failure:
+                self.reason = failure.reason
         kernels: dict[LevelPart, CellKernel] = {}
-        for part, box in boxes_of(cells, region):
+        for part, box in boxes:
             if part not in kernels:
                 kernels[part] = CellKernel(part.cells, backend, box.shape, compiled=compiled)
             kernel = kernels[part]
             if kernel.kernel is None and not self.reason:
                 self.reason, self.line = kernel.reason, kernel.line
             self._boxes.append((part, box, kernel))
-
-    @property
-    def kernels(self) -> list[CellKernel]:
-        """The kernels of the parts that have cells here."""
-        return [kernel for _, _, kernel in self._boxes]
 
     def bind(
         self, arrays: Mapping[int, DistributedArray], targets: Sequence[Target], scalars: Array
@@ -66,7 +76,18 @@ class LevelKernel:
         calls = []
         for part, box, kernel in self._boxes:
             calls.append(kernel.bind(*views_of(part, box, arrays, targets), box.start, scalars))
+        if self._chain is not None:
+            calls.append(self._chain.bind([chain_box(*one, arrays, targets) for one in self._rest], scalars))
         return calls[0] if len(calls) == 1 else functools.partial(_call_all, calls)
+
+
+def chain_box(
+    part: LevelPart, box: Region, arrays: Mapping[int, DistributedArray], targets: Sequence[Target]
+) -> ChainBox:
+    """Return a box of a part for a chain. arrays: by number. targets: one per result."""
+    return ChainBox(
+        part.cells.program.program, part.cells.widths, *views_of(part, box, arrays, targets), box.start
+    )
 
 
 def _call_all(calls: Sequence[Callable[[], None]]) -> None:
@@ -76,7 +97,44 @@ def _call_all(calls: Sequence[Callable[[], None]]) -> None:
 
 def boxes_of(cells: LevelCells, region: Region) -> list[tuple[LevelPart, Region]]:
     """Return the boxes in which parts compute a rank's cells. region: the rank's positions."""
-    return [one for part in cells.parts for one in _boxes(part, cells.ends, region)]
+    last = len(region.start) - 1
+    boxes = [(cells.blocks, _whole_blocks(cells.blocks, region))]
+    for part in cells.rows:
+        boxes += [(part, box) for box in _without(_whole_blocks(part, region), boxes[0][1])]
+    # Of each row, the components before the first whole block and after the last one.
+    for part in cells.ends:
+        row = next(one for one in (*cells.rows, cells.blocks) if (*part.phases[0][:-1], 0) in one.phases)
+        inner, own = _whole_blocks(row, region), _whole_blocks(part, region)
+        for column in range(own.start[last], own.stop[last]):
+            if not inner.start[last] <= column < inner.stop[last]:
+                start, stop = (*own.start[:-1], column), (*own.stop[:-1], column + 1)
+                boxes.append((part, Region(start, stop)))
+    return [(part, box) for part, box in boxes if box.size]
+
+
+def _whole_blocks(part: LevelPart, region: Region) -> Region:
+    """Return the cells of a part of which a rank has whole blocks. region: the rank's positions."""
+    start, stop = [], []
+    for axis, (every, several) in enumerate(zip(part.every, part.block, strict=True)):
+        further = part.lattice.step[axis] // every * (several - 1)
+        start.append(part.lattice.cell(axis, region.start[axis]))
+        stop.append(max(part.lattice.cell(axis, region.stop[axis] - further), start[-1]))
+    return Region(tuple(start), tuple(stop))
+
+
+def _without(box: Region, inner: Region) -> Iterator[Region]:
+    """Yield the boxes of the cells of a box that are not in another one."""
+    if not inner.size:
+        yield box
+        return
+    start, stop = list(box.start), list(box.stop)
+    for axis, (begin, end) in enumerate(zip(inner.start, inner.stop, strict=True)):
+        for low, high in ((start[axis], min(begin, stop[axis])), (max(end, start[axis]), stop[axis])):
+            if low < high:
+                yield Region(
+                    (*start[:axis], low, *start[axis + 1 :]), (*stop[:axis], high, *stop[axis + 1 :])
+                )
+        start[axis], stop[axis] = max(start[axis], begin), min(stop[axis], end)
 
 
 def views_of(
@@ -84,31 +142,7 @@ def views_of(
 ) -> tuple[list[Array], list[Array]]:
     """Return what a part reads and writes in a box. arrays: by number. targets: one per result."""
     blocks = [_view(arrays[view.array], part, number, box) for number, view in enumerate(part.views)]
-    return blocks, [_out(target, part, box) for target in targets]
-
-
-def _boxes(part: LevelPart, ends: Sequence[LevelPart], region: Region) -> Iterator[tuple[LevelPart, Region]]:
-    """Yield a part with the cells of which a rank has all components, then parts of the others' components.
-
-    region: the rank's positions.
-    """
-    last, lattice = len(region.start) - 1, part.lattice
-    start = tuple(lattice.cell(axis, at) for axis, at in enumerate(region.start))
-    stop = tuple(lattice.cell(axis, at) for axis, at in enumerate(region.stop))
-    further = lattice.step[last] // part.components * (part.components - 1)
-    end = max(lattice.cell(last, region.stop[last] - further), start[last])
-    whole = Region(start, (*stop[:-1], end))
-    if whole.size:
-        yield part, whole
-    for one in ends if part.components > 1 else ():
-        if one.phase[:-1] != part.phase[:-1]:
-            continue
-        first, after = (one.lattice.cell(last, at) for at in (region.start[last], region.stop[last]))
-        for column in range(first, after):
-            if not start[last] <= column < end:
-                box = Region((*start[:-1], column), (*stop[:-1], column + 1))
-                if box.size:
-                    yield one, box
+    return blocks, [_out(target, part, phase, box) for phase in part.phases for target in targets]
 
 
 def _view(array: DistributedArray, part: LevelPart, number: int, box: Region) -> Array:
@@ -128,10 +162,10 @@ def _view(array: DistributedArray, part: LevelPart, number: int, box: Region) ->
     return _merged(array.block[tuple(slices)], last, view.ratio[last])
 
 
-def _out(target: Target, part: LevelPart, box: Region) -> Array:
-    """Return the view of own cells that a part writes in a box."""
+def _out(target: Target, part: LevelPart, chosen: Shape, box: Region) -> Array:
+    """Return the view of own cells that a part writes in a box. chosen: which of its phases."""
     slices, last, components = [], len(part.every) - 1, part.components
-    for axis, (every, phase) in enumerate(zip(part.every, part.phase, strict=True)):
+    for axis, (every, phase) in enumerate(zip(part.every, chosen, strict=True)):
         begin = every * box.start[axis] + phase - target.first[axis]
         stride = 1 if axis == last and components > 1 else every
         count = box.shape[axis] * (components if axis == last else 1)

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Node, in_order
-from meshrun.runner.compiler.whole.between.cuts import rebuilt
-from meshrun.runner.compiler.whole.graph import Reduction, WholeGraph
+from meshrun.runner.compiler.whole.graph import Reduction, WholeGraph, rebuilt
 from meshrun.runner.compiler.whole.program import WholeOutput
 from meshrun.runner.programs.cells import StageCells
 from meshrun.runner.programs.stages import (

@@ -18,10 +18,9 @@ import numpy as np
 
 from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
-from meshrun.runner.compiler.whole.between.cuts import rebuilt
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space, with_nearest
 from meshrun.runner.compiler.whole.between.loops import Loop
-from meshrun.runner.compiler.whole.graph import Cut, InputValue, LoopResult, Reduction, ValueCheck
+from meshrun.runner.compiler.whole.graph import Cut, InputValue, LoopResult, Reduction, ValueCheck, rebuilt
 from meshrun.runner.compiler.whole.program import WholeOutput, WholeProgram, WholeSeries
 from meshrun.runner.programs.cells import LevelCells, StageCells, level_cells, stage_cells, with_levels
 from meshrun.runner.region import HostArray, Shape

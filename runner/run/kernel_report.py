@@ -19,6 +19,7 @@ from meshrun.runner.compiler.trace.graph import Extents, Program, merge_componen
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import output_types, traced
 from meshrun.runner.compiler.whole.block_form import BlockFunction
+from meshrun.runner.compiler.whole.graph import Cut
 from meshrun.runner.compiler.whole.point_pass import without_points
 from meshrun.runner.compiler.whole.spaces.parts import (
     LoopStep,
@@ -223,15 +224,22 @@ def _stages_report(
     if (reason := staged.reasons.misaligned) is not None:
         line = f"line {reason.line}: " if reason.line else ""
         facts.append(("coarse grids", f"at all positions of the finest one: {line}{reason.reason}"))
-    for cut in staged.reasons.cuts:
-        if not cut.repeated:
-            continue
-        written = cut.number >= 0
-        name = staged.arrays[cut.number].name if written else f"line {cut.line}"
-        again = f"{counted(cut.repeated, 'operation')} of a cell again, for {cut.distances} distances"
-        what = "written, instead of" if written else "not written, but"
-        facts.append((name, f"{what} {again}; its bytes take as long as {cut.worth}"))
+    facts += [_cut(staged, cut) for cut in staged.reasons.cuts if cut.repeated or cut.written]
     return KernelReport("\n".join(sources), facts)
+
+
+def _cut(staged: StagedProgram, cut: Cut) -> tuple[str, str]:
+    """Return which array is written, or is not, and why."""
+    written = cut.number >= 0
+    name = staged.arrays[cut.number].name if written else f"line {cut.line}"
+    again = f"{counted(cut.repeated, 'operation')} of a cell again, for {cut.distances} distances"
+    what = "written, instead of" if written else "not written, but"
+    cost = f"its bytes take as long as {cut.worth}"
+    if cut.splits:
+        cost = "what reads it would be computed in many parts"
+    elif cut.worth < 0:
+        cost = "what it is computed of has more bytes"
+    return name, f"{what} {again}; {cost}"
 
 
 def _body_report(stage: LoopStage, *, cpu: bool) -> KernelReport:

@@ -2,7 +2,7 @@
 
 A stage of few cells takes less time than a launch of its kernel, or a call of it. A chain is called once for
 many of them. On a GPU, one block of threads computes it, and waits for its own threads between two stages.
-The boxes of a single stage are computed by many blocks.
+The boxes of a single stage are computed at once, each by blocks of its own.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.operations import HEADER, KERNELS, at_place, ctype, expression, place_type, slot
+from meshrun.runner.compiler.passes.real_parts import has_complex
 from meshrun.runner.compiler.trace.graph import PLACES, Extents, Node, Program
 from meshrun.runner.compiler.whole.point_code import launch_keeping
 from meshrun.runner.region import Array, Shape, address_of
 
 PARAMETERS = "const uint64* in, const uint64* out, const int64* at, const uint64* scalars"
+NO_CODE = ("point", "pick", "table")  # operations that a chain has no code for
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +61,12 @@ class ChainBox:
         return [*self.shape, *self.first[:axes], *strides]
 
 
+def has_code(program: Program) -> bool:
+    """Return whether a chain can compute a program."""
+    plain = not has_complex(program) and not any(node.op in NO_CODE for node in program.nodes)
+    return plain and not any(one.combine for one in program.outputs)
+
+
 def chain_source(stages: Sequence[Sequence[Program]], threads: int = 0) -> str:
     """Return the text of a chain. stages: the programs of each one's boxes. threads: of a block on a GPU; 0:
     text for the host.
@@ -71,12 +79,13 @@ def chain_source(stages: Sequence[Sequence[Program]], threads: int = 0) -> str:
     for stage in stages:
         if threads:
             calls.append("    __syncthreads();")
-        for program in stage:
+        for box, program in enumerate(stage):
             body = _body(program, on_device=threads > 0)
             name = texts.setdefault(body, f"cells{len(texts)}")
             inputs, outputs, axes = len(program.inputs), len(program.outputs), program.axes
             given = f"arrays + {words}, arrays + {words + inputs}, numbers + {numbers}, scalars"
-            calls.append(f"    {name}({given});")
+            own = f"if (blockIdx.y == {box}) " if threads and len(stages) == 1 else ""
+            calls.append(f"    {own}{name}({given});")
             words, numbers = words + inputs + outputs, numbers + 2 * axes + (inputs + outputs) * (axes - 1)
     kind = "INLINE void" if threads else "static __attribute__((noinline)) void"
     text = (KERNELS / ("chain.cu" if threads else "chain.cpp")).read_text()
@@ -171,23 +180,23 @@ def _cell(program: Program, rows: Mapping[tuple[int, Shape], str]) -> list[str]:
 class Chain:
     """A compiled chain of boxes.
 
-    function: on a GPU, what launches the kernel; on the host, the library's function. grid: blocks on a GPU,
-    and threads of each; (0, 0) on the host. xp: numpy or cupy.
+    function: on a GPU, what launches the kernel; on the host, the library's function. xp: numpy or cupy.
+    blocks: on a GPU, of threads, for a box and for how many boxes at once. threads: of each; 0 on the host.
     """
 
     function: Any
-    grid: tuple[int, int]
     xp: ModuleType
+    blocks: tuple[int, int] = (1, 1)
+    threads: int = 0
 
     def bind(self, boxes: Sequence[ChainBox], scalars: Array) -> Callable[[], None]:
         """Return what computes the boxes, whose memory must be there. scalars: the slots of the values."""
         addresses = [address for box in boxes for address in box.addresses()]
         numbers = [number for box in boxes for number in box.numbers()]
-        blocks, threads = self.grid
-        if blocks:
+        if self.threads:
             words = self.xp.asarray(np.array([*addresses, *numbers], np.int64))
             arguments = np.uint64(address_of(words)), np.uint64(address_of(scalars))
-            launch = functools.partial(self.function, (blocks,), (threads, 1), arguments)
+            launch = functools.partial(self.function, self.blocks, (self.threads, 1), arguments)
             return functools.partial(launch_keeping, launch, words)
         given = (
             (ctypes.c_ulonglong * len(addresses))(*addresses),

@@ -83,7 +83,8 @@ class Cut:
     """Why an array is written, or is not. number: of the array. line: of the user's file that computes it.
 
     distances: at which it is read. repeated: operations of a cell that one kernel would do again. worth: as
-    many operations as take as long as its bytes.
+    many operations as take as long as its bytes; below 0 if more are read where it is not written. splits:
+    whether what reads it would be computed in too many parts otherwise.
     """
 
     number: int
@@ -91,10 +92,11 @@ class Cut:
     distances: int
     repeated: int
     worth: int
+    splits: bool = False
 
     @property
     def written(self) -> bool:
-        return self.repeated > self.worth
+        return self.splits or self.repeated > self.worth
 
 
 @dataclass(frozen=True)
@@ -559,3 +561,10 @@ def assumed(node: Node, known: Mapping[Node, bool]) -> Node:
     while node.op == "where" and node.operands[0] in known:
         node = node.operands[1 if known[node.operands[0]] else 2]
     return node
+
+
+def rebuilt(graph: WholeGraph, node: Node, operands: Sequence[Node]) -> Node:
+    """Return an operation on other operands."""
+    if tuple(operands) == node.operands:  # nodes are equal if they are the same
+        return node
+    return graph.operation(node.op, node.dtype, operands, node.line)

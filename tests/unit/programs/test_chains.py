@@ -13,6 +13,7 @@ import pytest
 from fused import FLAGS, GXX
 from nvrtc_log import log_of_text
 
+from meshrun.runner.compiler.compiled import CHAIN_THREADS
 from meshrun.runner.compiler.whole import chain_code
 from meshrun.runner.programs import chains, execute, replicas
 from meshrun.runner.programs.stages import StagedProgram
@@ -120,7 +121,7 @@ def test_a_gpus_chain_has_the_smallest_levels() -> None:
     program = planned(cycle, [field(257, 257), field(257, 257)], ("out",), "cuda")
     chain = max(chains.chains_of(program, "cuda", set(), ()), key=len)
     work = [chains.operations_of(stage.cells, program.space) for stage in program.kernels]
-    assert len(chain) > 20
+    assert len(chain) > 15
     assert max(work[number] for number in chain) <= chains.MOST_OPERATIONS
     assert work[chain[0] - 1] > chains.MOST_OPERATIONS < work[chain[-1] + 1]
 
@@ -142,42 +143,67 @@ CUDA = """
 #define __global__
 #define __shared__
 #define __launch_bounds__(...)
-static thread_local struct { unsigned x; } threadIdx, blockIdx, blockDim = {1}, gridDim = {1};
+static thread_local struct { unsigned x, y; } threadIdx, blockIdx, blockDim = {1, 1}, gridDim = {1, 1};
 #define __syncthreads()
+extern "C" void block(unsigned y) { blockIdx.y = y; }
 """
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """Chains as a GPU computes them, by blocks of one thread, on the host. Return how many of them."""
+    found: list[Any] = []
+
+    def compiled(programs: Any, _cells: int, _backend: Any) -> chain_code.Chain:
+        text, made = (
+            tmp_path / f"chain{len(found)}.cpp",
+            tmp_path / f"chain{len(list(tmp_path.iterdir()))}.so",
+        )
+        text.write_text(CUDA + chain_code.chain_source(programs, 1))
+        subprocess.run([str(GXX), *FLAGS, "-o", str(made), str(text)], check=True)
+        library = ctypes.CDLL(str(made))
+
+        def launch(grid: Any, block: Any, arguments: Any) -> None:
+            found.append((grid, block))
+            for box in range(grid[1]):
+                library.block(box)
+                library.chain(*(ctypes.c_ulonglong(int(one)) for one in arguments))
+
+        boxes = len(programs[0]) if len(programs) == 1 else 1
+        return chain_code.Chain(launch, np, (1, boxes), 1)
+
+    monkeypatch.setattr(execute, "compile_chain", compiled)
+    return found
 
 
 @needs_compiler
 @pytest.mark.parametrize("function", [cycle, cell_cycle])
-def test_the_kernel_of_a_gpu(function: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Run on the host, as a block of one thread."""
-    launches = []
-
-    def compiled(programs: Any, _cells: int, _backend: Any) -> chain_code.Chain:
-        (tmp_path / "chain.cpp").write_text(CUDA + chain_code.chain_source(programs, 1))
-        words = [str(GXX), *FLAGS, "-o", str(tmp_path / "chain.so"), str(tmp_path / "chain.cpp")]
-        subprocess.run(words, check=True)
-        library = ctypes.CDLL(str(tmp_path / "chain.so"))
-
-        def launch(grid: Any, block: Any, arguments: Any) -> None:
-            launches.append((grid, block))
-            library.chain(*(ctypes.c_ulonglong(int(one)) for one in arguments))
-
-        return chain_code.Chain(launch, (1, 1), np)
-
-    monkeypatch.setattr(execute, "compile_chain", compiled)
+def test_the_kernel_of_a_gpu(function: Any, launches: list[Any]) -> None:
     size = 33 if function is cycle else 32
     check(function, field(size, size), field(size, size, seed=1), kind="cuda")
-    assert launches == [((1,), (1, 1))]
+    assert launches == [((1, 1), (1, 1))]
+
+
+@needs_compiler
+def test_the_boxes_of_a_stage_are_computed_at_once(
+    launches: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a correction of an odd number of rows: whole blocks, a row, and a column of every second row."""
+    monkeypatch.setattr(chains, "MOST_OPERATIONS", 0)
+    monkeypatch.setattr(
+        execute, "chains_of", lambda program, _kind, *given: chains.chains_of(program, "cuda", *given)
+    )
+    check(cycle, field(9, 9), field(9, 9, seed=1), kind="cuda")
+    assert {grid[1] for grid, _ in launches} == {4}
 
 
 def test_the_kernel_of_a_gpu_compiles() -> None:
-    """Without spilled registers. Each thread of a large block has 64."""
+    """Without spilled registers. Each thread of a large block has 128."""
     program = planned(cell_cycle, [field(16, 16), field(16, 16)], ("out",), "cuda")
     stages = [stage.cells for stage in program.kernels]
     programs = [[one.program.program for one in chains.kernels_of(cells)] for cells in stages]
     several = next(one for one in programs if len(one) > 1)
-    for source in (chain_code.chain_source(programs, 1024), chain_code.chain_source([several], 128)):
+    for source in (chain_code.chain_source(programs, CHAIN_THREADS), chain_code.chain_source([several], 128)):
         log = log_of_text(source, "chain", ("--fmad=false",), "90")
         assert "warning" not in log
         assert "0 bytes spill stores" in log

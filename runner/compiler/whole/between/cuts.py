@@ -7,7 +7,8 @@ where the operations that would be repeated take longer than its bytes. Edges do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,9 @@ from meshrun.runner.compiler.passes.real_parts import value_in_parts
 from meshrun.runner.compiler.trace.array import MOST_NODES
 from meshrun.runner.compiler.trace.graph import Node, Offset, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole.between.levels import demands_of, lattices, whole_space
 from meshrun.runner.compiler.whole.between.loops import MappedLoops, loops_of
+from meshrun.runner.compiler.whole.between.stage_costs import FREE, StageCosts, main_path
 from meshrun.runner.compiler.whole.graph import (
     LEAVES,
     POSITIONED,
@@ -25,13 +28,14 @@ from meshrun.runner.compiler.whole.graph import (
     Reduction,
     StepSlot,
     WholeGraph,
+    rebuilt,
 )
 from meshrun.runner.compiler.whole.program import WholeProgram
 
 # Operations for each byte that is written and read again, of a 4-byte and of an 8-byte dtype.
 OPERATIONS_PER_BYTE = {"cuda": {4: 7.0, 8: 3.5}, "cpu": {4: 2.0, 8: 1.0}}
-FREE = ("cast", "where", *LEAVES)
-MOST_FUSED = 96  # nodes of an array that is computed where it is read, of a function with coarse grids
+MOST_FUSED = 512  # nodes of an array that is computed where it is read, of a function with coarse grids
+MOST_PARTS = 16  # in which a stage is computed, of one that reads coarser grids
 MOST_MADE = 16 * MOST_NODES  # nodes that are made while arrays are computed where they are read
 
 
@@ -49,6 +53,8 @@ def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
     staged = needed.staged
     if not staged and (program.graph.points or program.series):
         kind = None
+    if program.has_strides:
+        needed.add_coarse(program)
     cuts = _cuts(program, needed, kind or "cpu")
     choices = [[]] if kind is None else [[number for number, cut in cuts.items() if cut.written], list(cuts)]
     for kept in choices:
@@ -66,7 +72,10 @@ def resolved(program: WholeProgram, kind: str | None = None) -> WholeProgram:
 
 
 class Needed:
-    """The arrays and values that a program's outputs need, in the function's order; not the tape's slots."""
+    """The arrays and values that a program's outputs need; not the tape's slots.
+
+    written: each array after those that it is computed of.
+    """
 
     def __init__(self, program: WholeProgram) -> None:
         self.written: dict[int, Node] = {}
@@ -97,6 +106,45 @@ class Needed:
                         open_nodes += definition.nodes
                     elif isinstance(definition, LoopResult):
                         open_nodes += definition.loop.outside
+        self.written = dict(sorted(self.written.items()))
+
+    def add_coarse(self, program: WholeProgram) -> None:
+        """Add what is computed of a finer grid and used more than once: it may be written, as the others.
+
+        Where it is not, each stage that uses it reads the finer grid.
+        """
+        graph, space = program.graph, program.space
+        definitions = {node: number for number, node in self.written.items()}
+        grids = lattices(replace(program, between=self.written), used=definitions)
+        results = [node for output in program.outputs for node in output.nodes]
+        results += [node for one in self.reductions for node in one.nodes]
+        results += [node for one in self.loops for node in one.outside]
+        users: dict[Node, int] = {}
+        for node in in_order([*results, *self.written.values()]):
+            for operand in set(node.operands):
+                users[operand] = users.get(operand, 0) + 1
+
+        def cells(number: int) -> int:
+            return math.prod(grids[number].lengths(space)) if number in grids else math.prod(space)
+
+        ordered: dict[int, Node] = {}
+        known = set(definitions)
+        for number, array in [*self.written.items(), (-1, None)]:
+            wanted = results if array is None else [array]
+            grid = whole_space(len(space)) if array is None else grids[number]
+            needs = demands_of(wanted, grid, space)
+            for node in in_order(wanted):
+                if node in known or node not in needs or users.get(node, 0) < 2 or node.op in LEAVES:
+                    continue
+                own = math.prod(map(len, needs[node]))
+                path = main_path(program, [node], known.difference([node]).__contains__)
+                finer = [one for one in path if one.op == "load" and cells(one.input) > own]
+                if finer and all(graph.varies([node], axis) for axis in range(len(space))):
+                    ordered[graph.array_between(node)] = node
+                    known.add(node)
+            if array is not None:
+                ordered[number] = array
+        self.written = ordered
 
     @property
     def loops(self) -> list[Any]:
@@ -116,97 +164,21 @@ class Needed:
 
 def _cuts(program: WholeProgram, needed: Needed, kind: str) -> dict[int, Cut]:
     """Decide from the last array to the first: how far from a cell one is read depends on the later ones."""
-    space = program.space
-    uses: dict[int, set[Offset]] = {number: set() for number in needed.written}
-    roots = [node for output in program.outputs for node in output.nodes]
-    roots += [node for reduction in needed.reductions for node in reduction.nodes]
-    roots += [node for loop in needed.loops for node in loop.outside]
-
-    # What an array holds may be used at the own cell too, where it is no load.
-    defines = {node: number for number, node in needed.written.items()}
-    found: dict[int, Cut] = {}
-
-    def of_array(node: Node) -> bool:
-        """Return whether a node is read from an array, or may be: that of one that is decided later."""
-        number = defines.get(node)
-        return number is not None and (number not in found or found[number].written)
-
-    def note(nodes: Iterable[Node], distances: Iterable[Offset]) -> int:
-        path = _main_path(program, nodes, of_array)
-        for node in path:
-            if node.op == "load" and node.input in uses:
-                uses[node.input] |= {_near(space, node.offset, further) for further in distances}
-            elif of_array(node):
-                uses[defines[node]] |= {_near(space, zero, further) for further in distances}
-        return sum(node.op not in FREE for node in path)
-
-    # Arrays that are read at one distance are part of what reads them: so is their work.
-    zero, reads = (0,) * len(space), dict[int, list[tuple[int, Offset]]]()
-    work: dict[int, int] = {}
-    for number, wanted in [(-1, roots), *((number, [node]) for number, node in needed.written.items())]:
-        others = {node: other for node, other in defines.items() if other != number}
-        path = _main_path(program, wanted, others.__contains__)
-        reads[number] = [(one.input, one.offset) for one in path if one.op == "load" and one.input in uses]
-        reads[number] += [(others[one], zero) for one in path if one in others]
-        work[number] = sum(one.op not in FREE for one in path)
-    distances_of: dict[int, set[Offset]] = {}
-    for read in [one for several in reads.values() for one in several]:
-        distances_of.setdefault(read[0], set()).add(read[1])
-    for number in sorted(needed.written):
-        parts = {one for one, _ in reads[number] if one < number and len(distances_of[one]) == 1}
-        work[number] += sum(work[one] for one in parts)
-
-    note(roots, [zero])
-    for number in sorted(needed.written, reverse=True):
-        node, distances = needed.written[number], uses[number]
-        del defines[node]
-        operations = work[number]
-        size = max(node.dtype.itemsize, 1)
-        rate = OPERATIONS_PER_BYTE["cpu" if kind == "cpu" else "cuda"][8 if size > 4 else 4]
-        repeated = max(len(distances) - 1, 0) * operations
-        cut = Cut(number, node.line, len(distances), repeated, int(2 * size * rate))
+    results = [[node for output in program.outputs for node in output.nodes]]
+    results += [list(one.nodes) for one in needed.reductions]
+    results += [list(loop.outside) for loop in needed.loops]
+    if not program.has_strides:  # `_with_shared` decides what several stages of one grid share
+        results = [[node for nodes in results for node in nodes]]
+    costs, found = StageCosts(program, needed.written, results), dict[int, Cut]()
+    for number in reversed(needed.written):
+        work, node = costs.of(number), needed.written[number]
+        size = 8 if node.dtype.itemsize > 4 else 4
+        worth = int(work.nbytes * OPERATIONS_PER_BYTE["cpu" if kind == "cpu" else "cuda"][size])
+        repeated = round(work.operations)
+        cut = Cut(number, node.line, work.distances, repeated, worth, splits=work.parts > MOST_PARTS)
         found[number] = cut
-        note([node], [zero] if cut.written else distances)
-        if cut.written:
-            defines[node] = number
+        costs.decide(number, written=cut.written)
     return dict(sorted(found.items()))
-
-
-def _near(space: Sequence[int], offset: Offset, further: Offset) -> Offset:
-    """Return the nearest of the distances that lead to the same cell."""
-    around = (
-        (a + b + (n - 1) // 2) % n - (n - 1) // 2 for a, b, n in zip(offset, further, space, strict=True)
-    )
-    return tuple(around)
-
-
-def _main_path(
-    program: WholeProgram, nodes: Iterable[Node], stop: Callable[[Node], bool] | None = None
-) -> list[Node]:
-    """Return the nodes that most cells need: of conditions on the position, the branch of more cells.
-
-    stop: returns whether what a node is computed of is left out. None: it never is.
-    """
-    found: dict[Node, None] = {}
-    open_nodes = list(nodes)
-    while open_nodes:
-        node = open_nodes.pop()
-        if node in found:
-            continue
-        found[node] = None
-        if stop is not None and stop(node):
-            continue
-        if node.op == "where" and node.operands[0].op == "inside":
-            axis, low, high, step = node.operands[0].value
-            # One position may be half of the cells of a coarse grid.
-            coarse = program.has_strides and high - low == 1
-            if step == 1 and axis >= 0 and not coarse:
-                length = program.space[axis]
-                most = 2 * (min(high, length) - max(low, 0)) >= length
-                open_nodes.append(node.operands[1 if most else 2])
-                continue
-        open_nodes += node.operands
-    return list(found)
 
 
 def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> WholeProgram:
@@ -233,7 +205,7 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
         return tuple(done[node] for node in wanted)
 
     # Arrays and the values that they need, in the function's order.
-    for number in sorted(needed.written):
+    for number in needed.written:
         (definitions[number],) = of([needed.written[number]])
         # From level to level, expressions would grow: what has become long is written.
         fused = len(in_order([definitions[number]]))
@@ -329,7 +301,7 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
     # How many stages compute each node.
     computing: dict[Node, int] = {}
     for roots in stages:
-        for node in _main_path(program, roots):
+        for node in main_path(program, roots):
             computing[node] = computing.get(node, 0) + 1
     # From the results down, the first that is worth its bytes.
     chosen: dict[Node, Node] = {}
@@ -341,7 +313,7 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
         seen.add(node)
         again = computing.get(node, 1) - 1
         if again and node.op not in LEAVES and node not in program.written.values():
-            own = [one for one in _main_path(program, [node]) if one.op not in FREE]
+            own = [one for one in main_path(program, [node]) if one.op not in FREE]
             varies = all(graph.varies([node], axis) for axis in range(len(program.space)))
             size = max(node.dtype.itemsize, 1)
             worth = int(2 * size * OPERATIONS_PER_BYTE[kind][8 if size > 4 else 4])
@@ -378,13 +350,6 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
         between={**written, **reduced, **program.left},
         values=values,
     )
-
-
-def rebuilt(graph: WholeGraph, node: Node, operands: Sequence[Node]) -> Node:
-    """Return an operation on other operands."""
-    if tuple(operands) == node.operands:  # nodes are equal if they are the same
-        return node
-    return graph.operation(node.op, node.dtype, operands, node.line)
 
 
 class _Moved:

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import BOOL, PLACE, Node, in_order
-from meshrun.runner.compiler.whole.between.cuts import rebuilt
-from meshrun.runner.compiler.whole.graph import Reduction, WholeGraph
+from meshrun.runner.compiler.whole.graph import Reduction, WholeGraph, rebuilt
 from meshrun.runner.compiler.whole.program import WholeProgram
 from meshrun.runner.region import Shape
 
@@ -137,22 +136,28 @@ class Progression:
 Demand = tuple[Progression, ...]  # the positions along each axis of space
 
 
-def lattices(program: WholeProgram, reduced: Collection[int] = ()) -> dict[int, LevelGrid]:
+def lattices(
+    program: WholeProgram, reduced: Collection[int] = (), used: Mapping[Node, int] | None = None
+) -> dict[int, LevelGrid]:
     """Return the positions at which each of the arrays that stages write is read.
 
-    reduced: numbers of arrays that reductions alone read, at the own cell.
+    reduced: numbers of arrays that reductions alone read, at the own cell. used: what arrays hold, where it
+    is used at the own cell without a load: the arrays' numbers; then each is after those it is computed of.
     """
-    graph, space, written = program.graph, program.space, program.written
+    graph, space, written, used = program.graph, program.space, program.written, used or {}
     demands: dict[int, Demand] = {}
     everywhere = tuple(_steps(0, 1, n) for n in space)
     # The longest distance of each array along each axis that is shorter around the ends of space.
     longest = {number: [0] * len(space) for number in written}
 
     def note(nodes: Sequence[Node], demand: Demand) -> None:
-        for load, needed in _loads_of(graph, nodes, demand):
+        needs = _demands(nodes, demand)
+        own = [(used[node], needed) for node, needed in needs.items() if node in used and node not in nodes]
+        for number, needed in own:
+            demands[number] = _joined(needed, demands.get(number, needed))
+        for load, needed in _loads_of(graph, needs):
             if load.input in written:
-                known = demands.get(load.input)
-                demands[load.input] = needed if known is None else _joined(needed, known)
+                demands[load.input] = _joined(needed, demands.get(load.input, needed))
                 for axis, (at, n) in enumerate(zip(load.offset, space, strict=True)):
                     if 2 * abs(at) > n:
                         longest[load.input][axis] = max(longest[load.input][axis], abs(at))
@@ -166,7 +171,7 @@ def lattices(program: WholeProgram, reduced: Collection[int] = ()) -> dict[int, 
     for loop in program.loops:  # its body computes all cells
         note(loop.outside, everywhere)
     found: dict[int, LevelGrid] = {}
-    for number in reversed(_in_order_of_reads(written)):
+    for number in reversed(list(written) if used else _in_order_of_reads(written)):
         single = number in reduced
         found[number] = _lattice(demands.get(number, everywhere), space, longest[number], single=single)
         cells = found[number]
@@ -174,6 +179,26 @@ def lattices(program: WholeProgram, reduced: Collection[int] = ()) -> dict[int, 
         whole = tuple(map(_steps, cells.first, cells.step, counts))
         note([written[number]], whole)
     return found
+
+
+def demands_of(nodes: Sequence[Node], cells: LevelGrid, space: Shape) -> dict[Node, Demand]:
+    """Return the positions at which each node is needed that the cells of a lattice are computed of."""
+    return _demands(nodes, tuple(map(_steps, cells.first, cells.step, cells.lengths(space))))
+
+
+def shared_cells(cells: LevelGrid, distance: Shape, others: LevelGrid, space: Shape) -> int:
+    """Return about how many cells of a lattice have one of another lattice at a distance."""
+    count = 1
+    axes = zip(cells.first, cells.step, distance, others.first, others.step, space, strict=True)
+    for first, step, further, other, every, n in axes:
+        is_there = (first + further - other) % math.gcd(step, every) == 0
+        count *= -(-n // math.lcm(step, every)) if is_there else 0
+    return count
+
+
+def parts_of(step: Shape, other: Shape) -> int:
+    """Return in how many parts cells of a lattice are computed that read those of another. step: of each."""
+    return math.prod(math.lcm(a, b) // a for a, b in zip(step, other, strict=True))
 
 
 def _of_reduction(reduction: Reduction) -> Demand:
@@ -267,7 +292,9 @@ def _demands(nodes: Sequence[Node], demand: Demand) -> dict[Node, Demand]:
     found = dict.fromkeys(nodes, demand)
 
     def need(node: Node, wanted: Demand) -> None:
-        found[node] = _joined(wanted, found[node]) if node in found else wanted
+        known = found.setdefault(node, wanted)
+        if known is not wanted:
+            found[node] = _joined(wanted, known)
 
     for node in reversed(in_order(nodes)):
         if node not in found:
@@ -289,9 +316,12 @@ def _demands(nodes: Sequence[Node], demand: Demand) -> dict[Node, Demand]:
     return found
 
 
-def _loads_of(graph: WholeGraph, nodes: Sequence[Node], demand: Demand) -> Iterable[tuple[Node, Demand]]:
-    """Yield the loads of nodes, each with the positions at which its array is read."""
-    for node, wanted in _demands(nodes, demand).items():
+def _loads_of(graph: WholeGraph, needs: Mapping[Node, Demand]) -> Iterable[tuple[Node, Demand]]:
+    """Yield the loads among nodes, each with the positions at which its array is read.
+
+    needs: the positions at which each node is needed.
+    """
+    for node, wanted in needs.items():
         if node.op != "load":
             continue
         parts = [
