@@ -358,7 +358,7 @@ def _dtype(dataset: Any) -> np.dtype[Any] | None:
             return None
         size = 1 << (kind.get_size() - 1).bit_length()
         return np.dtype(f"{'u' if kind.get_sign() == h5py.h5t.SGN_NONE else 'i'}{size}")
-    # Names of an enumeration's members are no part of the numbers, and NumPy warns that it does not save them.
+    # Names of an enumeration's members are no part of the numbers, and NumPy warns that it saves none.
     return dtype if dtype.metadata is None or dtype.kind not in NUMBERS else np.dtype(dtype.str)
 
 
