@@ -528,8 +528,9 @@ class _Body:
         """Return a function that makes a cell near the array's ends, of those of this launch.
 
         They are slabs: the cells near the ends of the first axis, then of the others those near the ends of
-        the second axis, for which conditions along the first are decided, and so on. If no cells are
-        combined, the function is not inlined: its registers add nothing to those of the interior.
+        the second axis, for which conditions along the first are decided, and so on; near each end, those
+        along the slab's own axis are. If no cells are combined, the function is not inlined: its registers
+        add nothing to those of the interior.
         """
         program, last = self._whole, self.program.axes - 1
         types = ["uint32"] * last + [self._column]
@@ -552,10 +553,23 @@ class _Body:
                 lines += [f"left /= {size[axis]};"] if axis else []
                 lines += [f"x{axis} += before{axis}_own;"] if axis < slab else []
             lines.append(f"if (x{slab} >= before{slab}_own) x{slab} += length{slab};")
-            results = specialised(program.graph, program.results, tuple(first), tuple(beyond))
-            lines += [*self._cell_at_ends(replace(program, results=results)), "return;", "}"]
-            lines.append(f"left -= slab{slab};")
+            # What cells have near the end before them, and near the one after them.
             before, after = ends_of(program)[slab]
+            length = program.lengths[slab]
+            found = []
+            for first[slab], beyond[slab] in ((0, before), (length - after, length)):
+                results = specialised(program.graph, program.results, tuple(first), tuple(beyond))
+                found.append([*self._cell_at_ends(replace(program, results=results)), "return;"])
+            at = f"(first{slab} + int64(x{slab}))"
+            low, high = f"{at} < {before}", f"{at} >= {length - after}"
+            if found[0] == found[1]:
+                lines += [f"if ({low} || {high}) {{", *found[0], "}"]
+            else:
+                lines += [f"if ({low}) {{", *found[0], "}", f"if ({high}) {{", *found[1], "}"]
+            # All cells are near an end of the first axis, if fewer than a tile are left between.
+            lines += [*self._cell_at_ends(program), "return;"] if slab == 0 else []
+            lines.append("}")
+            lines.append(f"left -= slab{slab};")
             first[slab], beyond[slab] = before, program.lengths[slab] - after
         return [*lines, "} };"]
 
