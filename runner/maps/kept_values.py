@@ -117,11 +117,11 @@ def _is_users(value: Any) -> bool:
     return module.split(".")[0] not in {*LIBRARIES, "meshrun"}
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes(value: Any) -> dict[str, object]:
     return {name: one for name, one in vars(value).items() if not name.startswith("__")}
 
 
-def _restore_attributes(value: Any, attributes: dict[str, Any]) -> None:
+def _restore_attributes(value: Any, attributes: dict[str, object]) -> None:
     """Set the attributes of an object or a class back, where they have changed."""
     present = _attributes(value)
     for name in present.keys() - attributes.keys():
