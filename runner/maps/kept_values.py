@@ -105,7 +105,7 @@ class KeptValues:
             elif hasattr(value, "__dict__") and not isinstance(value, ModuleType) and _is_users(value):
                 attributes = _attributes(value)
                 self.contents.append((value, attributes))
-                self._note_all(attributes.values(), depth - 1)
+                self._note_all((one for _, one in attributes), depth - 1)
 
 
 def _is_users(value: Any) -> bool:
@@ -117,15 +117,15 @@ def _is_users(value: Any) -> bool:
     return module.split(".")[0] not in {*LIBRARIES, "meshrun"}
 
 
-def _attributes(value: Any) -> dict[str, object]:
-    return {name: one for name, one in vars(value).items() if not name.startswith("__")}
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    return [(name, one) for name, one in vars(value).items() if not name.startswith("__")]
 
 
-def _restore_attributes(value: Any, attributes: dict[str, object]) -> None:
+def _restore_attributes(value: Any, attributes: list[tuple[str, Any]]) -> None:
     """Set the attributes of an object or a class back, where they have changed."""
-    present = _attributes(value)
-    for name in present.keys() - attributes.keys():
+    kept, present = dict(attributes), dict(_attributes(value))
+    for name in present.keys() - kept.keys():
         delattr(value, name)
-    for name, one in attributes.items():
+    for name, one in kept.items():
         if present.get(name, MISSING) is not one:
             setattr(value, name, one)
