@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.lint.source import LIBRARIES, functions_of, named
+from meshrun.runner.compiler.lint.source import LIBRARIES, functions_of, named, names_in
 from meshrun.runner.job.declaration import Job
 
 MOST_OBJECTS = 2000  # lists, dictionaries, arrays and what else may change, that are noted
-MOST_BYTES = 1 << 21  # of the arrays that are noted
+MOST_BYTES = 1 << 18  # of the arrays that are noted
 DEEPEST = 4  # objects in each other
 MISSING = object()
 
@@ -47,10 +47,11 @@ class KeptValues:
         kept._note_all([getattr(function, "__self__", None), *parameters.values()], DEEPEST)
         for each in functions_of(function):
             code, values = each.__code__, named(each)
+            names = [*dict.fromkeys(names_in(code))]
             # Note which objects the names stand for: globals, attributes of modules, variables around it.
             users = [one for one in values.values() if isinstance(one, ModuleType) and _is_users(one)]
             for space in (each.__globals__, *map(vars, users)):
-                kept.variables += ((space, name, space.get(name, MISSING)) for name in code.co_names)
+                kept.variables += ((space, name, space.get(name, MISSING)) for name in names)
             kept.variables += (
                 (cell, name, values.get(name, MISSING))
                 for name, cell in zip(code.co_freevars, each.__closure__ or (), strict=True)

@@ -51,11 +51,11 @@ class Difference:
     repeatable: bool
 
 
-def refuse_split(world: World, task: Task, kept: KeptValues) -> None:
+def refuse_split(world: World, task: Task, kept: KeptValues | None) -> None:
     """Raise UserError if the task's result depends on how its array is cut. On one rank.
 
-    kept: what the function may keep, as it was before its first call. Jobs with `split_dependent=True` in the
-    decorator, and arrays without cells, are skipped.
+    kept: what the function may keep, as it was before its first call; None: as it is. Jobs with
+    `split_dependent=True` in the decorator, and arrays without cells, are skipped.
     """
     if (
         task.job.kind != "map"

@@ -138,7 +138,7 @@ class PlannedTask:
     declared: the job as it was given. task: of the job with its halo, without a kernel. alone: with a kernel
     in place of the function, where this rank has one. needed: bytes of this rank's block, whole in memory.
     fusion: why it has a kernel or none; None: it was not to have one. kept: what the function may keep from
-    one call to the next, before it was called. checked: the grids for which
+    one call to the next, before this run called it; None: it did not. checked: the grids for which
     `check_split` has passed, each with whether the task had a kernel. summarized: of `summary`.
     """
 
@@ -147,7 +147,7 @@ class PlannedTask:
     alone: Task
     needed: int
     fusion: Fusion | None
-    kept: KeptValues
+    kept: KeptValues | None
     checked: set[tuple[Shape, bool]] = field(default_factory=set)
     summarized: ValueSummary | None = None
 
@@ -332,6 +332,7 @@ def plan_alone(
     with _LOCK:
         kept = None if key is None else _KEPT.get(key)
     if kept is not None:
+        kept.kept = None  # the function has not been called for this run
         return kept
     if key is not None:  # the caller may change its lists and arrays
         parameters = copy.deepcopy(parameters)

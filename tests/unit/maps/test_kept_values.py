@@ -14,6 +14,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.maps.kept_values import KeptValues
 from meshrun.runner.maps.split_probe import refusal
 from meshrun.runner.plan.task import Task, plan_task
+from meshrun.runner.run.prepare import PlannedTask
 
 LENGTH = 203
 KEPT: dict[str, Any] = {}
@@ -114,6 +115,13 @@ def any_block_gives_it(u: Any) -> Any:
     return u * TABLE[1]
 
 
+def doubled(u: Any) -> Any:
+    return np.maximum(u, 1) + u
+
+
+maximum = 0  # called like an attribute in the function above
+
+
 def task_of(function: Any) -> Task:
     job = meshrun.map_blocks(halo=0)(function)
     return plan_task(job, job.complete({}), [((LENGTH,), np.dtype("f8"))], 1)
@@ -142,6 +150,20 @@ def test_a_run_tells_of_it_before_and_after_other_calls_of_the_function() -> Non
         with pytest.raises(UserError, match="keeps a value from one call to the next"):
             job.run(cells, np.zeros(300))
         assert KEPT.get("mean") is None
+
+
+def test_what_the_program_changes_between_runs_stays_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second run uses the task that the first one planned, before it failed."""
+    global maximum  # noqa: PLW0603
+    job, cells, result = meshrun.map_blocks(halo=0)(doubled), np.arange(64.0).reshape(8, 8), np.zeros((8, 8))
+    maximum = 1
+    with monkeypatch.context() as patched:
+        patched.setattr(PlannedTask, "check_split", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            job.run(cells, result)
+    maximum = 2
+    job.run(cells, result)
+    assert maximum == 2
 
 
 def test_variables_and_objects_are_set_back() -> None:
