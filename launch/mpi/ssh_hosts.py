@@ -114,7 +114,7 @@ def check_names(found: Sequence[HostProbe], vendor: Vendor) -> None:
         names, identity = same
         raise UserError(
             f"{' and '.join(names)} are the same host, {identity.partition('/')[0]}",
-            hint="list each host once, with all its ranks, such as -j 1x2 --hosts n2",
+            hint=f"list each host once, with all its ranks, such as -j 1x{len(names)} --hosts {names[-1]}",
         )
     if vendor != "Open MPI":
         return

@@ -152,9 +152,17 @@ def renamed_options(parameters: Sequence[Parameter]) -> dict[str, str]:
 def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
     """Sort a function's parameters by role; raises UserError for parameters that cannot have any.
 
+    Raises UserError also for what is not written as a function, such as an object that can be called.
+
     Arrays come first: the first parameter and, for kind "map", those after it without a default, an option's
     annotation or a service's name. An option's help is its line `name: text` in the docstring.
     """
+    if not hasattr(inspect.unwrap(function), "__globals__"):
+        raise UserError(
+            "a job is a function that is written in Python",
+            got=f"{function!r:.60} of type {type(function).__name__}",
+            hint="`def my_job(block): return f(block)` below the decorator, which calls it as f",
+        )
     # Continuation lines are indented more than the name.
     found = re.findall(r"^( *)(\w+): +(.+(?:\n\1 +.+)*)", inspect.getdoc(function) or "", re.MULTILINE)
     helps = {name: text for _, name, text in found}

@@ -12,7 +12,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -25,6 +25,7 @@ from meshrun.runner.device.api import Backend, poisoned
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
+from meshrun.runner.maps.kept_values import KeptValues
 from meshrun.runner.maps.reduce import to_host
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, HostArray, Shape
@@ -50,10 +51,11 @@ class Difference:
     repeatable: bool
 
 
-def refuse_split(world: World, task: Task) -> None:
+def refuse_split(world: World, task: Task, kept: KeptValues | None) -> None:
     """Raise UserError if the task's result depends on how its array is cut. On one rank.
 
-    Jobs with `split_dependent=True` in the decorator, and arrays without cells, are skipped.
+    kept: what the function may keep, as it was before its first call; None: as it is. Jobs with
+    `split_dependent=True` in the decorator, and arrays without cells, are skipped.
     """
     if (
         task.job.kind != "map"
@@ -64,13 +66,25 @@ def refuse_split(world: World, task: Task) -> None:
         return
     # A function that became a kernel has been compared with it in NumPy.
     backend = world.backend if task.kernel is None else CpuBackend()
-    error = refusal(task, backend, world.here.host)
+    error = refusal(task, backend, world.here.host, kept)
     if error is not None:
         raise error
 
 
-def refusal(task: Task, backend: Backend, host: str = "") -> UserError | None:
-    """Return the error of a task whose result depends on how its array is cut; None for others."""
+def refusal(task: Task, backend: Backend, host: str = "", kept: KeptValues | None = None) -> UserError | None:
+    """Return the error of a task whose result depends on how its array is cut; None for others.
+
+    kept: as of `refuse_split`; None: as it is.
+    """
+    if kept is None:
+        kept = KeptValues.of(task.job.function, task.parameters)
+    try:
+        return _refusal(task, backend, host, kept)
+    finally:
+        kept.restore()
+
+
+def _refusal(task: Task, backend: Backend, host: str, kept: KeptValues) -> UserError | None:
     needs = needs_of(task.job.function, len(task.shape), task.parameters)
     with hide_output(failures=False), np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -80,7 +94,7 @@ def refusal(task: Task, backend: Backend, host: str = "") -> UserError | None:
             if signed and time.monotonic() > began + PATIENCE:
                 break
             for sample in _samples(task, needs.lengths, magnitude, signed=signed):
-                calls = SampleCalls(sample, backend, host)
+                calls = SampleCalls(sample, backend, host, kept)
                 whole = calls.whole()
                 if first is None and whole is not None:
                     first = calls, whole
@@ -109,12 +123,14 @@ def _samples(task: Task, lengths: Sequence[int], magnitude: float, *, signed: bo
 class SampleCalls:
     """Calls of a function on a sample and on its parts.
 
-    unwritten: poisoned results, of a function that fills them.
+    kept: what the function may keep, to which it is set back before each call, as in a process that has not
+    called it; None: it keeps what it has. unwritten: poisoned results, of a function that fills them.
     """
 
     sample: Sample
     backend: Backend
     host: str
+    kept: KeptValues | None = None
     unwritten: list[Array] | None = None
 
     def whole(self) -> Results | None:
@@ -131,6 +147,8 @@ class SampleCalls:
         here = BlockContext(part, parts, self.host, tuple(offset), tuple(own), shape, stream, xp)
         ends = (last + sum(field.widths[axis]) for field in task.fields)
         padded = zip(self.sample.padded, ends, strict=True)
+        if self.kept is not None:
+            self.kept.restore()
         try:
             if parts == 1:
                 self.unwritten = poisoned(self.backend, task.filled(shape))
@@ -148,8 +166,14 @@ class SampleCalls:
 
 
 def _same_again(calls: SampleCalls, whole: Results) -> bool:
-    """Return whether the function returns the same results again."""
+    """Return whether the function returns the same results again, with what it has kept.
+
+    They may not be in an array that it keeps, which the next call overwrites.
+    """
+    calls = replace(calls, kept=None)
     again = calls.whole()
+    if again is not None:
+        calls.computed(0, 1, calls.sample.task.shape[0], 1, 2)
     return again is not None and all(map(_equal, whole, again))
 
 

@@ -645,7 +645,12 @@ def plan_task(
     for name, (shape, dtype) in zip(job.arrays, inputs, strict=True):
         which = f"the input {name}" if len(inputs) > 1 else "the input"
         if not shape and job.program is None and (job.whole or not any(one for one, _ in inputs)):
-            raise UserError(f"{which} is a scalar", got="no axes", expected="an array")
+            raise UserError(
+                f"{which} is a scalar",
+                got="no axes",
+                expected="an array",
+                hint="numpy.save of array.reshape(1)",
+            )
         check_numbers(name, len(inputs), dtype)
     subgrids: list[Subgrid | None] = [None] * len(inputs)
     if job.sizes is not None:

@@ -15,6 +15,7 @@ from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.forecast.stage_memory import with_stage_memory
 from meshrun.runner.maps.folders.images import StreamedFolder
+from meshrun.runner.maps.kept_values import KeptValues
 from meshrun.runner.plan.chunking import MemoryUse
 from meshrun.runner.plan.grid import bounds
 from meshrun.runner.plan.sampling import everything, sample
@@ -58,6 +59,7 @@ class FolderRun:
             run.inputs,
             self._fuse,
             ImageKernels(world.backend.device, options.fuse_math, must_fuse=must_fuse(run.job, options)),
+            KeptValues.of(run.job.function, run.parameters),
             run.progress.stream,
         )
         details = streamed.write()

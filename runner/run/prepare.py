@@ -33,6 +33,7 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.maps.in_memory import OnProgress, OnSteps, halo_plans, no_progress
+from meshrun.runner.maps.kept_values import KeptValues
 from meshrun.runner.maps.same_values import (
     ValueSummary,
     differing_rank,
@@ -136,7 +137,8 @@ class PlannedTask:
 
     declared: the job as it was given. task: of the job with its halo, without a kernel. alone: with a kernel
     in place of the function, where this rank has one. needed: bytes of this rank's block, whole in memory.
-    fusion: why it has a kernel or none; None: it was not to have one. checked: the grids for which
+    fusion: why it has a kernel or none; None: it was not to have one. kept: what the function may keep from
+    one call to the next, before this run called it; None: it did not. checked: the grids for which
     `check_split` has passed, each with whether the task had a kernel. summarized: of `summary`.
     """
 
@@ -145,6 +147,7 @@ class PlannedTask:
     alone: Task
     needed: int
     fusion: Fusion | None
+    kept: KeptValues | None
     checked: set[tuple[Shape, bool]] = field(default_factory=set)
     summarized: ValueSummary | None = None
 
@@ -173,7 +176,7 @@ class PlannedTask:
         """
         cut = task.partition.grid, task.kernel is not None
         if cut not in self.checked:
-            refuse_split(world, task)
+            refuse_split(world, task, self.kept)
             self.checked.add(cut)
 
 
@@ -329,10 +332,12 @@ def plan_alone(
     with _LOCK:
         kept = None if key is None else _KEPT.get(key)
     if kept is not None:
+        kept.kept = None  # the function has not been called for this run
         return kept
     if key is not None:  # the caller may change its lists and arrays
         parameters = copy.deepcopy(parameters)
-    # Infer the halo, cut the arrays into blocks, and compile the kernel.
+    # Infer the halo, cut the arrays into blocks, and compile the kernel. This calls the function.
+    values = KeptValues.of(job.function, parameters)
     found = with_stage_memory(with_inferred_halo(job, inputs, parameters, device.kind))
     boundary, cval = options.boundary, options.cval
     task = alone = plan_task(found, parameters, inputs, world.size, grid=grid, boundary=boundary, cval=cval)
@@ -340,7 +345,7 @@ def plan_alone(
     if (mode or job.fuse) != "off":
         alone, fusion = fused_alone(device, task, mode, options.fuse_math, steps)
     needed = block_memory(alone, alone.partition[world.rank], asynchronous=world.backend.asynchronous)
-    planned = PlannedTask(job, task, alone, needed, fusion)
+    planned = PlannedTask(job, task, alone, needed, fusion, values)
     # Keep it, unless another attempt may succeed.
     if key is not None and not (fusion is not None and fusion.refused):
         with _LOCK:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.spelling import option
@@ -13,6 +17,15 @@ from meshrun.runner.storage.paths import is_kept
 
 LISTED = 8  # names in a message
 BLOCK = 512  # bytes: the unit of a file's allocated size in stat(2)
+# How files begin, and how their names end.
+SIGNATURES = {
+    b"\x93NUMPY": (".npy",),
+    b"\x89HDF": (".h5", ".hdf5"),
+    b"\x89PNG": (".png",),
+    b"\xff\xd8\xff": (".jpg", ".jpeg"),
+    b"BM": (".bmp",),
+    **dict.fromkeys((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), (".tif", ".tiff")),
+}
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -74,6 +87,35 @@ def not_shared(path: Path, reason: OSError) -> RunError:
         why=reason.strerror or reason,
         hint="a file system that all hosts share, with the same path on each",
     )
+
+
+def not_numbers(array: Path | str, dtype: np.dtype[Any]) -> UserError:
+    """Build the error for an array whose elements are not numbers."""
+    hint = "numpy.save of an array of numbers"
+    if dtype.names is not None:
+        hint = f"numpy.save of one field: array[{dtype.names[0]!r}]"
+    elif dtype.kind in "mM":
+        hint = "numpy.save of array.astype('int64')"
+    got, expected = f"dtype {dtype}", "a numeric dtype"
+    return UserError(f"{array} does not hold numbers", got=got, expected=expected, hint=hint)
+
+
+def no_array(path: Path, name: str, names: Sequence[str]) -> UserError:
+    """Build the error for an array that a file of several arrays does not hold. names: what it holds."""
+    close = get_close_matches(name, names, 1) or names[:1]
+    hint = f"{path}:{close[0]}".rstrip(":") if close else None
+    return UserError(f"{path} holds no array {name}", got=listing(names) or "no arrays of numbers", hint=hint)
+
+
+def other_format(path: Path, own: str) -> str | None:
+    """Return the hint for a file whose first bytes are of another format than its suffix; None for others.
+
+    own: the suffix.
+    """
+    with open(path, "rb") as file:
+        begin = file.read(8)
+    endings = next((endings for start, endings in SIGNATURES.items() if begin.startswith(start)), (own,))
+    return None if own in endings else f"mv {path} {path.with_suffix(endings[0])}"
 
 
 def listing(names: Sequence[str]) -> str:

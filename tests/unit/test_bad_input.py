@@ -67,6 +67,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }.items():
         np.save(folder / f"{name}.npy", values)
     np.save(folder / "object.npy", np.array([{}], object), allow_pickle=True)
+    np.save(folder / "fields.npy", np.zeros(3, [("x", "f4"), ("y", "i4")]))
+    np.save(folder / "days.npy", np.zeros(3, "M8[D]"))
+    np.savez(folder / "several.npz", a=np.zeros(3))
+    for ending in ("tif", "png", "h5", "npy"):
+        with open(folder / f"other.{ending}", "wb") as file:
+            np.save(file, np.zeros((9, 9))) if ending != "npy" else file.write(b"\x89PNG\r\n\x1a\n")
     for suffix in (".png", ".jpg"):
         Image.fromarray(array).save(folder / f"in{suffix}")
     for name in ("in.npy", "in.png", "in.jpg"):
@@ -161,8 +167,17 @@ CASES: list[tuple[str, ...]] = [
     ("run laplacian in.xyz out.npy", "unknown file format: in.xyz", "got .xyz", "expected .npy", "Try:"),
     ("run laplacian complex.npy out.npy", "laplacian", "got complex128", "expected bool, uint8", "Try:"),
     ("run laplacian object.npy out.npy", "does not hold numbers", "got dtype object", "expected a numeric"),
+    ("run laplacian fields.npy out.npy", "does not hold numbers", "Try: numpy.save of one field: array['x']"),
+    ("run laplacian days.npy out.npy", "does not hold numbers", "Try: numpy.save of array.astype('int64')"),
+    ("run laplacian several.npz out.npy", "got .npz",
+     "Try: numpy.save('several.npy', numpy.load('several.npz')['NAME'])"),
+    ("run laplacian other.tif out.npy", "other.tif is not a readable", "Try: mv other.tif other.npy"),
+    ("run laplacian other.png out.npy", "other.png is not a readable", "Try: mv other.png other.npy"),
+    ("run laplacian other.h5 out.npy", "other.h5 is not a readable", "Try: mv other.h5 other.npy"),
+    ("run laplacian other.npy out.npy", "other.npy is not a readable", "Try: mv other.npy other.png"),
     ("run laplacian text.npy out.npy", "does not hold numbers", "got dtype <U1"),
-    ("run laplacian single.npy out.npy", "the input is a scalar", "got no axes"),
+    ("run laplacian single.npy out.npy", "the input is a scalar", "got no axes",
+     "Try: numpy.save of array.reshape(1)"),
     ("run laplacian flat.npy out.npy", "rows and columns", "got shape (9,)", "expected 2 axes"),
     ("run grayscale float.npy out.npy", "a colour image", "got shape (5, 5)", "expected (rows, columns, 3)"),
     ("run statistics empty.npy", "without elements", "got shape (0, 5)", "expected one element"),

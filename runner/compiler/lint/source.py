@@ -101,7 +101,7 @@ def _held_by(value: Any, *, attributes: bool) -> list[Any]:
 
 def _attributes(owners: Sequence[Any], function: Any) -> Iterator[Any]:
     """Yield the attributes that a function names of modules, classes and objects that are no library's."""
-    names = list(dict.fromkeys(_names(function.__code__)))
+    names = list(dict.fromkeys(names_in(function.__code__)))
     for owner in owners:
         kind = owner if isinstance(owner, type) else type(owner)
         module = owner.__name__ if isinstance(owner, ModuleType) else kind.__module__
@@ -114,19 +114,19 @@ def _attributes(owners: Sequence[Any], function: Any) -> Iterator[Any]:
 def named(function: FunctionType) -> dict[str, Any]:
     """Return the globals and the variables around it that a function names."""
     code = function.__code__
-    found = {name: function.__globals__[name] for name in _names(code) if name in function.__globals__}
+    found = {name: function.__globals__[name] for name in names_in(code) if name in function.__globals__}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if cell != CellType():  # it is assigned
             found[name] = cell.cell_contents
     return found
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def names_in(code: CodeType) -> Iterator[str]:
     """Yield the globals and attributes that code names, and functions that are defined in it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from names_in(constant)
 
 
 @functools.lru_cache(maxsize=256)

@@ -65,6 +65,10 @@ _HINTS = (
 )
 HINTS = {name: hint for names, hint in _HINTS for name in names.split()}
 MOST_REVERSED = 8  # cells of a reversed axis, each of which is an operation of its own
+MIRRORED = (
+    "reverses an axis of an array, and combines cells with their mirror images",
+    f"rows that are reversed, of which there may be {MOST_REVERSED}",
+)
 VALUE = "the value as it is, without float, int or item: arithmetic takes it, as in u / u.sum()"
 OTHER_AXES = (
     "combines different axes of arrays",
@@ -724,13 +728,21 @@ def _in_order(operands: Sequence[Whole]) -> Sequence[Whole]:
     return found
 
 
-def _turned(array: Whole, back: int, axis: Along) -> Whole:
+def forward(array: Whole, refusal: tuple[str, str]) -> Whole:
+    """Return an array whose elements are at increasing positions: itself, or a copy of it.
+
+    refusal: of an axis of many cells that is reversed, what the function does and a hint.
+    """
+    for back, axis in enumerate(reversed(array._axes), 1):
+        if isinstance(axis, Along) and axis.step < 0 and axis.length > 1:
+            array = _turned(array, back, axis, refusal)
+    return array
+
+
+def _turned(array: Whole, back: int, axis: Along, refusal: tuple[str, str] = MIRRORED) -> Whole:
     """Return a copy whose elements along a reversed axis of few cells are at increasing positions."""
     if axis.length > MOST_REVERSED:
-        raise NotTraceable(
-            "reverses an axis of an array, and combines cells with their mirror images",
-            f"rows that are reversed, of which there may be {MOST_REVERSED}",
-        )
+        raise NotTraceable(*refusal)
     axes = list(array._axes)
     axes[-back] = axis.forward
     zero = array._recorder.graph.constant(np.zeros((), array.dtype), array.dtype)

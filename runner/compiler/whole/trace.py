@@ -22,7 +22,17 @@ from meshrun.runner.compiler.trace.outside_state import ChangesOutside
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.trace.timed import given_of
 from meshrun.runner.compiler.trace.trace import first_difference
-from meshrun.runner.compiler.whole.array import Along, Axis, Inner, Tracing, Whole, inner_shape, made, taken
+from meshrun.runner.compiler.whole.array import (
+    Along,
+    Axis,
+    Inner,
+    Tracing,
+    Whole,
+    forward,
+    inner_shape,
+    made,
+    taken,
+)
 from meshrun.runner.compiler.whole.between.cuts import resolved
 from meshrun.runner.compiler.whole.between.numbers import numbered
 from meshrun.runner.compiler.whole.between.reductions import REDUCTIONS
@@ -49,6 +59,7 @@ from meshrun.runner.region import Shape, Subgrid
 __all__ = ["WholeInput", "WholeOutput", "WholeProgram", "WholeSeries", "trace_whole"]
 
 MOST_SPACES = 4  # shapes of transforms, besides that of the inputs
+REVERSED = "returns an array with a reversed axis", "the array in its own order, reversed where it is read"
 FIELD = "return with an array for each output; np.full_like(field, value) for one of a number"
 # The function's keywords, the services that it takes, the names of its fields and series, and the device.
 Given = tuple[dict[str, Any], Collection[str], tuple[Sequence[str], Sequence[str]], str | None]
@@ -346,6 +357,7 @@ def _outputs(recorder: Tracing, fields: Sequence[Any], names: Sequence[str]) -> 
             values = tuple(taken(one).ravel())
             outputs.append((number, WholeOutput(name, (), one.dtype, values, (), origin=one._storage.origin)))
             continue
+        one = forward(one, REVERSED)
         along = [axis for axis in one._axes if isinstance(axis, Along)]
         if one._fixed or [axis.axis for axis in along] != [*range(len(one._recorder.space))]:
             raise NotTraceable(

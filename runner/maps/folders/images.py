@@ -22,6 +22,7 @@ from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
 from meshrun.runner.files import check_own, sync_folder
 from meshrun.runner.maps.folders.engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
+from meshrun.runner.maps.kept_values import KeptValues
 from meshrun.runner.maps.same_values import refuse_other_values, summary_of
 from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.maps.streamed.chunk_agreement import known_results
@@ -50,7 +51,8 @@ class StreamedFolder:
     """One run over a folder, for `write` and then `commit`; collective.
 
     fuse: returns the task of the largest image with a kernel in place of its function, or as it is.
-    kernels: those of the other images, if the largest has one. memory: what this rank may use.
+    kernels: those of the other images, if the largest has one. memory: what this rank may use. kept: what the
+    job's function may keep from one call to the next, before it was called.
     """
 
     world: World
@@ -64,6 +66,7 @@ class StreamedFolder:
     inputs: Inputs
     fuse: Callable[[Task], Task]
     kernels: ImageKernels
+    kept: KeptValues
     show: OnStreamProgress = no_stream_progress
     partial: Path = field(init=False)
 
@@ -162,7 +165,7 @@ class StreamedFolder:
                 sink_for(self.partial, path.name, *task.known[0], world.run_id)
 
         task = self.fuse(world.collective_call(plan_task))
-        world.on_root(lambda: refuse_split(world, task))
+        world.on_root(lambda: refuse_split(world, task, self.kept))
         if world.size > 1:
             backend = world.backend if task.kernel is None else CpuBackend()
             refuse_other_values(world, task.job, world.gather_calls(lambda: summary_of(task, backend)))

@@ -25,7 +25,7 @@ import numpy as np
 from meshrun.runner.errors import RunError, UserError, first_line
 from meshrun.runner.options.form import Form
 from meshrun.runner.region import HostArray, Region, Shape, chunk_region, overlap, overlapping_chunks
-from meshrun.runner.storage.file_errors import listing, not_shared
+from meshrun.runner.storage.file_errors import no_array, not_numbers, not_shared
 from meshrun.runner.storage.formats.containers import copy_file, only_array, prefixes
 from meshrun.runner.storage.formats.declared_form import NUMBERS
 from meshrun.runner.storage.formats.flat import FlatSink, FlatSource, create_file
@@ -278,17 +278,14 @@ def open_source(path: Path, name: str | None, form: Form) -> Source:
         _check_links(path, file, name)
         dataset = file.get(name)
         if not isinstance(dataset, h5py.Dataset):
-            raise UserError(
-                f"{path} holds no array {name}", got=listing(_arrays(file)) or "no arrays of numbers"
-            )
+            raise no_array(path, name, _arrays(file))
         _check_numbers(path, name, dataset)
         _check_inside(path, dataset)
         _check_filters(path, dataset)
-        offset = _flat_offset(dataset)
-        if offset is not None:
-            return FlatSource(path, dataset.shape, dataset.dtype, offset, name=name)
-        dtype = _dtype(dataset)
+        dtype, offset = _dtype(dataset), _flat_offset(dataset)
         assert dtype is not None
+        if offset is not None:
+            return FlatSource(path, dataset.shape, dtype, offset, name=name)
         return Hdf5Source(path, name, dataset.shape, dtype.newbyteorder("="), dataset.chunks)
 
 
@@ -361,7 +358,8 @@ def _dtype(dataset: Any) -> np.dtype[Any] | None:
             return None
         size = 1 << (kind.get_size() - 1).bit_length()
         return np.dtype(f"{'u' if kind.get_sign() == h5py.h5t.SGN_NONE else 'i'}{size}")
-    return dtype
+    # Names of an enumeration's members are no part of the numbers, and NumPy warns that it saves none.
+    return dtype if dtype.metadata is None or dtype.kind not in NUMBERS else np.dtype(dtype.str)
 
 
 def _check_numbers(path: Path, name: str, dataset: Any) -> None:
@@ -369,10 +367,12 @@ def _check_numbers(path: Path, name: str, dataset: Any) -> None:
     if _is_numbers(dataset):
         return
     dtype, size = _dtype(dataset), 8 * dataset.id.get_type().get_size()
-    raise UserError(
-        f"{path}:/{name} does not hold numbers",
-        got=f"dtype {dtype}" if dtype is not None else f"elements of {size} bits of a kind that NumPy lacks",
-    )
+    if dataset.shape is None:
+        raise UserError(f"{path}:/{name} holds nothing", got="a null dataspace", expected="an array")
+    if dtype is not None:
+        raise not_numbers(f"{path}:/{name}", dtype)
+    got = f"elements of {size} bits of a kind that NumPy lacks"
+    raise UserError(f"{path}:/{name} does not hold numbers", got=got)
 
 
 def _check_links(path: Path, file: Any, name: str) -> None:

@@ -207,7 +207,7 @@ def _readable(path: Path) -> Iterator[ImageFile.ImageFile]:
             yield opened
     except UnidentifiedImageError as reason:
         raise UserError(
-            f"{path} is not a readable picture", expected=", ".join(sorted(set(FORMATS.values())))
+            f"{path} is not a readable picture", expected=", ".join(sorted({*FORMATS.values(), "TIFF"}))
         ) from reason
     except UNREAD as reason:
         if isinstance(reason, OSError) and reason.errno is not None:

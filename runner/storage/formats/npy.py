@@ -16,6 +16,7 @@ import numpy as np
 from meshrun.runner.errors import UserError
 from meshrun.runner.options.form import Form
 from meshrun.runner.region import Shape
+from meshrun.runner.storage.file_errors import not_numbers
 from meshrun.runner.storage.formats.declared_form import NUMBERS
 from meshrun.runner.storage.formats.flat import FlatSink, FlatSource
 
@@ -57,7 +58,7 @@ def open_source(path: Path, name: str | None, form: Form) -> NpySource:
         begin = head.tell()
         size = file.seek(0, os.SEEK_END)
     if stored.kind not in NUMBERS:
-        raise UserError(f"{path} does not hold numbers", got=f"dtype {stored}", expected="a numeric dtype")
+        raise not_numbers(path, stored)
     needed = begin + math.prod(shape) * stored.itemsize
     if size < needed:
         raise UserError(

@@ -33,7 +33,7 @@ from meshrun.runner.files import (
 from meshrun.runner.options.form import NO_FORM, Form
 from meshrun.runner.region import HostArray, Region, Shape, Subgrid
 from meshrun.runner.spelling import option
-from meshrun.runner.storage.file_errors import write_error
+from meshrun.runner.storage.file_errors import other_format, write_error
 from meshrun.runner.storage.formats.containers import check_alone, check_array
 from meshrun.runner.storage.formats.declared_form import parse_dtype
 from meshrun.runner.storage.formats.sliced_array import Unmapped
@@ -345,6 +345,10 @@ def _open(path: Path, name: str | None, form: Form) -> Source:
         if FORMATS[ending] in PICTURES:  # the content decides, not the suffix
             format = _module("tiff" if is_tiff(path) else "image")
         source: Source = format.open_source(path, name, form)
+    except UserError as error:
+        if error.hint is None and path.is_file():
+            error.hint = other_format(path, suffix(path))
+        raise
     except OSError as reason:
         raise UserError(f"cannot read {path}", why=reason.strerror or reason) from reason
     _agree(source, form)
@@ -529,7 +533,9 @@ def _format(path: Path) -> Any:
             f"unknown file format: {path}",
             got=path.suffix or "no suffix",
             expected=", ".join(FORMATS),
-            hint="numpy.save, for arrays in other formats",
+            hint=f"numpy.save('{path.stem}.npy', numpy.load('{path}')['NAME'])"
+            if suffix(path) == ".npz"
+            else "numpy.save, for arrays in other formats",
         )
     try:
         return _module(name)

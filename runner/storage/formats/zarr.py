@@ -28,7 +28,7 @@ from zarr.core.buffer import default_buffer_prototype
 from meshrun.runner.errors import RunError, UserError, first_line
 from meshrun.runner.options.form import Form
 from meshrun.runner.region import HostArray, Region, Shape, chunk_region, overlapping_chunks
-from meshrun.runner.storage.file_errors import listing, not_shared, write_error
+from meshrun.runner.storage.file_errors import no_array, not_numbers, not_shared, write_error
 from meshrun.runner.storage.formats.containers import link_folder, only_array, prefixes
 from meshrun.runner.storage.formats.declared_form import NUMBERS
 from meshrun.runner.storage.formats.sliced_array import Unmapped
@@ -177,11 +177,11 @@ def open_source(path: Path, name: str | None, form: Form) -> ZarrSource:
     except UNDESCRIBED as reason:
         found = names(path)
         if (name or NAME) not in found:
-            raise UserError(f"{path} holds no array {name}", got=listing(found) or "no arrays") from reason
+            raise no_array(path, name or NAME, found) from reason
         raise UserError(f"{path} is not a readable Zarr array", why=first_line(reason)) from reason
     dtype = np.dtype(stored.dtype)
     if dtype.kind not in NUMBERS:
-        raise UserError(f"{path} does not hold numbers", got=f"dtype {dtype}", expected="a numeric dtype")
+        raise not_numbers(path, dtype)
     shape = tuple(int(n) for n in stored.shape)
     if any(n < 1 <= length for n, length in zip(chunks, shape, strict=True)):
         raise UserError(f"{path} is not a readable Zarr array", got=f"chunks of {chunks}")

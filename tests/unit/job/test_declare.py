@@ -331,3 +331,15 @@ def test_those_of_a_map_job_too(functions: Any, words: str) -> None:
 def test_and_those_of_other_jobs() -> None:
     with pytest.raises(UserError, match="job anything: reference names gain"):
         job(reference=lambda array, gain: {}, name="anything")(lambda world, *, scale=1.0: {})
+
+
+class Scale:
+    def __call__(self, block: Any) -> Any:
+        return 2 * block
+
+
+@pytest.mark.parametrize("value", [functools.partial(operator.mul, 2), Scale(), np.sqrt, abs, 3, "edges"])
+@pytest.mark.parametrize("decorator", [map_blocks(halo=0), meshrun.distribute, job])
+def test_what_is_no_function_is_refused(decorator: Any, value: Any) -> None:
+    with pytest.raises(UserError, match="a job is a function that is written in Python"):
+        decorator(value)

@@ -10,7 +10,7 @@ import numpy as np
 
 from meshrun.runner.compiler.control.plain import UNBOUND
 from meshrun.runner.compiler.trace.timed import Timed
-from meshrun.runner.compiler.whole.array import Scalar, Storage, Tracing, Whole
+from meshrun.runner.compiler.whole.array import Along, Scalar, Storage, Tracing, Whole
 from meshrun.runner.compiler.whole.between.loops import Slot
 from meshrun.runner.compiler.whole.between.traced_state import (
     NUMBERS,
@@ -245,5 +245,6 @@ def _described(value: Any) -> str:
         value = value.sample
     if isinstance(value, Whole):
         kind = f" of shape {value.shape}" if value.shape else ""
-        return f"({value.dtype}{kind})"
+        turned = any(isinstance(axis, Along) and axis.step < 0 for axis in value._axes)
+        return f"({value.dtype}{kind}{', reversed' if turned else ''})"
     return f"({type(value).__name__})"

@@ -85,10 +85,11 @@ def _over_space(kind: str, a: Whole, axes: Sequence[int], dtype: np.dtype[Any] |
     recorder, graph = a._recorder, a._recorder.graph
     if a.dtype.kind == "c" and kind != "add":
         raise NotTraceable(f"reduces complex numbers (numpy.{kind})", BY_PARTS)
-    taken = [a._axes[axis] for axis in axes]
-    kept = [axis for number, axis in enumerate(a._axes) if number not in axes]
     if any(isinstance(axis, Along) and axis.axis < 0 for axis in a._axes):
         return _of_line(kind, a, axes)
+    a = _forward(kind, a, axes)
+    taken = [a._axes[axis] for axis in axes]
+    kept = [axis for number, axis in enumerate(a._axes) if number not in axes]
     if a.dtype.kind == "c":
         real, imag = (_over_space(kind, a.part(name), axes) for name in ("real", "imag"))
         return real.new(recorder.each("complex", a.dtype, real.read(), imag.read()), a.dtype)
@@ -136,6 +137,16 @@ def _over_space(kind: str, a: Whole, axes: Sequence[int], dtype: np.dtype[Any] |
         return made_scalar(recorder, {}, found.ravel()[0])
     inner = tuple(axis.length for axis in kept if isinstance(axis, Inner))
     return made(recorder, kept, {}, found.reshape(inner), found.ravel()[0].dtype)
+
+
+def _forward(kind: str, a: Whole, axes: Sequence[int]) -> Whole:
+    """Return a view without reversed axes among those that are reduced."""
+    turned = {number for number in axes if isinstance(one := a._axes[number], Along) and one.step < 0}
+    if not turned:
+        return a
+    if kind in ("argmax", "argmin"):
+        raise NotTraceable(f"takes numpy.{kind} along a reversed axis", "the array in its own order")
+    return a.view(tuple(slice(None, None, -1 if number in turned else 1) for number in range(a.ndim)))
 
 
 def _of_line(kind: str, a: Whole, axes: Sequence[int]) -> Any:

@@ -115,6 +115,8 @@ def whole_field(name: str, a: Whole, chosen: Sequence[int]) -> Whole:
             "the transforms along axes of the field, or np.fft in NumPy before the run",
         )
     along = [axis for axis in a._axes if isinstance(axis, Along)]
+    if any(axis.step < 0 and axis.length > 1 for axis in along):
+        raise NotTraceable(f"transforms a reversed array ({name})", "the array in its own order")
     if any(axis.step != 1 for axis in along):
         raise NotTraceable(
             f"transforms every second cell, or a coarse grid ({name})",

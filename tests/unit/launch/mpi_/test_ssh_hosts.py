@@ -298,6 +298,11 @@ def test_a_host_under_two_names_is_refused(vendor: Vendor, host: str) -> None:
     )
 
 
+def test_the_hint_for_a_host_under_two_names_has_one_of_them() -> None:
+    with pytest.raises(UserError, match=r"-j 1x2 --hosts c7$"):
+        check_names(named(("10.0.0.7", "c7", "b1"), ("c7", "c7", "b1")), "Open MPI")
+
+
 @pytest.mark.parametrize("name", ["n1", "n1.b"])
 def test_two_hosts_of_one_name_are_refused_for_open_mpi(name: str) -> None:
     hosts = named(("a", "n1.a", "b1"), ("b", name, "b2"), ("c", "n3", "b3"))

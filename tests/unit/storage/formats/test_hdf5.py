@@ -165,13 +165,26 @@ def test_datasets_are_named(tmp_path: Path) -> None:
     for name in ("group", "three"):
         with pytest.raises(UserError, match=rf"no array {name}: got group/one, group/two"):
             open_source(Path(f"{path}:{name}"))
-    for name in ("text", "table", "nothing"):
-        with pytest.raises(UserError, match="does not hold numbers"):
+    for name, says in (
+        ("text", "not hold numbers"),
+        ("table", "not hold numbers"),
+        ("nothing", "null dataspace"),
+    ):
+        with pytest.raises(UserError, match=says):
             open_source(Path(f"{path}:/{name}"))
     for number in range(9):
         save(path, f"m{number}")
     with pytest.raises(UserError, match=r"group/two, m0, m1, m2, m3, m4, m5, \.\.\. \(11 in all\)"):
         open_source(path)
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_enumeration_is_read_as_its_numbers(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["states"] = np.array([0, 1, 1], h5py.enum_dtype({"off": 0, "on": 1}, "i1"))
+    source = open_source(tmp_path / "a.h5:states")
+    assert (source.dtype, source.dtype.metadata) == (np.dtype("i1"), None)
+    np.testing.assert_array_equal(read(tmp_path / "a.h5:states"), [0, 1, 1])
 
 
 def test_a_file_without_arrays(tmp_path: Path) -> None:
