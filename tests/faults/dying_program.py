@@ -1,7 +1,8 @@
-"""A function with a `while` on a value, whose ranks are disturbed at its condition; copied to where a test runs.
+"""A function with a `while` on a value, whose ranks are disturbed at its condition.
 
-The variable STAGE is "WHAT,RANK,STEP,ITERATION": what happens to which rank after that iteration of the step that
-follows so many. With DELAYS, each rank sleeps before each iteration, for times of its own.
+A test copies it to where it runs. The variable STAGE is "WHAT,RANK,STEP,ITERATION": what happens to which
+rank after that iteration of the step that follows so many. With DELAYS, each rank sleeps before iterations,
+for times of its own.
 """
 
 from __future__ import annotations
