@@ -148,6 +148,7 @@ def emit(
     wide: bool = False,
     ends: str = "",
     beyond: Beyond | None = None,
+    once: bool = False,
 ) -> PassKernel:
     """Write the kernel of a program: of its interior, and of what cells near the array's ends have instead.
 
@@ -161,7 +162,8 @@ def emit(
     operand may have more than `MOST_NARROW` elements; places in it are computed in 64 bits then, which
     takes several instructions an address. ends: the boundary, if the last axis is whole and the cells
     beyond its ends are not in memory, of the inputs that `finds_ends` names. beyond: cells beyond the
-    ends of the other axes that the kernel also stores.
+    ends of the other axes that the kernel also stores. once: whether no two blocks of threads that march
+    through planes may store the same cell, as results are written over an input.
     """
     common = interior(program)
     planes = march if isinstance(march, SharedPlanes) else None
@@ -184,7 +186,7 @@ def emit(
         raise ValueError("a sweep in a march, or over cells whose results fill no words")
     if ends and march and not marches(common):
         raise ValueError("a march that was not chosen, to the ends of rows that are not in memory")
-    body = _Body(program, tile, march, sweep, apart, wide, ends, beyond)
+    body = _Body(program, tile, march, sweep, apart, wide, ends, beyond, once)
     # What a branch leaves out takes more registers than the rest: it may spill, so that threads are many.
     # Over three axes, both need many.
     few = body.branches and program.axes < 3 and registers(common, tile) <= BRANCH_REGISTERS
@@ -318,7 +320,9 @@ class _Store:
 class _Body:
     """The lines of a kernel's body, for one tile.
 
-    program: of the interior, if some cells have another one: `_whole` is the program of all cells.
+    program: of the interior, if some cells have another one: `_whole` is the program of all cells. inner:
+    whether it is only for blocks that march through planes away from the ends of rows, each cell of which no
+    other block has; the lines are their march.
     """
 
     def __init__(
@@ -331,10 +335,17 @@ class _Body:
         wide: bool,
         ends: str,
         beyond: Beyond | None,
+        once: bool,
+        *,
+        inner: bool = False,
     ) -> None:
-        self._whole, program = whole, interior(whole)
+        self._whole, program = whole, interior(replace(whole, whole_rows=False) if inner else whole)
         self.program, self.tile, self.lines = program, tile, list[str]()
-        self._beyond, self.march = beyond, march
+        self._beyond, self.march, self._once = beyond, march, once and not inner
+        inside: list[str] = []
+        if isinstance(march, SharedPlanes) and not inner and (once or whole.whole_rows):
+            inside = _Body(whole, tile, march, sweep, apart, wide, ends, beyond, once, inner=True).lines
+            self.march = march = replace(march, unroll=1)  # blocks at ends are few
         self._ends, self._found = ends, finds_ends(whole, ends, MOST_ROWS)
         # Turns of a row, and cells of a turn.
         self._turns, self._columns = (tile[-1], 1) if sweep else (1, tile[-1])
@@ -366,36 +377,64 @@ class _Body:
         stores = self._compute(values, march)
         self._has_ends = has_ends(whole)
         self._combined = {n: one for n, one in enumerate(program.outputs) if one.combine}
+        if inner:
+            self._march(values, self._reads(values), stores)
+            return
         self.lines += [_of_nothing(one, f"whole{n}") for n, one in self._combined.items()]
         self._find_place()
         self._find_positions()
         self._find_first("i", whole.inputs, {one.input for one in whole.loads})
+        if inside:
+            self.lines += [f"if ({self._is_inside()}) {{", *inside, "return;", "}"]
         reads = self._reads(values)
         if march:
             self._march(values, reads, stores)
         else:
-            for read in reads:
-                self.lines += [f"auto {name} = {text};" for name, text in read.loads.items()]
-            self.lines += [f"align({name});" for read in reads for name in read.windows]
-            self.lines += [statement for read in reads for statement in read.after]
-            if sweep:
-                self._sweep(values, stores)
-            else:
-                self.lines += values.lines + [one.results for one in stores]
-            self.lines += self._written(stores)
+            self._make_tile(values, reads, stores, sweep)
         self._finish()
-        cells = math.prod(tile) // (tile[0] if march else self._turns)
+        self.description = self._described(flat, reads)
+
+    def _described(self, results: Sequence[Node], reads: Sequence[_Read]) -> Description:
+        """Return the work for a cell."""
+        program = self.program
+        cells = math.prod(self.tile) // (self.tile[0] if self.march else self._turns)
         counts = Counter[str]()
         for strip in self._strips.all:
             counts[strip.node.op] += strip.high - strip.low
         operands = (*program.inputs, *program.outputs)
-        self.description = Description(
+        return Description(
             loads=counts["load"] / cells,
             load_instructions=sum(read.instructions for read in reads) / (cells * self._turns),
-            stores=len(flat),
+            stores=len(results),
             operations=sum(n for op, n in counts.items() if op not in FREE) / cells,
             bytes=sum(one.dtype.itemsize * one.components for one in operands),
         )
+
+    def _make_tile(
+        self, values: Values, reads: Sequence[_Read], stores: Sequence[_Store], sweep: bool
+    ) -> None:
+        """Write what a thread does that makes its cells at once, or in a loop along the last axis."""
+        for read in reads:
+            self.lines += [f"auto {name} = {text};" for name, text in read.loads.items()]
+        self.lines += [f"align({name});" for read in reads for name in read.windows]
+        self.lines += [statement for read in reads for statement in read.after]
+        if sweep:
+            self._sweep(values, stores)
+        else:
+            self.lines += values.lines + [one.results for one in stores]
+        self.lines += self._written(stores)
+
+    def _is_inside(self) -> str:
+        """Return C++ of whether a block is away from the ends of rows, and no other one has its cells."""
+        assert isinstance(self.march, SharedPlanes)
+        whole, last = self._whole, self._whole.axes - 1
+        terms = ["x0 == stored0", "begin1 == stored1", "begin2 == stored2"] if self._once else []
+        if whole.whole_rows:
+            before, after = ends_of(replace(whole, whole_rows=False))[last]
+            begin = f"first{last} + begin{last}"
+            terms.append(f"{begin} >= {before}")
+            terms.append(f"{begin} <= {whole.lengths[last] - after - self.march.block[last]}")
+        return " && ".join(terms)
 
     def _finish(self) -> None:
         """Write what all threads of a block do after their cells, and what other blocks do."""
@@ -407,7 +446,7 @@ class _Body:
     def _find_place(self) -> None:
         """Write the first cell that a thread computes: x<axis>."""
         if isinstance(self.march, SharedPlanes):
-            self.lines += shared_planes.place_lines(self.march, self._column, self._has_ends)
+            self.lines += shared_planes.place_lines(self.march, self._column, self._has_ends, self._once)
             self._find_ends_of_row()
             return
         add, last = self.lines.append, self.program.axes - 1
@@ -525,8 +564,9 @@ class _Body:
         """Return a function that makes a cell near the array's ends, of those of this launch.
 
         They are slabs: the cells near the ends of the first axis, then of the others those near the ends of
-        the second axis, for which conditions along the first are decided, and so on. If no cells are
-        combined, the function is not inlined: its registers add nothing to those of the interior.
+        the second axis, for which conditions along the first are decided, and so on; near each end, those
+        along the slab's own axis are. If no cells are combined, the function is not inlined: its registers
+        add nothing to those of the interior.
         """
         program, last = self._whole, self.program.axes - 1
         types = ["uint32"] * last + [self._column]
@@ -549,10 +589,23 @@ class _Body:
                 lines += [f"left /= {size[axis]};"] if axis else []
                 lines += [f"x{axis} += before{axis}_own;"] if axis < slab else []
             lines.append(f"if (x{slab} >= before{slab}_own) x{slab} += length{slab};")
-            results = specialised(program.graph, program.results, tuple(first), tuple(beyond))
-            lines += [*self._cell_at_ends(replace(program, results=results)), "return;", "}"]
-            lines.append(f"left -= slab{slab};")
+            # What cells have near the end before them, and near the one after them.
             before, after = ends_of(program)[slab]
+            length = program.lengths[slab]
+            found = []
+            for first[slab], beyond[slab] in ((0, before), (length - after, length)):
+                results = specialised(program.graph, program.results, tuple(first), tuple(beyond))
+                found.append([*self._cell_at_ends(replace(program, results=results)), "return;"])
+            at = f"(first{slab} + int64(x{slab}))"
+            low, high = f"{at} < {before}", f"{at} >= {length - after}"
+            if found[0] == found[1]:
+                lines += [f"if ({low} || {high}) {{", *found[0], "}"]
+            else:
+                lines += [f"if ({low}) {{", *found[0], "}", f"if ({high}) {{", *found[1], "}"]
+            # All cells are near an end of the first axis, if fewer than a tile are left between.
+            lines += [*self._cell_at_ends(program), "return;"] if slab == 0 else []
+            lines.append("}")
+            lines.append(f"left -= slab{slab};")
             first[slab], beyond[slab] = before, program.lengths[slab] - after
         return [*lines, "} };"]
 
@@ -820,9 +873,13 @@ class _Body:
         aligned = [one.vector for one in stores if one.vector]
         vectors = [f"{vector}({one.target}, results{one.name});" for one in stores]
         others = [f"{one.function}({one.target}, results{one.name});" for one in stores]
-        if not aligned:
-            return others
-        return [f"if (({' | '.join(aligned)}) == 0) {{", *vectors, "} else {", *others, "}"]
+        stored = others
+        if aligned:
+            stored = [f"if (({' | '.join(aligned)}) == 0) {{", *vectors, "} else {", *others, "}"]
+        if not (self._once and isinstance(self.march, SharedPlanes)):
+            return stored
+        parts = [(one.row[1], one.target, f"results{one.name}") for one in stores]
+        return [*shared_planes.store_lines(self.march, stored, parts)]
 
     def _kept(self, number: int, output: Operand, stores: Sequence[_Store]) -> list[str]:
         """Return the statements that combine a thread's results with those that it had before."""
