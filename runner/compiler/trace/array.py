@@ -496,6 +496,8 @@ def elementwise(recorder: TracedCall, ufunc: Any, inputs: Sequence[Any], dtype: 
     weak = list(map(weak_dtype, inputs))
     if ufunc.__name__ in COMPARISONS and dtype is None:
         weak = as_compared(inputs, weak)
+        if all(kind is int for kind in weak):  # NumPy compares Python's integers as objects
+            weak = [np.dtype(np.int64)] * len(weak)
     kinds = ufunc.resolve_dtypes((*weak, None), **fixed)
     for kind in kinds:
         check_computable(kind)

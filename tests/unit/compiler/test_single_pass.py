@@ -131,11 +131,20 @@ def test_examples_find_the_ends_of_rows() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("boundary", PAD)
-def test_cells_beyond_the_ends_of_rows_are_found_and_not_read(boundary: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("boundary", "dtypes"),
+    [
+        ("reflect", "one of each"),
+        ("wrap", "one of each"),
+        *(pytest.param(boundary, "all", marks=pytest.mark.nightly) for boundary in PAD),
+    ],
+)
+def test_cells_beyond_the_ends_of_rows_are_found_and_not_read(
+    boundary: str, dtypes: str, tmp_path: Path
+) -> None:
     """Each example, rows shorter than a tile and of many tiles, at any alignment; what is there is poison."""
     made: list[Any] = []
-    for each in WIDE if boundary == "reflect" else {one[0]: one for one in WIDE}.values():
+    for each in WIDE if dtypes == "all" else {one[0]: one for one in WIDE}.values():
         for number, own in enumerate(shapes(each[2])):
             made.append((each, own, emit(example(*each), lengths=own, ends=boundary, wide=number == 1)))
     runs = host(tmp_path, [kernel for *_, kernel in made])

@@ -346,7 +346,10 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.nightly] if turn else []) for turn, name in enumerate(MUTANTS)],
+)
 def test_a_kernel_that_is_wrong_at_one_place_is_caught(name: str, libraries: Path) -> None:
     right, wrong = MUTANTS[name]
     case, kernel, cval = made("heat", "reflect")
@@ -398,8 +401,14 @@ def test_a_rank_computes_its_part_of_the_array(name: str, boundary: str, librari
         check(libraries, case, kernel, boundary, cval, shape, parts)
 
 
-@pytest.mark.parametrize("boundary", ["reflect", "wrap", "constant"])
-@pytest.mark.parametrize("name", ["upwind", "downwind"])
+@pytest.mark.parametrize(
+    ("name", "boundary"),
+    [  # one of the two by day, in turn
+        pytest.param(name, boundary, marks=[pytest.mark.nightly] if (place + turn) % 2 else [])
+        for place, boundary in enumerate(("reflect", "wrap", "constant"))
+        for turn, name in enumerate(("upwind", "downwind"))
+    ],
+)
 def test_a_rank_has_neighbours_rows_only_where_they_are_read(
     name: str, boundary: str, libraries: Path
 ) -> None:
@@ -703,15 +712,21 @@ COMPILED = {  # steps and choices of kernels that keep nothing in local memory, 
     "cube": (3, Tuning(2, 8, 12, vectors=True)),
     "materials": (2, Tuning(2, 4, 12)),
 }
-BY_DAY = ("heat", "heat f8", "gray_scott", "life", "uneven", "lattice", "cube")  # the others at night
+# By day, with what each sends or does not; the others at night.
+BY_DAY = {"heat": True, "heat f8": False, "gray_scott": True, "life": False, "uneven": True,
+          "lattice": False, "cube": False}  # fmt: skip
 # Bytes that a kernel may keep in local memory beside what all registers hold: name, and whether it sends.
 SPILLED = {("cube", False): 16, ("gray_scott", True): 20}
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in COMPILED]
+    ("name", "sends"),
+    [
+        pytest.param(name, sends, marks=[] if BY_DAY.get(name) is sends else [pytest.mark.nightly])
+        for name in COMPILED
+        for sends in (False, True)
+    ],
 )
-@pytest.mark.parametrize("sends", [False, True])
 def test_compiles_for_a_gpu_without_spills(name: str, sends: bool) -> None:
     case, (steps, tuning) = CASES[name], COMPILED[name]
     if sends and case.axes != 2:

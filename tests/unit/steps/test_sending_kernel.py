@@ -112,15 +112,21 @@ WIDTHS = {
 }
 
 
-@pytest.mark.parametrize("boundary", BOUNDARIES)
+WAYS = [
+    ("one field", "elements", 2),
+    ("two fields", "vectors", 3),
+    ("one field", "vectors", 3),
+    ("two fields", "one strip", 2),
+    ("before", "elements", 4),
+]
+
+
 @pytest.mark.parametrize(
-    ("of", "tuning", "ranks"),
-    [
-        ("one field", "elements", 2),
-        pytest.param("one field", "vectors", 3, marks=pytest.mark.nightly),
-        ("two fields", "vectors", 3),
-        pytest.param("two fields", "one strip", 2, marks=pytest.mark.nightly),
-        pytest.param("before", "elements", 4, marks=pytest.mark.nightly),
+    ("of", "tuning", "ranks", "boundary"),
+    [  # one of the first two with each boundary by day, in turn
+        pytest.param(*way, boundary, marks=[] if turn == number % 2 else [pytest.mark.nightly])
+        for turn, way in enumerate(WAYS)
+        for number, boundary in enumerate(BOUNDARIES)
     ],
 )
 def test_steps_are_a_plain_loop(
@@ -267,7 +273,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(one, marks=[pytest.mark.nightly] if turn else []) for turn, one in enumerate(FAULTS)],
+)
 def test_a_broken_kernel_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, halo_library: Path, fault: str
 ) -> None:

@@ -163,7 +163,7 @@ def late(rank: int) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("compact", [pytest.param(False, marks=pytest.mark.nightly), True])
 @pytest.mark.parametrize(
     ("where", "method", "lazy"),
     [(ThreadComm, "all_reduce", False), (HostCopies, "wait", True), (HostCopies, "follow", False)],

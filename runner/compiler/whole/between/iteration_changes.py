@@ -88,10 +88,12 @@ def changes_of(
             continue
         if other is UNBOUND:
             raise NotAlike(f"{name} is deleted")
-        if isinstance(one, Whole) and type(one) is type(other):
+        # What nobody can change in place has no memory of its own: two names of it part freely.
+        has_memory = isinstance(one, Whole) and (leaf.name == RESULT or not isinstance(one, Scalar))
+        if has_memory and type(one) is type(other):
             _note_array(changes, leaf, one, other)
             continue
-        if one is other or is_same_number(one, other):
+        if is_same_number(one, other):
             continue
         _number_changes(tracer, changes, leaf, other)
     for path in ends:
@@ -156,6 +158,8 @@ def _number_changes(tracer: StateTracer, changes: Changes, leaf: Leaf, other: An
     if isinstance(other, Whole) or isinstance(one, Whole):
         a, b = without_array(tracer.as_alike(one), tracer.as_alike(other))
         if isinstance(a, Scalar) and isinstance(b, Scalar) and a.dtype == b.dtype and a._weak is b._weak:
+            if tracer.recorder.graph.vary([*a._storage.nodes, *b._storage.nodes]):
+                raise NotAlike(f"{name} is made of points")
             changes.values[leaf.path] = a
             return
         raise NotAlike(f"{name} {_described(one)} becomes {_described(other)}")
@@ -228,9 +232,11 @@ def is_alike(one: Whole, other: Whole) -> bool:
 
 
 def is_same_number(one: Any, other: Any) -> bool:
-    """Return whether two values of Python's are the same."""
+    """Return whether two values of Python's, or two values of the program, are the same."""
     if one is other:
         return True
+    if isinstance(one, Scalar) and type(one) is type(other):
+        return one._weak is other._weak and list(one.read().ravel()) == list(other.read().ravel())
     if type(one) is not type(other) or isinstance(one, (Timed, Whole)):
         return isinstance(one, Timed) and isinstance(other, Timed) and one._number == other._number
     if isinstance(one, (*NUMBERS, np.generic)):

@@ -346,6 +346,33 @@ class LoopDependence:
             known[one] = self._defined(definition)
         return known[node]
 
+    def nodes(self, nodes: Iterable[Node]) -> set[Node]:
+        """Return what an iteration computes for nodes, also for reductions and before the loops within it.
+
+        Of what does not differ from iteration to iteration, only the last node is among them.
+        """
+        seen, open_nodes = set[Node](), list(nodes)
+        while open_nodes:
+            node = open_nodes.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if not self.of(node):
+                continue
+            open_nodes += node.operands
+            definition: Any = None
+            if node.op == "load":
+                definition = self._graph.between[node.input]
+            elif node.op == "scalar":
+                definition = self._graph.values[node.value]
+            if isinstance(definition, Node):
+                open_nodes.append(definition)
+            elif isinstance(definition, Reduction):
+                open_nodes += definition.nodes
+            elif isinstance(definition, LoopResult):
+                open_nodes += definition.loop.outside
+        return seen
+
     def _defined(self, definition: Any) -> bool:
         if isinstance(definition, Node):
             return self.of(definition)

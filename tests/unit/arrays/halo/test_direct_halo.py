@@ -289,7 +289,7 @@ def run_heat(tmp_path: Path, **options: Any) -> Any:
     return same, record
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_blocks_of_several_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, every: int
 ) -> None:
@@ -654,7 +654,10 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(one, marks=[pytest.mark.nightly] if turn else []) for turn, one in enumerate(FAULTS)],
+)
 def test_a_broken_kernel_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     on_host(monkeypatch, compiled(tmp_path, [FAULTS[fault]]))
     late(monkeypatch, LATE[0])
