@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.spelling import command_option
 
 # (launcher, size, rank), most reliable first: variables of MPI's own launcher come before Slurm's.
 VARIABLES = (
@@ -201,6 +202,14 @@ def slurm_job(environment: Mapping[str, str] = os.environ) -> str | None:
     """This process's Slurm job as Slurm writes it: "17", or "17_3" for a task of a job array."""
     array, index = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{index}" if array and index else environment.get("SLURM_JOB_ID")
+
+
+def is_resumed(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this program continues an earlier run: by --resume among its words, or requeued by Slurm."""
+    return (
+        command_option("resume", True) in sys.argv[1:]
+        or (_integer(environment, "SLURM_RESTART_COUNT") or 0) > 0
+    )
 
 
 def check_expected(expected: int | None, size: int, launched: DetectedLauncher | None) -> None:

@@ -74,7 +74,8 @@ class World(Group):
     network: the interface between hosts that the user or the launcher chose; None for any. recorder: of this
     rank's operations; None if they are not recorded. checksums: of what the communicators move; None if
     nothing is checked. phases: times of the current run. operations: on distributed arrays, so far.
-    prepared: what calls of functions on distributed arrays keep for the next call.
+    prepared: what calls of functions on distributed arrays keep for the next call. resume: whether
+    `meshrun.checkpoint` continues from what an earlier run has saved. checkpoints: those of loops, by path.
     """
 
     ranks: tuple[Rank, ...]
@@ -83,9 +84,11 @@ class World(Group):
     network: str | None = None
     recorder: Recorder | None = None
     checksums: Checksums | None = None
+    resume: bool = False
     phases: Phases = field(init=False)
     operations: Operations = field(init=False, repr=False, compare=False)
     prepared: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    checkpoints: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _closed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:

@@ -25,8 +25,10 @@ from meshrun.runner.options.choices import DeviceChoice
 from meshrun.runner.plan.grid import Partition, split_over
 from meshrun.runner.region import Array, HostArray, Region, Shape, packed
 from meshrun.runner.run.main_program import numpy_functions
+from meshrun.runner.run.main_program.checkpoint import end_checkpoints
 from meshrun.runner.spelling import python_caller
 from meshrun.runner.storage.formats.registry import Sink, Source
+from meshrun.runner.system.launcher import is_resumed
 from meshrun.runner.world import world as opening
 from meshrun.runner.world.agreement.operations import END
 from meshrun.runner.world.world import Check, World
@@ -54,15 +56,20 @@ class ProgramWorld(World):
     ) -> None:
         """Close the world, after all ranks have come to its end."""
         if failure is not None:
+            end_checkpoints(self, failed=True)
             super().__exit__(kind, failure, trace)
             return
         try:
             begin(self, END)
+            end_checkpoints(self, failed=False)
         finally:
             self.close()
 
     def close(self) -> None:
         self.prepared.clear()
+        for loop in self.checkpoints.values():
+            loop.transaction.release()
+        self.checkpoints.clear()
         super().close()
 
     # Files
@@ -337,6 +344,7 @@ def open_world(
     check: Check | None = None,
     record: str | None = None,
     later: bool = False,
+    resume: bool | None = None,
 ) -> ProgramWorld:
     """Find the ranks and bind this rank's device. Collective.
 
@@ -354,6 +362,8 @@ def open_world(
         nothing.
     later: load and open NCCL, which takes most of a second, only when arrays first cross between GPUs. All
         ranks must take part in that exchange, and it fails if NCCL is not installed.
+    resume: whether `meshrun.checkpoint` restores what an earlier run has saved. None: if the program's words
+        have `--resume`, or if Slurm has requeued its job.
 
     Raises
     ------
@@ -375,4 +385,5 @@ def open_world(
         record=record,
         later=later,
     )
+    world.resume = world.control.broadcast(is_resumed() if resume is None else resume)
     return ProgramWorld(**{one.name: getattr(world, one.name) for one in fields(world) if one.init})

@@ -36,6 +36,18 @@ from meshrun.runner.world.world import World
 LOOKS = 8  # how often ranks check the clock within an interval of seconds
 
 
+def steps_to_look(interval: float, passed: float, steps: int) -> int:
+    """Return after how many further steps to look at the clock.
+
+    interval: seconds between two checkpoints. passed, steps: seconds since the last one, and the steps taken
+    in them.
+    """
+    if not steps or passed <= 0:
+        return 1
+    wait = max(math.floor(steps / passed * interval / LOOKS), 1)
+    return min(wait, 2 * steps)  # the first steps may be slower than the others
+
+
 def no_more_fields(done: int) -> Mapping[str, Array]:
     """Add no fields to a checkpoint."""
     return {}
@@ -162,12 +174,8 @@ class Checkpoints:
         if self.interval.steps is not None:
             return next_multiple(done, self.interval.steps)
         assert self.interval.seconds is not None
-        passed, steps = time.monotonic() - self._began, done - self._saved_at
-        wait = 1
-        if not first and steps and passed > 0:
-            wait = max(math.floor(steps / passed * self.interval.seconds / LOOKS), 1)
-            wait = min(wait, max(2 * steps, 1))  # the first steps may be slower than the others
-        chosen: int = control.broadcast(done + wait)
+        passed, steps = time.monotonic() - self._began, 0 if first else done - self._saved_at
+        chosen: int = control.broadcast(done + steps_to_look(self.interval.seconds, passed, steps))
         return chosen
 
     def _save(self, done: int, write: Callable[[int, Sink], None]) -> None:

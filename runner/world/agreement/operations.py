@@ -68,10 +68,16 @@ class Operations:
 
 def callers_line() -> str:
     """Return " in FILE, line N" of the program that called meshrun; "" if there is none."""
-    frame: FrameType | None = sys._getframe(2)
+    frame = callers_frame()
+    return "" if frame is None else f" in {frame.f_code.co_filename}, line {frame.f_lineno}"
+
+
+def callers_frame() -> FrameType | None:
+    """Return the frame of the program that called meshrun; None if there is none."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package not in ("meshrun", "numpy"):
-            return f" in {frame.f_code.co_filename}, line {frame.f_lineno}"
+        if package not in ("meshrun", "numpy", "contextlib"):
+            return frame
         frame = frame.f_back
-    return ""
+    return None
