@@ -51,6 +51,7 @@ class Group:
     backend: Backend
     rank: int = field(init=False)
     size: int = field(init=False)
+    _closed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.rank, self.size = self.control.rank, self.control.size
@@ -262,7 +263,10 @@ class Group:
         return _with(shapes[0], split, length)
 
     def close(self) -> None:
-        """Free the communicators, the device's first. Collective."""
+        """Free the communicators, the device's first; a second call does nothing. Collective."""
+        if self._closed:
+            return
+        self._closed = True
         if self.arrays is not self.control:
             self.arrays.close()
         self.control.close()

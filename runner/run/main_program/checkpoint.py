@@ -27,7 +27,7 @@ from meshrun.runner.arrays.store import write_block
 from meshrun.runner.errors import RunError, UserError, tell
 from meshrun.runner.options.step_options import SaveInterval, parse_interval
 from meshrun.runner.region import packed
-from meshrun.runner.spelling import command_option, python_caller
+from meshrun.runner.spelling import option
 from meshrun.runner.steps.observers.checkpoints import steps_to_look
 from meshrun.runner.storage.checkpoint_folder import KEPT, CheckpointFolder, SavedState
 from meshrun.runner.storage.file_errors import write_error
@@ -46,9 +46,9 @@ TEXT, STATE = "text", "state"  # in a checkpoint's values: a checksum of the pro
 def checkpoint(path: str | Path, /, *, every: int | str = EVERY, keep: int = KEPT, **state: Any) -> Any:
     """Save the state of a loop every so often; in a program that is resumed, restore it. Collective.
 
-    Call it at the top of a loop, and continue with what it returns. A program is resumed if it is started
-    with `--resume` among its words, if Slurm has requeued its job, or by `open_world(resume=True)`. Then the
-    first call returns the state that was saved last. Any other call returns the state that it is given.
+    Call it at the top of a loop, and continue with what it returns. A program is resumed if its command has
+    the flag `resume`, as that of a run has, if Slurm has requeued its job, or by `open_world(resume=True)`.
+    Then the first call returns the state that was saved last. Any other call returns what it is given.
 
     Parameters
     ----------
@@ -86,28 +86,26 @@ def checkpoint(path: str | Path, /, *, every: int | str = EVERY, keep: int = KEP
     ...         u, step = cool(u), step + 1
     ...     world.save("out.npy", u)
     """
-    with python_caller():
-        world = _world_of(state)
-        place = Path(path).absolute()
-        loop = world.checkpoints.get(place)
-        if loop is None:
-            interval = _interval(every)
-            if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-                raise UserError("Invalid value for 'keep'", got=repr(keep), expected="1 or more")
-            loop = LoopCheckpoints(world, CheckpointFolder(Path(path), keep), interval, tuple(state))
-            state = loop.begin(state)
-            world.checkpoints[place] = loop
-        else:
-            loop.take(state)
-    values = tuple(state.values())
+    world = _world_of(state)
+    place = Path(path).absolute()
+    loop = world.checkpoints.loops.get(place)
+    if loop is None:
+        interval = _interval(every)
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise UserError("Invalid value for 'keep'", got=repr(keep), expected="1 or more")
+        loop = LoopCheckpoints(world, CheckpointFolder(Path(path), keep), interval, tuple(state))
+        values = tuple(loop.begin(state).values())
+        world.checkpoints.loops[place] = loop
+    else:
+        loop.take(state)
+        values = tuple(state.values())
     return values[0] if len(values) == 1 else values
 
 
 def end_checkpoints(world: World, *, failed: bool) -> None:
     """End those of a world's loops: the program has come to its end, or has failed. Collective unless it has
     failed."""
-    loops, world.checkpoints = list(world.checkpoints.values()), {}
-    for loop in loops:
+    for loop in world.checkpoints.loops.values():
         try:
             if not failed:
                 world.on_root(loop.folder.note_end)
@@ -140,13 +138,13 @@ class LoopCheckpoints:
         """How to continue, for a hint."""
         if self._program == NOTEBOOK:
             return "meshrun.open_world(resume=True)"
-        return f"the same command with {command_option('resume', True)}"
+        return f"the same command with {option('resume', True)}"
 
     @property
     def _operation(self) -> str:
         return f"meshrun.checkpoint({str(self.folder.output)!r})"
 
-    def begin(self, state: dict[str, Any]) -> dict[str, Any]:
+    def begin(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the state to begin with: what was saved last, in a program that is resumed. Collective."""
         world, folder = self.world, self.folder
         begin(world, self._operation)
@@ -229,7 +227,7 @@ class LoopCheckpoints:
         folder = self.folder
         self.transaction.lock(folder.output)
         saved = folder.newest()
-        if saved is not None and not self.world.resume:
+        if saved is not None and not self.world.checkpoints.resume:
             if not folder.has_ended:
                 raise UserError(
                     f"an earlier run left {folder.path}, with the state after {saved.step:,} iterations",

@@ -67,9 +67,8 @@ class ProgramWorld(World):
 
     def close(self) -> None:
         self.prepared.clear()
-        for loop in self.checkpoints.values():
+        for loop in self.checkpoints.loops.values():
             loop.transaction.release()
-        self.checkpoints.clear()
         super().close()
 
     # Files
@@ -362,8 +361,8 @@ def open_world(
         nothing.
     later: load and open NCCL, which takes most of a second, only when arrays first cross between GPUs. All
         ranks must take part in that exchange, and it fails if NCCL is not installed.
-    resume: whether `meshrun.checkpoint` restores what an earlier run has saved. None: if the program's words
-        have `--resume`, or if Slurm has requeued its job.
+    resume: whether `meshrun.checkpoint` restores what an earlier run has saved. None: if the program's
+        command has the flag `resume`, or if Slurm has requeued its job.
 
     Raises
     ------
@@ -385,5 +384,6 @@ def open_world(
         record=record,
         later=later,
     )
-    world.resume = world.control.broadcast(is_resumed() if resume is None else resume)
-    return ProgramWorld(**{one.name: getattr(world, one.name) for one in fields(world) if one.init})
+    opened = ProgramWorld(**{one.name: getattr(world, one.name) for one in fields(world) if one.init})
+    opened.checkpoints.resume = world.control.broadcast(is_resumed() if resume is None else resume)
+    return opened

@@ -102,7 +102,7 @@ def test_when_a_program_is_resumed(
     monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
     for choice, expected in ((None, resumed), (False, False), (True, True)):
         with meshrun.open_world("cpu", control=ThreadComm(), resume=choice) as world:
-            assert world.resume == expected
+            assert world.checkpoints.resume == expected
 
 
 def test_how_many_are_kept(tmp_path: Path) -> None:
@@ -280,3 +280,35 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         in_world(2, program(tmp_path / "heat"))
     with pytest.raises((UserError, RunError), match="missing"):
         in_world(2, program(tmp_path / "missing" / "heat"))
+
+
+def test_a_job_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("u.npy", np.ones((7, 5)))
+
+    @meshrun.job
+    def cool(world: Any, input: Any, *, stop: int = -1) -> Any:
+        u, step = meshrun.load(world, input), 0
+        began = None
+        while step < 10:
+            u, step = meshrun.checkpoint("cool", u=u, step=step, every=3)
+            began = step if began is None else began
+            if step == stop:
+                raise Stop
+            u *= 0.9
+            step += 1
+        return {"sum": float(np.sum(u)), "began": began}
+
+    whole = cool.run("u.npy", device="cpu")["result"]
+    with pytest.raises(Stop):
+        cool.run("u.npy", stop=7, device="cpu")
+    with pytest.raises(UserError, match="resume=True"):
+        cool.run("u.npy", device="cpu")
+    assert cool.run("u.npy", resume=True, device="cpu")["result"] == {**whole, "began": 6}
+
+    @meshrun.job
+    def nothing(world: Any, input: Any) -> None:
+        pass
+
+    warnings = nothing.run("u.npy", resume=True, device="cpu")["warnings"]
+    assert any("nothing to continue" in line for line in warnings)
