@@ -12,6 +12,7 @@ from meshrun.runner.comm import nccl
 from meshrun.runner.comm.api import Control, Message, Operation, check_contiguous
 from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS
 from meshrun.runner.comm.recorded import Trail, record_operations
+from meshrun.runner.device.cuda import release_graphs
 from meshrun.runner.errors import UserError
 from meshrun.runner.region import Array
 from meshrun.runner.system.launcher import default_variable
@@ -38,9 +39,10 @@ class _Event:
 class NcclComm:
     """One rank of an NCCL communicator over all of `control`'s ranks, on the current device.
 
-    Calls are issued to CuPy's current stream. `control` broadcasts the unique id. Graphs that hold calls must
-    be gone before `close`, which waits for them. later: load NCCL and open the communicator, which takes most
-    of a second, at the first call, which all ranks must make. variables: of NCCL, as defaults when it opens.
+    Calls are issued to CuPy's current stream. `control` broadcasts the unique id. `close` destroys the
+    CUDA graphs of this device, as NCCL would wait for those that hold its calls. later: load NCCL and
+    open the communicator, which takes most of a second, at the first call, which all ranks must make.
+    variables: of NCCL, as defaults when it opens.
     """
 
     capturable = True
@@ -121,4 +123,5 @@ class NcclComm:
     def close(self) -> None:
         cupy.cuda.get_current_stream().synchronize()
         if self._opened is not None:
+            release_graphs()
             self._opened.close()

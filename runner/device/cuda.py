@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import cupy
 import numpy as np
@@ -65,6 +66,29 @@ def uuid(index: int) -> str:
         raise RunError(f"the driver does not report the UUID of GPU {index}", got=f"CUDA error {status}")
     text = bytes(found).hex()
     return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+class CapturedGraph:
+    """A CUDA graph of the current device; a call launches it in its stream."""
+
+    known: ClassVar[WeakSet[CapturedGraph]] = WeakSet()
+
+    def __init__(self, graph: Any, stream: Any) -> None:
+        self._graph, self._stream, self.device = graph, stream, cupy.cuda.Device().id
+        self.known.add(self)
+
+    def __call__(self) -> None:
+        self._graph.launch(self._stream)
+
+    def release(self) -> None:
+        self._graph = None
+
+
+def release_graphs() -> None:
+    """Destroy all CUDA graphs of the current device: a communicator whose calls they hold is closed."""
+    for graph in CapturedGraph.known:
+        if graph.device == cupy.cuda.Device().id:
+            graph.release()
 
 
 class CudaBackend:
@@ -170,7 +194,7 @@ class CudaBackend:
                 graph = stream.end_capture()
         if graph is None:
             raise NotCapturable("the function does what a CUDA graph cannot hold")
-        return functools.partial(graph.launch, stream)
+        return CapturedGraph(graph, stream)
 
     def copy_rate(self) -> float:
         source = cupy.ones(1 << 26, cupy.float32)  # 256 MiB: several times the largest L2

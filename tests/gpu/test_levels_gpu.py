@@ -1,4 +1,4 @@
-"""V-cycles over coarse grids on GPUs: the bits of NumPy, in CUDA graphs on one GPU, also on two.
+"""V-cycles over coarse grids on GPUs: the bits of NumPy, in CUDA graphs on one GPU and on two.
 
 `python -m pytest --with-mpi tests/gpu/test_levels_gpu.py`, alone and after `mpirun -n 2`.
 """
@@ -52,7 +52,7 @@ def test_the_bits_are_numpys(world: World, tmp_path: Path, function: Any, shape:
     world.on_root(lambda: [np.save(path, one) for path, one in zip(given, (u, f), strict=True)] and None)
     options = Options(device="cuda", fuse="require", steps=StepOptions(STEPS))
     record = run(distribute(outputs=("u",))(function), given, made, {}, options, world=world)
-    assert record["steps"]["graph"] == (world.size == 1), record["steps"]["graph_reason"]
+    assert record["steps"]["graph"], record["steps"]["graph_reason"]
     if world.rank == 0:
         for _ in range(STEPS):
             u = function(u, f)

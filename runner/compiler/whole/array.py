@@ -689,15 +689,17 @@ class Scalar(Whole):
 class ArrayOrScalar(Scalar):
     """A stand-in for what is an array of shape () or a NumPy scalar: which one, a condition decides."""
 
-    def _refused(self, *_: Any) -> Any:
+    def _replaced(self, other: Any) -> Any:
         raise NotTraceable(
             "changes in place what is an array of shape () or, after a loop or a condition, a number",
             "t = t + 1 in place of t += 1",
         )
 
-    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _refused
-    __ipow__ = __iand__ = __ior__ = __ixor__ = __ilshift__ = __irshift__ = __imatmul__ = _refused
-    __setitem__ = _refused
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _replaced
+    __ipow__ = __iand__ = __ior__ = __ixor__ = __ilshift__ = __irshift__ = __imatmul__ = _replaced
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._replaced(value)
 
 
 def _fits(shape: Shape, target: Shape) -> bool:

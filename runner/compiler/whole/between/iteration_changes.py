@@ -10,7 +10,7 @@ import numpy as np
 
 from meshrun.runner.compiler.control.plain import UNBOUND
 from meshrun.runner.compiler.trace.timed import Timed
-from meshrun.runner.compiler.whole.array import Storage, Whole
+from meshrun.runner.compiler.whole.array import Scalar, Storage, Whole
 from meshrun.runner.compiler.whole.between.loops import Slot
 from meshrun.runner.compiler.whole.between.traced_state import (
     NUMBERS,
@@ -39,7 +39,7 @@ class Changes:
     written: list[Storage] = field(default_factory=list)
     moved: list[Storage] = field(default_factory=list)
     numbers: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-    values: dict[tuple[Any, ...], Whole] = field(default_factory=dict)
+    values: dict[tuple[Any, ...], Scalar] = field(default_factory=dict)
     returned: dict[tuple[Any, ...], Whole] = field(default_factory=dict)
 
 
@@ -152,8 +152,7 @@ def _number_changes(tracer: StateTracer, changes: Changes, leaf: Leaf, other: An
     kinds = [type(value.sample) if isinstance(value, Timed) else type(value) for value in (one, other)]
     if isinstance(other, Whole) or isinstance(one, Whole):
         a, b = without_array(tracer.as_alike(one), tracer.as_alike(other))
-        are_values = isinstance(a, Whole) and isinstance(b, Whole) and not a._axes and not b._axes
-        if are_values and a.dtype == b.dtype and a._weak is b._weak:
+        if isinstance(a, Scalar) and isinstance(b, Scalar) and a.dtype == b.dtype and a._weak is b._weak:
             changes.values[leaf.path] = a
             return
         raise NotAlike(f"{name} {_described(one)} becomes {_described(other)}")
