@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from meshrun.runner.run.declare import map_blocks as map_blocks
     from meshrun.runner.run.declare import reduce_blocks as reduce_blocks
     from meshrun.runner.run.main_program.checkpoint import checkpoint as checkpoint
-    from meshrun.runner.run.main_program.program_world import open_world as open_world
+    from meshrun.runner.run.main_program.opening import open_world as open_world
     from meshrun.runner.world.world import World as World
 
     __version__: str
@@ -87,7 +87,7 @@ _MODULE_OF = {
     "map_blocks": "meshrun.runner.run.declare",
     "reduce_blocks": "meshrun.runner.run.declare",
     "job": "meshrun.runner.run.declare",
-    "open_world": "meshrun.runner.run.main_program.program_world",
+    "open_world": "meshrun.runner.run.main_program.opening",
     "checkpoint": "meshrun.runner.run.main_program.checkpoint",
     "World": "meshrun.runner.world.world",
     "BlockContext": "meshrun.runner.job.block_context",

@@ -71,10 +71,12 @@ Check = Callable[[Control, Sequence[Rank], Backend], Sequence[str]]
 class SavedLoops:
     """The loops of a program whose states `meshrun.checkpoint` saves.
 
-    resume: whether they continue from what an earlier run has saved. loops: by path.
+    resume: whether they continue from what an earlier run has saved. program: its name and a checksum of its
+    text; None: of the file that calls. loops: by path.
     """
 
     resume: bool = False
+    program: tuple[str, str] | None = None
     loops: dict[Path, Any] = field(default_factory=dict)
 
 

@@ -27,6 +27,7 @@ from meshrun.runner.arrays.store import write_block
 from meshrun.runner.errors import RunError, UserError, tell
 from meshrun.runner.options.step_options import SaveInterval, parse_interval
 from meshrun.runner.region import packed
+from meshrun.runner.run.main_program.remote_array import ranks_of
 from meshrun.runner.spelling import option
 from meshrun.runner.steps.observers.checkpoints import steps_to_look
 from meshrun.runner.storage.checkpoint_folder import KEPT, CheckpointFolder, SavedState
@@ -86,6 +87,8 @@ def checkpoint(path: str | Path, /, *, every: int | str = EVERY, keep: int = KEP
     ...         u, step = cool(u), step + 1
     ...     world.save("out.npy", u)
     """
+    if (ranks := ranks_of([*state.values()])) is not None:
+        return ranks.call(checkpoint, path, every=every, keep=keep, **state)
     world = _world_of(state)
     place = Path(path).absolute()
     loop = world.checkpoints.loops.get(place)
@@ -100,6 +103,17 @@ def checkpoint(path: str | Path, /, *, every: int | str = EVERY, keep: int = KEP
         loop.take(state)
         values = tuple(state.values())
     return values[0] if len(values) == 1 else values
+
+
+def calling_program() -> tuple[str, str]:
+    """Return the name of the file that has called meshrun, and a checksum of its text."""
+    frame = callers_frame()
+    file = None if frame is None else frame.f_globals.get("__file__")
+    text = b""
+    if file is not None:
+        with contextlib.suppress(OSError):  # removed meanwhile
+            text = Path(file).read_bytes()
+    return NOTEBOOK if file is None else Path(file).name, hashlib.sha256(text).hexdigest()
 
 
 def end_checkpoints(world: World, *, failed: bool) -> None:
@@ -149,13 +163,7 @@ class LoopCheckpoints:
         world, folder = self.world, self.folder
         begin(world, self._operation)
         self._agree(state)
-        frame = callers_frame()
-        file = None if frame is None else frame.f_globals.get("__file__")
-        self._program = NOTEBOOK if file is None else Path(file).name
-        self._text = ""
-        if file is not None:
-            with contextlib.suppress(OSError):  # removed meanwhile
-                self._text = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        self._program, self._text = world.checkpoints.program or calling_program()
         try:
             saved = world.on_root(lambda: self._find(state))
             if saved is None:
