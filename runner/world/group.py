@@ -263,10 +263,7 @@ class Group:
         return _with(shapes[0], split, length)
 
     def close(self) -> None:
-        """Free the communicators, the device's first; a second call does nothing. Collective."""
-        if self._closed:
-            return
-        self._closed = True
+        """Free the communicators, the device's first. Collective."""
         if self.arrays is not self.control:
             self.arrays.close()
         self.control.close()

@@ -120,6 +120,12 @@ class World(Group):
         elif isinstance(failure, Exception):
             Guard(self.own_rank, FailureHandler(debug=True)).__exit__(kind, failure, trace)
 
+    def close(self) -> None:
+        """Free the communicators; a second call does nothing. Collective."""
+        if not self._closed:
+            self._closed = True
+            super().close()
+
     def new_phases(self) -> Phases:
         """Return phases of which none has begun."""
         synchronize = self.backend.synchronize if self.backend.asynchronous else None

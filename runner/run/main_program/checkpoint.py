@@ -29,7 +29,6 @@ from meshrun.runner.options.step_options import SaveInterval, parse_interval
 from meshrun.runner.region import packed
 from meshrun.runner.run.main_program.remote_array import ranks_of
 from meshrun.runner.spelling import option
-from meshrun.runner.steps.observers.checkpoints import steps_to_look
 from meshrun.runner.storage.checkpoint_folder import KEPT, CheckpointFolder, SavedState
 from meshrun.runner.storage.file_errors import write_error
 from meshrun.runner.storage.formats.registry import Source, open_sink, rename
@@ -204,7 +203,7 @@ class LoopCheckpoints:
         # Rank 0's clock decides, also when to look at it next.
         passed, seconds = time.monotonic() - self._began, self.interval.seconds
         due, wait = self.world.control.broadcast(
-            (passed >= seconds, steps_to_look(seconds, passed, self.calls - (self.last or 0)))
+            (passed >= seconds, self.interval.steps_to_look(passed, self.calls - (self.last or 0)))
         )
         if due:
             self._save(state)

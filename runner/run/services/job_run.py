@@ -15,13 +15,13 @@ from meshrun.runner.plan.task import check_unmasked, in_own_byte_order
 from meshrun.runner.region import Region
 from meshrun.runner.report.record import type_record
 from meshrun.runner.run.finish import Computation, Finished
-from meshrun.runner.run.main_program.checkpoint import end_checkpoints
 from meshrun.runner.run.prepare import RunContext, join, limits
 from meshrun.runner.run.services.created_output import CreateOutput
 from meshrun.runner.run.services.simulation import Simulate
 from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import open_sink
 from meshrun.runner.storage.paths import job_paths, split
+from meshrun.runner.world.world import World
 
 
 def run_job(run: RunContext) -> Finished:
@@ -51,7 +51,7 @@ def run_job(run: RunContext) -> Finished:
     try:
         value = call(run, output=output, simulate=simulate, create=create, memory=memory)
     except BaseException:
-        end_checkpoints(world, failed=True)
+        end_loops(world, failed=True)
         raise
     if world.checkpoints.resume and not world.checkpoints.loops and simulate is None:
         world.warn(f"{option('resume', True)}: job {job.name} has nothing to continue: no meshrun.checkpoint")
@@ -68,7 +68,7 @@ def run_job(run: RunContext) -> Finished:
         with world.phases("verify"):
             proof = verify_result(world, job, run.parameters, run.source, value)
         run.progress.proof(1, 1)
-    end_checkpoints(world, failed=False)
+    end_loops(world, failed=False)
     if partial is not None:
         world.on_root(lambda: _commit(run, partial))
         run.transaction.forget_partial()
@@ -82,6 +82,14 @@ def run_job(run: RunContext) -> Finished:
         simulate.done if simulate is not None and simulate.done is not None else Finished(Computation(), None)
     )
     return replace(done, result=value, results=results, verify=proof)
+
+
+def end_loops(world: World, *, failed: bool) -> None:
+    """End the checkpoints of a job's own loops, if it has any. Collective unless it has failed."""
+    if world.checkpoints.loops:
+        from meshrun.runner.run.main_program.checkpoint import end_checkpoints
+
+        end_checkpoints(world, failed=failed)
 
 
 def check_options(run: RunContext) -> None:

@@ -8,7 +8,6 @@ complete.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,20 +31,6 @@ from meshrun.runner.storage.formats.registry import Sink, Source, rename
 from meshrun.runner.storage.paths import split
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import World
-
-LOOKS = 8  # how often ranks check the clock within an interval of seconds
-
-
-def steps_to_look(interval: float, passed: float, steps: int) -> int:
-    """Return after how many further steps to look at the clock.
-
-    interval: seconds between two checkpoints. passed, steps: seconds since the last one, and the steps taken
-    in them.
-    """
-    if not steps or passed <= 0:
-        return 1
-    wait = max(math.floor(steps / passed * interval / LOOKS), 1)
-    return min(wait, 2 * steps)  # the first steps may be slower than the others
 
 
 def no_more_fields(done: int) -> Mapping[str, Array]:
@@ -175,7 +160,7 @@ class Checkpoints:
             return next_multiple(done, self.interval.steps)
         assert self.interval.seconds is not None
         passed, steps = time.monotonic() - self._began, 0 if first else done - self._saved_at
-        chosen: int = control.broadcast(done + steps_to_look(self.interval.seconds, passed, steps))
+        chosen: int = control.broadcast(done + self.interval.steps_to_look(passed, steps))
         return chosen
 
     def _save(self, done: int, write: Callable[[int, Sink], None]) -> None:
