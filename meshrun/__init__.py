@@ -3,6 +3,7 @@
     distribute                         run a NumPy function of whole arrays: a decorator
     map_blocks, reduce_blocks, job     declare a job of blocks: a decorator of a plain function
     open_world, World                  the ranks of this program, for code of your own
+    checkpoint                         save the state of a loop every so often, and restore it
     BlockContext                       a job's parameter `here`: the block's place, random numbers by cell
     Series                             the type of a parameter that is a table in time: `wavelet[step]`
     Tiles                              an array in pieces that do not depend on the number of ranks
@@ -75,7 +76,8 @@ if TYPE_CHECKING:
     from meshrun.runner.run.declare import job as job
     from meshrun.runner.run.declare import map_blocks as map_blocks
     from meshrun.runner.run.declare import reduce_blocks as reduce_blocks
-    from meshrun.runner.run.main_program.program_world import open_world as open_world
+    from meshrun.runner.run.main_program.checkpoint import checkpoint as checkpoint
+    from meshrun.runner.run.main_program.opening import open_world as open_world
     from meshrun.runner.world.world import World as World
 
     __version__: str
@@ -85,7 +87,8 @@ _MODULE_OF = {
     "map_blocks": "meshrun.runner.run.declare",
     "reduce_blocks": "meshrun.runner.run.declare",
     "job": "meshrun.runner.run.declare",
-    "open_world": "meshrun.runner.run.main_program.program_world",
+    "open_world": "meshrun.runner.run.main_program.opening",
+    "checkpoint": "meshrun.runner.run.main_program.checkpoint",
     "World": "meshrun.runner.world.world",
     "BlockContext": "meshrun.runner.job.block_context",
     "Series": "meshrun.runner.job.series",

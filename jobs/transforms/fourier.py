@@ -10,6 +10,7 @@ import numpy as np
 from meshrun.runner.arrays.operations.split_array import SplitArray
 from meshrun.runner.region import Array
 from meshrun.runner.run.array_call import host_array
+from meshrun.runner.run.main_program.remote_array import RemoteArray
 from meshrun.runner.spelling import python_caller
 from meshrun.runner.transforms.fourier import (
     Local,
@@ -120,7 +121,7 @@ def _transform(
     split: int,
     keep_order: bool,
 ) -> Any:
-    if isinstance(x, SplitArray):
+    if isinstance(x, SplitArray | RemoteArray):
         return _transformed_by_numpy(x, axes, (inverse, real), norm, length)
     module = _module(x)
     x = host_array(x) if module is np else x
@@ -158,7 +159,11 @@ def _transform(
 
 
 def _transformed_by_numpy(
-    x: SplitArray, axes: Sequence[int] | int | None, kind: tuple[bool, Real], norm: str, length: int | None
+    x: SplitArray | RemoteArray,
+    axes: Sequence[int] | int | None,
+    kind: tuple[bool, Real],
+    norm: str,
+    length: int | None,
 ) -> Any:
     """Return the transform of a distributed array, which NumPy's functions take. Collective."""
     functions = {(False, ""): np.fft.fftn, (True, ""): np.fft.ifftn, (False, "forward"): np.fft.rfftn}

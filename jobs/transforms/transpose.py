@@ -16,6 +16,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.plan.redistribution import change_split, count_parts
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.run.array_call import host_array
+from meshrun.runner.run.main_program.remote_array import RemoteArray
 from meshrun.runner.spelling import option, python_caller
 from meshrun.runner.world.group import Group
 from meshrun.runner.world.world import World
@@ -41,7 +42,7 @@ def transpose(
 
     Raises UserError, on every rank, for axes that are no permutation.
     """
-    if isinstance(x, SplitArray):
+    if isinstance(x, SplitArray | RemoteArray):
         return np.transpose(x, checked_permutation(x.shape, axes)).copy()
     x = x if hasattr(x, "__cuda_array_interface__") else host_array(x)
     order = checked_permutation(tuple(x.shape), axes)

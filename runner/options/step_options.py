@@ -15,6 +15,7 @@ from meshrun.runner.options.values import ChoiceValue, CountValue, ParsedValue, 
 from meshrun.runner.spelling import option
 
 STEPS_MOST = 10**12
+LOOKS = 8  # how often ranks check the clock within an interval of seconds
 EVERY = 10  # steps between two checks of --until, unless --every says otherwise
 
 
@@ -24,6 +25,16 @@ class SaveInterval:
 
     steps: int | None = None
     seconds: float | None = None
+
+    def steps_to_look(self, passed: float, steps: int) -> int:
+        """Return after how many further steps to look at the clock, in an interval of seconds.
+
+        passed, steps: seconds since the last checkpoint, and the steps taken in them.
+        """
+        if not steps or passed <= 0 or self.seconds is None:
+            return 1
+        wait = max(math.floor(steps / passed * self.seconds / LOOKS), 1)
+        return min(wait, 2 * steps)  # the first steps may be slower than the others
 
 
 @dataclass(frozen=True)

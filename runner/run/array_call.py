@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from meshrun.runner.plan.task import Task, check_feeds, masked_cells
 from meshrun.runner.region import HostArray, Subgrid, own_cells
 from meshrun.runner.report.units import counted
 from meshrun.runner.run.main_program.prepared_function import call_job, value_of
+from meshrun.runner.run.main_program.remote_array import ranks_of
 from meshrun.runner.run.prepare import PlannedTask, RunContext, agreed_kernel, plan_alone
 from meshrun.runner.run.services.job_run import call, usable_memory
 from meshrun.runner.spelling import python_caller
@@ -53,6 +54,8 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     Returns a tuple for a job with several outputs. Raises UserError unless there is one array per input.
     """
     _check_arrays(job, arrays)
+    if (ranks := ranks_of(arrays)) is not None:
+        return ranks.call(job, *arrays, **parameters)
     if any(isinstance(one, DistributedArray) for one in arrays):
         if not job.whole:
             return _apply_to_distributed(job, arrays, job.complete(parameters))
@@ -158,6 +161,8 @@ def iterate(
     _check_arrays(job, arrays)
     if job.kind != "map":
         raise UserError(f"job {job.name} takes no steps", expected="a job made by map_blocks")
+    if (ranks := ranks_of(arrays)) is not None:
+        return ranks.call(cast(Any, job).iterate, *arrays, **parameters, steps=steps, every=every)
     stages = _iterated(job, arrays, parameters, steps, every or steps)
     return stages if every is not None else next(stages)
 

@@ -301,7 +301,7 @@ def _fill(array: Any, result: Any) -> None:
 
 
 @contextlib.contextmanager
-def _folder(size: int) -> Iterator[Path]:
+def call_folder(size: int) -> Iterator[Path]:
     """Yield a temporary folder for arrays of `size` bytes: in memory if there is room."""
     folder = lock.private_folder("call", memory_folder(COPIES * size))
     try:
@@ -322,10 +322,8 @@ def call_on_ranks(
 
     Raises the error that ended the ranks. Their messages are written to this process's stderr.
     """
-    with _folder(0) as folder:
-        call = PythonCall(job, list(inputs), list(outputs), parameters, options)
-        (folder / PATH).write_text(json.dumps([os.path.abspath(place) for place in sys.path]))
-        (folder / CALL).write_bytes(_pickled(call))
+    with call_folder(0) as folder:
+        write_call(folder, PythonCall(job, list(inputs), list(outputs), parameters, options))
         command = [*PROGRAM, "-n", str(ranks), "call", str(folder)]
         with subprocess.Popen(
             command,
@@ -335,7 +333,7 @@ def call_on_ranks(
             errors="backslashreplace",  # a job may print anything
         ) as process:
             lines: list[str] = []
-            reader = threading.Thread(target=_forward, args=(process.stderr, lines))
+            reader = threading.Thread(target=forward, args=(process.stderr, lines))
             reader.start()
             try:
                 status = process.wait()
@@ -347,13 +345,19 @@ def call_on_ranks(
         if status == 0:
             record: Record = json.loads((folder / RECORD).read_text())
             return record
-        raise _error(folder, status, lines)
+        raise error_of(folder, status, lines)
 
 
-def _pickled(call: PythonCall) -> bytes:
-    """Return the call as bytes: the functions of the job's module with their globals as they are now; if some
-    of these cannot be sent, the ranks import the module, of which a warning tells."""
-    module = sys.modules.get(getattr(call.job.function, "__module__", None) or "")
+def write_call(folder: Path, call: PythonCall) -> None:
+    """Write the call for the ranks, which read it by `read_call`."""
+    (folder / PATH).write_text(json.dumps([os.path.abspath(place) for place in sys.path]))
+    (folder / CALL).write_bytes(pickled(call, call.job))
+
+
+def pickled(call: Any, job: Job) -> bytes:
+    """Return a call of a job, or the job, as bytes: the functions of the job's module with their globals as
+    they are now; if some of these cannot be sent, the ranks import the module, of which a warning tells."""
+    module = sys.modules.get(getattr(job.function, "__module__", None) or "")
     if module is not None and not _is_installed(module):
         try:
             return dumps(call, module)
@@ -375,7 +379,7 @@ def _pickled(call: PythonCall) -> bytes:
             )
         return found
     raise UserError(
-        f"job {call.job.name} cannot be sent to other ranks",
+        f"job {job.name} cannot be sent to other ranks",
         why=describe(reason),
         hint="define everything that it uses inside the function, or in a file that it imports",
     ) from reason
@@ -389,7 +393,7 @@ def _is_installed(module: ModuleType) -> bool:
     return ours or (file is not None and any(Path(file).is_relative_to(place) for place in places))
 
 
-def _forward(stream: Any, lines: list[str]) -> None:
+def forward(stream: Any, lines: list[str]) -> None:
     """Keep the ranks' lines, log their warnings and write other lines to stderr, to the end: ranks wait for
     their reader."""
     for line in stream:
@@ -401,7 +405,7 @@ def _forward(stream: Any, lines: list[str]) -> None:
                 sys.stderr.write(line)
 
 
-def _error(folder: Path, status: int, lines: Sequence[str]) -> MeshrunError:
+def error_of(folder: Path, status: int, lines: Sequence[str]) -> MeshrunError:
     """Return the error that ended the ranks."""
     with contextlib.suppress(FileNotFoundError):
         failure: MeshrunError = pickle.loads((folder / ERROR).read_bytes())

@@ -19,6 +19,7 @@ from meshrun.runner.storage.journal import check_same, start_over
 
 KEPT = 2  # complete checkpoints that are kept
 STATE = "state.json"
+ENDED = "ended"  # a file: the program that wrote the checkpoints has come to its end
 PARTIAL = ".next.partial"  # the checkpoint that is being written
 NAME = re.compile(r"step-([0-9]{1,18})")
 
@@ -46,9 +47,13 @@ class SavedState:
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """The checkpoints of `output`. One process calls the methods; they raise RunError if the disk fails."""
+    """The checkpoints of `output`. One process calls the methods; they raise RunError if the disk fails.
+
+    keep: number of complete checkpoints that are kept.
+    """
 
     output: Path
+    keep: int = KEPT
 
     @property
     def path(self) -> Path:
@@ -65,10 +70,11 @@ class CheckpointFolder:
         return self.path / PARTIAL
 
     def check_place(self) -> None:
-        """Raise an error if the folder cannot be made."""
+        """Raise an error if no checkpoint can be made."""
         try:
             self.path.mkdir(exist_ok=True)
             files.check_own(self.path, True, self.discard)
+            self.begin().rmdir()
             self._remove_empty()
         except OSError as reason:
             raise write_error(self.path, reason) from reason
@@ -140,15 +146,36 @@ class CheckpointFolder:
             files.sync_folder(self.path)
             found = self._complete()
             place = found.index(final) + 1
-            for old in (*found[place:], *found[: max(place - KEPT, 0)]):  # later ones are damaged, see above
+            # Later ones are damaged, see above.
+            for old in (*found[place:], *found[: max(place - self.keep, 0)]):
                 shutil.rmtree(old)
         except OSError as reason:
             raise write_error(final, reason) from reason
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the program that wrote the checkpoints has come to its end."""
+        return (self.path / ENDED).exists()
+
+    def note_end(self) -> None:
+        """Note that the program has come to its end, if there are checkpoints."""
+        try:
+            if self.path.exists() and self._complete():
+                (self.path / ENDED).touch()
+        except OSError as reason:
+            raise write_error(self.path / ENDED, reason) from reason
+
+    def go_on(self) -> None:
+        """Note that a program that has come to its end is continued."""
+        try:
+            (self.path / ENDED).unlink(missing_ok=True)
+        except OSError as reason:
+            raise write_error(self.path / ENDED, reason) from reason
+
     def remove(self) -> None:
         """Remove all checkpoints, and the folder unless it has other contents."""
         if self.path.exists():
-            for path in (*self._complete(), self.partial):
+            for path in (*self._complete(), self.partial, self.path / ENDED):
                 files.remove_path(path)
             self._remove_empty()
 

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshrun.runner.errors import UserError
+from meshrun.runner.spelling import command_option
 
+RESUME = "resume"  # the flag of a program that continues an earlier run
 # (launcher, size, rank), most reliable first: variables of MPI's own launcher come before Slurm's.
 VARIABLES = (
     ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -201,6 +203,12 @@ def slurm_job(environment: Mapping[str, str] = os.environ) -> str | None:
     """This process's Slurm job as Slurm writes it: "17", or "17_3" for a task of a job array."""
     array, index = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{index}" if array and index else environment.get("SLURM_JOB_ID")
+
+
+def is_resumed(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this program continues an earlier run: by the flag for it, or because Slurm has requeued it."""
+    flag = command_option(RESUME, True)
+    return flag in sys.argv[1:] or (_integer(environment, "SLURM_RESTART_COUNT") or 0) > 0
 
 
 def check_expected(expected: int | None, size: int, launched: DetectedLauncher | None) -> None:

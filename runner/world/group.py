@@ -51,6 +51,7 @@ class Group:
     backend: Backend
     rank: int = field(init=False)
     size: int = field(init=False)
+    _closed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.rank, self.size = self.control.rank, self.control.size

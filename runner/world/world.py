@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
@@ -67,6 +68,19 @@ Check = Callable[[Control, Sequence[Rank], Backend], Sequence[str]]
 
 
 @dataclass
+class SavedLoops:
+    """The loops of a program whose states `meshrun.checkpoint` saves.
+
+    resume: whether they continue from what an earlier run has saved. program: its name and a checksum of its
+    text; None: of the file that calls. loops: by path.
+    """
+
+    resume: bool = False
+    program: tuple[str, str] | None = None
+    loops: dict[Path, Any] = field(default_factory=dict)
+
+
+@dataclass
 class World(Group):
     """All ranks of a run, and this rank's communicators and back end.
 
@@ -74,7 +88,8 @@ class World(Group):
     network: the interface between hosts that the user or the launcher chose; None for any. recorder: of this
     rank's operations; None if they are not recorded. checksums: of what the communicators move; None if
     nothing is checked. phases: times of the current run. operations: on distributed arrays, so far.
-    prepared: what calls of functions on distributed arrays keep for the next call.
+    prepared: what calls of functions on distributed arrays keep for the next call. checkpoints: of the
+    program's loops.
     """
 
     ranks: tuple[Rank, ...]
@@ -86,7 +101,7 @@ class World(Group):
     phases: Phases = field(init=False)
     operations: Operations = field(init=False, repr=False, compare=False)
     prepared: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _closed: bool = field(default=False, init=False)
+    checkpoints: SavedLoops = field(default_factory=SavedLoops, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -69,7 +69,10 @@ def save_programs(page: Path, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_python_examples_define_what_they_show(page: Path) -> None:
+def test_python_examples_define_what_they_show(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # programs may write files
     for number, code in enumerate(blocks(page, "python")):
         if "import meshrun" not in code and code.startswith("# "):
             continue  # a program, which the page's commands run
@@ -307,8 +310,9 @@ def test_the_launch_pages_commands_succeed(tmp_path: Path) -> None:
 def test_the_program_of_the_page_on_arrays_solves_its_equation(tmp_path: Path) -> None:
     page = ROOT / "docs" / "arrays.md"
     save_programs(page, tmp_path)
-    (done,) = run_commands(page, tmp_path).values()
-    assert done.stdout.strip() in page.read_text()
+    done = run_commands(page, tmp_path)
+    for command, process in done.items():
+        assert f"$ {command}\n{process.stdout.strip()}" in page.read_text()
     b = np.zeros((96, 64))
     b[30:40, 20:30] = 1
     x = np.pad(np.load(tmp_path / "x.npy"), 1)

@@ -20,6 +20,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import bounds, split_along
 from meshrun.runner.region import Array
 from meshrun.runner.run.array_call import host_array
+from meshrun.runner.run.main_program.remote_array import ranks_of
 from meshrun.runner.spelling import python_caller
 from meshrun.runner.world.world import World, single_rank_world
 
@@ -39,6 +40,8 @@ def matmul(a: Any, b: Any, *, world: World | None = None, precision: Word = "aut
     The result has NumPy's dtype; see the option `precision` of `meshrun run matmul` for `precision`. Raises
     UserError, on every rank, for shapes or dtypes that do not multiply.
     """
+    if (ranks := ranks_of((a, b))) is not None:
+        return ranks.call(matmul, a, b, precision=precision)
     if isinstance(a, SplitArray) or isinstance(b, SplitArray):
         return _multiply_distributed(a, b, precision)
     if world is None:

@@ -29,7 +29,7 @@ def taken(function: str, array: object) -> DistributedArray:
             f"{function} takes arrays that are split over the ranks",
             got=type(array).__name__,
             expected="a meshrun.DistributedArray",
-            hint="meshrun.load(world, path)",
+            hint=f"np.{function}(u)" if hasattr(array, "ranks") else "meshrun.load(world, path)",
             everywhere=True,
         )
     if not array.shape:

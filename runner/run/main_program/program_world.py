@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -19,17 +18,14 @@ from meshrun.runner.arrays.distributed_array import DistributedArray, array_of
 from meshrun.runner.arrays.operations import parts as geometry
 from meshrun.runner.arrays.operations.split_array import SplitArray, begin
 from meshrun.runner.arrays.tools.table import NUMPY_FUNCTIONS
-from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import UserError
-from meshrun.runner.options.choices import DeviceChoice
 from meshrun.runner.plan.grid import Partition, split_over
 from meshrun.runner.region import Array, HostArray, Region, Shape, packed
 from meshrun.runner.run.main_program import numpy_functions
-from meshrun.runner.spelling import python_caller
+from meshrun.runner.run.main_program.checkpoint import end_checkpoints
 from meshrun.runner.storage.formats.registry import Sink, Source
-from meshrun.runner.world import world as opening
 from meshrun.runner.world.agreement.operations import END
-from meshrun.runner.world.world import Check, World
+from meshrun.runner.world.world import World
 
 TRACED = numpy_functions.traced_function  # what distributed arrays do with NumPy's further functions
 TOOLS = NUMPY_FUNCTIONS  # sorting, statistics and scans, which enter the table, too
@@ -54,15 +50,19 @@ class ProgramWorld(World):
     ) -> None:
         """Close the world, after all ranks have come to its end."""
         if failure is not None:
+            end_checkpoints(self, failed=True)
             super().__exit__(kind, failure, trace)
             return
         try:
             begin(self, END)
+            end_checkpoints(self, failed=False)
         finally:
             self.close()
 
     def close(self) -> None:
         self.prepared.clear()
+        for loop in self.checkpoints.loops.values():
+            loop.transaction.release()
         super().close()
 
     # Files
@@ -325,54 +325,3 @@ def summary(whole: HostArray) -> tuple[str, Shape, str]:
 
 def told(known: tuple[str, Shape, str] | None) -> str:
     return "None" if known is None else f"{known[0]} of shape {known[1]} with checksum {known[2]}"
-
-
-@python_caller()
-def open_world(
-    device: DeviceChoice = "auto",
-    *,
-    oversubscribe: bool = False,
-    expected_ranks: int | None = None,
-    control: Control | None = None,
-    check: Check | None = None,
-    record: str | None = None,
-    later: bool = False,
-) -> ProgramWorld:
-    """Find the ranks and bind this rank's device. Collective.
-
-    The world is closed by `close`, or at the end of a `with` block. An error that only one of several ranks
-    raises in the block is reported with its traceback and ends all ranks.
-
-    Parameters
-    ----------
-    device: "cuda"; "cpu"; "auto": a GPU for each rank, or the CPU for all if no rank sees a GPU.
-    oversubscribe: whether ranks may share a GPU; arrays between ranks then pass through host memory.
-    expected_ranks: number of ranks that the user requested; None if unspecified.
-    control: communicator to use instead of MPI's.
-    check: called on every rank before device communicators are opened; returns warnings for the world.
-    record: what the run does, to record the operations of this rank, which must be a process; None to record
-        nothing.
-    later: load and open NCCL, which takes most of a second, only when arrays first cross between GPUs. All
-        ranks must take part in that exchange, and it fails if NCCL is not installed.
-
-    Raises
-    ------
-    UserError: on every rank if they can communicate, if the launcher's variables contradict MPI, if there is
-        no device for a rank, or if two ranks would share a GPU.
-
-    Examples
-    --------
-    >>> with meshrun.open_world("cpu") as world:
-    ...     u = world.ones((64, 64))
-    ...     total = float(np.sum(u))
-    """
-    world = opening.open_world(
-        device,
-        oversubscribe=oversubscribe,
-        expected_ranks=expected_ranks,
-        control=control,
-        check=check,
-        record=record,
-        later=later,
-    )
-    return ProgramWorld(**{one.name: getattr(world, one.name) for one in fields(world) if one.init})

@@ -21,6 +21,7 @@ from meshrun.runner.run.services.simulation import Simulate
 from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import open_sink
 from meshrun.runner.storage.paths import job_paths, split
+from meshrun.runner.world.world import World
 
 
 def run_job(run: RunContext) -> Finished:
@@ -46,7 +47,14 @@ def run_job(run: RunContext) -> Finished:
         run.transaction.track_partial(partial)
     simulate = Simulate(run) if job.takes_steps else None
     create = CreateOutput(run) if "create" in job.services and run.targets else None
-    value = call(run, output=output, simulate=simulate, create=create, memory=memory)
+    world.checkpoints.resume = options.stream.resume
+    try:
+        value = call(run, output=output, simulate=simulate, create=create, memory=memory)
+    except BaseException:
+        end_loops(world, failed=True)
+        raise
+    if world.checkpoints.resume and not world.checkpoints.loops and simulate is None:
+        world.warn(f"{option('resume', True)}: job {job.name} has nothing to continue: no meshrun.checkpoint")
     # A rank may still be reading its inputs or writing its part of the output.
     world.control.barrier()
     run.inputs.check(world)
@@ -60,6 +68,7 @@ def run_job(run: RunContext) -> Finished:
         with world.phases("verify"):
             proof = verify_result(world, job, run.parameters, run.source, value)
         run.progress.proof(1, 1)
+    end_loops(world, failed=False)
     if partial is not None:
         world.on_root(lambda: _commit(run, partial))
         run.transaction.forget_partial()
@@ -73,6 +82,14 @@ def run_job(run: RunContext) -> Finished:
         simulate.done if simulate is not None and simulate.done is not None else Finished(Computation(), None)
     )
     return replace(done, result=value, results=results, verify=proof)
+
+
+def end_loops(world: World, *, failed: bool) -> None:
+    """End the checkpoints of a job's own loops, if it has any. Collective unless it has failed."""
+    if world.checkpoints.loops:
+        from meshrun.runner.run.main_program.checkpoint import end_checkpoints
+
+        end_checkpoints(world, failed=failed)
 
 
 def check_options(run: RunContext) -> None:
@@ -89,7 +106,8 @@ def check_options(run: RunContext) -> None:
     if not job.takes_steps:
         of_blocks |= {"grid": options.grid, "overlap": options.overlap}
     given = [option(name) for name, value in of_blocks.items() if value is not None]
-    stream = replace(options.stream, resume=False) if job.takes_steps else options.stream
+    resumes = job.takes_steps or job.kind == "job"
+    stream = replace(options.stream, resume=False) if resumes else options.stream
     if "memory" in job.services:
         stream = replace(stream, host_memory=None, device_memory=None)
     if given or stream.named:

@@ -8,7 +8,6 @@ complete.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,8 +31,6 @@ from meshrun.runner.storage.formats.registry import Sink, Source, rename
 from meshrun.runner.storage.paths import split
 from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import World
-
-LOOKS = 8  # how often ranks check the clock within an interval of seconds
 
 
 def no_more_fields(done: int) -> Mapping[str, Array]:
@@ -162,12 +159,8 @@ class Checkpoints:
         if self.interval.steps is not None:
             return next_multiple(done, self.interval.steps)
         assert self.interval.seconds is not None
-        passed, steps = time.monotonic() - self._began, done - self._saved_at
-        wait = 1
-        if not first and steps and passed > 0:
-            wait = max(math.floor(steps / passed * self.interval.seconds / LOOKS), 1)
-            wait = min(wait, max(2 * steps, 1))  # the first steps may be slower than the others
-        chosen: int = control.broadcast(done + wait)
+        passed, steps = time.monotonic() - self._began, 0 if first else done - self._saved_at
+        chosen: int = control.broadcast(done + self.interval.steps_to_look(passed, steps))
         return chosen
 
     def _save(self, done: int, write: Callable[[int, Sink], None]) -> None:

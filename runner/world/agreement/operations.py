@@ -76,17 +76,21 @@ class Operations:
 
 def callers_line() -> tuple[CodeType | None, int]:
     """Return the code and the line of the program that called meshrun; no code if there is none."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if not _is_library(frame.f_globals.get("__name__", "")):
-            return frame.f_code, frame.f_lineno
+    frame = callers_frame()
+    return (None, 0) if frame is None else (frame.f_code, frame.f_lineno)
+
+
+def callers_frame() -> FrameType | None:
+    """Return the frame of the program that called meshrun; None if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_library(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
-    return None, 0
+    return frame
 
 
 @functools.lru_cache(4096)
 def _is_library(module: str) -> bool:
-    return module.partition(".")[0] in ("meshrun", "numpy")
+    return module.partition(".")[0] in ("meshrun", "numpy", "contextlib")
 
 
 def _told_line(code: CodeType | None, line: int) -> str:

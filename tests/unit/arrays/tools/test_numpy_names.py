@@ -10,7 +10,8 @@ import pytest
 from split_arrays import same
 
 from meshrun.runner.comm.threads import run_ranks
-from meshrun.runner.run.main_program.program_world import ProgramWorld, open_world
+from meshrun.runner.run.main_program.opening import open_world
+from meshrun.runner.run.main_program.program_world import ProgramWorld
 
 WHOLE = np.random.default_rng(0).integers(0, 9, (20, 12)) / 8
 VIEWS: dict[str, Callable[[Any], Any]] = {
