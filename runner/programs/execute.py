@@ -5,7 +5,6 @@ No stage waits for the host to know a value: values are arrays of shape () on th
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,9 +15,8 @@ import numpy as np
 
 from meshrun.runner.arrays.block_layout import Allocator
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
-from meshrun.runner.arrays.halo.boxes import FieldHalos, constant_cells
 from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange, received_bytes
-from meshrun.runner.arrays.halo.packed import PackedHalos
+from meshrun.runner.arrays.halo.packed import bind_fill
 from meshrun.runner.arrays.reduce import first_extreme, reduce_axes, reduce_own
 from meshrun.runner.compiler.compiled import compile_chain
 from meshrun.runner.compiler.cuda.pass_launch import key_of
@@ -573,14 +571,8 @@ class ProgramRun:
             return
         key = "halos", *map(id, stale)
         if key not in self._bound:
-            fields, pairs = [FieldHalos.of(one) for one in stale], [(one.block, one.block) for one in stale]
-            cells = constant_cells(self.world.backend, [one.dtype for one in stale], "constant", 0)
-            halos = PackedHalos(self.world, fields, pairs, cells, self.tables)
-            fill = halos.fill if self.is_split else halos.fill_own
-            self._bound[key] = functools.partial(fill, [one.block for one in stale])
+            self._bound[key] = bind_fill(self.world, stale, self.tables)
         self._bound[key]()
-        for array in stale:
-            array.valid = array.layout.filled.declared
 
     def _kernel(self, number: int, cells: StageCells, kind: str = "") -> CellKernel:
         key = number, kind

@@ -6,11 +6,13 @@ inputs that stay.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import exchange
+from meshrun.runner.arrays.halo.packed import bind_fill
 from meshrun.runner.compiler.decide import fused_alone
 from meshrun.runner.compiler.whole.block_form import block_job
 from meshrun.runner.device.api import NotCapturable
@@ -34,6 +36,7 @@ class LoopSweeps:
     def __init__(self, world: World, task: Task, phases: Phases, count: int) -> None:
         self._world, self._count = world, count
         self._first: tuple[list[DistributedArray], dict[int, DistributedArray]] | None = None
+        self._fill: Callable[[], None] | None = None  # the halos that the first kernel reads
         self.stepper = Stepper(world, task, phases)
 
     def take(self, arrays: Sequence[DistributedArray], *, capturing: bool = False) -> list[DistributedArray]:
@@ -54,14 +57,27 @@ class LoopSweeps:
         for own, given in zip(stepper.arrays, arrays, strict=True):
             own.interior[...] = given.interior
             own.written()
+        stepper.taken = 0
         if self._first is None:
             stepper.start(stepper.arrays)
-            self._first = list(stepper.arrays), dict(stepper.spare)
+            self._first = first = list(stepper.arrays), dict(stepper.spare)
+            stepper.issue(self._count)
+            self._fill = self._filling(first[0])  # once it is known whether kernels take several steps
         else:
-            exchange(stepper.arrays)
-        stepper.taken = 0
-        stepper.issue(self._count)
+            if self._fill is not None:
+                self._fill()
+            stepper.issue(self._count)
         return stepper.arrays
+
+    def _filling(self, first: Sequence[DistributedArray]) -> Callable[[], None] | None:
+        """Return what fills the halos of the arrays that the first kernel reads; None if it reads none."""
+        stepper = self.stepper
+        arrays = [one for one in first if any(map(any, one.layout.filled.declared))]
+        # Kernels of several steps read no cell beyond the ends of an array.
+        if not arrays or (stepper.fused_steps > 1 and not stepper._exchanging):
+            return None
+        tables = stepper._tables
+        return partial(exchange, arrays) if tables is None else bind_fill(self._world, arrays, tables)
 
     @property
     def exchanges(self) -> int:
