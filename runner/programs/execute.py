@@ -39,12 +39,11 @@ from meshrun.runner.programs.chains import ChainStage, chains_of
 from meshrun.runner.programs.kernel import CellKernel, bind_values
 from meshrun.runner.programs.level_kernel import LevelKernel, Target, level_partition
 from meshrun.runner.programs.looping import LoopRun
-from meshrun.runner.programs.memory import shared_memory
+from meshrun.runner.programs.memory import shared_memory, written_by
 from meshrun.runner.programs.reducing import (
     ReducingKernel,
     combined_cells,
     reducing_kernels,
-    with_late_reductions,
 )
 from meshrun.runner.programs.replicas import (
     Gathering,
@@ -212,6 +211,14 @@ class ProgramRun:
             [] if isinstance(stage, (ValueStage, LoopStage)) else self._read_beside(stage.cells)
             for stage in program.stages
         ]
+        # What a kernel reads for reductions alone is exchanged with what stages before it read.
+        for number, reducing in self.reducing.items():
+            more = set(self._read_beside(reducing.cells)) - set(self._halos[number])
+            self._halos[number] += sorted(more)
+            for before in reversed(range(number)):
+                more -= set(written_by(program.stages[before]))
+                if self._halos[before]:
+                    self._halos[before] += sorted(more - set(self._halos[before]))
 
     def _read_beside(self, cells: StageCells | LevelCells) -> list[int]:
         """Return the arrays of which cells are computed with others than their own, in a halo."""
@@ -247,12 +254,9 @@ class ProgramRun:
 
     def _body(self, stage: LoopStage) -> ProgramRun:
         """Return what runs the body of a loop."""
-        program, reducing = stage.body, dict[int, ReducingKernel]()
-        if self._on_gpu:
-            program = with_late_reductions(program)
-            reducing = reducing_kernels(program, stage.loop.feeds)
+        reducing = reducing_kernels(stage.body, stage.loop.feeds) if self._on_gpu else {}
         return ProgramRun(
-            self.world, program, self.grid, self.phases, self.compiled, reducing, self.allocator
+            self.world, stage.body, self.grid, self.phases, self.compiled, reducing, self.allocator
         )
 
     def prepare(self) -> list[tuple[int, str, int]]:
@@ -661,13 +665,16 @@ class ProgramRun:
         if isinstance(stage.cells, LevelCells):
             arrays, written = self._read(stage.cells), [Target(target, region.start) for target in targets]
             return self._level_kernel(number, stage.cells).bind(arrays, written, self.values.row)
-        start, blocks = region.start, self._blocks(stage.cells)
+        start = region.start
         if number in self.reducing:
             reducing = self.reducing[number]
+            blocks = self._blocks(reducing.cells)
             views = self._key_views((*reducing.within, *reducing.ahead), self.region.shape)
             kernel = self._kernel(number, reducing.cells, "reducing")
             return kernel.bind(blocks, [*targets, *views], start, self.values.row)
-        return self._kernel(number, stage.cells).bind(blocks, targets, start, self.values.row)
+        return self._kernel(number, stage.cells).bind(
+            self._blocks(stage.cells), targets, start, self.values.row
+        )
 
     def _compute_values(self, stage: ValueStage) -> None:
         for number, node in stage.nodes:

@@ -28,6 +28,7 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.whole_call import call_whole
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.programs.execute import ProgramRun
+from meshrun.runner.programs.reducing import prepared_for_kernels
 from meshrun.runner.programs.stages import plan_program
 from meshrun.runner.region import Array, Shape, Subgrid
 from meshrun.runner.steps import halo_path
@@ -97,6 +98,8 @@ class PreparedFunction:
         self.is_plain = world.size == 1 and not compiled and not reduces
         if self.is_plain:
             return
+        if compiled and kind == "cuda":
+            staged = prepared_for_kernels(staged)
         self._run = ProgramRun(world, staged, grid, world.new_phases(), compiled)
         self._run.tables = halo_path.find_tables(world, max(len(one.shape) for one in staged.arrays))
         for number, reason, _ in self._run.prepare():

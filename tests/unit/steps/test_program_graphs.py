@@ -33,7 +33,7 @@ from meshrun.runner.world.world import World, open_world
 from tests.facts.host_halo import HostTables
 from tests.facts.host_halo import compiled as compiled_halos
 from tests.facts.queued_device import GraphBackend
-from tests.facts.reducing_steps import apart, centred, conjugate, energy, every_size, mean
+from tests.facts.reducing_steps import apart, centred, conjugate, directions, energy, every_size, mean
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="needs g++")
 
@@ -188,6 +188,8 @@ def state(function: Any, dtype: str, shape: tuple[int, ...] = (33, 25)) -> dict[
     u = np.random.default_rng(0).normal(size=shape).astype(dtype)
     if function is conjugate:
         return {"x": u * 0, "r": u, "p": u * 0, "rs": np.vdot(u, u), "beta": u[0, 0] * 0}
+    if function is directions:
+        return {"x": u * 0, "r": u, "p": u, "rs": np.sum(u * u)}
     return {"u": u, "t": np.zeros((), dtype)}
 
 
@@ -198,7 +200,7 @@ def state(function: Any, dtype: str, shape: tuple[int, ...] = (33, 25)) -> dict[
         (energy, "float64"),
         (centred, "float32"),
         (every_size, "float64"),
-        *((conjugate, "float32"), (apart, "float64")),
+        *((conjugate, "float32"), (apart, "float64"), (directions, "float32")),
     ],
 )
 def test_sums_have_the_same_bits_everywhere(
@@ -242,12 +244,13 @@ def test_sums_are_near_numpys(tmp_path: Path, gpu: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "passes"), [(mean, 1), (energy, 1), (centred, 1), (conjugate, 2), (apart, 1)]
+    ("function", "passes"),
+    [(mean, 1), (energy, 1), (centred, 1), (conjugate, 2), (apart, 1), (directions, 2)],
 )
 def test_a_pass_adds_what_it_computes(tmp_path: Path, gpu: None, function: Any, passes: int) -> None:
     stepped(tmp_path, function, state(function, "float32"), 3, 1, "gpu")
     found = [one for one in launched if one != "values"]
-    before = {mean: 1, centred: 2}.get(function, 0)  # of the first step alone
+    before = {mean: 1, centred: 2, directions: 1}.get(function, 0)  # of the first step alone
     assert len(found) == before + 3 * passes
 
 

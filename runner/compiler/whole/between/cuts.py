@@ -132,7 +132,7 @@ def _cuts(program: WholeProgram, needed: Needed, kind: str) -> dict[int, Cut]:
         return number is not None and (number not in found or found[number].written)
 
     def note(nodes: Iterable[Node], distances: Iterable[Offset]) -> int:
-        path = _main_path(program, nodes, of_array)
+        path = main_path(program, nodes, of_array)
         for node in path:
             if node.op == "load" and node.input in uses:
                 uses[node.input] |= {_near(space, node.offset, further) for further in distances}
@@ -145,7 +145,7 @@ def _cuts(program: WholeProgram, needed: Needed, kind: str) -> dict[int, Cut]:
     work: dict[int, int] = {}
     for number, wanted in [(-1, roots), *((number, [node]) for number, node in needed.written.items())]:
         others = {node: other for node, other in defines.items() if other != number}
-        path = _main_path(program, wanted, others.__contains__)
+        path = main_path(program, wanted, others.__contains__)
         reads[number] = [(one.input, one.offset) for one in path if one.op == "load" and one.input in uses]
         reads[number] += [(others[one], zero) for one in path if one in others]
         work[number] = sum(one.op not in FREE for one in path)
@@ -180,7 +180,7 @@ def _near(space: Sequence[int], offset: Offset, further: Offset) -> Offset:
     return tuple(around)
 
 
-def _main_path(
+def main_path(
     program: WholeProgram, nodes: Iterable[Node], stop: Callable[[Node], bool] | None = None
 ) -> list[Node]:
     """Return the nodes that most cells need: of conditions on the position, the branch of more cells.
@@ -213,7 +213,7 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
     """Return the program in which stages write the arrays `kept`."""
     graph, done = program.graph, dict[Node, Node]()
     definitions: dict[int, Node] = {}
-    moves = _Moved(program)
+    moves = Moves(program)
     zero, before = (0,) * len(program.space), len(graph)
 
     def of(nodes: Iterable[Node]) -> tuple[Node, ...]:
@@ -329,7 +329,7 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
     # How many stages compute each node.
     computing: dict[Node, int] = {}
     for roots in stages:
-        for node in _main_path(program, roots):
+        for node in main_path(program, roots):
             computing[node] = computing.get(node, 0) + 1
     # From the results down, the first that is worth its bytes.
     chosen: dict[Node, Node] = {}
@@ -341,7 +341,7 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
         seen.add(node)
         again = computing.get(node, 1) - 1
         if again and node.op not in LEAVES and node not in program.written.values():
-            own = [one for one in _main_path(program, [node]) if one.op not in FREE]
+            own = [one for one in main_path(program, [node]) if one.op not in FREE]
             varies = all(graph.varies([node], axis) for axis in range(len(program.space)))
             size = max(node.dtype.itemsize, 1)
             worth = int(2 * size * OPERATIONS_PER_BYTE[kind][8 if size > 4 else 4])
@@ -387,7 +387,7 @@ def rebuilt(graph: WholeGraph, node: Node, operands: Sequence[Node]) -> Node:
     return graph.operation(node.op, node.dtype, operands, node.line)
 
 
-class _Moved:
+class Moves:
     """Computes nodes at a distance.
 
     Of arrays that are written, the nearest of equal distances is read; of a function with coarse grids, once
