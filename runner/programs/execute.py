@@ -175,7 +175,8 @@ class ProgramRun:
             for number, stage in enumerate(program.stages)
             if isinstance(stage, LoopStage)
         }
-        for number, owner in shared_memory(program).items():
+        self.between = shared_memory(program)  # arrays that kernels and reductions write
+        for number, owner in self.between.items():
             if owner == number:
                 plan = self.plans[number]
                 assert plan is not None

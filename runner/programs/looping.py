@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -161,6 +161,11 @@ class LoopRun:
         fits = 2 * BATCH * nbytes <= BATCH_BYTES
         return BATCH if fits and self._may_go_ahead and world.backend.asynchronous else 1
 
+    def sweep_by(self, sweeps: Any, copied: Collection[int]) -> None:
+        """Have sweeps take all iterations. copied: outputs that the program needs in other blocks."""
+        self.sweeps = sweeps
+        self._blocks = {output: self._blocks[output][:1] for output in copied}
+
     @property
     def waits_for_host(self) -> bool:
         """Whether the host decides about iterations, or makes numbers for them."""
@@ -225,8 +230,10 @@ class LoopRun:
         found = self.sweeps.take(given, capturing=outer.capturing)
         outer.exchanges += self.sweeps.exchanges - before
         for output, number in self.stage.writes:
-            array, feed = self._target(output, 0), self.stage.loop.feeds[output]
-            array.interior[...] = found[feed].interior
+            array = found[self.stage.loop.feeds[output]]
+            if output in self._blocks:
+                own, array = array.interior, self._target(output, 0)
+                array.interior[...] = own
             array.written()
             outer.arrays[number] = array
 

@@ -51,7 +51,7 @@ class ProgramStepper(Stepper):
             self.stages = self._in_stages()
             self.stages.host.most_iterations = self.most_iterations
             if task.compiled:
-                add_sweeps(world, self.stages.every_loop(), task.partition.grid, self.phases)
+                add_sweeps(self.stages, task.partition.grid, self.phases)
         axes = max(len(one.shape) for one in task.fields)
         self.stages.tables = halo_path.find_tables(world, axes)
         self.plans = [

@@ -507,7 +507,14 @@ def test_a_graph_holds_sweeps(tmp_path: Path, gpu: None, monkeypatch: pytest.Mon
     monkeypatch.setattr(DeviceKernel, "advance", advance)
     arrays = state(relaxed, "float32")
     _, wanted = stepped(tmp_path, relaxed, arrays, 75, 1, "cpu")
+    shared: list[bool] = []
+    serves = exchange.HaloPlan.serves_for
+    monkeypatch.setattr(
+        exchange.HaloPlan, "serves_for", lambda *plans: shared.append(serves(*plans)) or shared[-1]
+    )
     record, found = stepped(tmp_path, relaxed, arrays, 75, ranks, WithoutMemory)
+    assert shared  # what the loop reads and leaves is not copied
+    assert all(shared)
     assert [one.tobytes() for one in found] == [one.tobytes() for one in wanted]
     assert record["steps"]["graph"], record["steps"]["graph_reason"]
     assert sum(kernels) == ranks * 75 * 19
