@@ -269,7 +269,8 @@ class Stepper(StepBlocks[DistributedArray]):
             return
         fields = [FieldHalos.of(array) for array in self._fed_arrays()]
         pairs = [(self.arrays[place].block, self.spare[place].block) for place in self.stored]
-        handshake = self.steps_per_exchange > 1 or bool(self.overlap)
+        # Rows of series are computed after the exchange, of what the step has read.
+        handshake = self.steps_per_exchange > 1 or bool(self.overlap) or task.job.series_pass is not None
         self._device_halos, self.halo_reason = halo_path.open_halos(
             world, fields, pairs, task.cval, tables, self._peers, handshake=handshake
         )

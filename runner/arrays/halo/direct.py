@@ -36,7 +36,8 @@ halo of B, and will not use it until its own exchange n has ended.
 
 With several steps per exchange, the same block may be the target of exchanges n - 1 and n, and r computes
 cells of its halo in between: hence the handshake. It is needed too where the interior is computed beside the
-exchange: arrived[r] then says nothing of the interior of the step.
+exchange, as arrived[r] then says nothing of the interior of the step, and where r reads what a step has read
+after the exchange that follows it, for rows of series.
 
 Kernels of several steps may exchange halos along axis 0 themselves (`sending`, runner/compiler/kernels/
 sending_2d.cuh), if only that axis is split. Near a side are the strips that compute one of the `Sending.rows`
@@ -86,8 +87,8 @@ class DirectHalos:
     """Fill the halos of a rank's blocks by stores of the cells' owners, as described above.
 
     fields: of each fed input. pairs: its two blocks, made by `peers.empty`; poisoned. cells: the boundary's
-    constant. handshake: needed with several steps per exchange, or with work beside the exchange. patience:
-    seconds, `PATIENCE` by default.
+    constant. handshake: needed with several steps per exchange, with work beside the exchange, or if halos
+    are read again after it. patience: seconds, `PATIENCE` by default.
     """
 
     def __init__(
