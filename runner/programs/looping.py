@@ -184,7 +184,7 @@ class LoopRun:
         for value, source in stage.values:
             run.values.views[value][...] = outer.values.views[source]
         run.forget()
-        run.host, run.capturing = outer.host, outer.capturing
+        run.host, run.capturing, run.tables = outer.host, outer.capturing, outer.tables
         before = run.exchanges
 
         before_loop = loop.body.tape.numbers(run.host.step, run.host.given) if loop.numbers.carried else []

@@ -459,20 +459,34 @@ def relaxed(u, t):
     return u, t
 
 
+in_graph = threading.local()
+
+
+def without_memory(work: Callable[[], None]) -> None:
+    """Do what a graph does."""
+    in_graph.now = True
+    try:
+        work()
+    finally:
+        in_graph.now = False
+
+
 class WithoutMemory(Gpu):
     """What its graphs do allocates no memory for messages."""
 
-    in_graph = threading.local()
-
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        def replay() -> None:
-            self.in_graph.now = True
-            try:
-                work()
-            finally:
-                self.in_graph.now = False
+        return super().capture(lambda: without_memory(work))
 
-        return super().capture(replay)
+
+@pytest.fixture
+def no_buffers_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exchange_with_new_buffers(*given: Any, **options: Any) -> Any:
+        if getattr(in_graph, "now", False):
+            raise NotCapturable("a graph allocates buffers of messages")
+        return started(*given, **options)
+
+    started = exchange.start_exchange
+    monkeypatch.setattr(exchange, "start_exchange", exchange_with_new_buffers)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -496,12 +510,6 @@ def test_a_graph_holds_sweeps(tmp_path: Path, gpu: None, monkeypatch: pytest.Mon
         blocks.spare[0].interior[...] = u[before : len(u) - after]
         kernels.append(steps)
 
-    def exchange_with_new_buffers(*given: Any, **options: Any) -> Any:
-        assert not getattr(WithoutMemory.in_graph, "now", False), "a graph allocates buffers of messages"
-        return started(*given, **options)
-
-    started = exchange.start_exchange
-    monkeypatch.setattr(exchange, "start_exchange", exchange_with_new_buffers)
     monkeypatch.setattr(ThreadComm, "capturable", True)
     monkeypatch.setattr(DeviceKernel, "prepare_steps", lambda *_, **__: None)
     monkeypatch.setattr(DeviceKernel, "advance", advance)
@@ -538,7 +546,7 @@ class Iterations(Gpu):
         run = work.func.__self__.run
         memory = [one.copy() for one in self.made]
         super().capture(work)
-        work()
+        without_memory(work)
         for one, before in zip(self.made, memory, strict=True):
             one[...] = before
 
@@ -581,7 +589,13 @@ def descending(u, t):
     [(converging, 1, 0), (converging, 2, 1 << 20), (descending, 1, 1 << 20), (descending, 3, 0)],
 )
 def test_iterations_are_graphs(
-    tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, function: Any, ranks: int, batch_bytes: int
+    tmp_path: Path,
+    gpu: None,
+    no_buffers_in_graphs: None,
+    monkeypatch: pytest.MonkeyPatch,
+    function: Any,
+    ranks: int,
+    batch_bytes: int,
 ) -> None:
     monkeypatch.setattr(ThreadComm, "capturable", True)
     monkeypatch.setattr(looping, "BATCH_BYTES", batch_bytes)
