@@ -121,7 +121,13 @@ class CudaBackend:
         return np.frombuffer(pointer, dtype, size).reshape(shape)
 
     def upload(self, host: np.ndarray[Any, Any], device: Array) -> None:
-        device.set(host, stream=cupy.cuda.get_current_stream())
+        # Not by `device.set`, which refuses to while a CUDA graph is made.
+        assert host.flags.c_contiguous
+        assert device.flags.c_contiguous
+        assert (host.shape, host.dtype) == (device.shape, device.dtype)
+        stream = cupy.cuda.get_current_stream().ptr
+        kind = cupy.cuda.runtime.memcpyHostToDevice
+        cupy.cuda.runtime.memcpyAsync(device.data.ptr, host.ctypes.data, host.nbytes, kind, stream)
 
     def download(self, device: Array, host: np.ndarray[Any, Any]) -> None:
         # Not by `device.get`, which refuses to while a CUDA graph is made.

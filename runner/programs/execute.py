@@ -5,7 +5,6 @@ No stage waits for the host to know a value: values are arrays of shape () on th
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,9 +16,8 @@ import numpy as np
 from meshrun.runner.arrays import exact_sum
 from meshrun.runner.arrays.block_layout import Allocator
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
-from meshrun.runner.arrays.halo.boxes import FieldHalos, constant_cells
 from meshrun.runner.arrays.halo.exchange import HaloPlan, exchange, received_bytes
-from meshrun.runner.arrays.halo.packed import PackedHalos
+from meshrun.runner.arrays.halo.packed import bind_fill
 from meshrun.runner.arrays.reduce import first_extreme, reduce_axes, reduce_own
 from meshrun.runner.compiler.compiled import compile_chain
 from meshrun.runner.compiler.cuda.pass_launch import key_of
@@ -41,12 +39,11 @@ from meshrun.runner.programs.chains import ChainStage, chains_of
 from meshrun.runner.programs.kernel import CellKernel, bind_values
 from meshrun.runner.programs.level_kernel import LevelKernel, Target, level_partition
 from meshrun.runner.programs.looping import LoopRun
-from meshrun.runner.programs.memory import shared_memory
+from meshrun.runner.programs.memory import shared_memory, written_by
 from meshrun.runner.programs.reducing import (
     ReducingKernel,
     combined_cells,
     reducing_kernels,
-    with_late_reductions,
 )
 from meshrun.runner.programs.replicas import (
     Gathering,
@@ -178,7 +175,8 @@ class ProgramRun:
             for number, stage in enumerate(program.stages)
             if isinstance(stage, LoopStage)
         }
-        for number, owner in shared_memory(program).items():
+        self.between = shared_memory(program)  # arrays that kernels and reductions write
+        for number, owner in self.between.items():
             if owner == number:
                 plan = self.plans[number]
                 assert plan is not None
@@ -214,6 +212,14 @@ class ProgramRun:
             [] if isinstance(stage, (ValueStage, LoopStage)) else self._read_beside(stage.cells)
             for stage in program.stages
         ]
+        # What a kernel reads for reductions alone is exchanged with what stages before it read.
+        for number, reducing in self.reducing.items():
+            more = set(self._read_beside(reducing.cells)) - set(self._halos[number])
+            self._halos[number] += sorted(more)
+            for before in reversed(range(number)):
+                more -= set(written_by(program.stages[before]))
+                if self._halos[before]:
+                    self._halos[before] += sorted(more - set(self._halos[before]))
 
     def _read_beside(self, cells: StageCells | LevelCells) -> list[int]:
         """Return the arrays of which cells are computed with others than their own, in a halo."""
@@ -249,12 +255,9 @@ class ProgramRun:
 
     def _body(self, stage: LoopStage) -> ProgramRun:
         """Return what runs the body of a loop."""
-        program, reducing = stage.body, dict[int, ReducingKernel]()
-        if self._on_gpu:
-            program = with_late_reductions(program)
-            reducing = reducing_kernels(program, stage.loop.feeds)
+        reducing = reducing_kernels(stage.body, stage.loop.feeds) if self._on_gpu else {}
         return ProgramRun(
-            self.world, program, self.grid, self.phases, self.compiled, reducing, self.allocator
+            self.world, stage.body, self.grid, self.phases, self.compiled, reducing, self.allocator
         )
 
     def prepare(self) -> list[tuple[int, str, int]]:
@@ -579,14 +582,8 @@ class ProgramRun:
             return
         key = "halos", *map(id, stale)
         if key not in self._bound:
-            fields, pairs = [FieldHalos.of(one) for one in stale], [(one.block, one.block) for one in stale]
-            cells = constant_cells(self.world.backend, [one.dtype for one in stale], "constant", 0)
-            halos = PackedHalos(self.world, fields, pairs, cells, self.tables)
-            fill = halos.fill if self.is_split else halos.fill_own
-            self._bound[key] = functools.partial(fill, [one.block for one in stale])
+            self._bound[key] = bind_fill(self.world, stale, self.tables)
         self._bound[key]()
-        for array in stale:
-            array.valid = array.layout.filled.declared
 
     def _kernel(self, number: int, cells: StageCells, kind: str = "") -> CellKernel:
         key = number, kind
@@ -675,13 +672,16 @@ class ProgramRun:
         if isinstance(stage.cells, LevelCells):
             arrays, written = self._read(stage.cells), [Target(target, region.start) for target in targets]
             return self._level_kernel(number, stage.cells).bind(arrays, written, self.values.row)
-        start, blocks = region.start, self._blocks(stage.cells)
+        start = region.start
         if number in self.reducing:
             reducing = self.reducing[number]
+            blocks = self._blocks(reducing.cells)
             views = self._key_views((*reducing.within, *reducing.ahead), self.region.shape)
             kernel = self._kernel(number, reducing.cells, "reducing")
             return kernel.bind(blocks, [*targets, *views], start, self.values.row)
-        return self._kernel(number, stage.cells).bind(blocks, targets, start, self.values.row)
+        return self._kernel(number, stage.cells).bind(
+            self._blocks(stage.cells), targets, start, self.values.row
+        )
 
     def _compute_values(self, stage: ValueStage) -> None:
         for number, node in stage.nodes:

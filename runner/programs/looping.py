@@ -4,14 +4,16 @@ An iteration reads one block of each array and writes the other; then they chang
 the arrays as they were before the loop, which stay as they are.
 
 On a GPU, iterations after the first are CUDA graphs. The host waits for the condition of each; once a loop is
-long, it launches the next iteration first, whose results are dropped if the condition is false.
+long, it launches further iterations first, whose results are dropped if the condition is false. Of small
+arrays, of which an iteration takes the host longer than the GPU, a graph holds several iterations: each
+writes a block of its own, so that the results of any of them are there when the host knows which is the last.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,13 +22,15 @@ from meshrun.runner.arrays.distributed_array import DistributedArray, empty_arra
 from meshrun.runner.compiler.trace.graph import slot_of
 from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.errors import RunError, UserError
-from meshrun.runner.programs.body_graphs import BodyGraphs
+from meshrun.runner.programs.body_graphs import EAGER, BodyGraphs
 from meshrun.runner.programs.stages import LoopComparison, LoopStage
-from meshrun.runner.region import Array
+from meshrun.runner.region import Array, HostArray
 from meshrun.runner.report.units import counted
 from meshrun.runner.spelling import option
 
-AHEAD = 16  # iterations before the next one is launched while the condition is not known: one may be in vain
+AHEAD = 16  # iterations before others are launched while the condition is not known: some may be in vain
+BATCH = 4  # iterations of one graph, where twice as many blocks of each array have at most BATCH_BYTES
+BATCH_BYTES = 128 << 20
 KEPT = 3  # last iterations of which an error tells the numbers
 
 
@@ -69,16 +73,20 @@ def counts_of(loops: Mapping[Any, LoopRun], times: int) -> list[LoopCount]:
 
 
 class HostValues:
-    """The values of a program on the host.
+    """The values of an iteration on the host.
 
-    row: as of `execute.ValueSlots`. views: of each value, by number, its slot. mark: after which they are
-    there.
+    row: as of `execute.ValueSlots`. views: of each value, by number, its slot. given: numbers that the host
+    has made for it. mark: after which the values are there, and the numbers are no longer needed. exchanges:
+    of halos, until then.
     """
 
     mark: Mark = None
+    exchanges = 0
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: Any, count: int) -> None:
+        """count: of numbers that the host makes."""
         self.row = run.world.backend.host_empty(run.values.row.shape, run.values.row.dtype)
+        self.given = run.world.backend.host_empty((max(count, 1),), run.values.row.dtype)
         self.views = {n: slot_of(self.row, n, dtype) for n, dtype in run.program.dtypes.items()}
 
 
@@ -109,39 +117,54 @@ class LoopRun:
         self.sweeps: Any = None  # of `steps.loop_sweeps`: takes all iterations
         loop, program, world = stage.loop, run.program, outer.world
         left = dict(stage.writes)
-        # Two blocks of what feeds the next iteration, one of what does not; two buffers of values.
+        self._may_go_ahead = self._is_left_by_next()
+        self._batch = self._batch_length()
+        self._slots = 2 * self._batch
+        # Blocks of what feeds the next iteration, one of what does not; as many buffers of values.
         self._blocks: dict[int, list[DistributedArray]] = {}
         self._values: dict[int, list[Array]] = {}
         for output, one in enumerate(program.outputs):
             if not one.shape:
-                self._values[output] = [world.backend.empty((), one.dtype) for _ in range(2)]
+                self._values[output] = [world.backend.empty((), one.dtype) for _ in range(self._slots)]
                 continue
             feed = loop.feeds[output]
             plan = outer.plans[left[output]] if output in left else run.plans[feed or 0]
             assert plan is not None
             self._blocks[output] = [
-                empty_array(world, plan, one.dtype, outer.allocator) for _ in range(1 if feed is None else 2)
+                empty_array(world, plan, one.dtype, outer.allocator)
+                for _ in range(1 if feed is None else self._slots)
             ]
             for array in self._blocks[output]:
                 poison(array.block)
         if loop.again is not None:  # it is read where it is computed
             (number,) = program.numbers.values[loop.again]
-            self._values[loop.again] = [run.values.views[number]] * 2
+            self._values[loop.again] = [run.values.views[number]] * self._slots
         self._fed_values = [
             (value, output, one.part)
             for value, one in program.inputs.items()
             for output, feed in enumerate(loop.feeds)
             if feed == one.number
         ]
-        # The values on the host, of each of two iterations.
-        self._answers = [HostValues(run) for _ in range(2)]
+        self._answers = [HostValues(run, len(loop.body.tape.slots)) for _ in range(self._slots)]
 
-    @property
-    def _may_go_ahead(self) -> bool:
-        """Whether an iteration that is in vain leaves what the one before it has computed."""
+    def _is_left_by_next(self) -> bool:
+        """Return whether an iteration that is in vain leaves what the one before it has computed."""
         loop, program = self.stage.loop, self.run.program
-        unfed = any(loop.feeds[output] is None for output in self._blocks)
+        fields = (output for output, one in enumerate(program.outputs) if one.shape)
+        unfed = any(loop.feeds[output] is None for output in fields)
         return loop.again is not None and not (unfed or program.checks or program.loops)
+
+    def _batch_length(self) -> int:
+        """Return the iterations of a graph, the same on every rank."""
+        world, outputs = self.run.world, self.run.program.outputs
+        nbytes = sum(math.prod(one.shape) * one.dtype.itemsize for one in outputs) // world.size
+        fits = 2 * BATCH * nbytes <= BATCH_BYTES
+        return BATCH if fits and self._may_go_ahead and world.backend.asynchronous else 1
+
+    def sweep_by(self, sweeps: Any, copied: Collection[int]) -> None:
+        """Have sweeps take all iterations. copied: outputs that the program needs in other blocks."""
+        self.sweeps = sweeps
+        self._blocks = {output: self._blocks[output][:1] for output in copied}
 
     @property
     def waits_for_host(self) -> bool:
@@ -161,7 +184,7 @@ class LoopRun:
         for value, source in stage.values:
             run.values.views[value][...] = outer.values.views[source]
         run.forget()
-        run.host, run.capturing = outer.host, outer.capturing
+        run.host, run.capturing, run.tables = outer.host, outer.capturing, outer.tables
         before = run.exchanges
 
         before_loop = loop.body.tape.numbers(run.host.step, run.host.given) if loop.numbers.carried else []
@@ -173,25 +196,26 @@ class LoopRun:
         said = deque[str](maxlen=KEPT)  # what the condition compared in the last iterations
         if not wanted:
             self._warn_of_nan(stage.compared_at_first, outer.values.views, 0)
-        issued, exchanges, may_go_ahead = 0, 0, self._may_go_ahead
+        issued, patience = 0, AHEAD if self.tally.last < 2 * AHEAD else EAGER
         while wanted and count < most:
+            # Blocks are written again once their iteration is known not to be the last one.
+            last = min(count + self._slots, most) if count >= patience and self._may_go_ahead else 0
+            while issued + self._batch <= last and self._iterate_ahead(issued):
+                issued += self._batch
             if issued == count:
                 self._iterate(count)
                 issued += 1
-            if count >= AHEAD and issued < most and may_go_ahead:
-                exchanges = run.exchanges
-                issued += self._iterate_ahead(issued)
             count += 1
             if loop.again is not None:
-                answer = self._answers[(count - 1) % 2]
+                answer = self._answers[(count - 1) % self._slots]
                 run.world.backend.passed(answer.mark)
                 values = answer.views
                 wanted = bool(values[run.program.numbers.values[loop.again][0]])
                 self._warn_of_nan(stage.compared, values, count)
                 if count > most - KEPT:
                     said.append(_text(stage.compared, values))
-        if issued > count:  # the last one was in vain
-            run.exchanges, issued = exchanges, count
+        if issued > count:  # the others were in vain
+            run.exchanges = self._answers[(count - 1) % self._slots].exchanges
         if wanted and items is None and loop.kind == "while":
             self._fail(outer.host.most_iterations, [text for text in said if text])
         self._leave(outer, count)
@@ -206,57 +230,83 @@ class LoopRun:
         found = self.sweeps.take(given, capturing=outer.capturing)
         outer.exchanges += self.sweeps.exchanges - before
         for output, number in self.stage.writes:
-            array, feed = self._target(output, 0), self.stage.loop.feeds[output]
-            array.interior[...] = found[feed].interior
+            array = found[self.stage.loop.feeds[output]]
+            if output in self._blocks:
+                own, array = array.interior, self._target(output, 0)
+                array.interior[...] = own
             array.written()
             outer.arrays[number] = array
 
-    def _iterate(self, count: int) -> None:
-        """Run an iteration, after so many."""
-        run, loop, parity = self.run, self.stage.loop, count % 2
-        tape, numbers, given = loop.body.tape, loop.numbers, run.host.given
+    def _iterate(self, first: int, batch: int = 1) -> None:
+        """Run some iterations, after so many."""
+        run, backend = self.run, self.run.world.backend
+        counts = range(first, first + batch)
+        slots = [count % self._slots for count in counts]
+        answers = [self._answers[slot] for slot in slots]
+        for count, answer in zip(counts, answers, strict=True):
+            if answer.mark is not None:  # an earlier iteration may still read its numbers
+                backend.passed(answer.mark)
+            self._make_numbers(count, answer.given)
+        targets = [self._target(output, slot) for slot in slots for output in self._blocks]
+        before = run.exchanges
+        self.graphs.issue(targets, partial(self._issue, slots), (*slots,))
+        self._note_written(slots)
+        waits = self.stage.loop.again is not None or self.stage.loop.body.tape.slots
+        mark = backend.mark() if waits else None
+        for n, answer in enumerate(answers, 1):
+            answer.mark, answer.exchanges = mark, before + (run.exchanges - before) * n // batch
+
+    def _make_numbers(self, count: int, row: HostArray) -> None:
+        """Make the host's numbers of an iteration, after so many. row: those that the device needs."""
+        loop, given = self.stage.loop, self.run.host.given
+        tape, numbers = loop.body.tape, loop.numbers
         if numbers.index is not None and numbers.items is not None:
             given[numbers.index] = numbers.items[count]
-        values = tape.numbers(run.host.step, given) if tape.slots or numbers.carried else []
+        values = tape.numbers(self.run.host.step, given) if tape.slots or numbers.carried else []
         if tape.slots:
-            run.set_step(tape.row_of(values))
-
-        # What is read changes places with what is written.
-        targets = {output: self._target(output, count) for output in self._blocks}
-        outs = [
-            targets[output].interior if output in targets else self._values[output][parity]
-            for output in range(len(run.program.outputs))
-        ]
-        self.graphs.issue(targets.values(), partial(self._issue, outs, parity), parity)
-        if loop.again is not None:
-            self._answers[parity].mark = run.world.backend.mark()
-        for output, array in targets.items():
-            array.written()
-            feed = loop.feeds[output]
-            if feed is not None:
-                run.arrays[feed] = array
+            row[...] = tape.row_of(values)
         for one in numbers.carried:
             given[one.number] = values[one.final] if one.on_tape[1] else one.final
 
-    def _iterate_ahead(self, count: int) -> bool:
-        """Run an iteration before it is known whether it is wanted. Return whether it was run: as a graph."""
-        if not self.graphs.replayed or self.graphs.reason or self.run.capturing:
+    def _iterate_ahead(self, first: int) -> bool:
+        """Run iterations before it is known whether they are wanted. Return whether they were run."""
+        given = self.run.host.given
+        if self.graphs.reason or self.run.capturing or not self.run.world.backend.asynchronous:
             return False
+        before = dict(given)
         try:
-            self._iterate(count)
+            self._iterate(first, self._batch)
         except UserError:  # of the host's numbers, which count only if the iteration does
+            given.clear()
+            given.update(before)
             return False
         return True
 
-    def _issue(self, outs: Sequence[Array], parity: int) -> None:
-        """Issue what an iteration computes, and the copy of its values to the host, if that decides."""
-        run = self.run
-        run.take(outs)
-        if self.stage.loop.again is not None:  # before values become those of the next iteration
-            run.world.backend.download(run.values.row, self._answers[parity].row)
-        for value, output, part in self._fed_values:
-            found = self._values[output][parity]
-            run.values.views[value][...] = getattr(found, part) if part else found
+    def _note_written(self, slots: Sequence[int]) -> None:
+        """Note what iterations have written. The next one reads what the last one wrote."""
+        for slot in slots:
+            for output in self._blocks:
+                array, feed = self._target(output, slot), self.stage.loop.feeds[output]
+                array.written()
+                if feed is not None:
+                    self.run.arrays[feed] = array
+
+    def _issue(self, slots: Sequence[int]) -> None:
+        """Issue what iterations compute, and the copies of their values to the host, if these decide."""
+        run, loop, backend = self.run, self.stage.loop, self.run.world.backend
+        for slot in slots:
+            if loop.body.tape.slots:
+                run.set_step(self._answers[slot].given)
+            # What is read changes places with what is written.
+            outs = range(len(run.program.outputs))
+            blocks = {output: self._target(output, slot).interior for output in self._blocks}
+            run.take([blocks[n] if n in blocks else self._values[n][slot] for n in outs])
+            if loop.again is not None:  # before values become those of the next iteration
+                backend.download(run.values.row, self._answers[slot].row)
+            for value, output, part in self._fed_values:
+                found = self._values[output][slot]
+                run.values.views[value][...] = getattr(found, part) if part else found
+            self._note_written([slot])
 
     def _target(self, output: int, count: int) -> DistributedArray:
         blocks = self._blocks[output]
@@ -278,7 +328,7 @@ class LoopRun:
         for output, number, part in stage.results:
             feed = loop.feeds[output]
             if count or feed is None:
-                found = self._values[output][(count - 1) % 2]
+                found = self._values[output][(count - 1) % self._slots]
                 if not count:
                     found[...] = 0
                 outer.values.views[number][...] = getattr(found, part) if part else found

@@ -39,9 +39,9 @@ def shared_memory(program: StagedProgram) -> dict[int, int]:
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, stage in enumerate(program.stages):
-        for place in _written(stage):
+        for place in written_by(stage):
             first.setdefault(place, number)
-        for place in (*_written(stage), *_read(stage)):
+        for place in (*written_by(stage), *_read(stage)):
             last[place] = number
     for series in program.numbers.series:
         for place in series.cells.reads if series is not None else ():
@@ -63,7 +63,7 @@ def shared_memory(program: StagedProgram) -> dict[int, int]:
     return owners
 
 
-def _written(stage: Stage) -> Iterable[int]:
+def written_by(stage: Stage) -> Iterable[int]:
     """Return the arrays that a stage writes."""
     if isinstance(stage, KernelStage):
         return [place.number for place in stage.writes if not place.of_output]

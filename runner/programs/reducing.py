@@ -4,7 +4,8 @@ A kernel that writes arrays has their cells, and those that it reads, in registe
 
     within  reductions of the same step that read no more than the kernel does, and that it does not need
     ahead   the first reductions of the next step, of the state that the kernel writes: the largest speed, for
-            a step in time
+            a step in time. If they read it at several distances, the kernel computes it at each of them: for
+            the product with a matrix that an iteration of conjugate gradients begins with
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshrun.runner.compiler.trace.graph import Node, in_order
+from meshrun.runner.compiler.whole.between.cuts import OPERATIONS_PER_BYTE, Moves
+from meshrun.runner.compiler.whole.between.stage_costs import FREE, main_path
 from meshrun.runner.compiler.whole.graph import Reduction, WholeGraph, rebuilt
 from meshrun.runner.compiler.whole.program import WholeOutput
 from meshrun.runner.programs.cells import StageCells
@@ -25,6 +28,7 @@ from meshrun.runner.programs.stages import (
     Stage,
     StagedProgram,
     ValueStage,
+    with_wider_halos,
 )
 from meshrun.runner.region import Shape
 
@@ -83,6 +87,25 @@ def _kept(graph: WholeGraph, output: WholeOutput, node: Node, combine: str) -> W
 
 
 # Which kernel does which reductions
+
+
+def prepared_for_kernels(program: StagedProgram, feeds: Sequence[int | None] = ()) -> StagedProgram:
+    """Return a program, with the bodies of its loops, for a GPU whose kernels also do reductions.
+
+    Reductions come late, and arrays have the halos that `reducing_kernels` of the same feeds read. feeds: of
+    each output, the number of the input that it becomes in the next step; none: only bodies have some.
+    """
+    stages = [
+        replace(one, body=prepared_for_kernels(one.body, one.loop.feeds))
+        if isinstance(one, LoopStage)
+        else one
+        for one in program.stages
+    ]
+    program = replace(program, stages=tuple(stages))
+    if not feeds:
+        return with_wider_halos(program, [])
+    program = with_late_reductions(program)
+    return with_wider_halos(program, [one.cells for one in reducing_kernels(program, feeds).values()])
 
 
 def with_late_reductions(program: StagedProgram) -> StagedProgram:
@@ -218,7 +241,8 @@ def _made_from(program: StagedProgram, number: int) -> set[int]:
 def _ahead(program: StagedProgram, feeds: Sequence[int | None]) -> tuple[int, dict[int, Node]]:
     """Return the kernel that can do the first reductions of the next step, and these with their cells.
 
-    They read own cells of the state alone, and one kernel, the last one, writes all that they read.
+    One kernel, the last one, writes all that they read of the state. Cells beside the own ones are computed
+    again, where that takes no longer than the kernel's bytes.
     """
     writers = {
         place.number: (number, stage.cells.program.outputs[at].nodes[0])
@@ -238,36 +262,56 @@ def _ahead(program: StagedProgram, feeds: Sequence[int | None]) -> tuple[int, di
         for output, feed in enumerate(feeds)
         if feed is not None and output in writers and writers[output][0] == last
     }
-    fed = {feed for feed in feeds if feed is not None}
-    found = {}
+    fed, found = {feed for feed in feeds if feed is not None}, dict[int, Node]()
     for number, stage in enumerate(program.stages):
         if not isinstance(stage, ReductionStage) or combined_cells(stage) is None:
             break
         node = _of_results(stage, kernel, state, fed, anywhere=False)
         if node is None or stage.cells.values:
             break
+        beside = any(any(map(any, footprint)) for footprint in stage.cells.footprints)
+        if beside and not _is_worth_computing(kernel, [*found.values(), node]):
+            break
         found[number] = node
     return last, found
+
+
+def _is_worth_computing(kernel: KernelStage, reduced: Sequence[Node]) -> bool:
+    """Return whether a kernel that also computes such nodes takes no longer than its bytes do."""
+    assert isinstance(kernel.cells, StageCells)
+    program = kernel.cells.program
+    results = [node for one in program.outputs for node in one.nodes]
+    nodes = main_path(program, [*results, *reduced])
+    loads = {node.input: node.dtype.itemsize for node in nodes if node.op == "load"}
+    nbytes = sum(loads.values()) + sum(node.dtype.itemsize for node in results)
+    rate = OPERATIONS_PER_BYTE["cuda"][8 if max(node.dtype.itemsize for node in nodes) > 4 else 4]
+    return sum(node.op not in FREE for node in nodes) <= nbytes * rate
 
 
 def _of_results(
     stage: ReductionStage, kernel: KernelStage, written: dict[int, Node], changed: set[int], *, anywhere: bool
 ) -> Node | None:
-    """Return the cells of a reduction by what a kernel writes, and reads; None if it reads more.
+    """Return the cells of a reduction by what a kernel writes, and reads; None if it reads other cells.
 
     written: the nodes of arrays that it writes, by their numbers. changed: arrays that have other cells once
-    the reduction reads them. anywhere: it may read cells beside the own one, as far as the kernel does.
+    the reduction reads them. anywhere: it may read cells of this step beside the own one, as far as the
+    kernel does; else, cells of the next step, which are computed again.
     """
     graph, done = kernel.cells.program.graph, dict[Node, Node]()
-    nodes = stage.cells.program.outputs[0].nodes
+    nodes, moves, wraps = stage.cells.program.outputs[0].nodes, Moves(kernel.cells.program), graph.wraps
     for node in in_order(nodes):
         if node.op == "load":
             number = stage.cells.reads[node.input]
             beside = any(node.offset)
-            if (beside and not anywhere) or node.component:
+            if node.component:
                 return None
-            if number in written and not beside and written[number].dtype == node.dtype:
-                done[node] = written[number]
+            if number in written and written[number].dtype == node.dtype and not (beside and anywhere):
+                graph.wraps = [*map(set, wraps)]
+                done[node] = moves.moved(written[number], node.offset)
+                around_ends, graph.wraps = graph.wraps != wraps, wraps
+                # Around the ends of the array, others of its cells are read.
+                if around_ends or (beside and stage.cells.program.graph.wraps[node.input]):
+                    return None
             elif number not in changed and number in kernel.cells.reads and number not in written:
                 place = kernel.cells.reads.index(number)
                 pairs = zip(node.offset, kernel.cells.footprints[place], strict=True)

@@ -338,6 +338,24 @@ def with_results_as_arrays(program: StagedProgram, feeds: Sequence[int | None]) 
     return replace(program, arrays=tuple(arrays), stages=tuple(stages))
 
 
+def with_wider_halos(program: StagedProgram, cells: Iterable[StageCells]) -> StagedProgram:
+    """Return a program whose arrays also have the halos that such cells, and bodies of loops, read."""
+    reading, arrays = [*cells], list(program.arrays)
+    for place, one in enumerate(program.arrays):
+        looped = [*_in_loops(program.stages, place)]
+        memory, read = _widths_of(reading, looped, place, len(program.space))
+        # Both blocks of an input have the halo of the array that it becomes.
+        for number in {place} if one.becomes is None else {place, one.becomes}:
+            known = arrays[number]
+            arrays[number] = replace(
+                known,
+                widths=_wider(known.widths, memory),
+                read=_wider(known.read, read),
+                wraps=known.wraps or any(inner.wraps for inner in looped),
+            )
+    return replace(program, arrays=tuple(arrays))
+
+
 def _are_alike(one: ProgramArray, other: ProgramArray) -> bool:
     return (one.shape, one.dtype) == (other.shape, other.dtype)
 

@@ -32,7 +32,7 @@ from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, check_feeds
 from meshrun.runner.programs.cells import kernels_of
 from meshrun.runner.programs.chains import MOST_OPERATIONS, chains_of
-from meshrun.runner.programs.reducing import ReducingKernel, reducing_kernels, with_late_reductions
+from meshrun.runner.programs.reducing import ReducingKernel, prepared_for_kernels, reducing_kernels
 from meshrun.runner.programs.spectral.layouts import plan_layouts
 from meshrun.runner.programs.stages import (
     KernelStage,
@@ -72,7 +72,7 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
         staged = with_results_as_arrays(plan_program(task.job.program), task.feed_numbers)
         if cpu:
             return _stages_report(staged, {}, cpu=True)
-        staged = with_late_reductions(staged)
+        staged = prepared_for_kernels(staged, task.feed_numbers)
         return _stages_report(staged, reducing_kernels(staged, task.feed_numbers), cpu=False)
     try:
         program = traced(task)
@@ -164,7 +164,8 @@ def _spectral_report(program: SpectralProgram, *, cpu: bool) -> KernelReport:
             facts.append((f"step {number + 1}", f"{what} (line {step.line}) of {body}"))
             continue
         names = [_shared_name(program, place) for place in step.reads]
-        report = _stages_report(plan_program(step.program), {}, cpu=cpu)
+        staged = plan_program(step.program)
+        report = _stages_report(staged if cpu else prepared_for_kernels(staged), {}, cpu=cpu)
         shape = " x ".join(map(str, step.program.space))
         written = ", ".join(_shared_name(program, place, result=True) for place in step.writes)
         split = layouts.parts[number]
@@ -246,8 +247,7 @@ def _body_report(stage: LoopStage, *, cpu: bool) -> KernelReport:
     """Return the kernels of a loop's body."""
     if cpu:
         return _stages_report(stage.body, {}, cpu=True)
-    body = with_late_reductions(stage.body)
-    return _stages_report(body, reducing_kernels(body, stage.loop.feeds), cpu=False)
+    return _stages_report(stage.body, reducing_kernels(stage.body, stage.loop.feeds), cpu=False)
 
 
 def _stage(staged: StagedProgram, stage: Stage) -> str:

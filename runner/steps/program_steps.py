@@ -16,7 +16,7 @@ from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.errors import RunError
 from meshrun.runner.programs.execute import ProgramRun
 from meshrun.runner.programs.looping import LoopCount, counts_of
-from meshrun.runner.programs.reducing import reducing_kernels, with_late_reductions
+from meshrun.runner.programs.reducing import prepared_for_kernels, reducing_kernels
 from meshrun.runner.programs.spectral.spectral_run import SpectralRun
 from meshrun.runner.programs.stages import StagedProgram, plan_program, with_results_as_arrays
 from meshrun.runner.region import Array
@@ -51,7 +51,7 @@ class ProgramStepper(Stepper):
             self.stages = self._in_stages()
         self.stages.host.most_iterations = self.most_iterations
         if isinstance(self.stages, ProgramRun) and task.compiled:
-            add_sweeps(world, self.stages.every_loop(), task.partition.grid, self.phases)
+            add_sweeps(self.stages, task.partition.grid, self.phases)
         axes = max(len(one.shape) for one in task.fields)
         self.stages.tables = halo_path.find_tables(world, axes)
         self.plans = [
@@ -86,7 +86,7 @@ class ProgramStepper(Stepper):
         self._shared = {n: one.becomes for n, one in enumerate(program.arrays) if one.becomes is not None}
         reducing = {}
         if task.compiled and world.backend.device.kind == "cuda":
-            program = with_late_reductions(program)
+            program = prepared_for_kernels(program, task.feed_numbers)
             reducing = reducing_kernels(program, task.feed_numbers)
         self.program = program
         grid = task.partition.grid

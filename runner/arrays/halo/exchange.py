@@ -196,6 +196,21 @@ class HaloPlan(BlockLayout):
         """Cells that arrive from other ranks."""
         return sum(_size(transfer.source) for transfer in self.receives)
 
+    def serves_for(self, other: HaloPlan) -> bool:
+        """Return whether a block of this plan can be used where one of another is expected.
+
+        It has the same own cells, and at least the halo, whose cells are filled at least as far.
+        """
+        wider = all(
+            low >= before and high >= after
+            for mine, theirs in ((self, other), (self.filled, other.filled))
+            for (low, high), (before, after) in zip(mine.declared, theirs.declared, strict=True)
+        )
+        same = (self.partition, self.region) == (other.partition, other.region)
+        aligned = other.aligned in (0, self.aligned)
+        # Beyond the ends, cells are read only where these meet.
+        return wider and same and aligned and other.boundary in ("constant", self.boundary)
+
     def fill_own(self, block: Array) -> None:
         """Fill the halo cells that need no other rank. The block's own cells must be filled."""
         self.fill_outside(block)

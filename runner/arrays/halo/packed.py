@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.arrays.halo import boxes as halo_boxes
 from meshrun.runner.arrays.halo.boxes import FieldHalos, HaloBox
 from meshrun.runner.arrays.halo.direct import only_rows_are_split
@@ -144,6 +145,22 @@ class _Exchange:
     pack: Callable[[], None] = _nothing
     unpack: Callable[[], None] = _nothing
     unpack_and_fill: Callable[[], None] = _nothing
+
+
+def bind_fill(world: World, arrays: Sequence[DistributedArray], tables: DeviceTables) -> Callable[[], None]:
+    """Return what fills the halos of arrays, with 0 beyond the ends, and allocates nothing: for graphs."""
+    fields, pairs = [FieldHalos.of(one) for one in arrays], [(one.block, one.block) for one in arrays]
+    cells = halo_boxes.constant_cells(world.backend, [one.dtype for one in arrays], "constant", 0)
+    halos, blocks = PackedHalos(world, fields, pairs, cells, tables), [one.block for one in arrays]
+    is_split = any(parts > 1 for one in arrays for parts in one.layout.partition.grid)
+    fill = halos.fill if is_split else halos.fill_own
+
+    def fill_all() -> None:
+        fill(blocks)
+        for array in arrays:
+            array.valid = array.layout.filled.declared
+
+    return fill_all
 
 
 def whole_rows_are_sent(fields: Sequence[FieldHalos]) -> bool:

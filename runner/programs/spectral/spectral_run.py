@@ -30,6 +30,7 @@ from meshrun.runner.plan.redistribution import Boxes, RedistributionPlan
 from meshrun.runner.plan.steps import LINE
 from meshrun.runner.programs.execute import HostState, ProgramRun
 from meshrun.runner.programs.looping import LoopCount, LoopRun, Tally, not_ended
+from meshrun.runner.programs.reducing import prepared_for_kernels
 from meshrun.runner.programs.spectral.layouts import plan_layouts, slab_grid
 from meshrun.runner.programs.stages import plan_program
 from meshrun.runner.region import Array, Region, Shape, address_of, overlap
@@ -90,6 +91,8 @@ class SpectralRun:
                 if self._is_own(number, step):
                     grid = self.partition.grid
                 staged = plan_program(step.program)
+                if self.compiled and world.backend.device.kind == "cuda":
+                    staged = prepared_for_kernels(staged)
                 self.runs[number] = ProgramRun(
                     world, staged, grid, self.phases, self.compiled, {}, self.allocator
                 )

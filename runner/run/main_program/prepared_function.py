@@ -28,6 +28,7 @@ from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.whole_call import call_whole
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.programs.execute import ProgramRun
+from meshrun.runner.programs.reducing import prepared_for_kernels
 from meshrun.runner.programs.spectral.spectral_run import SpectralRun
 from meshrun.runner.programs.stages import plan_program
 from meshrun.runner.region import Array, Shape, Subgrid
@@ -98,6 +99,8 @@ class PreparedFunction:
             most_axes = max(map(len, shapes))
         else:
             staged = plan_program(self.program)
+            if compiled and kind == "cuda":
+                staged = prepared_for_kernels(staged)
             self._run = ProgramRun(world, staged, grid, world.new_phases(), compiled)
             most_axes = max(len(one.shape) for one in staged.arrays)
         self._run.tables = halo_path.find_tables(world, most_axes)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
-from meshrun.runner.programs.reducing import reducing_kernels, with_late_reductions
+from meshrun.runner.programs.reducing import prepared_for_kernels, reducing_kernels
 from meshrun.runner.programs.stages import (
     KernelStage,
     StagedProgram,
     with_results_as_arrays,
 )
 from tests.facts.program_runs import planned
-from tests.facts.reducing_steps import conjugate
+from tests.facts.reducing_steps import conjugate, directions
 
 U, T = np.zeros((32, 32), np.float32), np.zeros((), np.float32)
 
@@ -22,7 +23,7 @@ def step_of(function: Any, arrays: Any, kind: str = "cuda") -> tuple[StagedProgr
     """Return the stages of a step, and the reductions of this and the next step that each kernel does."""
     feeds = range(len(arrays))
     program = planned(function, arrays, [f"out{n}" for n in feeds], kind)
-    program = with_late_reductions(with_results_as_arrays(program, feeds))
+    program = prepared_for_kernels(with_results_as_arrays(program, feeds), feeds)
     found = reducing_kernels(program, feeds)
     return program, {number: (one.within, one.ahead) for number, one in found.items()}
 
@@ -37,6 +38,36 @@ def test_conjugate_gradients_are_two_passes() -> None:
     assert kinds(program) == "RVKRV"
     assert reducing == {2: ((3,), ())}
     assert len(program.arrays) == 5  # nothing is written between
+
+
+def test_a_product_of_what_a_kernel_writes_is_made_a_step_ahead() -> None:
+    program, reducing = step_of(directions, [U, U, U, T])
+    assert kinds(program) == "RVRVK"
+    assert reducing == {4: ((), (0,))}
+    assert [one.widths for one in program.arrays[:3]] == [((2, 2), (2, 2))] * 3
+    assert [one.read for one in program.arrays[:3]] == [((0, 0), (0, 0)), ((1, 1), (1, 1)), ((2, 2), (2, 2))]
+
+
+@pytest.mark.parametrize("shape", [(3, 32), (32, 32)])
+def test_what_is_read_around_the_ends_is_not_made_a_step_ahead(shape: tuple[int, int]) -> None:
+    def periodic(u, t):
+        t = np.sum(u * np.roll(u, 1, 0))
+        return u / (t + 1) + np.roll(u, 1, 1), t
+
+    u = np.zeros(shape, np.float32)
+    assert step_of(periodic, [u, T])[1] == {}
+    assert step_of(directions, [u, u, u, T])[1] == ({} if 3 in shape else {4: ((), (0,))})
+
+
+def test_costly_cells_are_not_computed_again_a_step_ahead() -> None:
+    def costly(u, t):
+        t = np.sum(u[1:] * u[:-1])
+        v = u / (t + 1)
+        for _ in range(40):
+            v = v / (v * v + 1)
+        return v, t
+
+    assert step_of(costly, [U, T])[1] == {}
 
 
 def test_a_result_that_is_read_between_stages_is_written_once() -> None:

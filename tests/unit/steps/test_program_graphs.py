@@ -14,6 +14,7 @@ import pytest
 from fused import GXX, launchers
 from point_threads import by_threads
 
+from meshrun.runner.arrays.halo import exchange
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.whole import point_code, point_kernel
@@ -32,7 +33,7 @@ from meshrun.runner.world.world import World, open_world
 from tests.facts.host_halo import HostTables
 from tests.facts.host_halo import compiled as compiled_halos
 from tests.facts.queued_device import GraphBackend
-from tests.facts.reducing_steps import apart, centred, conjugate, energy, every_size, mean
+from tests.facts.reducing_steps import apart, centred, conjugate, directions, energy, every_size, mean
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="needs g++")
 
@@ -166,8 +167,8 @@ def test_numpys_bits(tmp_path: Path, gpu: None, job: Any, steps: int, ranks: int
     assert record["steps"]["graph"] == (ranks == 1)
 
 
-def stepped(folder: Path, function: Any, arrays: dict[str, Any], steps: int, ranks: int, kind: str) -> Any:
-    """Return the record and the results of a run by GPUs or CPUs."""
+def stepped(folder: Path, function: Any, arrays: dict[str, Any], steps: int, ranks: int, kind: Any) -> Any:
+    """Return the record and the results of a run by GPUs, CPUs or another back end."""
     job = distribute(outputs=tuple(arrays))(function)
     given, made = ([folder / f"{key}{end}.npy" for key in arrays] for end in ("", "_after"))
     for path, one in zip(given, arrays.values(), strict=True):
@@ -175,8 +176,8 @@ def stepped(folder: Path, function: Any, arrays: dict[str, Any], steps: int, ran
 
     def rank(control: Any) -> Any:
         world = open_world("cpu", control=control)
-        if kind == "gpu":
-            world.backend = Gpu()
+        if kind != "cpu":
+            world.backend = Gpu() if kind == "gpu" else kind()
         return run(job, given, made, {}, Options(steps=StepOptions(steps=steps)), world=world)
 
     record = run_ranks(ranks, rank)[0]
@@ -187,6 +188,8 @@ def state(function: Any, dtype: str, shape: tuple[int, ...] = (33, 25)) -> dict[
     u = np.random.default_rng(0).normal(size=shape).astype(dtype)
     if function is conjugate:
         return {"x": u * 0, "r": u, "p": u * 0, "rs": np.vdot(u, u), "beta": u[0, 0] * 0}
+    if function is directions:
+        return {"x": u * 0, "r": u, "p": u, "rs": np.sum(u * u)}
     return {"u": u, "t": np.zeros((), dtype)}
 
 
@@ -197,7 +200,7 @@ def state(function: Any, dtype: str, shape: tuple[int, ...] = (33, 25)) -> dict[
         (energy, "float64"),
         (centred, "float32"),
         (every_size, "float64"),
-        *((conjugate, "float32"), (apart, "float64")),
+        *((conjugate, "float32"), (apart, "float64"), (directions, "float32")),
     ],
 )
 def test_sums_have_the_same_bits_everywhere(
@@ -241,12 +244,13 @@ def test_sums_are_near_numpys(tmp_path: Path, gpu: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "passes"), [(mean, 1), (energy, 1), (centred, 1), (conjugate, 2), (apart, 1)]
+    ("function", "passes"),
+    [(mean, 1), (energy, 1), (centred, 1), (conjugate, 2), (apart, 1), (directions, 2)],
 )
 def test_a_pass_adds_what_it_computes(tmp_path: Path, gpu: None, function: Any, passes: int) -> None:
     stepped(tmp_path, function, state(function, "float32"), 3, 1, "gpu")
     found = [one for one in launched if one != "values"]
-    before = {mean: 1, centred: 2}.get(function, 0)  # of the first step alone
+    before = {mean: 1, centred: 2, directions: 1}.get(function, 0)  # of the first step alone
     assert len(found) == before + 3 * passes
 
 
@@ -455,28 +459,106 @@ def relaxed(u, t):
     return u, t
 
 
-def test_a_graph_holds_sweeps(tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+in_graph = threading.local()
+
+
+def without_memory(work: Callable[[], None]) -> None:
+    """Do what a graph does."""
+    in_graph.now = True
+    try:
+        work()
+    finally:
+        in_graph.now = False
+
+
+class WithoutMemory(Gpu):
+    """What its graphs do allocates no memory for messages."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        return super().capture(lambda: without_memory(work))
+
+
+@pytest.fixture
+def no_buffers_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exchange_with_new_buffers(*given: Any, **options: Any) -> Any:
+        if getattr(in_graph, "now", False):
+            raise NotCapturable("a graph allocates buffers of messages")
+        return started(*given, **options)
+
+    started = exchange.start_exchange
+    monkeypatch.setattr(exchange, "start_exchange", exchange_with_new_buffers)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_graph_holds_sweeps(tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     kernels: list[int] = []
 
     def advance(self: Any, blocks: Any, steps: int, rows: Any = None) -> None:
-        u, b = (one.interior for one in blocks.arrays)
+        # All rows that these steps need: own rows, and those of a halo that is another rank's.
+        layout, u, b = blocks.layouts[0], blocks.arrays[0].block, blocks.arrays[1].block
+        core, whole = layout.core, blocks.task.shape
+        before = steps if layout.region.start[0] > 0 else 0
+        after = steps if layout.region.stop[0] < whole[0] else 0
+        window = slice(core[0].start - before, core[0].stop + after), core[1]
+        assert u.shape == b.shape
+        u, b = u[window], b[window]
         for _ in range(steps):
             v = u.copy()
             v[1:-1, 1:-1] = (u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2] - b[1:-1, 1:-1]) / 4
             v[:, 0] = v[:, 1]
             u = v
-        blocks.spare[0].interior[...] = u
+        blocks.spare[0].interior[...] = u[before : len(u) - after]
         kernels.append(steps)
 
+    monkeypatch.setattr(ThreadComm, "capturable", True)
     monkeypatch.setattr(DeviceKernel, "prepare_steps", lambda *_, **__: None)
     monkeypatch.setattr(DeviceKernel, "advance", advance)
     arrays = state(relaxed, "float32")
     _, wanted = stepped(tmp_path, relaxed, arrays, 75, 1, "cpu")
-    record, found = stepped(tmp_path, relaxed, arrays, 75, 1, "gpu")
+    shared: list[bool] = []
+    serves = exchange.HaloPlan.serves_for
+    monkeypatch.setattr(
+        exchange.HaloPlan, "serves_for", lambda *plans: shared.append(serves(*plans)) or shared[-1]
+    )
+    record, found = stepped(tmp_path, relaxed, arrays, 75, ranks, WithoutMemory)
+    assert shared  # what the loop reads and leaves is not copied
+    assert all(shared)
     assert [one.tobytes() for one in found] == [one.tobytes() for one in wanted]
-    assert record["steps"]["graph"]
-    assert sum(kernels) == 75 * 19
-    assert len(kernels) < 75 * 19 / 2
+    assert record["steps"]["graph"], record["steps"]["graph_reason"]
+    assert sum(kernels) == ranks * 75 * 19
+    assert len(kernels) < ranks * 75 * 19 / 2
+
+
+class Iterations(Gpu):
+    """Its graphs of iterations change memory when replayed, and the state of the host when made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Any] = []
+
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        self.made.append(super().empty(shape, dtype))
+        return self.made[-1]
+
+    host_empty = empty
+
+    def capture(self, work: Any) -> Callable[[], None]:
+        run = work.func.__self__.run
+        memory = [one.copy() for one in self.made]
+        super().capture(work)
+        without_memory(work)
+        for one, before in zip(self.made, memory, strict=True):
+            one[...] = before
+
+        def replay() -> None:
+            known, exchanges, read = run.known, run.exchanges, list(run.arrays)
+            valid = [(one, one.valid) for one in read if one is not None]
+            work()
+            run.known, run.exchanges, run.arrays[:] = known, exchanges, read
+            for one, before in valid:
+                one.valid = before
+
+        return replay
 
 
 def converging(u, t):
@@ -492,20 +574,41 @@ def converging(u, t):
     return u, t
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+def descending(u, t):
+    """Conjugate gradients, whose iterations begin with a sum that the one before has made."""
+    x, r, p, rs, k = np.zeros_like(u), u.copy(), u.copy(), np.sum(u * u), 0
+    while rs > 1e-9 and k < 53:
+        x, r, p, rs = directions(x, r, p, rs)
+        k += 1
+    t += rs + k
+    return x, t
+
+
+@pytest.mark.parametrize(
+    ("function", "ranks", "batch_bytes"),
+    [(converging, 1, 0), (converging, 2, 1 << 20), (descending, 1, 1 << 20), (descending, 3, 0)],
+)
 def test_iterations_are_graphs(
-    tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch, ranks: int
+    tmp_path: Path,
+    gpu: None,
+    no_buffers_in_graphs: None,
+    monkeypatch: pytest.MonkeyPatch,
+    function: Any,
+    ranks: int,
+    batch_bytes: int,
 ) -> None:
     monkeypatch.setattr(ThreadComm, "capturable", True)
-    arrays = state(converging, "float32", (17, 9))
-    slow, wanted = stepped(tmp_path, converging, arrays, 2, ranks, "cpu")
-    before = Gpu.captured
-    record, found = stepped(tmp_path, converging, arrays, 2, ranks, "gpu")
+    monkeypatch.setattr(looping, "BATCH_BYTES", batch_bytes)
+    arrays, steps = state(converging, "float32", (17, 9)), 7
+    slow, wanted = stepped(tmp_path, function, arrays, steps, ranks, "cpu")
+    before = Iterations.captured
+    record, found = stepped(tmp_path, function, arrays, steps, ranks, Iterations)
     assert [one.tobytes() for one in found] == [one.tobytes() for one in wanted]
     assert wanted[1] > 2 * looping.AHEAD
-    assert Gpu.captured > before
+    assert Iterations.captured > before
     assert record["steps"]["graph_reason"] == program_steps.WAITS_BETWEEN_GRAPHS
-    assert record["steps"]["exchanges"] == slow["steps"]["exchanges"]
+    if function is converging:
+        assert record["steps"]["exchanges"] == slow["steps"]["exchanges"]
 
 
 def test_iterations_without_graphs(tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,7 @@ def _with_arrays(program: WholeProgram, needed: Needed, kept: set[int]) -> Whole
     """Return the program in which stages write the arrays `kept`."""
     graph, done = program.graph, dict[Node, Node]()
     definitions: dict[int, Node] = {}
-    moves = _Moved(program)
+    moves = Moves(program)
     zero, before = (0,) * len(program.space), len(graph)
 
     def of(nodes: Iterable[Node]) -> tuple[Node, ...]:
@@ -352,7 +352,7 @@ def _with_shared(program: WholeProgram, kind: str) -> WholeProgram:
     )
 
 
-class _Moved:
+class Moves:
     """Computes nodes at a distance.
 
     Of arrays that are written, the nearest of equal distances is read; of a function with coarse grids, once
