@@ -278,7 +278,7 @@ def test_implicit_heat_is_of_second_order_in_time_and_space() -> None:
 
 
 def stoker(x: np.ndarray[Any, Any], time: float, left: float, right: float) -> np.ndarray[Any, Any]:
-    """The depth after a dam at x = 0 broke: J. J. Stoker, Water Waves, 1957; on dry ground A. Ritter, 1892."""
+    """The depth after a dam at x = 0 broke: J. J. Stoker, Water Waves, 1957; on dry ground A. Ritter."""
     fast = np.sqrt(9.81 * left)
     fan: np.ndarray[Any, Any] = (2 * fast - np.clip(x / time, -fast, 2 * fast)) ** 2 / 9 / 9.81
     if right == 0:
