@@ -161,7 +161,7 @@ class PreparedFunction:
             run.set_step(self._scalars.rows(0, 1)[0])
         run.take(self._outs)
         if program.checks and (failed := run.failed_check()) is not None:
-            raise RunError(f"line {failed.line}: job {self.job.name} takes {failed.what}", everywhere=True)
+            raise RunError(f"line {failed.line}: job {self.job.name} {failed.what}", everywhere=True)
         results: list[Any] = []
         for output, out, place in zip(program.outputs, self._outs, self._results, strict=True):
             given = arrays[output.origin] if output.origin >= 0 else None

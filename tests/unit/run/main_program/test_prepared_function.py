@@ -10,7 +10,7 @@ import pytest
 
 import meshrun
 from meshrun.runner.compiler.whole import trace
-from meshrun.runner.errors import UserError
+from meshrun.runner.errors import RunError, UserError
 from tests.unit.arrays.test_operations import RANKS, on_ranks, values
 
 SPEED = 0.25
@@ -169,6 +169,29 @@ def test_a_changed_global_counts(monkeypatch: pytest.MonkeyPatch) -> None:
             world.control.barrier()
             u, v = values((10, 9), "f8"), values((10, 9), "f8", 1)
             same(mixed(world.array(u), world.array(v)), mixed.function(u, v))
+
+    on_ranks(2, body)
+
+
+@meshrun.distribute
+def loudest(u: Any) -> Any:
+    return u - u[u > 9].max()
+
+
+@meshrun.distribute
+def limited(u: Any) -> Any:
+    if u.max() > 0:
+        raise ValueError("too high")
+    return u
+
+
+def test_an_error_that_a_value_decides_has_its_line() -> None:
+    def body(world: Any) -> None:
+        u = world.ones((9, 8))
+        with pytest.raises(RunError, match=r"line \d+: job loudest takes numpy.max of .* picks none"):
+            loudest(u)
+        with pytest.raises(RunError, match=r"line \d+: job limited raises ValueError: too high"):
+            limited(u)
 
     on_ranks(2, body)
 
