@@ -306,14 +306,16 @@ class DeviceKernel:
             )
         if self._ends and row != self.row:
             raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
+        in_parts = False
         march: bool | SharedPlanes | None = planes
         if once is not None:
             march = pass_tile.marches(self._common)
             whole = pass_tile.whole_tile(planes.block if planes else tile, once[0], march, once[1])
-            if planes and whole[1:] == planes.block[1:]:
-                march = planes = replace(planes, planes=whole[0])
+            in_parts = planes is not None and whole[1:] != planes.block[1:]
+            if planes is None:
+                tile = whole
             else:
-                tile, planes = pass_tile.whole_tile(tile, once[0], march, once[1]), None
+                march = planes if in_parts else replace(planes, planes=whole[0])
         key = tile, march, replace(variant, alike=False, once=None), once is None
         if key not in self._passes:
             kernel = single_pass.emit(
@@ -325,6 +327,7 @@ class DeviceKernel:
                 ends=self._ends,
                 beyond=self._beyond if variant.beyond else None,
                 march=march,
+                once=in_parts,
             )
             launch = self._compiled(kernel.source, kernel.name, kernel.shared)
             self._passes[key] = kernel, launch

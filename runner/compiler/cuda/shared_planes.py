@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -234,10 +234,12 @@ def rings(
     return found
 
 
-def place_lines(shape: SharedPlanes, column: str, blocks_at_ends: bool) -> Iterator[str]:
+def place_lines(shape: SharedPlanes, column: str, blocks_at_ends: bool, once: bool) -> Iterator[str]:
     """Yield the statements that find the first cell of a thread, x<axis>, and of its block, begin<axis>.
 
-    column: the C++ type of a place along the last axis. Blocks at the end of an axis begin earlier.
+    column: the C++ type of a place along the last axis. Blocks at the end of an axis begin earlier. once: no
+    cell may be stored by two of them; then they also find `kept`, a bit for each of a thread's cells in a
+    plane that it stores, and in the bits above the turn after which it stores: in one register.
     """
     yield f"uint32 place = blockIdx.x{' - blocks_at_ends' if blocks_at_ends else ''};"
     for axis in (2, 1):
@@ -251,11 +253,39 @@ def place_lines(shape: SharedPlanes, column: str, blocks_at_ends: bool) -> Itera
         ("begin2", column, f"{column}(tile2) * {columns} - shift", columns, 2),
     ):
         yield f"{kind} {name} = {first};"
+        if once:
+            yield f"const {kind} stored{axis} = {name};"
         yield f"if ({name} > {kind}(length{axis} - {cells})) {name} = {kind}(length{axis} - {cells});"
     yield "if (begin2 < 0) begin2 = 0;"
     along = shape.threads[0]
     yield f"const uint32 x1 = begin1 + threadIdx.x / {along} * {shape.cells[0]};"
     yield f"const {column} x2 = begin2 + {column}(threadIdx.x % {along} * {shape.cells[1]});"
+    if once:
+        kept = [
+            f"uint32(x1 + {row} >= stored1 && x2 + {at} >= stored2 && x2 + {at} < stored2 + {columns})"
+            for row, at in product(*map(range, shape.cells))
+        ]
+        bits = " | ".join(f"{stores} << {bit}" for bit, stores in enumerate(kept))
+        yield f"const uint32 kept = {bits} | (stored0 - x0) << {len(kept)};"
+
+
+def store_lines(
+    shape: SharedPlanes, stored: Sequence[str], parts: Iterable[tuple[int, str, str]]
+) -> Iterator[str]:
+    """Yield the statements that store results, each cell by one block only.
+
+    stored: statements that store all. parts: of each row of a thread its number, C++ of where it is stored,
+    and the array of results.
+    """
+    rows, columns = shape.cells
+    yield f"if (turn > kept >> {rows * columns}) {{"
+    yield f"if (~kept % {2 ** (rows * columns)} == 0) {{"
+    yield from stored
+    yield "} else {"
+    for row, target, results in parts:
+        yield f"planes::store_kept<{row * columns}>({target}, {results}, kept);"
+    yield "}"
+    yield "}"
 
 
 def open_lines(ring: Ring, plane: str, pitches: Sequence[str], own: str) -> Iterator[str]:

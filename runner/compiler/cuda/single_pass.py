@@ -148,6 +148,7 @@ def emit(
     wide: bool = False,
     ends: str = "",
     beyond: Beyond | None = None,
+    once: bool = False,
 ) -> PassKernel:
     """Write the kernel of a program: of its interior, and of what cells near the array's ends have instead.
 
@@ -161,7 +162,8 @@ def emit(
     operand may have more than `MOST_NARROW` elements; places in it are computed in 64 bits then, which
     takes several instructions an address. ends: the boundary, if the last axis is whole and the cells
     beyond its ends are not in memory, of the inputs that `finds_ends` names. beyond: cells beyond the
-    ends of the other axes that the kernel also stores.
+    ends of the other axes that the kernel also stores. once: whether no two blocks of threads that march
+    through planes may store the same cell, as results are written over an input.
     """
     common = interior(program)
     planes = march if isinstance(march, SharedPlanes) else None
@@ -184,7 +186,7 @@ def emit(
         raise ValueError("a sweep in a march, or over cells whose results fill no words")
     if ends and march and not marches(common):
         raise ValueError("a march that was not chosen, to the ends of rows that are not in memory")
-    body = _Body(program, tile, march, sweep, apart, wide, ends, beyond)
+    body = _Body(program, tile, march, sweep, apart, wide, ends, beyond, once)
     # What a branch leaves out takes more registers than the rest: it may spill, so that threads are many.
     # Over three axes, both need many.
     few = body.branches and program.axes < 3 and registers(common, tile) <= BRANCH_REGISTERS
@@ -331,10 +333,11 @@ class _Body:
         wide: bool,
         ends: str,
         beyond: Beyond | None,
+        once: bool,
     ) -> None:
         self._whole, program = whole, interior(whole)
         self.program, self.tile, self.lines = program, tile, list[str]()
-        self._beyond, self.march = beyond, march
+        self._beyond, self.march, self._once = beyond, march, once
         self._ends, self._found = ends, finds_ends(whole, ends, MOST_ROWS)
         # Turns of a row, and cells of a turn.
         self._turns, self._columns = (tile[-1], 1) if sweep else (1, tile[-1])
@@ -407,7 +410,7 @@ class _Body:
     def _find_place(self) -> None:
         """Write the first cell that a thread computes: x<axis>."""
         if isinstance(self.march, SharedPlanes):
-            self.lines += shared_planes.place_lines(self.march, self._column, self._has_ends)
+            self.lines += shared_planes.place_lines(self.march, self._column, self._has_ends, self._once)
             self._find_ends_of_row()
             return
         add, last = self.lines.append, self.program.axes - 1
@@ -525,8 +528,9 @@ class _Body:
         """Return a function that makes a cell near the array's ends, of those of this launch.
 
         They are slabs: the cells near the ends of the first axis, then of the others those near the ends of
-        the second axis, for which conditions along the first are decided, and so on. If no cells are
-        combined, the function is not inlined: its registers add nothing to those of the interior.
+        the second axis, for which conditions along the first are decided, and so on; near each end, those
+        along the slab's own axis are. If no cells are combined, the function is not inlined: its registers
+        add nothing to those of the interior.
         """
         program, last = self._whole, self.program.axes - 1
         types = ["uint32"] * last + [self._column]
@@ -549,10 +553,23 @@ class _Body:
                 lines += [f"left /= {size[axis]};"] if axis else []
                 lines += [f"x{axis} += before{axis}_own;"] if axis < slab else []
             lines.append(f"if (x{slab} >= before{slab}_own) x{slab} += length{slab};")
-            results = specialised(program.graph, program.results, tuple(first), tuple(beyond))
-            lines += [*self._cell_at_ends(replace(program, results=results)), "return;", "}"]
-            lines.append(f"left -= slab{slab};")
+            # What cells have near the end before them, and near the one after them.
             before, after = ends_of(program)[slab]
+            length = program.lengths[slab]
+            found = []
+            for first[slab], beyond[slab] in ((0, before), (length - after, length)):
+                results = specialised(program.graph, program.results, tuple(first), tuple(beyond))
+                found.append([*self._cell_at_ends(replace(program, results=results)), "return;"])
+            at = f"(first{slab} + int64(x{slab}))"
+            low, high = f"{at} < {before}", f"{at} >= {length - after}"
+            if found[0] == found[1]:
+                lines += [f"if ({low} || {high}) {{", *found[0], "}"]
+            else:
+                lines += [f"if ({low}) {{", *found[0], "}", f"if ({high}) {{", *found[1], "}"]
+            # All cells are near an end of the first axis, if fewer than a tile are left between.
+            lines += [*self._cell_at_ends(program), "return;"] if slab == 0 else []
+            lines.append("}")
+            lines.append(f"left -= slab{slab};")
             first[slab], beyond[slab] = before, program.lengths[slab] - after
         return [*lines, "} };"]
 
@@ -820,9 +837,13 @@ class _Body:
         aligned = [one.vector for one in stores if one.vector]
         vectors = [f"{vector}({one.target}, results{one.name});" for one in stores]
         others = [f"{one.function}({one.target}, results{one.name});" for one in stores]
-        if not aligned:
-            return others
-        return [f"if (({' | '.join(aligned)}) == 0) {{", *vectors, "} else {", *others, "}"]
+        stored = others
+        if aligned:
+            stored = [f"if (({' | '.join(aligned)}) == 0) {{", *vectors, "} else {", *others, "}"]
+        if not (self._once and isinstance(self.march, SharedPlanes)):
+            return stored
+        parts = [(one.row[1], one.target, f"results{one.name}") for one in stores]
+        return [*shared_planes.store_lines(self.march, stored, parts)]
 
     def _kept(self, number: int, output: Operand, stores: Sequence[_Store]) -> list[str]:
         """Return the statements that combine a thread's results with those that it had before."""

@@ -72,6 +72,13 @@ template <typename T, int COUNT> INLINE void stream_vectors(T* to, const T (&val
     }
 }
 
+// Write those cells of a row that have a bit, the first of which is bit FIRST.
+template <int FIRST, typename T, int COUNT> INLINE void store_kept(T* to, const T (&value)[COUNT], uint32 kept) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+        if (kept >> (FIRST + i) & 1) to[i] = value[i];
+}
+
 // SLOTS planes of a tile of ROWS x COLUMNS cells, with as many cells beside it; below 0: without so many of its own,
 // which need not be in memory. `chunks` of 16 bytes are copied by
 // THREADS threads, each the same ones of every plane.

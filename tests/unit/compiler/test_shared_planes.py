@@ -227,7 +227,7 @@ def test_a_kernel_takes_planes_for_aligned_blocks_only(monkeypatch: pytest.Monke
 @needs_compiler
 @pytest.mark.parametrize(("axes", "own", "together"), [
     (3, (16, 9, 65), False), (3, (66, 8, 66), False), (3, (17, 16, 64), True), (3, (34, 32, 128), True),
-    (2, (13, 131), False),
+    (3, (35, 23, 88), True), (3, (9, 17, 72), True), (3, (33, 32, 72), True), (2, (13, 131), False),
 ])  # fmt: skip
 def test_results_over_an_input_are_computed_once(
     axes: int, own: tuple[int, ...], together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -268,9 +268,11 @@ def heat_over() -> Program:
     return Program(2, inputs, (Operand("new", kind),), ((total,),), graph)
 
 
-def check_log(log: str) -> None:
+def check_log(log: str, most: int = 0) -> None:
     assert "warning" not in log
-    assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
+    ((stack, stores),) = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log)
+    assert int(stack) <= 2 * most
+    assert int(stores) <= most
 
 
 @pytest.mark.parametrize("architecture", ["80", "90", "100"])
@@ -288,3 +290,4 @@ def test_it_compiles_and_spills_nothing(
     chosen = choose(program, lengths)
     assert isinstance(chosen, SharedPlanes)
     check_log(log_of(emit(program, march=chosen, ends="wrap"), architecture))
+    check_log(log_of(emit(program, march=chosen, once=True), architecture), most=4)  # bytes: one register
