@@ -23,6 +23,7 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.functions.outside import Line, Tables, spread
 from meshrun.runner.region import HostArray, Shape
 
+MOST_REWRITTEN = 3_000_000  # nodes, which takes about half a minute
 EVERY_SECOND = "combines every cell with every second one"
 POSITIONED = ("load", "place", "inside", "point", "pick", "table")  # leaves that depend on the position
 
@@ -179,6 +180,7 @@ class WholeGraph(Graph):
         self.points: list[HostArray] = []
         self.picked: list[HostArray | tuple[Node, ...]] = []
         self.tables = Tables()
+        self._rewrites = 0
 
     def table(self, root: HostArray, axes: Sequence[int], starts: Sequence[int]) -> Node:
         """Return an element of a table. axes, starts: value and offset of the leaf."""
@@ -515,7 +517,11 @@ class WholeGraph(Graph):
 
     def _rewritten(self, nodes: Iterable[Node], leaf: Any) -> list[Node]:
         wanted, done = list(nodes), dict[Node, Node]()
-        for node in in_order(wanted):
+        ordered = in_order(wanted)
+        self._rewrites += len(ordered)
+        if self._rewrites > MOST_REWRITTEN:
+            raise NotTraceable("computes many cells one by one", "slices in place of a loop over cells")
+        for node in ordered:
             if node.op in POSITIONED:
                 done[node] = leaf(node)
             elif node.op in ("constant", "scalar"):

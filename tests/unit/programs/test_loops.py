@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole import graph
 from meshrun.runner.compiler.whole.between import traced_control
 from meshrun.runner.programs.stages import StagedProgram
 from tests.facts.program_runs import plain, planned, run_program
@@ -432,6 +433,25 @@ def test_a_handler_does_not_hide_what_is_refused(body: str, says: str, handler: 
     with pytest.raises(NotTraceable, match=says) as refused:
         planned(compiled(text), [field(8, 8)], ["out"])
     assert refused.value.line in (3, 4, 5)
+
+
+def test_a_loop_over_cells_that_would_never_be_traced_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pass reads all cells of the pass before, one by one."""
+
+    def function(u):
+        for _ in range(3):
+            v = u.copy()
+            for j in range(1, u.shape[0]):
+                for i in range(1, u.shape[1]):
+                    u[j, i] = v[j, i] - 0.1 * (v[j, i] - v[j, i - 1]) - 0.2 * (v[j, i] - v[j - 1, i])
+        return u
+
+    check(function, field(4, 5))
+    monkeypatch.setattr(graph, "MOST_REWRITTEN", 3000)
+    with pytest.raises(NotTraceable, match="many cells one by one") as refused:
+        planned(function, [field(6, 7)], ["u"])
+    assert refused.value.line
+    assert "slices" in str(refused.value.hint)
 
 
 def test_handlers_of_pythons_own_errors_do_what_they_did() -> None:
