@@ -30,7 +30,7 @@ from meshrun.runner.compiler.cuda.steps.layout import (
 )
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
-from meshrun.runner.compiler.passes.ends import ends_of, interior
+from meshrun.runner.compiler.passes.ends import ends_of, interior, with_whole_rows
 from meshrun.runner.compiler.passes.handed_on import handed_on, without_outputs
 from meshrun.runner.compiler.passes.real_parts import has_complex, in_real_parts, views_of_parts
 from meshrun.runner.compiler.trace.graph import (
@@ -167,7 +167,8 @@ class DeviceKernel:
         self.aligned = all(one.components == 1 for one in self.program.inputs)
         self.program = in_real_parts(self.program)
         # Cells at the ends of rows are found as pairs, where a row is no row of single elements.
-        self._merged = with_units(self.program if self.finds_ends else merge_components(self.program)[0])
+        merged = self.program if self.finds_ends else merge_components(self.program)[0]
+        self._merged = with_whole_rows(with_units(merged))
         self._common = interior(self._merged)
         self._tile = pass_tile.choose_tile(self._common)
         self._ends = self.boundary if self.finds_ends else ""

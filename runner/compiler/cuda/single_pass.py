@@ -320,7 +320,9 @@ class _Store:
 class _Body:
     """The lines of a kernel's body, for one tile.
 
-    program: of the interior, if some cells have another one: `_whole` is the program of all cells.
+    program: of the interior, if some cells have another one: `_whole` is the program of all cells. inner:
+    whether it is only for blocks that march through planes away from the ends of rows, each cell of which no
+    other block has; the lines are their march.
     """
 
     def __init__(
@@ -334,10 +336,16 @@ class _Body:
         ends: str,
         beyond: Beyond | None,
         once: bool,
+        *,
+        inner: bool = False,
     ) -> None:
-        self._whole, program = whole, interior(whole)
+        self._whole, program = whole, interior(replace(whole, whole_rows=False) if inner else whole)
         self.program, self.tile, self.lines = program, tile, list[str]()
-        self._beyond, self.march, self._once = beyond, march, once
+        self._beyond, self.march, self._once = beyond, march, once and not inner
+        inside: list[str] = []
+        if isinstance(march, SharedPlanes) and not inner and (once or whole.whole_rows):
+            inside = _Body(whole, tile, march, sweep, apart, wide, ends, beyond, once, inner=True).lines
+            self.march = march = replace(march, unroll=1)  # blocks at ends are few
         self._ends, self._found = ends, finds_ends(whole, ends, MOST_ROWS)
         # Turns of a row, and cells of a turn.
         self._turns, self._columns = (tile[-1], 1) if sweep else (1, tile[-1])
@@ -369,36 +377,64 @@ class _Body:
         stores = self._compute(values, march)
         self._has_ends = has_ends(whole)
         self._combined = {n: one for n, one in enumerate(program.outputs) if one.combine}
+        if inner:
+            self._march(values, self._reads(values), stores)
+            return
         self.lines += [_of_nothing(one, f"whole{n}") for n, one in self._combined.items()]
         self._find_place()
         self._find_positions()
         self._find_first("i", whole.inputs, {one.input for one in whole.loads})
+        if inside:
+            self.lines += [f"if ({self._is_inside()}) {{", *inside, "return;", "}"]
         reads = self._reads(values)
         if march:
             self._march(values, reads, stores)
         else:
-            for read in reads:
-                self.lines += [f"auto {name} = {text};" for name, text in read.loads.items()]
-            self.lines += [f"align({name});" for read in reads for name in read.windows]
-            self.lines += [statement for read in reads for statement in read.after]
-            if sweep:
-                self._sweep(values, stores)
-            else:
-                self.lines += values.lines + [one.results for one in stores]
-            self.lines += self._written(stores)
+            self._make_tile(values, reads, stores, sweep)
         self._finish()
-        cells = math.prod(tile) // (tile[0] if march else self._turns)
+        self.description = self._described(flat, reads)
+
+    def _described(self, results: Sequence[Node], reads: Sequence[_Read]) -> Description:
+        """Return the work for a cell."""
+        program = self.program
+        cells = math.prod(self.tile) // (self.tile[0] if self.march else self._turns)
         counts = Counter[str]()
         for strip in self._strips.all:
             counts[strip.node.op] += strip.high - strip.low
         operands = (*program.inputs, *program.outputs)
-        self.description = Description(
+        return Description(
             loads=counts["load"] / cells,
             load_instructions=sum(read.instructions for read in reads) / (cells * self._turns),
-            stores=len(flat),
+            stores=len(results),
             operations=sum(n for op, n in counts.items() if op not in FREE) / cells,
             bytes=sum(one.dtype.itemsize * one.components for one in operands),
         )
+
+    def _make_tile(
+        self, values: Values, reads: Sequence[_Read], stores: Sequence[_Store], sweep: bool
+    ) -> None:
+        """Write what a thread does that makes its cells at once, or in a loop along the last axis."""
+        for read in reads:
+            self.lines += [f"auto {name} = {text};" for name, text in read.loads.items()]
+        self.lines += [f"align({name});" for read in reads for name in read.windows]
+        self.lines += [statement for read in reads for statement in read.after]
+        if sweep:
+            self._sweep(values, stores)
+        else:
+            self.lines += values.lines + [one.results for one in stores]
+        self.lines += self._written(stores)
+
+    def _is_inside(self) -> str:
+        """Return C++ of whether a block is away from the ends of rows, and no other one has its cells."""
+        assert isinstance(self.march, SharedPlanes)
+        whole, last = self._whole, self._whole.axes - 1
+        terms = ["x0 == stored0", "begin1 == stored1", "begin2 == stored2"] if self._once else []
+        if whole.whole_rows:
+            before, after = ends_of(replace(whole, whole_rows=False))[last]
+            begin = f"first{last} + begin{last}"
+            terms.append(f"{begin} >= {before}")
+            terms.append(f"{begin} <= {whole.lengths[last] - after - self.march.block[last]}")
+        return " && ".join(terms)
 
     def _finish(self) -> None:
         """Write what all threads of a block do after their cells, and what other blocks do."""

@@ -13,6 +13,7 @@ from meshrun.runner.compiler.operations import inexact_operations
 from meshrun.runner.compiler.trace.graph import Extents, Graph, Node, Program, in_order
 from meshrun.runner.region import Shape
 
+ADDED = 8  # operations of a cell for each that conditions along rows may add to it
 NEAR = 4  # a condition that changes further from an end than this part of an axis stays in the interior
 MOST_VISITED = 20_000  # nodes, each once for each box in which it is wanted
 
@@ -29,6 +30,8 @@ def ends_of(program: Program) -> Extents:
     found = []
     for axis in range(program.axes):
         length = program.lengths[axis] if program.lengths else 0
+        if program.whole_rows and axis == program.axes - 1:
+            length = 0
         changes = [
             at
             for node in program.conditions
@@ -55,6 +58,22 @@ def interior(program: Program) -> Program:
     first = tuple(before for before, _ in ends)
     last = tuple(length - after for length, (_, after) in zip(program.lengths, ends, strict=True))
     return replace(program, results=specialised(program.graph, program.results, first, last))
+
+
+def with_whole_rows(program: Program) -> Program:
+    """Return a program over three axes with whole rows in its interior, if that adds little to a cell.
+
+    The ends of the rows of a volume are two columns, of which each cell is in another line of memory: cells
+    that others than their neighbours compute take longer than many conditions.
+    """
+    if program.axes < 3 or not any(ends_of(program)[-1]):
+        return program
+    changed = replace(program, whole_rows=True)
+    inner, rows = interior(program), interior(changed)
+    added = rows.operations - inner.operations
+    if set(rows.loads) == set(inner.loads) and added * ADDED <= inner.operations:
+        return changed
+    return program
 
 
 def specialised(

@@ -237,7 +237,8 @@ class Program:
     node per component. stages: the lines of the function where a value that neighbours decide is computed for
     cells beyond the array's edges, and where such cells are read. lengths: cells of the whole array along
     each grid axis, if the program has places or conditions on them; else (). tape: what its scalars are
-    computed of in each step (`timed.StepTape`).
+    computed of in each step (`timed.StepTape`). whole_rows: whether the conditions along the last axis are
+    among those of the interior (`passes.ends`).
     """
 
     axes: int
@@ -248,6 +249,7 @@ class Program:
     stages: tuple[tuple[int, int], ...] = ()
     lengths: Shape = ()
     tape: Any = field(default=None, repr=False)
+    whole_rows: bool = False
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:

@@ -113,12 +113,19 @@ def test_cells_beyond_the_ends_of_rows_are_found_and_not_read(boundary: str, tmp
 
 
 @needs_compiler
-def test_cells_near_the_ends_of_whole_arrays_are_made_by_other_blocks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole_rows", [False, True])
+def test_cells_near_the_ends_of_whole_arrays_are_made_by_other_blocks(
+    whole_rows: bool, tmp_path: Path
+) -> None:
+    """Or by branches, at the ends of rows."""
     field = whole.field(14, 17, 23)
-    programs = [whole.traced(one, [field], ("out",)) for one in (whole.cube, placed)]
-    runs = compile_texts(tmp_path, [one.program for one in programs], march=SharedPlanes(2, (1, 2), (4, 8)))
-    for made, run, function in zip(programs, runs, (whole.cube, placed), strict=True):
-        in_blocks(made.program, run, [field], [function(field.copy())], wraps=False)
+    functions = whole.cube, placed
+    programs = [
+        replace(whole.traced(one, [field], ("out",)).program, whole_rows=whole_rows) for one in functions
+    ]
+    runs = compile_texts(tmp_path, programs, march=SharedPlanes(2, (1, 2), (4, 8)))
+    for program, run, function in zip(programs, runs, functions, strict=True):
+        in_blocks(program, run, [field], [function(field.copy())], wraps=False)
 
 
 def placed(u: Any) -> Any:
