@@ -249,7 +249,8 @@ def over(value: Whole, storage: Storage) -> Whole:
 def scalar_like(value: Scalar, node: Node) -> Scalar:
     """Return a scalar of the same kind with another value."""
     found = type(value)(value._recorder, Storage([node], {}), (), {}, np.zeros((), int), node.dtype)
-    return weak_as(found, value._weak)  # type: ignore[no-any-return]
+    weak: Whole = weak_as(found, value._weak)
+    return weak
 
 
 def without_array(one: Any, other: Any) -> tuple[Any, Any]:
