@@ -41,9 +41,7 @@ def errors_refused() -> Iterator[None]:
     except (NotTraceable, NotAlike, RecursionError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as reason:  # a user's function may raise anything
-        refusal = refusal_of(reason)
-        refusal.hint = refusal.hint or "an `if` with nothing but `raise`, outside of `try`; or `break`"
-        raise refusal.with_traceback(reason.__traceback__) from reason
+        raise refusal_of(reason).with_traceback(reason.__traceback__) from reason
 
 
 @dataclass
@@ -249,7 +247,7 @@ def over(value: Whole, storage: Storage) -> Whole:
 def scalar_like(value: Scalar, node: Node) -> Scalar:
     """Return a scalar of the same kind with another value."""
     found = type(value)(value._recorder, Storage([node], {}), (), {}, np.zeros((), int), node.dtype)
-    weak: Whole = weak_as(found, value._weak)
+    weak: Scalar = weak_as(found, value._weak)
     return weak
 
 
