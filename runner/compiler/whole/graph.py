@@ -169,6 +169,8 @@ class WholeGraph(Graph):
     not.
     """
 
+    _rewrites = 0  # nodes, in all rewritings
+
     def __init__(self, lengths: Sequence[Shape], space: Shape) -> None:
         super().__init__()
         self.lengths, self.space = list(lengths), space
@@ -180,7 +182,6 @@ class WholeGraph(Graph):
         self.points: list[HostArray] = []
         self.picked: list[HostArray | tuple[Node, ...]] = []
         self.tables = Tables()
-        self._rewrites = 0
 
     def table(self, root: HostArray, axes: Sequence[int], starts: Sequence[int]) -> Node:
         """Return an element of a table. axes, starts: value and offset of the leaf."""
