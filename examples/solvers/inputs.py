@@ -112,6 +112,28 @@ def trap():
     return np.exp(-((x - 4) ** 2 + y**2) / 2) / np.sqrt(np.pi) + 0j, (x**2 + y**2) / 2
 
 
+def stream():
+    """Return velocities on the faces of a channel of height 1 with a square in it, and where fluid is.
+
+    Their profile is a parabola with a largest velocity of 1. A small disturbance moves the fluid across.
+    """
+    rows, columns, side = 64, 256, 8
+    fluid = np.ones((rows + 2, columns + 2))
+    fluid[[0, -1]], fluid[:, 0] = 0, 0
+    fluid[29 : 29 + side, 49 : 49 + side] = 0
+    y = (np.arange(rows + 2) - 0.5) / rows
+    u = (4 * y * (1 - y))[:, None] * fluid[:, 1:] * fluid[:, :-1]
+    u[1:-1, 0] = 4 * y[1:-1] * (1 - y[1:-1])
+    v = 0.1 * hill((rows + 1, columns + 2), (32, 64), 4) * fluid[1:] * fluid[:-1]
+    return u, v, np.zeros_like(fluid), fluid
+
+
+def coals():
+    """Return a ring of warm spots in a cold plate."""
+    angles = 2 * np.pi * np.arange(9) / 9
+    return sum(hill((128, 160), (64 + 40 * np.sin(a), 80 + 40 * np.cos(a)), 4) for a in angles)
+
+
 def arrays():
     """Return every array by name."""
     height, depth = basin()
@@ -122,6 +144,9 @@ def arrays():
     streams_x, streams_v, ions = streams()
     bodies_x, bodies_v, masses = disc()
     displaced, harmonic = trap()
+    stream_u, stream_v, rest, fluid = stream()
+    dam = np.ones((128, 192))
+    dam[:64, :72] = 4
     return {
         "plate": np.zeros((128, 128), np.float32),
         "square": square(),
@@ -158,6 +183,13 @@ def arrays():
         "vortices": vortices(),
         "displaced": displaced,
         "trap": harmonic,
+        "stream_u": stream_u,
+        "stream_v": stream_v,
+        "rest": rest,
+        "fluid": fluid,
+        "coals": coals(),
+        "dam": dam,
+        "calm": np.zeros_like(dam),
     }
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 WARM = [(0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164)]
+WATER = [(8, 29, 88), (34, 94, 168), (65, 182, 196), (199, 233, 180), (255, 255, 217)]
 SIGNED = [(59, 76, 192), (141, 176, 254), (242, 242, 242), (244, 154, 123), (180, 4, 38)]
 
 
@@ -40,6 +41,11 @@ def circulation(u, v):
     return (np.cumsum(u, axis=0)[:-1] / (len(u) - 2))[::-1]
 
 
+def curl(u, v):
+    """Return how fast a flow on faces turns, at the corners of cells. The inner rows have height 1 in all."""
+    return (len(u) - 2) * (np.diff(v, axis=1) - np.diff(u, axis=0))
+
+
 def behind(values, solid):
     """Return values with 0 in a body."""
     return np.where(solid, 0, values)
@@ -52,11 +58,14 @@ PICTURES = {
     "life": ("after", lambda board: (board, 0, 1, [(250, 250, 245), (0, 105, 92)])),
     "channel": ("later", lambda f: (behind(shear(f), body()), -0.08, 0.08, SIGNED)),
     "schroedinger": ("later_packet", lambda packet: (np.abs(packet), 0, 0.45, WARM)),
+    "obstacle": ("stream_u", "stream_v", lambda u, v: (curl(u, v), -12, 12, SIGNED)),
     "tsunami": ("height", lambda height: (height, -0.08, 0.08, SIGNED)),
+    "dam_break": ("water", lambda h: (h, 1, 2.5, WATER)),
     "maxwell": ("ez", lambda ez: (ez, -1.2, 1.2, SIGNED)),
     "multigrid": ("potential", lambda u: (u, -0.5, 0.5, SIGNED)),
     "acoustic": ("now", lambda now: (now, *[-0.4 * np.abs(now).max(), 0.4 * np.abs(now).max()], SIGNED)),
     "cavity": ("cavity_u", "cavity_v", lambda u, v: (circulation(u, v), -0.105, 0.105, SIGNED)),
+    "implicit_heat": ("cooled", lambda u: (u, 0, u.max(), WARM)),
     "conjugate_gradients": ("solved", lambda x: (x / np.abs(x).max(), -1, 1, SIGNED)),
     "turbulence": ("vorticity", lambda w: (w, -3, 3, SIGNED)),
     "split_step": ("swung", lambda psi: (psi.real, -0.56, 0.56, SIGNED)),

@@ -363,7 +363,7 @@ def test_the_steps_pages_commands_make_its_pictures(tmp_path: Path) -> None:
 def test_the_solvers_pages_commands_make_its_pictures(tmp_path: Path) -> None:
     """Floats may round otherwise on another processor, which changes the colour of some cells by one."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    assert len(run_commands(ROOT / "docs" / "solvers.md", tmp_path)) == 17
+    assert len(run_commands(ROOT / "docs" / "solvers.md", tmp_path)) == 20
     for shown in sorted((ROOT / "docs" / "images" / "solvers").iterdir()):
         ours, theirs = frames_of(shown), frames_of(tmp_path / shown.name)
         assert ours.shape == theirs.shape

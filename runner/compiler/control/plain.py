@@ -8,6 +8,8 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from meshrun.runner.compiler.trace.refusal import NotTraceable
+
 # Names of the functions that a converted function calls in place of its statements, as in a traceback.
 STATEMENTS = ("<for>", "<while>", "<if>", "<else>", "<test>")
 CONTROL = "__control__"  # the global name of the control object
@@ -79,6 +81,7 @@ class PlainControl:
     """Loops, conditions and logical operators of Python's own values."""
 
     state = LocalState
+    refusal = NotTraceable  # passes the handlers of `try` statements
 
     def branch(
         self, test: Any, then: Callable[[], None], otherwise: Callable[[], None] | None, state: LocalState
@@ -163,6 +166,11 @@ class PlainControl:
         """Run an `assert` statement. message: None if it has none."""
         if not value:
             raise AssertionError(*([] if message is None else [called(message)]))
+
+    def fail_if(self, value: Any, error: Callable[[], Any]) -> None:
+        """Run an `if` statement whose body raises an error."""
+        if value:
+            raise called(error)
 
 
 def called(function: Callable[..., Any], *arguments: Any) -> Any:

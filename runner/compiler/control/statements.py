@@ -49,6 +49,7 @@ class StatementConverter:
         self._names = [_Names()]
         self._depth = 0  # functions, of statements and operands, around the current node
         self._in_target = False  # of a comprehension
+        self._handled = 0  # `try` statements around the current node
         self._calls_control = False
 
     def convert(self, function: ast.FunctionDef) -> bool:
@@ -75,6 +76,10 @@ class StatementConverter:
         if node in self._jumps.stay:
             return self.generic_visit(node)
         test = self._test(node.test)
+        error = self._error_raised(node)
+        if error is not None:
+            call = self._call_statement("fail_if", [test, self._operand(error)], node.body[0])
+            return [call, *self._block(node.orelse)]
         names = _Names()
         then = self._function("<if>", node, node.body, names)
         functions: list[ast.stmt] = [then]
@@ -84,6 +89,27 @@ class StatementConverter:
             otherwise = ast.Name("<else>", ast.Load())
         arguments = [test, ast.Name("<if>", ast.Load()), otherwise, self._state(names)]
         return [*functions, self._call_statement("branch", arguments, node.test)]
+
+    def _error_raised(self, node: ast.If) -> ast.expr | None:
+        """Return what `if ...: raise error` raises; None for other statements, and where it may be caught."""
+        first = node.body[0]
+        if self._handled or not isinstance(first, ast.Raise) or first.cause is not None:
+            return None
+        return first.exc if first.exc is not None and _is_operand(first.exc) else None
+
+    def visit_Try(self, node: Any) -> Any:
+        self._handled += 1
+        self.generic_visit(node)
+        self._handled -= 1
+        # What is not traced is never for a handler of the function.
+        if node.handlers and isinstance(node, ast.Try):
+            self._calls_control = True
+            control = ast.Attribute(ast.Name(CONTROL, ast.Load()), "refusal", ast.Load())
+            passed_on = ast.ExceptHandler(control, None, [ast.Raise()])
+            node.handlers.insert(0, located(passed_on, node.handlers[0]))
+        return node
+
+    visit_TryStar = visit_Try
 
     def visit_While(self, node: ast.While) -> Any:
         if node in self._jumps.stay:

@@ -52,6 +52,7 @@ OF_UFUNCS: Mapping[np.ufunc, Any] = {
 
 Nodes = np.ndarray[Any, Any]  # of dtype object: one element along each axis of cells
 Functions = Mapping[Callable[..., Any], Callable[..., Any]]
+UNKNOWN = "whose values are not known in a trace"  # of an array, in its text
 
 
 class ResultAxes(ABC):
@@ -236,7 +237,7 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
         return self.shape[0]
 
     def __repr__(self) -> str:
-        return f"<{self.dtype} array of shape {self.shape}, whose values are not known in a trace>"
+        return f"<{self.dtype} array of shape {self.shape}, {UNKNOWN}>"
 
     def __format__(self, form: str) -> str:
         if form:

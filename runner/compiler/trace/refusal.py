@@ -20,8 +20,8 @@ READ_ONLY = (
 )
 
 
-class NotTraceable(Exception):
-    """Why a function cannot become one kernel.
+class NotTraceable(BaseException):
+    """Why a function cannot become one kernel. `except Exception` of the function does not catch it.
 
     line: of the user's file; 0 if unknown. hint: what to write instead. shorter: if that is the reason, by
     how many cells the result is shorter than the own cells, per grid axis; negative if it is longer. whole:
@@ -64,13 +64,18 @@ def refused_with_line(function: Callable[..., Any], tape: Any = None) -> Iterato
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as reason:  # a user's function may raise anything
-        # NumPy and C know a stand-in by the name of its class.
-        said = re.sub(r"'(Whole|Scalar|Traced|Picked)'", "an array", str(reason))
-        failure = NotTraceable(f"raises {type(reason).__name__}: {said}")
-        if isinstance(reason, ValueError) and "read-only" in str(reason):
-            failure = NotTraceable(*READ_ONLY)
+        failure = refusal_of(reason)
         failure.line = raised_at(reason, function)
         raise failure from reason
+
+
+def refusal_of(reason: BaseException) -> NotTraceable:
+    """Return the refusal of a function that raises an error while it is traced."""
+    if isinstance(reason, ValueError) and "read-only" in str(reason):
+        return NotTraceable(*READ_ONLY)
+    # NumPy and C know a stand-in by the name of its class.
+    said = re.sub(r"'(Whole|Scalar|Traced|Picked)'", "an array", str(reason))
+    return NotTraceable(f"raises {type(reason).__name__}{': ' if said else ''}{said}")
 
 
 def raised_at(failure: BaseException, function: Callable[..., Any]) -> int:

@@ -453,13 +453,15 @@ def _for_all(call: _Call, values: Mapping[int, Any], count: int) -> HostArray:
     """Return what a call gives in some steps; None where it fails. values: of numbers, in each step."""
     known = {number: values[number] for number in call.references()}
     found = np.empty(count, object)
-    with np.errstate(all="ignore"), suppress(Exception):  # Python's integers, of all steps at once
+    # Python's integers, of all steps at once.
+    with np.errstate(all="ignore"), suppress(Exception, NotTraceable):
         at_once = call.function(*_values(call.arguments, known), **_values(call.options, known))
         if isinstance(at_once, np.ndarray) and at_once.dtype == object and at_once.shape == (count,):
             return at_once
     for place in range(count):
         of_step = {number: value[place] for number, value in known.items()}
-        with np.errstate(all="ignore"), suppress(Exception):  # the run shows it, if it fails there too
+        # The run shows it, if it fails there too.
+        with np.errstate(all="ignore"), suppress(Exception, NotTraceable):
             found[place] = call.function(*_values(call.arguments, of_step), **_values(call.options, of_step))
     return found
 

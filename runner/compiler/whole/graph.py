@@ -23,6 +23,7 @@ from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.functions.outside import Line, Tables, spread
 from meshrun.runner.region import HostArray, Shape
 
+MOST_REWRITTEN = 3_000_000  # nodes, which takes about half a minute
 EVERY_SECOND = "combines every cell with every second one"
 POSITIONED = ("load", "place", "inside", "point", "pick", "table")  # leaves that depend on the position
 
@@ -169,6 +170,8 @@ class WholeGraph(Graph):
     which no stage computes. values: of each scalar, what defines it. cuts: why arrays are written, or are
     not.
     """
+
+    _rewrites = 0  # nodes, in all rewritings
 
     def __init__(self, lengths: Sequence[Shape], space: Shape) -> None:
         super().__init__()
@@ -517,7 +520,11 @@ class WholeGraph(Graph):
 
     def _rewritten(self, nodes: Iterable[Node], leaf: Any) -> list[Node]:
         wanted, done = list(nodes), dict[Node, Node]()
-        for node in in_order(wanted):
+        ordered = in_order(wanted)
+        self._rewrites += len(ordered)
+        if self._rewrites > MOST_REWRITTEN:
+            raise NotTraceable("computes many cells one by one", "slices in place of a loop over cells")
+        for node in ordered:
             if node.op in POSITIONED:
                 done[node] = leaf(node)
             elif node.op in ("constant", "scalar"):

@@ -57,6 +57,26 @@ def test_functions_of_two_fields(function: Callable[..., Any], dtype: str) -> No
         check(function, field(19, 17, dtype=dtype), field(19, 17, dtype=dtype, seed=1), names=("u", "v"))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda u: np.hstack([2, u[1:-1], -1.5]),
+        lambda u: u * np.hstack([2, np.ones(len(u) - 2), 2]),
+        lambda u: np.append(u[1:], 3),
+        lambda u: np.append([1.0, 2.0], u[2:]),
+        lambda u: np.vstack([u, 2 * u, 3 * u])[1],
+        lambda u: np.dstack([u, 2 * u])[0][:, 1],
+    ],
+)
+def test_joins_of_lines_and_numbers(function: Callable[..., Any]) -> None:
+    check(function, field(12))
+
+
+def test_append_without_an_axis_flattens() -> None:
+    with pytest.raises(NotTraceable, match="flattens"):
+        traced(lambda u: u + np.append(u, u)[5], [field(6, 7)], ["u"])
+
+
 def test_triangles_and_joins() -> None:
     check(lambda u, v: np.triu(u) + np.tril(v, -2), field(19, 17), field(19, 17, seed=1))
     check(lambda u: np.triu(u, -4), field(19, 17))

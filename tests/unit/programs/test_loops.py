@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from meshrun.runner.compiler.trace.refusal import NotTraceable
+from meshrun.runner.compiler.whole import graph
 from meshrun.runner.compiler.whole.between import traced_control
 from meshrun.runner.programs.stages import StagedProgram
 from tests.facts.looping_programs import LoopingPrograms, compiled
@@ -374,7 +375,106 @@ def test_conjugate_gradients_to_the_bit(dtype: str) -> None:
         assert run_program(program, [b], grid)[0].tobytes() == wanted.tobytes()
 
 
+@pytest.mark.parametrize("start", [1.0, 1])
+def test_a_number_of_pythons_becomes_a_value_in_a_loop(start: float) -> None:
+    """As conjugate gradients' relatives write it: rho = alpha = 1.0."""
+
+    def function(u):
+        before = ratio = start
+        while np.abs(u).max() > 0.1:
+            high = np.abs(u).max()
+            u = u * (0.5 + 0.001 * ratio)
+            ratio = high / before
+            before = high
+        return u
+
+    check(function, field(9, 8))
+
+
+# Errors that a value decides
+
+UNSTABLE = """
+def f(u):
+    if np.isnan(u).any():
+        raise FloatingPointError("unstable")
+    elif u.max() > 1e9:
+        raise ValueError(f"too high: {u.max()}")
+    else:
+        u = u * 2
+    for k in range(20):
+        u = u * 0.5
+        if u.max() < 0.1:
+            break
+    else:
+        raise RuntimeError
+    return u
+"""
+
+
+def test_errors_that_are_not_raised_change_nothing() -> None:
+    check(compiled(UNSTABLE), field(9, 8))
+
+
 # What is refused
+
+
+@pytest.mark.parametrize("handler", ["Exception", "StopIteration", "(TypeError, StopIteration)", ""])
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (
+            "while True:\n            u = u * 0.5\n            if u.max() < 0.1: raise StopIteration",
+            "StopIter",
+        ),
+        ("if u.max() > 0:\n            u = u * 0.5\n            raise StopIteration", "StopIteration"),
+        ("if u.max() > 0:\n            raise StopIteration", "StopIteration"),
+        ("u = u - float(u.sum())", "converts a value"),
+        ("u = u - u[0]", "one row"),
+    ],
+)
+def test_a_handler_does_not_hide_what_is_refused(body: str, says: str, handler: str) -> None:
+    text = f"def f(u):\n    try:\n        {body}\n    except {handler}:\n        pass\n    return u\n"
+    with pytest.raises(NotTraceable, match=says) as refused:
+        planned(compiled(text), [field(8, 8)], ["out"])
+    assert refused.value.line in (3, 4, 5)
+
+
+def test_a_loop_over_cells_that_would_never_be_traced_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pass reads all cells of the pass before, one by one."""
+
+    def function(u):
+        for _ in range(3):
+            v = u.copy()
+            for j in range(1, u.shape[0]):
+                for i in range(1, u.shape[1]):
+                    u[j, i] = v[j, i] - 0.1 * (v[j, i] - v[j, i - 1]) - 0.2 * (v[j, i] - v[j - 1, i])
+        return u
+
+    check(function, field(4, 5))
+    monkeypatch.setattr(graph, "MOST_REWRITTEN", 3000)
+    with pytest.raises(NotTraceable, match="many cells one by one") as refused:
+        planned(function, [field(6, 7)], ["u"])
+    assert refused.value.line
+    assert "slices" in str(refused.value.hint)
+
+
+def test_handlers_of_pythons_own_errors_do_what_they_did() -> None:
+    text = """
+def f(u):
+    try:
+        v = {}["a"]
+    except KeyError:
+        v = u * 2
+    try:
+        for k in range(10):
+            v = v * 0.5
+            if k == 3:
+                raise StopIteration
+    except StopIteration:
+        v = v + 1
+    return v
+"""
+    check(compiled(text), field(9, 8))
 
 
 @pytest.mark.parametrize(
@@ -386,6 +486,7 @@ def test_conjugate_gradients_to_the_bit(dtype: str) -> None:
             "a list, dictionary",
         ),
         ("if u.max() > 1: u = u[1:]", "branches on a value, and u"),
+        ("v = w = u * 1\n    while v.max() > 1: v = v * 0.5 + 0 * w", "w shares memory"),
     ],
 )
 def test_what_is_refused_has_its_line(text: str, says: str) -> None:

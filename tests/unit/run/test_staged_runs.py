@@ -225,6 +225,22 @@ def test_an_assertion_of_a_value_fails_with_its_line(text: str, line: int, says:
         on_ranks(2, distribute(compiled(text, LIMIT=1)), given, Options())
 
 
+RAISED = """
+def f(u):
+    if u.max() >= LIMIT:
+        raise ValueError(ARGUMENT)
+    return u / 2
+"""
+
+
+@pytest.mark.parametrize(("argument", "says"), [("'too high'", ": too high"), ("u.max()", "$"), ("", "$")])
+def test_an_error_that_a_value_decides_fails_with_its_line(argument: str, says: str, files: Any) -> None:
+    given, text = ([files[0][0]], [files[1][0]]), RAISED.replace("ARGUMENT", argument)
+    on_ranks(2, distribute(compiled(text, LIMIT=1e9)), given, Options())
+    with pytest.raises(RunError, match=f"line 4: job f raises ValueError{says}"):
+        on_ranks(2, distribute(compiled(text, LIMIT=-1e9)), given, Options())
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

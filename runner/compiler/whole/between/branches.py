@@ -14,6 +14,7 @@ from meshrun.runner.compiler.whole.between.traced_state import (
     StateTracer,
     are_unchanged,
     copies_of,
+    errors_refused,
     over,
     without_array,
 )
@@ -104,7 +105,8 @@ def _side(tracer: StateTracer, side: Callable[[], None] | None, state: LocalStat
     with tracer.journal() as journal:
         try:
             if side is not None:
-                called(side)
+                with errors_refused():
+                    called(side)
             leaves = {one.path: tracer.alone(one.value) for one in tracer.leaves(state)}
             cheap = len(recorder.checks) == journal.checks and are_unchanged(copies)
             end = list(state.get())

@@ -157,6 +157,9 @@ def _number_changes(tracer: StateTracer, changes: Changes, leaf: Leaf, other: An
     kinds = [type(value.sample) if isinstance(value, Timed) else type(value) for value in (one, other)]
     if isinstance(other, Whole) or isinstance(one, Whole):
         a, b = without_array(tracer.as_alike(one), tracer.as_alike(other))
+        # Python computes with 1.0 as NumPy does with np.float64(1), but not as with a smaller dtype.
+        if isinstance(b, Scalar) and b.dtype in (np.float64, np.int64):
+            a, b = tracer.of_one_dtype(a, b)
         if isinstance(a, Scalar) and isinstance(b, Scalar) and a.dtype == b.dtype and a._weak is b._weak:
             if tracer.recorder.graph.vary([*a._storage.nodes, *b._storage.nodes]):
                 raise NotAlike(f"{name} is made of points")

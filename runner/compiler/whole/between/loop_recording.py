@@ -29,6 +29,7 @@ from meshrun.runner.compiler.whole.between.traced_state import (
     StateTracer,
     are_unchanged,
     copies_of,
+    errors_refused,
     is_traced,
     over,
     scalar_like,
@@ -36,6 +37,7 @@ from meshrun.runner.compiler.whole.between.traced_state import (
 from meshrun.runner.compiler.whole.graph import LoopResult, Reduction, StateValue
 
 FEW_WITH_TRANSFORMS = 16  # iterations of a counted loop that are traced one by one beside transforms
+SHARED_HINT = "an array of its own for each variable, by .copy()"
 HINT = "arrays of one shape and dtype in all iterations, and values such as np.float64(0) for numbers"
 
 
@@ -62,12 +64,17 @@ def record_loop(
     by one instead. Raises NotAlike or NotTraceable; then nothing is changed.
     """
     values, copies = state.get(), copies_of(state.get())
+
+    def iteration(item: Any) -> None:
+        with errors_refused():
+            body(item)
+
     try:
         # What does an iteration change?
         with tracer.journal() as journal:
             try:
                 item = None if loop.items is None else loop.items[0]
-                before, after = tracer.run(state, lambda: body(item))
+                before, after = tracer.run(state, lambda: iteration(item))
                 few = loop.items is not None and len(loop.items) <= FEW_WITH_TRANSFORMS
                 if unrolled and few and tracer.recorder.spaces.transforms:
                     raise NotAlike("its few iterations are parts between transforms")
@@ -82,7 +89,7 @@ def record_loop(
         while True:
             with tracer.journal() as journal:
                 try:
-                    traced = _trace_body(tracer, loop, state, values, known, body, more, journal)
+                    traced = _trace_body(tracer, loop, state, values, known, iteration, more, journal)
                     if unrolled and _is_of_cells(tracer, loop):
                         raise NotAlike("it computes each cell by itself")
                     leave_state(tracer, loop, state, traced, journal)
@@ -98,7 +105,8 @@ def record_loop(
         if unrolled:
             raise
         what = {"if": "branches", "while": "loops"}.get(loop.kind, "loops")
-        failure = NotTraceable(f"{what} on a value, and {reason}", HINT)
+        hint = SHARED_HINT if "memory" in str(reason) else HINT
+        failure = NotTraceable(f"{what} on a value, and {reason}", hint)
         failure.line = loop.line
         raise failure from None
 

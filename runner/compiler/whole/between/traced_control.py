@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.control.plain import UNBOUND, LocalState, PlainControl, called
+from meshrun.runner.compiler.trace.array import UNKNOWN
+from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import Timed
 from meshrun.runner.compiler.whole.array import Tracing, Whole
@@ -101,13 +103,29 @@ class TracedControl(PlainControl):
         if condition.op == "constant":
             super().check(condition.value, message)
             return
-        said = ""
-        if message is not None:
-            with suppress(NotTraceable):  # it formats a value
-                said = f": {called(message)}"
+        said = "" if message is None else _said(message)
+        self._check(condition, f"fails an assertion{said}")
+
+    def fail_if(self, value: Any, error: Callable[[], Any]) -> None:
+        if not is_traced(value):
+            super().fail_if(value, error)
+            return
+        condition = self._tracer.condition(self.negated(value))
+        if condition.op == "constant":
+            super().fail_if(not condition.value, error)
+            return
+        what = "raises an error"
+        with suppress(NotTraceable):  # it formats a value
+            raised = called(error)
+            name = raised.__name__ if isinstance(raised, type) else type(raised).__name__
+            what = f"raises {name}{'' if isinstance(raised, type) else _said(lambda: raised)}"
+        self._check(condition, what)
+
+    def _check(self, condition: Node, what: str) -> None:
+        """Let the program fail where a condition is false. what: the function does then, from the verb on."""
         recorder = self._recorder
         count = recorder.graph.operation("cast", np.dtype(np.int64), [condition], recorder.line())
-        recorder.checks.append(ValueCheck(count, f"fails an assertion{said}", recorder.line()))
+        recorder.checks.append(ValueCheck(count, what, recorder.line()))
 
     # Statements
 
@@ -181,6 +199,15 @@ class TracedControl(PlainControl):
                 return
             if not more:
                 return
+
+
+def _said(message: Callable[[], Any]) -> str:
+    """Return the end of a message: nothing if it formats a value, which only the program knows."""
+    with suppress(NotTraceable):
+        text = str(called(message))
+        if text and UNKNOWN not in text:
+            return f": {text}"
+    return ""
 
 
 def is_truth(value: Any) -> bool:

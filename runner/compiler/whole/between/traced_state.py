@@ -12,6 +12,7 @@ import numpy as np
 
 from meshrun.runner.compiler.control.plain import LocalState
 from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.compiler.trace.refusal import NotTraceable, refusal_of
 from meshrun.runner.compiler.trace.timed import Timed, nodes_of
 from meshrun.runner.compiler.whole.array import (
     ArrayOrScalar,
@@ -31,6 +32,17 @@ NUMBERS = (bool, int, float, complex)
 
 class NotAlike(Exception):
     """What an iteration leaves is not like what it found. The text says what."""
+
+
+@contextmanager
+def errors_refused() -> Iterator[None]:
+    """Refuse what code raises that a value decides to run: the function's handlers must not catch it."""
+    try:
+        yield
+    except (NotTraceable, NotAlike, RecursionError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as reason:  # a user's function may raise anything
+        raise refusal_of(reason).with_traceback(reason.__traceback__) from reason
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -210,19 +210,40 @@ def _convolve(a: Any, v: Any, mode: str = "full") -> Any:
     return result[cut : cut + len(a)] if mode == "same" else result[cut : len(a)]
 
 
-def _stacked(axis: int, least: int) -> Callable[..., Any]:
-    """Return numpy.vstack and the like for arrays of at least so many axes."""
+def _vstack(tup: Sequence[Any], **options: Any) -> Any:
+    lines = [_line(one) for one in tup]
+    if all(np.ndim(one) == 1 for one in lines):
+        return np.stack(lines, 0, **options)
+    rows = [one[np.newaxis] if np.ndim(one) == 1 else one for one in lines]
+    return np.concatenate(rows, 0, **options)
 
-    def join(tup: Sequence[Any], **options: Any) -> Any:
-        if any(np.ndim(one) < least for one in tup):
-            return np.stack(tup, axis, **options) if least == 2 and axis == 0 else np.stack(tup, -1)
-        return np.concatenate(tup, axis, **options)
 
-    return join
+def _dstack(tup: Sequence[Any], **options: Any) -> Any:
+    lines = [_line(one) for one in tup]
+    if all(np.ndim(one) < 3 for one in lines):
+        stacked = np.stack(lines, -1, **options)
+        return stacked[np.newaxis] if stacked.ndim == 2 else stacked
+    return np.concatenate([one[..., np.newaxis] if np.ndim(one) == 2 else one for one in lines], 2, **options)
 
 
 def _hstack(tup: Sequence[Any], **options: Any) -> Any:
-    return np.concatenate(tup, 0 if np.ndim(tup[0]) == 1 else 1, **options)
+    lines = [_line(one) for one in tup]
+    return np.concatenate(lines, 0 if np.ndim(lines[0]) == 1 else 1, **options)
+
+
+def _append(arr: Any, values: Any, axis: int | None = None) -> Any:
+    if axis is not None:
+        return np.concatenate([arr, values], axis)
+    if max(np.ndim(arr), np.ndim(values)) > 1:
+        raise NotTraceable("flattens arrays (numpy.append without axis)", "axis=0, or np.concatenate")
+    return np.concatenate([_line(arr), _line(values)])
+
+
+def _line(value: Any) -> Any:
+    """Return a number as an array of one axis; arrays as they are."""
+    if np.ndim(value):
+        return value
+    return value[np.newaxis] if isinstance(value, Whole) else np.array([value])
 
 
 FUNCTIONS: Functions = {
@@ -236,10 +257,10 @@ FUNCTIONS: Functions = {
     np.tril: lambda m, k=0: _triangle(m, k, upper=False),
     np.convolve: _convolve,
     np.correlate: lambda a, v, mode="valid": _convolve(a, np.conj(v)[::-1], mode),
-    np.vstack: _stacked(0, 2),
+    np.vstack: _vstack,
     np.hstack: _hstack,
-    np.dstack: _stacked(2, 3),
-    np.append: lambda arr, values, axis=None: np.concatenate([arr, values], 0 if axis is None else axis),
+    np.dstack: _dstack,
+    np.append: _append,
     np.copyto: masks.copyto,
     np.putmask: masks.putmask,
     np.place: masks.place,

@@ -173,6 +173,29 @@ def test_a_changed_global_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     on_ranks(2, body)
 
 
+@meshrun.distribute
+def loudest(u: Any) -> Any:
+    return u - u[u > 9].max()
+
+
+@meshrun.distribute
+def limited(u: Any) -> Any:
+    if u.max() > 0:
+        raise ValueError("too high")
+    return u
+
+
+def test_an_error_that_a_value_decides_has_its_line() -> None:
+    def body(world: Any) -> None:
+        u = world.ones((9, 8))
+        with pytest.raises(RunError, match=r"line \d+: job loudest takes numpy.max of .* picks none"):
+            loudest(u)
+        with pytest.raises(RunError, match=r"line \d+: job limited raises ValueError: too high"):
+            limited(u)
+
+    on_ranks(2, body)
+
+
 def test_what_a_call_refuses() -> None:
     @meshrun.job
     def rows(world: Any) -> Any:
