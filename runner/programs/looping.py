@@ -92,14 +92,34 @@ class HostValues:
 
 @dataclass
 class Tally:
-    """How often the host has run a loop. iterations: of all runs; last: of the last one."""
+    """How often the host has run a loop.
+
+    iterations: of all runs; last: of the last one. has_nan: whether the condition has compared a NaN.
+    """
 
     runs: int = 0
     iterations: int = 0
     last: int = 0
+    has_nan: bool = False
 
     def add(self, count: int) -> None:
         self.runs, self.iterations, self.last = self.runs + 1, self.iterations + count, count
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """How iterations are launched before it is known whether they are wanted.
+
+    possible: whether one in vain leaves what the one before it has computed. batch: iterations of a graph.
+    """
+
+    possible: bool
+    batch: int
+
+    @property
+    def slots(self) -> int:
+        """Blocks of each array that feeds the next iteration, and buffers of values."""
+        return 2 * self.batch
 
 
 class LoopRun:
@@ -113,53 +133,48 @@ class LoopRun:
         self.stage, self.run = stage, run
         self.tally = Tally()
         self.graphs = BodyGraphs(run)
-        self._has_nan = False  # whether the condition has compared a NaN
         self.sweeps: Any = None  # of `steps.loop_sweeps`: takes all iterations
         loop, program, world = stage.loop, run.program, outer.world
         left = dict(stage.writes)
-        self._may_go_ahead = self._is_left_by_next()
-        self._batch = self._batch_length()
-        self._slots = 2 * self._batch
+        self._ahead = self._how_far_ahead()
+        slots = self._ahead.slots
         # Blocks of what feeds the next iteration, one of what does not; as many buffers of values.
         self._blocks: dict[int, list[DistributedArray]] = {}
         self._values: dict[int, list[Array]] = {}
         for output, one in enumerate(program.outputs):
             if not one.shape:
-                self._values[output] = [world.backend.empty((), one.dtype) for _ in range(self._slots)]
+                self._values[output] = [world.backend.empty((), one.dtype) for _ in range(slots)]
                 continue
             feed = loop.feeds[output]
             plan = outer.plans[left[output]] if output in left else run.plans[feed or 0]
             assert plan is not None
             self._blocks[output] = [
                 empty_array(world, plan, one.dtype, outer.allocator)
-                for _ in range(1 if feed is None else self._slots)
+                for _ in range(1 if feed is None else slots)
             ]
             for array in self._blocks[output]:
                 poison(array.block)
         if loop.again is not None:  # it is read where it is computed
             (number,) = program.numbers.values[loop.again]
-            self._values[loop.again] = [run.values.views[number]] * self._slots
+            self._values[loop.again] = [run.values.views[number]] * slots
         self._fed_values = [
             (value, output, one.part)
             for value, one in program.inputs.items()
             for output, feed in enumerate(loop.feeds)
             if feed == one.number
         ]
-        self._answers = [HostValues(run, len(loop.body.tape.slots)) for _ in range(self._slots)]
+        self._answers = [HostValues(run, len(loop.body.tape.slots)) for _ in range(slots)]
 
-    def _is_left_by_next(self) -> bool:
-        """Return whether an iteration that is in vain leaves what the one before it has computed."""
-        loop, program = self.stage.loop, self.run.program
+    def _how_far_ahead(self) -> Ahead:
+        """Return how iterations are launched before it is known whether they are wanted."""
+        loop, program, world = self.stage.loop, self.run.program, self.run.world
         fields = (output for output, one in enumerate(program.outputs) if one.shape)
         unfed = any(loop.feeds[output] is None for output in fields)
-        return loop.again is not None and not (unfed or program.checks or program.loops)
-
-    def _batch_length(self) -> int:
-        """Return the iterations of a graph, the same on every rank."""
-        world, outputs = self.run.world, self.run.program.outputs
-        nbytes = sum(math.prod(one.shape) * one.dtype.itemsize for one in outputs) // world.size
+        possible = loop.again is not None and not (unfed or program.checks or program.loops)
+        # The same on every rank.
+        nbytes = sum(math.prod(one.shape) * one.dtype.itemsize for one in program.outputs) // world.size
         fits = 2 * BATCH * nbytes <= BATCH_BYTES
-        return BATCH if fits and self._may_go_ahead and world.backend.asynchronous else 1
+        return Ahead(possible, BATCH if fits and possible and world.backend.asynchronous else 1)
 
     def sweep_by(self, sweeps: Any, copied: Collection[int]) -> None:
         """Have sweeps take all iterations. copied: outputs that the program needs in other blocks."""
@@ -199,15 +214,15 @@ class LoopRun:
         issued, patience = 0, AHEAD if self.tally.last < 2 * AHEAD else EAGER
         while wanted and count < most:
             # Blocks are written again once their iteration is known not to be the last one.
-            last = min(count + self._slots, most) if count >= patience and self._may_go_ahead else 0
-            while issued + self._batch <= last and self._iterate_ahead(issued):
-                issued += self._batch
+            last = min(count + self._ahead.slots, most) if count >= patience and self._ahead.possible else 0
+            while issued + self._ahead.batch <= last and self._iterate_ahead(issued):
+                issued += self._ahead.batch
             if issued == count:
                 self._iterate(count)
                 issued += 1
             count += 1
             if loop.again is not None:
-                answer = self._answers[(count - 1) % self._slots]
+                answer = self._answers[(count - 1) % self._ahead.slots]
                 run.world.backend.passed(answer.mark)
                 values = answer.views
                 wanted = bool(values[run.program.numbers.values[loop.again][0]])
@@ -215,7 +230,7 @@ class LoopRun:
                 if count > most - KEPT:
                     said.append(_text(stage.compared, values))
         if issued > count:  # the others were in vain
-            run.exchanges = self._answers[(count - 1) % self._slots].exchanges
+            run.exchanges = self._answers[(count - 1) % self._ahead.slots].exchanges
         if wanted and items is None and loop.kind == "while":
             self._fail(outer.host.most_iterations, [text for text in said if text])
         self._leave(outer, count)
@@ -241,7 +256,7 @@ class LoopRun:
         """Run some iterations, after so many."""
         run, backend = self.run, self.run.world.backend
         counts = range(first, first + batch)
-        slots = [count % self._slots for count in counts]
+        slots = [count % self._ahead.slots for count in counts]
         answers = [self._answers[slot] for slot in slots]
         for count, answer in zip(counts, answers, strict=True):
             if answer.mark is not None:  # an earlier iteration may still read its numbers
@@ -275,7 +290,7 @@ class LoopRun:
             return False
         before = dict(given)
         try:
-            self._iterate(first, self._batch)
+            self._iterate(first, self._ahead.batch)
         except UserError:  # of the host's numbers, which count only if the iteration does
             given.clear()
             given.update(before)
@@ -328,7 +343,7 @@ class LoopRun:
         for output, number, part in stage.results:
             feed = loop.feeds[output]
             if count or feed is None:
-                found = self._values[output][(count - 1) % self._slots]
+                found = self._values[output][(count - 1) % self._ahead.slots]
                 if not count:
                     found[...] = 0
                 outer.values.views[number][...] = getattr(found, part) if part else found
@@ -338,9 +353,9 @@ class LoopRun:
     def _warn_of_nan(self, compared: Sequence[LoopComparison], values: Any, count: int) -> None:
         """Warn once if the condition compares a NaN. count: iterations so far. values: by number."""
         sides = [side for one in compared for side in one.sides if isinstance(side, int)]
-        if self._has_nan or not any(math.isnan(values[side].item()) for side in sides):
+        if self.tally.has_nan or not any(math.isnan(values[side].item()) for side in sides):
             return
-        self._has_nan = True
+        self.tally.has_nan = True
         count += self.stage.loop.numbers.unrolled
         when = f"after iteration {count:,}" if count else "before the first iteration"
         self.run.world.warn(

@@ -186,7 +186,7 @@ def emit(
         raise ValueError("a sweep in a march, or over cells whose results fill no words")
     if ends and march and not marches(common):
         raise ValueError("a march that was not chosen, to the ends of rows that are not in memory")
-    body = _Body(program, tile, march, sweep, apart, wide, ends, beyond, once)
+    body = _Body(program, _Form(tile, march, sweep, apart, wide, ends, beyond, once))
     # What a branch leaves out takes more registers than the rest: it may spill, so that threads are many.
     # Over three axes, both need many.
     few = body.branches and program.axes < 3 and registers(common, tile) <= BRANCH_REGISTERS
@@ -317,41 +317,45 @@ class _Store:
         return f"const {self.kind} results{self.name}[{len(self.values)}] = {{{', '.join(self.values)}}};"
 
 
+@dataclass(frozen=True)
+class _Form:
+    """How a kernel is written; see `emit`.
+
+    inner: only the march of blocks away from the ends of rows, each cell of which no other block has.
+    """
+
+    tile: Shape
+    march: bool | SharedPlanes
+    sweep: bool
+    apart: bool
+    wide: bool
+    ends: str
+    beyond: Beyond | None
+    once: bool
+    inner: bool = False
+
+
 class _Body:
     """The lines of a kernel's body, for one tile.
 
-    program: of the interior, if some cells have another one: `_whole` is the program of all cells. inner:
-    whether it is only for blocks that march through planes away from the ends of rows, each cell of which no
-    other block has; the lines are their march.
+    program: of the interior, if some cells have another one: `_whole` is the program of all cells.
     """
 
-    def __init__(
-        self,
-        whole: Program,
-        tile: Shape,
-        march: bool | SharedPlanes,
-        sweep: bool,
-        apart: bool,
-        wide: bool,
-        ends: str,
-        beyond: Beyond | None,
-        once: bool,
-        *,
-        inner: bool = False,
-    ) -> None:
+    def __init__(self, whole: Program, form: _Form) -> None:
+        tile, march, sweep, inner = form.tile, form.march, form.sweep, form.inner
         self._whole, program = whole, interior(replace(whole, whole_rows=False) if inner else whole)
         self.program, self.tile, self.lines = program, tile, list[str]()
-        self._beyond, self.march, self._once = beyond, march, once and not inner
+        self._beyond, self.march, self._once = form.beyond, march, form.once and not inner
         inside: list[str] = []
-        if isinstance(march, SharedPlanes) and not inner and (once or whole.whole_rows):
-            inside = _Body(whole, tile, march, sweep, apart, wide, ends, beyond, once, inner=True).lines
+        if isinstance(march, SharedPlanes) and not inner and (form.once or whole.whole_rows):
+            inside = _Body(whole, replace(form, inner=True)).lines
             self.march = march = replace(march, unroll=1)  # blocks at ends are few
-        self._ends, self._found = ends, finds_ends(whole, ends, MOST_ROWS)
+        self._ends, self._found = form.ends, finds_ends(whole, form.ends, MOST_ROWS)
         # Turns of a row, and cells of a turn.
         self._turns, self._columns = (tile[-1], 1) if sweep else (1, tile[-1])
-        self._place, self._column = ("int64", "int64") if wide else ("uint32", "int32")
+        self._place, self._column = ("int64", "int64") if form.wide else ("uint32", "int32")
         self._leaders = {
-            "i": leaders(program.inputs, apart), "o": leaders(program.outputs, apart),
+            "i": leaders(program.inputs, form.apart), "o": leaders(program.outputs, form.apart),
         }  # fmt: skip
         last = program.axes - 1
         self._strips = Strips(self._columns % WORD == 0, [one.components for one in program.inputs], last)
