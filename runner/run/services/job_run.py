@@ -106,8 +106,9 @@ def check_options(run: RunContext) -> None:
     if not job.takes_steps:
         of_blocks |= {"grid": options.grid, "overlap": options.overlap}
     given = [option(name) for name, value in of_blocks.items() if value is not None]
-    resumes = job.takes_steps or job.kind == "job"
-    stream = replace(options.stream, resume=False) if resumes else options.stream
+    stream = options.stream
+    if stream.resume and (job.takes_steps or job.kind == "job"):
+        stream = replace(stream, resume=False)
     if "memory" in job.services:
         stream = replace(stream, host_memory=None, device_memory=None)
     if given or stream.named:
