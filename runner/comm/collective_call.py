@@ -15,6 +15,7 @@ from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import MeshrunError, RunError, describe, met_by_all, traceback_of
 
 Value = TypeVar("Value")
+Own = TypeVar("Own")
 
 # What pickling can raise: pickle's own errors, and those of classes that define how they are pickled.
 UNPICKLABLE = (
@@ -80,6 +81,18 @@ def gather_calls(
     outcomes = control.allgather(_attempt(control, function, where, names_rank))
     _raise_first([failed for _, failed in outcomes])
     return [value for value, _ in outcomes]
+
+
+def call_and_tell(
+    control: Control, function: Callable[[], tuple[Own, Value]], where: object
+) -> tuple[Own, list[Value]]:
+    """Call `function` on every rank; return what it returns first here, and what it returns second of every
+    rank, in rank order. Collective, with the errors of `collective_call`."""
+    found, failed = _attempt(control, function, where)
+    outcomes = control.allgather((None if found is None else found[1], failed))
+    _raise_first([failed for _, failed in outcomes])
+    assert found is not None
+    return found[0], [value for value, _ in outcomes]
 
 
 def _attempt(

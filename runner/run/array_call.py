@@ -264,15 +264,15 @@ def _planned(
     options = ONE_PASS if steps == 1 else replace(ONE_PASS, steps=StepOptions(steps))
     if world.size > 1:
         known = world.collective_call(lambda: plan_alone(world, job, parameters, types, options))
-        world.on_root(lambda: known.check_split(world, known.alone))
+        world.on_root(lambda: known.try_splits(world, known.alone))
         if known.fusion is not None:
             fusions = world.control.allgather(known.fusion)
             known.alone, known.fusion = agreed_kernel(world, known.task, known.alone, fusions, None, steps)
         return known
     known = plan_alone(world, job, parameters, types, options)
-    if not known.checked and known.fusion is not None:
+    if not known.tried and known.fusion is not None:
         agreed_kernel(world, known.task, known.alone, [known.fusion], None, steps)
-    known.check_split(world, known.alone)
+    known.try_splits(world, known.alone)
     return known
 
 

@@ -97,7 +97,7 @@ def _start(run: RunContext, prepared: Prepared) -> MapStart:
     if has_own_grid(options.grid, world.size):
         planned(run, world.size, options.grid)  # raises
     check_nothing_unfinished(run)
-    prepared.known.check_split(world, task)
+    prepared.planned.try_splits(world, task)
     # If the result types are known, disk space is allocated before the computation.
     return MapStart(sinks=make_task_outputs(run, task) if task.results else None)
 
@@ -125,7 +125,7 @@ def _streamed_results(
         check_blocks(streamed_grid(options.grid, world.size)[0])
     # A function that has a kernel is called on the host, whatever is cut.
     blocks = _blocks(run, replace(task, results=results))
-    prepared.known.check_split(world, replace(blocks, kernel=task.kernel))
+    prepared.planned.try_splits(world, replace(blocks, kernel=task.kernel))
     return results
 
 

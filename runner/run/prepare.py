@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 
 
 NO_STEPS = StepOptions()
-MOST_KEPT = 64  # tasks
-_KEPT: dict[Hashable, PlannedTask] = {}
+MOST_PLANNED = 64  # tasks
+_PLANNED: dict[Hashable, PlannedTask] = {}
 _LOCK = threading.Lock()
 
 
@@ -137,9 +137,9 @@ class PlannedTask:
 
     declared: the job as it was given. task: of the job with its halo, without a kernel. alone: with a kernel
     in place of the function, where this rank has one. needed: bytes of this rank's block, whole in memory.
-    fusion: why it has a kernel or none; None: it was not to have one. kept: what the function may keep from
-    one call to the next, before this run called it; None: it did not. checked: the grids for which
-    `check_split` has passed, each with whether the task had a kernel. summarized: of `summary`.
+    fusion: why it has a kernel or none; None: it was not to have one. first_values: what the function may
+    keep from one call to the next, before this run called it; None: it did not. tried: the grids for which
+    `try_splits` has passed, each with whether the task had a kernel. summarized: of `summary`.
     """
 
     declared: Job
@@ -147,8 +147,8 @@ class PlannedTask:
     alone: Task
     needed: int
     fusion: Fusion | None
-    kept: KeptValues | None
-    checked: set[tuple[Shape, bool]] = field(default_factory=set)
+    first_values: KeptValues | None
+    tried: set[tuple[Shape, bool]] = field(default_factory=set)
     summarized: ValueSummary | None = None
 
     @cached_property
@@ -169,27 +169,28 @@ class PlannedTask:
             self.summarized = summary_of(self.alone, backend)
         return self.summarized
 
-    def check_split(self, world: World, task: Task) -> None:
-        """Raise UserError if the result of a task depends on how its array is cut. On one rank.
+    def try_splits(self, world: World, task: Task) -> None:
+        """Call the function on small arrays, whole and cut. On one rank.
 
-        task: this one, perhaps with another grid or without its kernel.
+        Raises UserError if its result depends on how its array is cut. task: this one, perhaps with another
+        grid or without its kernel.
         """
         cut = task.partition.grid, task.kernel is not None
-        if cut not in self.checked:
-            refuse_split(world, task, self.kept)
-            self.checked.add(cut)
+        if cut not in self.tried:
+            refuse_split(world, task, self.first_values)
+            self.tried.add(cut)
 
 
 @dataclass(frozen=True)
 class Prepared:
     """What the ranks agreed on before they read.
 
-    known: what this rank found out alone. task: cut into a block for each rank. fusion: why it has a kernel
+    planned: what this rank found out alone. task: cut into a block for each rank. fusion: why it has a kernel
     or none; None: it was not to have one. memory: what each rank may use, in rank order. too_large: whether
     a rank's block does not fit its memory, and no option of streamed runs is given.
     """
 
-    known: PlannedTask
+    planned: PlannedTask
     task: Task
     fusion: Fusion | None
     memory: tuple[MemoryUse, ...]
@@ -245,56 +246,77 @@ def join(run: RunContext) -> None:
 def prepare(run: RunContext, additions: Additions | None = None) -> Prepared:
     """Plan the task and compile its kernel on each rank, and agree on both. Collective.
 
-    additions: of the job that takes the steps. An error on any rank is raised on all.
+    Completes the job of `run`, and its sources. additions: of the job that takes the steps. An error on any
+    rank is raised on all.
     """
     world, options = run.world, run.options
-    steps, mode = options.steps.steps, options.fuse
-    # Steps in memory may be resumed.
-    stream = options.stream if steps is None else replace(options.stream, resume=False)
-    tasks: list[PlannedTask] = []
-
-    def alone() -> tuple[Fusion | None, MemoryUse, bool, ValueSummary | None]:
-        # Check what the options ask of the job.
-        if additions is None:
-            join(run)
-        if options.steps != NO_STEPS:
-            options.steps.check(series=bool(run.job.series))
-        if steps is not None:
-            check_steps(run, additions)
-        # Plan the task, and compile its kernel.
-        types = [(source.shape, source.dtype) for source in run.sources]
-        own_grid = steps is None and has_own_grid(options.grid, world.size)
-        grid = None if own_grid else options.grid
-        with world.phases("prepare") if (mode or run.job.fuse) != "off" else nullcontext():
-            known = plan_alone(world, run.job, run.parameters, types, options, grid)
-        made, run.job = known.alone, known.task.job
-        run.sources = [*run.sources, *(source_of(one) for one in run.job.constants)]
-        run.sources = spread_sources(made, run.sources)
-        if made.job.tape is not None or STEP in made.job.services or made.has_timed_boundary:
-            check_tables(made, steps or 1)
-        tasks.append(known)
-        # Compare the block with the memory, unless an option decides.
-        memory, on_device = limits(world, stream), world.backend.asynchronous
-        summary = known.summary(world) if world.size > 1 else None
-        if stream.named is not None:
-            return known.fusion, memory, False, summary
-        needed_by = memory.device if on_device else memory.host
-        return known.fusion, memory, known.needed > needed_by, summary
-
-    everyone = world.gather_calls(alone)
-    (known,), fusions = tasks, [fusion for fusion, *_ in everyone if fusion is not None]
-    task, fusion = known.task, None
+    own, everyone = world.call_and_tell(lambda: _plan_on_rank(run, additions))
+    planned, run.job, run.sources = own.planned, own.planned.task.job, own.sources
+    # A kernel that every rank has takes the function's place.
+    task, fusion = planned.task, None
+    fusions = [rank.fusion for rank in everyone if rank.fusion is not None]
     if fusions:
-        task, fusion = agreed_kernel(world, task, known.alone, fusions, mode, steps or 1)
-    memory = tuple(limit for _, limit, *_ in everyone)
-    too_large = any(too_large for _, _, too_large, _ in everyone)
+        steps = options.steps.steps or 1
+        task, fusion = agreed_kernel(world, task, planned.alone, fusions, options.fuse, steps)
     # Refuse a function that each process has with values of its own. If each call changes them, the check of
     # the split names the line.
-    summaries = [summary for *_, summary in everyone]
+    summaries = [rank.summary for rank in everyone]
     if world.size > 1 and differing_rank(summaries) is not None:
-        world.on_root(lambda: known.check_split(world, task))
-        refuse_other_values(world, known.declared, summaries, whole_program(known.alone.job))
-    return Prepared(known, task, fusion, memory, too_large)
+        world.on_root(lambda: planned.try_splits(world, task))
+        refuse_other_values(world, planned.declared, summaries, whole_program(planned.alone.job))
+    memory = tuple(rank.memory for rank in everyone)
+    return Prepared(planned, task, fusion, memory, any(rank.too_large for rank in everyone))
+
+
+@dataclass(frozen=True)
+class OwnPlan:
+    """What a rank has planned alone. sources: of all inputs of the task, with constants of the function."""
+
+    planned: PlannedTask
+    sources: Sequence[Source]
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What a rank tells the others of its plan.
+
+    fusion: why it has a kernel or none; None: it was not to have one. memory: what it may use. too_large:
+    whether its block does not fit, and no option decides. summary: what ranks compare; None on one rank.
+    """
+
+    fusion: Fusion | None
+    memory: MemoryUse
+    too_large: bool
+    summary: ValueSummary | None
+
+
+def _plan_on_rank(run: RunContext, additions: Additions | None) -> tuple[OwnPlan, RankPlan]:
+    """Plan the task of a run on this rank. additions: as of `prepare`."""
+    world, options, steps = run.world, run.options, run.options.steps.steps
+    # Check what the options ask of the job.
+    if additions is None:
+        join(run)
+    if options.steps != NO_STEPS:
+        options.steps.check(series=bool(run.job.series))
+    if steps is not None:
+        check_steps(run, additions)
+    # Plan the task, and compile its kernel.
+    types = [(source.shape, source.dtype) for source in run.sources]
+    own_grid = steps is None and has_own_grid(options.grid, world.size)
+    grid = None if own_grid else options.grid
+    with world.phases("prepare") if (options.fuse or run.job.fuse) != "off" else nullcontext():
+        planned = plan_alone(world, run.job, run.parameters, types, options, grid)
+    made, constants = planned.alone, planned.task.job.constants
+    sources = spread_sources(made, [*run.sources, *map(source_of, constants)])
+    if made.job.tape is not None or STEP in made.job.services or made.has_timed_boundary:
+        check_tables(made, steps or 1)
+    # Compare the block with the memory, unless an option decides. Steps in memory may be resumed.
+    stream = options.stream if steps is None else replace(options.stream, resume=False)
+    memory, on_device = limits(world, stream), world.backend.asynchronous
+    needed_by = memory.device if on_device else memory.host
+    too_large = stream.named is None and planned.needed > needed_by
+    summary = planned.summary(world) if world.size > 1 else None
+    return OwnPlan(planned, sources), RankPlan(planned.fusion, memory, too_large, summary)
 
 
 def plan_alone(
@@ -330,9 +352,9 @@ def plan_alone(
     chosen = grid, options.boundary, options.cval, mode, options.fuse_math, steps
     key = None if read is None else (read, id(job), tuple(inputs), ranks, chosen)
     with _LOCK:
-        kept = None if key is None else _KEPT.get(key)
+        kept = None if key is None else _PLANNED.get(key)
     if kept is not None:
-        kept.kept = None  # the function has not been called for this run
+        kept.first_values = None  # the function has not been called for this run
         return kept
     if key is not None:  # the caller may change its lists and arrays
         parameters = copy.deepcopy(parameters)
@@ -349,16 +371,16 @@ def plan_alone(
     # Keep it, unless another attempt may succeed.
     if key is not None and not (fusion is not None and fusion.refused):
         with _LOCK:
-            _KEPT[key] = planned
-            while len(_KEPT) > MOST_KEPT:
-                del _KEPT[next(iter(_KEPT))]
+            _PLANNED[key] = planned
+            while len(_PLANNED) > MOST_PLANNED:
+                del _PLANNED[next(iter(_PLANNED))]
     return planned
 
 
 def forget_tasks() -> None:
     """Forget all tasks, as a new process has none."""
     with _LOCK:
-        _KEPT.clear()
+        _PLANNED.clear()
 
 
 def source_of(constant: Constant) -> Source:

@@ -73,8 +73,8 @@ def _start(run: RunContext, prepared: Prepared, additions: Additions | None) -> 
     task = with_trial_results(run.world, prepared.task, run.sources)
     check_feeds(task)
     copies = _copies(run, task, prepared.memory, additions)
-    prepared.known.check_split(run.world, task)
-    stages = prepared.known.stages or None
+    prepared.planned.try_splits(run.world, task)
+    stages = prepared.planned.stages or None
     # Find what the run continues from.
     checkpoints = _checkpoints(run, task, additions.kept if additions else ())
     state = find_state(checkpoints, resume=run.options.stream.resume)

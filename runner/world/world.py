@@ -16,7 +16,7 @@ import numpy as np
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.checksum.checked import SHARE, CheckedControl, Checksums
 from meshrun.runner.comm.checksum.sums import sums_of
-from meshrun.runner.comm.collective_call import collective_call, gather_calls, on_root
+from meshrun.runner.comm.collective_call import call_and_tell, collective_call, gather_calls, on_root
 from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
 from meshrun.runner.comm.recorded import Trail, record_operations
 from meshrun.runner.comm.threads import ThreadComm
@@ -45,6 +45,7 @@ from meshrun.runner.world.run_status import remove_stale_claims
 from meshrun.runner.world.stuck import nccl_ras
 
 Value = TypeVar("Value")
+Own = TypeVar("Own")
 
 LATER = 10.0  # seconds that rank 0 may start later than a rank that MPI does not connect to it
 
@@ -219,6 +220,11 @@ class World(Group):
         """Call `function` on every rank; return all values, in rank order. Collective, with the errors of
         `collective_call`."""
         return gather_calls(self.control, function, self.here)
+
+    def call_and_tell(self, function: Callable[[], tuple[Own, Value]]) -> tuple[Own, list[Value]]:
+        """Call `function` on every rank; return what it returns first here, and what it returns second of
+        every rank, in rank order. Collective, with the errors of `collective_call`."""
+        return call_and_tell(self.control, function, self.here)
 
     def collectives(
         self,
