@@ -11,12 +11,12 @@ from meshrun.runner.forecast.place import Place
 from meshrun.runner.forecast.record import plan_envelope
 from meshrun.runner.options.plan_options import PlanOptions
 from meshrun.runner.options.stream_options import StreamOptions
-from meshrun.runner.plan.chunking import Files
+from meshrun.runner.plan.chunking import FileTraits
 from meshrun.runner.plan.task import Task
 from meshrun.runner.report.record import Record, type_record
 
 
-def plan_map(task: Task, options: PlanOptions, place: Place, files: Files) -> Record:
+def plan_map(task: Task, options: PlanOptions, place: Place, files: FileTraits) -> Record:
     """Return the forecast of a map job as plain values, and of fewer ranks.
 
     task: cut into a block for each rank, its results known. files: what chunks depend on of the inputs.

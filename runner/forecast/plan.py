@@ -24,7 +24,7 @@ from meshrun.runner.forecast.steps import plan_map_steps, plan_steps
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.form import Form, form_of, forms_of_inputs
 from meshrun.runner.options.plan_options import PlanOptions
-from meshrun.runner.plan.chunking import PLAIN, Files, check_limit, not_streamed
+from meshrun.runner.plan.chunking import PLAIN, FileTraits, check_limit, not_streamed
 from meshrun.runner.plan.task import ArrayType, Task, plan_task
 from meshrun.runner.report.record import Record
 from meshrun.runner.report.units import counted
@@ -192,14 +192,14 @@ def open_inputs(job: Job, inputs: Sequence[str], form: Forms) -> list[Source]:
 
 def describe_inputs(
     job: Job, sources: Sequence[Source], form: Forms
-) -> tuple[list[ArrayType], Files, list[str]]:
+) -> tuple[list[ArrayType], FileTraits, list[str]]:
     """Shape and dtype of each array, what chunks depend on of their files, and notes about them.
 
     form: of every array if there are no files.
     """
     if sources:
         serial = next((str(source.path) for source in sources if not source.parallel), None)
-        files = Files(serial is None, source_chunks=file_chunks(sources))
+        files = FileTraits(serial is None, source_chunks=file_chunks(sources))
         notes = [f"{serial} is read by one rank for all, and decoded: neither is in these times"]
         return [(source.shape, source.dtype) for source in sources], files, notes if serial else []
     return [_described(form) for form in forms_of_inputs(form, len(job.arrays))], PLAIN, []

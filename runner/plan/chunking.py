@@ -36,7 +36,7 @@ class MemoryUse:
 
 
 @dataclass(frozen=True)
-class Files:
+class FileTraits:
     """Properties of a run's files that a plan depends on.
 
     parallel: every rank can read parts of the input. chunked_output: the output is written in chunks of its
@@ -50,7 +50,7 @@ class Files:
     sink_chunks: Shape | None = None
 
 
-PLAIN = Files()  # such as .npy to .npy
+PLAIN = FileTraits()  # such as .npy to .npy
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class Facts:
     ranks: int
     asynchronous: bool
     limits: MemoryUse
-    files: Files = PLAIN
+    files: FileTraits = PLAIN
 
 
 def is_streamed(
     task: Task,
     options: StreamOptions,
-    files: Files,
+    files: FileTraits,
     *,
     asynchronous: bool,
     too_large: bool,
@@ -171,7 +171,7 @@ def chunk_memory(padded: int, result: int, *, halo: bool, asynchronous: bool, st
     return MemoryUse(twice * padded + result, 0)
 
 
-def memory_use(task: Task, region: Region, *, asynchronous: bool, files: Files = PLAIN) -> MemoryUse:
+def memory_use(task: Task, region: Region, *, asynchronous: bool, files: FileTraits = PLAIN) -> MemoryUse:
     """Return the `chunk_memory` of a region plus one decoded chunk of the input file's own format.
 
     Results whose type is not known yet are assumed to be like the first input.
@@ -224,7 +224,7 @@ def _rows_that_fit(
     return budget.rows(one, two, wanted=max(wanted, align), align=align)
 
 
-def _rows_together(task: Task, files: Files) -> int:
+def _rows_together(task: Task, files: FileTraits) -> int:
     """Return what the rows of a chunk are multiples of: whole rows of results, and whole chunks of files."""
     unit = task.units[0]
     if not files.sink_chunks:

@@ -13,7 +13,7 @@ from meshrun.runner.arrays.load import stored_type
 from meshrun.runner.compiler.decide import Fusion
 from meshrun.runner.compiler.function_key import held_whole
 from meshrun.runner.errors import RunError
-from meshrun.runner.plan.chunking import Files
+from meshrun.runner.plan.chunking import FileTraits
 from meshrun.runner.plan.task import ArrayType, Task
 from meshrun.runner.report.record import SCHEMA, Record, envelope, plain, type_record, write_json
 from meshrun.runner.run.prepare import RunContext
@@ -128,7 +128,7 @@ def commit_series(run: RunContext, series: Sequence[SeriesRows]) -> None:
 
 
 def compared_with_plan(
-    run: RunContext, task: Task, wall: float, files: Files, *, streamed: bool
+    run: RunContext, task: Task, wall: float, files: FileTraits, *, streamed: bool
 ) -> list[Record] | None:
     """Return the run's forecast beside what rank 0 measured; None on other ranks, or without a forecast.
 

@@ -14,7 +14,7 @@ from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
 from meshrun.runner.maps.streamed.chunk_agreement import serial_file, with_trial_results
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import (
-    Files,
+    FileTraits,
     MemoryUse,
     block_memory,
     has_own_grid,
@@ -146,7 +146,7 @@ def streamed_results(
     """
     serial = first_serial(sources)
     chunked = any(split(target)[0].suffix.lower() in FOLDERS for target in targets)
-    files, asynchronous = Files(serial is None, chunked), world.backend.asynchronous
+    files, asynchronous = FileTraits(serial is None, chunked), world.backend.asynchronous
     if is_streamed(
         task, options, files, asynchronous=asynchronous, too_large=too_large, keep_whole=keep_whole
     ):
@@ -205,7 +205,7 @@ def _in_chunks(run: RunContext, prepared: Prepared, results: tuple[ArrayType, ..
     plan = None
     if not details["resumed"] and not has_own_grid(options.grid, world.size):
         sink_chunks = file_chunks(streamed.sinks)
-        files = Files(True, sink_chunks is not None, file_chunks(run.sources), sink_chunks)
+        files = FileTraits(True, sink_chunks is not None, file_chunks(run.sources), sink_chunks)
         wall = details["limits"]["wall_seconds"]
         plan = compared_with_plan(run, task, wall, files, streamed=True)
     computed = computation_of(streamed.task, prepared.fusion)
@@ -248,7 +248,7 @@ def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None)
     if (
         first_serial([*run.sources, *sinks]) is None
     ):  # no forecast for images, which one rank reads and writes
-        files = Files(source_chunks=file_chunks(run.sources), sink_chunks=file_chunks(sinks))
+        files = FileTraits(source_chunks=file_chunks(run.sources), sink_chunks=file_chunks(sinks))
         plan = compared_with_plan(run, task, wall, files, streamed=False)
     computed = computation_of(task, prepared.fusion, overlap=pipeline.overlap)
     rows = [known for one in series for known in one.types]

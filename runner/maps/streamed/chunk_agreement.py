@@ -17,7 +17,7 @@ from meshrun.runner.maps.streamed.halving import does_not_fit
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import (
     Facts,
-    Files,
+    FileTraits,
     MemoryUse,
     least,
     plan_chunks,
@@ -67,7 +67,7 @@ def chunks_of(
             hint=f"no {option('grid')}",
             everywhere=True,
         )
-    files = Files(source_chunks=file_chunks(sources), sink_chunks=_common_rows(sinks))
+    files = FileTraits(source_chunks=file_chunks(sources), sink_chunks=_common_rows(sinks))
     facts = Facts(world.size, world.backend.asynchronous, least(memory), files)
     return plan_chunks(task, facts, options, rows)
 

@@ -24,7 +24,7 @@ from meshrun.runner.maps.streamed.chunk_agreement import chunks_of
 from meshrun.runner.maps.streamed.endpoints import Endpoints
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan import chunking
-from meshrun.runner.plan.chunking import Files, has_own_grid, streamed_grid
+from meshrun.runner.plan.chunking import FileTraits, has_own_grid, streamed_grid
 from meshrun.runner.plan.chunks import Chunks
 from meshrun.runner.plan.task import Task, plan_task
 from meshrun.runner.report.spans import Spans
@@ -65,7 +65,7 @@ class Facts:
     memory: int
     device_memory: int
     options: StreamOptions
-    files: Files
+    files: FileTraits
     grid: str | None
     keep_whole: bool
 
@@ -101,7 +101,7 @@ def known(task: Task) -> Task:
 
 NONE = ((0, 0), (0, 0))
 KEPT_WHOLE = Facts(
-    (24, 24), NONE, declared, 1, 1, 1 << 22, 1 << 18, StreamOptions(), Files(), None, keep_whole=True
+    (24, 24), NONE, declared, 1, 1, 1 << 22, 1 << 18, StreamOptions(), FileTraits(), None, keep_whole=True
 )
 
 
@@ -126,7 +126,7 @@ def facts(draw: st.DrawFn) -> Facts:
     numbers = "x".join(str(draw(st.integers(1, 3))) for _ in range(chosen))
     grid = draw(st.sampled_from([None, "x".join("0" * max(chosen, 1)), numbers or None]))
     chunked_output = draw(st.booleans())
-    files = Files(
+    files = FileTraits(
         parallel=draw(st.integers(0, 9)) > 0,
         chunked_output=chunked_output,
         source_chunks=draw(st.none() | st.tuples(*(st.integers(1, max(n, 1)) for n in shape))),
