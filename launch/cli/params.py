@@ -13,16 +13,8 @@ from typing import Any, TypeVar
 import click
 
 from meshrun.launch.cli.plugins import check_words
-from meshrun.launch.spec import (
-    HOST_TIMEOUT,
-    START_TIMEOUT,
-    HostSlots,
-    LaunchSpec,
-    make_spec,
-    parse_hosts,
-    parse_shape,
-    read_hostfile,
-)
+from meshrun.launch.host_list import HostSlots, parse_hosts, read_hostfile
+from meshrun.launch.spec import HOST_TIMEOUT, START_TIMEOUT, LaunchSpec, make_spec, parse_shape
 
 Value = TypeVar("Value")
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -96,6 +96,7 @@ LAUNCH_ROOMS = (
     ("mpi",),
     ("supervise",),
     ("spec", "settings", "completion", "help"),
+    ("host_list",),
 )
 
 CUPY = ("runner/device/*.py", "runner/comm/*.py")

@@ -465,7 +465,7 @@ TARGETS = [
     Target(
         "hostfile",
         b"n1 slots=8\nn2:4 # spare\nn3\n".strip,
-        lazily("meshrun.launch.spec", "read_hostfile"),
+        lazily("meshrun.launch.host_list", "read_hostfile"),
         ".hosts",
         (ValueError,),
     ),
@@ -478,7 +478,7 @@ TARGETS = [
         "1K",
         errors=(MeshrunError, ValueError),
     ),
-    *texts("hosts", lazily("meshrun.launch.spec", "parse_hosts"), "a:8,b:8", errors=(ValueError,)),
+    *texts("hosts", lazily("meshrun.launch.host_list", "parse_hosts"), "a:8,b:8", errors=(ValueError,)),
     *texts("shape", lazily("meshrun.launch.spec", "parse_shape"), "2x8", errors=(ValueError,)),
     *texts(
         "input shape",

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshrun.launch.spec import HostSlots, LaunchSpec, make_spec, parse_hosts, parse_shape, read_hostfile
+from meshrun.launch.host_list import HostSlots, parse_hosts, read_hostfile
+from meshrun.launch.spec import LaunchSpec, make_spec, parse_shape
 
 WORDS = ("bench", "all_reduce")
 
