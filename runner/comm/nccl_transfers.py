@@ -12,7 +12,7 @@ from meshrun.runner.comm import nccl
 from meshrun.runner.comm.api import Control, Message, Operation, check_contiguous
 from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS
 from meshrun.runner.comm.recorded import Trail, record_operations
-from meshrun.runner.device.cuda import release_graphs
+from meshrun.runner.device.cuda_graphs import release_graphs
 from meshrun.runner.errors import UserError
 from meshrun.runner.region import Array
 from meshrun.runner.system.launcher import default_variable

@@ -6,25 +6,24 @@ import ctypes
 import functools
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
-from weakref import WeakSet
+from typing import Any
 
 import cupy
 import numpy as np
 
-from meshrun.runner.device.api import HEADERS, Device, NotCapturable, Shortage, bytes_needed
+from meshrun.runner.device.api import HEADERS, Device, Shortage, bytes_needed
 from meshrun.runner.device.copy_streams import CopyStreams
+from meshrun.runner.device.cuda_graphs import capture
 from meshrun.runner.device.nvrtc import compile_kernel
 from meshrun.runner.errors import RunError, first_line
 from meshrun.runner.region import Array, Shape
 from meshrun.runner.system.compiler import NotCompiled
 
 OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
-CAPTURING = "stream is capturing"  # in errors of CuPy
 
 
 def count() -> int:
@@ -68,35 +67,13 @@ def uuid(index: int) -> str:
     return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-class CapturedGraph:
-    """A CUDA graph of the current device; a call launches it in its stream."""
-
-    known: ClassVar[WeakSet[CapturedGraph]] = WeakSet()
-
-    def __init__(self, graph: Any, stream: Any) -> None:
-        self._graph, self._stream, self.device = graph, stream, cupy.cuda.Device().id
-        self.known.add(self)
-
-    def __call__(self) -> None:
-        self._graph.launch(self._stream)
-
-    def release(self) -> None:
-        self._graph = None
-
-
-def release_graphs() -> None:
-    """Destroy all CUDA graphs of the current device: a communicator whose calls they hold is closed."""
-    for graph in CapturedGraph.known:
-        if graph.device == cupy.cuda.Device().id:
-            graph.release()
-
-
 class CudaBackend:
     """One GPU with a main stream, a second stream for exchanges, and pinned host buffers of exact size."""
 
     xp: ModuleType = cupy
     asynchronous = True
     null_stream = cupy.cuda.Stream.null
+    capture = staticmethod(capture)
 
     def __init__(self, index: int) -> None:
         cupy.cuda.Device(index).use()
@@ -181,27 +158,6 @@ class CudaBackend:
         pooled = cupy.get_default_memory_pool().free_bytes()
         return Shortage(bytes_needed(str(failure)), free + pooled, total)
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        stream = cupy.cuda.get_current_stream()
-        stream.begin_capture()
-        graph = None
-        try:
-            # Memory allocated here would be given to others before the graph runs.
-            with cupy.cuda.using_allocator(_refuse_to_allocate):
-                work()
-        except RuntimeError as reason:
-            # CuPy refuses some calls by itself, with an error of no class of its own.
-            if not isinstance(reason, cupy.cuda.runtime.CUDARuntimeError) and CAPTURING not in str(reason):
-                raise
-            raise NotCapturable(f"the function waits for the device ({first_line(reason)})") from reason
-        finally:
-            # Fails where the recording has.
-            with suppress(cupy.cuda.runtime.CUDARuntimeError):
-                graph = stream.end_capture()
-        if graph is None:
-            raise NotCapturable("the function does what a CUDA graph cannot hold")
-        return CapturedGraph(graph, stream)
-
     def copy_rate(self) -> float:
         source = cupy.ones(1 << 26, cupy.float32)  # 256 MiB: several times the largest L2
         target = cupy.empty_like(source)
@@ -214,10 +170,6 @@ class CudaBackend:
 
     def copy_streams(self) -> CopyStreams:
         return CopyStreams(self.device.index, self.stream)
-
-
-def _refuse_to_allocate(nbytes: int) -> Any:
-    raise NotCapturable("the function allocates device memory")
 
 
 @contextmanager
