@@ -11,7 +11,7 @@ import numpy as np
 from meshrun.runner.arrays.load import check_decoded, file_chunks
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import with_known_results
-from meshrun.runner.compiler.whole.between.loops import loops_within
+from meshrun.runner.compiler.whole.between.recorded_loop import loops_within
 from meshrun.runner.compiler.whole.program import WholeProgram
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError, describe

@@ -19,7 +19,7 @@ import numpy as np
 from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space, with_nearest
-from meshrun.runner.compiler.whole.between.loops import Loop
+from meshrun.runner.compiler.whole.between.recorded_loop import Loop
 from meshrun.runner.compiler.whole.graph import Cut, InputValue, LoopResult, Reduction, ValueCheck, rebuilt
 from meshrun.runner.compiler.whole.program import WholeOutput, WholeProgram, WholeSeries
 from meshrun.runner.programs.cells import LevelCells, StageCells, level_cells, stage_cells, with_levels

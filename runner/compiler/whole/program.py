@@ -121,7 +121,7 @@ class WholeProgram:
 
     @cached_property
     def loops(self) -> tuple[Any, ...]:
-        """The `between.loops.Loop` whose results are among the arrays and values."""
+        """The `between.recorded_loop.Loop` whose results are among the arrays and values."""
         results = (*self.between.values(), *self.values.values())
         return tuple(dict.fromkeys(one.loop for one in results if isinstance(one, LoopResult)))
 

@@ -33,10 +33,10 @@ from meshrun.runner.compiler.whole.array import (
     made,
     taken,
 )
+from meshrun.runner.compiler.whole.between.control_flow import TracedControl
 from meshrun.runner.compiler.whole.between.cuts import resolved
 from meshrun.runner.compiler.whole.between.numbers import numbered
 from meshrun.runner.compiler.whole.between.reductions import REDUCTIONS
-from meshrun.runner.compiler.whole.between.traced_control import TracedControl
 from meshrun.runner.compiler.whole.functions.shifts import FUNCTIONS
 from meshrun.runner.compiler.whole.graph import InputValue, WholeGraph
 from meshrun.runner.compiler.whole.module import Module, WholePlace, copies_with

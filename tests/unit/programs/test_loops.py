@@ -12,7 +12,7 @@ import pytest
 
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole import graph
-from meshrun.runner.compiler.whole.between import traced_control
+from meshrun.runner.compiler.whole.between import control_flow
 from meshrun.runner.programs.stages import StagedProgram
 from tests.facts.looping_programs import LoopingPrograms, compiled
 from tests.facts.program_runs import plain, planned, run_program
@@ -173,7 +173,7 @@ def test_loops_have_the_bits_of_their_iterations(name: str, monkeypatch: pytest.
     function, arrays = LOOPS[name], [field(9, 8), field(9, 8, seed=1)]
     names = ("a", "b")[: 2 if name in ("swapped", "shifted", "numbers") else 1]
     looped = run_program(planned(function, arrays, names), arrays, (2, 1))
-    monkeypatch.setattr(traced_control, "FEW", 1000)
+    monkeypatch.setattr(control_flow, "FEW", 1000)
     program = planned(function, arrays, names)
     assert outline(program) == []
     for one, other in zip(run_program(program, arrays, (2, 1)), looped, strict=True):

@@ -17,7 +17,7 @@ from meshrun.runner.compiler.trace.array import MOST_NODES
 from meshrun.runner.compiler.trace.graph import Node, Offset, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.between.levels import demands_of, lattices, whole_space
-from meshrun.runner.compiler.whole.between.loops import MappedLoops, loops_of
+from meshrun.runner.compiler.whole.between.recorded_loop import MappedLoops, loops_of
 from meshrun.runner.compiler.whole.between.stage_costs import FREE, StageCosts, main_path
 from meshrun.runner.compiler.whole.graph import (
     LEAVES,

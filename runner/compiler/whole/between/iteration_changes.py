@@ -11,7 +11,7 @@ import numpy as np
 from meshrun.runner.compiler.control.plain import UNBOUND
 from meshrun.runner.compiler.trace.timed import Timed
 from meshrun.runner.compiler.whole.array import Along, Scalar, Storage, Tracing, Whole
-from meshrun.runner.compiler.whole.between.loops import Slot
+from meshrun.runner.compiler.whole.between.recorded_loop import Slot
 from meshrun.runner.compiler.whole.between.traced_state import (
     NUMBERS,
     RESULT,

@@ -20,7 +20,7 @@ from meshrun.runner.compiler.whole.between.iteration_changes import (
     joined_changes,
 )
 from meshrun.runner.compiler.whole.between.loop_results import leave_state, new_slot
-from meshrun.runner.compiler.whole.between.loops import Carried, LoopDependence, RecordedLoop
+from meshrun.runner.compiler.whole.between.recorded_loop import Carried, LoopDependence, RecordedLoop
 from meshrun.runner.compiler.whole.between.traced_state import (
     RESULT,
     IterationJournal,

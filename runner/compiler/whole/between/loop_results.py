@@ -13,7 +13,7 @@ from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.timed import Timed
 from meshrun.runner.compiler.whole.array import Storage, Tracing, Whole, made_scalar
 from meshrun.runner.compiler.whole.between.iteration_changes import TracedBody, check_storage
-from meshrun.runner.compiler.whole.between.loops import RecordedLoop, Slot
+from meshrun.runner.compiler.whole.between.recorded_loop import RecordedLoop, Slot
 from meshrun.runner.compiler.whole.between.traced_state import (
     IterationJournal,
     NotAlike,

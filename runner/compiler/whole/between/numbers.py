@@ -14,7 +14,7 @@ from typing import Any
 
 from meshrun.runner.compiler.trace.graph import Node, in_order
 from meshrun.runner.compiler.whole.between.cuts import Needed
-from meshrun.runner.compiler.whole.between.loops import MappedLoops, with_bodies
+from meshrun.runner.compiler.whole.between.recorded_loop import MappedLoops, with_bodies
 from meshrun.runner.compiler.whole.functions.outside import check_sizes, constants_of
 from meshrun.runner.compiler.whole.graph import (
     LoopResult,

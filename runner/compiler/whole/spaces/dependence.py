@@ -15,7 +15,7 @@ from meshrun.runner.compiler.whole.graph import (
 )
 
 if TYPE_CHECKING:
-    from meshrun.runner.compiler.whole.between.loops import RecordedLoop
+    from meshrun.runner.compiler.whole.between.recorded_loop import RecordedLoop
     from meshrun.runner.compiler.whole.spaces.spaces import Between, Spaces
 
 

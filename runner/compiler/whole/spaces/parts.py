@@ -19,8 +19,8 @@ from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import FREE, Extents, Node, Operand, Program, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.between.cuts import resolved
-from meshrun.runner.compiler.whole.between.loops import HostNumbers, RecordedLoop
 from meshrun.runner.compiler.whole.between.numbers import numbered
+from meshrun.runner.compiler.whole.between.recorded_loop import HostNumbers, RecordedLoop
 from meshrun.runner.compiler.whole.graph import (
     ImportedValue,
     InputValue,

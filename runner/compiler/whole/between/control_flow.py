@@ -29,7 +29,7 @@ from meshrun.runner.compiler.whole.array import Tracing, Whole
 from meshrun.runner.compiler.whole.between.branches import choose
 from meshrun.runner.compiler.whole.between.loop_recording import record_loop
 from meshrun.runner.compiler.whole.between.loop_results import MOST_COUNTED
-from meshrun.runner.compiler.whole.between.loops import RecordedLoop
+from meshrun.runner.compiler.whole.between.recorded_loop import RecordedLoop
 from meshrun.runner.compiler.whole.between.traced_state import NotAlike, StateTracer, is_traced
 from meshrun.runner.compiler.whole.graph import ValueCheck
 
