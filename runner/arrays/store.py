@@ -59,6 +59,10 @@ class Store:
         """Wait until the file is complete. Collective."""
         if self._kept is not None:
             self._gather(self._kept)
+        # Another host may read the file, or this one may fail.
+        if len(self.world.hosts) > 1 and (self.sink.parallel or self.world.rank == 0):
+            with self.phases("write"):
+                self.sink.sync()
         self.world.control.barrier()
 
     def _keep(self, region: Region, host: HostArray) -> None:
