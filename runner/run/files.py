@@ -106,7 +106,7 @@ def check_files(
 ) -> Folder | None:
     """Refuse files that could not be written, before any work. Returns the input if it is a folder.
 
-    Locks the outputs until the run ends.
+    Locks the outputs until the run ends, and then removes what runs that were killed have left of them.
     """
     inputs, targets = paths
     of_images = len(inputs) == 1 and job.opens_input and os.path.isdir(inputs[0])

@@ -216,7 +216,7 @@ def _in_chunks(run: RunContext, prepared: Prepared, results: tuple[ArrayType, ..
 def _in_one_piece(run: RunContext, prepared: Prepared, sinks: list[Sink] | None) -> Finished:
     """Run in memory, with a block for each rank. sinks: the outputs, if they have been created."""
     world, options, task = run.world, run.options, prepared.task
-    if sinks is not None:
+    if sinks is not None:  # rank 0 has created them; the others know them now
         run.transaction.track_partial(*(sink.partial for sink in sinks))
     # Read.
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap
