@@ -1,7 +1,7 @@
 """Edges of an image or any array: the 3 x 3 Laplacian filter.
 
-On a GPU it is one kernel, which the job makes itself from the trace of its NumPy functions: hence `fuse="off"`,
-which leaves the function in its place.
+On a GPU it is one kernel, which the job makes itself from the trace of its NumPy functions: hence
+`fuse="off"`, which leaves the function in its place.
 """
 
 from __future__ import annotations

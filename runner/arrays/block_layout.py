@@ -63,7 +63,7 @@ class BlockLayout:
         self.aligned, self.rows_before = 0, 0
         self._memory: Array | None = None
         one_block = Partition(whole, (1,) * len(whole))
-        # Copies within the block, along axes that are not cut; the first one is of the own cells to themselves.
+        # Copies within the block, along axes that are not cut; the first one is of own cells to themselves.
         self.within: list[tuple[int, AxisCopy]] = [
             (axis, copy)
             for axis, is_cut in enumerate(cut)
