@@ -6,7 +6,7 @@ a small array on which the function is only tried, and it is another block on ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import CellType, ModuleType
 from typing import Any
@@ -73,16 +73,7 @@ class KeptValues:
             elif holder.get(name, MISSING) is not value:
                 holder[name] = value
         for value, copy in self.contents:
-            if isinstance(value, np.ndarray):
-                if value.flags.writeable:
-                    value[...] = copy
-            elif isinstance(value, list):
-                value[:] = copy
-            elif isinstance(value, (set, dict)):
-                value.clear()
-                value.update(copy)
-            else:
-                _restore_attributes(value, copy)
+            _restore_contents(value, copy)
 
     def _note_all(self, values: Iterable[Any], depth: int) -> None:
         """Copy what values hold that may change, and what is held in these."""
@@ -109,6 +100,11 @@ class KeptValues:
                 self._note_all((one for _, one in attributes), depth - 1)
 
 
+def _are_same(values: Collection[Any], others: Collection[Any]) -> bool:
+    """Return whether two collections have the same objects in the same order."""
+    return len(values) == len(others) and all(a is b for a, b in zip(values, others, strict=True))
+
+
 def _is_users(value: Any) -> bool:
     """Return whether a module, a class or an object of a class is the user's."""
     if isinstance(value, ModuleType):
@@ -120,6 +116,23 @@ def _is_users(value: Any) -> bool:
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
     return [(name, one) for name, one in vars(value).items() if not name.startswith("__")]
+
+
+def _restore_contents(value: Any, copy: Any) -> None:
+    """Set what an object holds back to a copy, if it has changed: other threads may read it."""
+    if type(value) is np.ndarray:
+        if value.flags.writeable and value.tobytes() != copy.tobytes():
+            value[...] = copy
+    elif isinstance(value, list):
+        if not _are_same(value, copy):
+            value[:] = copy
+    elif isinstance(value, (set, dict)):
+        same = [*value] == [*copy] if isinstance(value, dict) else value == {*copy}
+        if not same or (isinstance(value, dict) and not _are_same(value.values(), copy.values())):
+            value.clear()
+            value.update(copy)
+    else:
+        _restore_attributes(value, copy)
 
 
 def _restore_attributes(value: Any, attributes: list[tuple[str, Any]]) -> None:

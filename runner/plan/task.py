@@ -591,7 +591,9 @@ def masked_cells(array: Any) -> int:
     Masked arrays are made by numpy.ma, which takes 20 ms to import: without it there are none.
     """
     masked = sys.modules.get("numpy.ma")
-    return int(masked.getmaskarray(array).sum()) if masked is not None and masked.is_masked(array) else 0
+    if masked is None or not hasattr(masked, "is_masked"):  # another thread may be importing it
+        return 0
+    return int(masked.getmaskarray(array).sum()) if masked.is_masked(array) else 0
 
 
 def check_unmasked(what: str, result: Any) -> None:

@@ -158,7 +158,7 @@ def test_what_the_program_changes_between_runs_stays_changed(monkeypatch: pytest
     job, cells, result = meshrun.map_blocks(halo=0)(doubled), np.arange(64.0).reshape(8, 8), np.zeros((8, 8))
     maximum = 1
     with monkeypatch.context() as patched:
-        patched.setattr(PlannedTask, "check_split", lambda *given: 1 / 0)
+        patched.setattr(PlannedTask, "try_splits", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             job.run(cells, result)
     maximum = 2
