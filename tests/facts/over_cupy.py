@@ -7,6 +7,7 @@ import sys
 NAMES = (
     "meshrun.runner.comm.peer_arrays",
     "meshrun.runner.device.cuda",
+    "meshrun.runner.device.cuda_graphs",
     "meshrun.runner.device.copy_streams",
     "meshrun.runner.device.nvrtc",
     "meshrun.runner.device.raw.cuda_memory",

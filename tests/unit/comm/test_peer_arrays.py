@@ -160,7 +160,7 @@ def test_an_array_has_whole_pages_of_its_own(cupy: Any) -> None:
 
 
 def recorded(cupy: Any, work: Any, *, broken: bool = False) -> Any:
-    from meshrun.runner.device.cuda import CudaBackend
+    from meshrun.runner.device.cuda_graphs import capture
 
     stream = cupy.cuda.get_current_stream()
     stream.end_capture.side_effect = CudaError("invalidated") if broken else None
@@ -172,8 +172,7 @@ def recorded(cupy: Any, work: Any, *, broken: bool = False) -> Any:
         yield
 
     cupy.cuda.using_allocator = using
-    backend: Any = SimpleNamespace()
-    return CudaBackend.capture(backend, lambda: work(refusing[0])), stream
+    return capture(lambda: work(refusing[0])), stream
 
 
 def test_recorded_work_is_launched_on_its_stream(cupy: Any) -> None:

@@ -116,10 +116,10 @@ def test_jobs_of_one_function_are_kept_apart(made: list[NumpyKernel]) -> None:
 
 
 def test_few_tasks_are_kept(made: list[NumpyKernel], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "MOST_KEPT", 2)
+    monkeypatch.setattr(prepare, "MOST_PLANNED", 2)
     for rate in (1.0, 2.0, 3.0, 2.0, 1.0):
         slope(ARRAY, rate=rate)
-    assert len(prepare._KEPT) == 2
+    assert len(prepare._PLANNED) == 2
     assert len(made) == 4
 
 
