@@ -22,7 +22,13 @@ from meshrun.launch.slurm import pmi
 
 SCRIPTS = Path(__file__).parents[2] / "slurm"
 # A cluster of device files: jobs may ask for GPUs, and nobody can compute on them. More ranks than cores.
-ENVIRONMENT = {"OMPI_MCA_mpi_yield_when_idle": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+ENVIRONMENT = {
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    # MPICH 5 passes the addresses of all of UCX's transports through Slurm's PMI-2. Where they are long,
+    # every second start fails: "value not properly terminated in client request", with bytes of other memory.
+    "UCX_TLS": "tcp,self,posix",
+}
 JOB = """
 import os
 import signal
