@@ -41,14 +41,20 @@ def every_size(u, t):
     return u * u.dtype.type(0.875), t
 
 
-def conjugate(x, r, p, rs, beta):
-    """An iteration of conjugate gradients; cells beyond the edges are 0. It takes two kernels."""
-    p = r + beta * p
+def five_points(p):
+    """Return the product with the matrix of five points; cells beyond the edges are 0."""
     q = 4 * p
     q[1:] -= p[:-1]
     q[:-1] -= p[1:]
     q[:, 1:] -= p[:, :-1]
     q[:, :-1] -= p[:, 1:]
+    return q
+
+
+def conjugate(x, r, p, rs, beta):
+    """An iteration of conjugate gradients; cells beyond the edges are 0. It takes two kernels."""
+    p = r + beta * p
+    q = five_points(p)
     alpha = rs / np.vdot(p, q)
     x += alpha * p
     r -= alpha * q
@@ -58,11 +64,7 @@ def conjugate(x, r, p, rs, beta):
 
 def directions(x, r, p, rs):
     """An iteration of conjugate gradients that ends with the next direction. It takes two kernels."""
-    q = 4 * p
-    q[1:] -= p[:-1]
-    q[:-1] -= p[1:]
-    q[:, 1:] -= p[:, :-1]
-    q[:, :-1] -= p[:, 1:]
+    q = five_points(p)
     alpha = rs / np.sum(p * q)
     x, r = x + alpha * p, r - alpha * q
     new = np.sum(r * r)

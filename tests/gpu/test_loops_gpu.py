@@ -10,6 +10,7 @@ import pytest
 
 from meshrun.runner.steps.program_steps import WAITS_BETWEEN_GRAPHS
 from meshrun.runner.world.world import World
+from tests.facts.reducing_steps import five_points
 from tests.gpu.test_programs_gpu import run_both
 
 
@@ -24,21 +25,12 @@ def relaxed(u, t, *, most: int = 100, tolerance: float = 0.0):
     return u, t + change
 
 
-def product(p):
-    q = 4 * p
-    q[1:] -= p[:-1]
-    q[:-1] -= p[1:]
-    q[:, 1:] -= p[:, :-1]
-    q[:, :-1] -= p[:, 1:]
-    return q
-
-
 def gradients(x, b, *, most: int = 100, tolerance: float = 1e-3):
     """Solve by conjugate gradients."""
-    r = b - product(x)
+    r = b - five_points(x)
     p, rr, start, iterations = r.copy(), np.sum(r * r), np.sum(b * b), 0
     while rr > tolerance * start and iterations < most:
-        q = product(p)
+        q = five_points(p)
         alpha = rr / np.sum(p * q)
         x, r = x + alpha * p, r - alpha * q
         new = np.sum(r * r)

@@ -30,7 +30,7 @@ from meshrun.runner.options.run_options import Options
 from meshrun.runner.run import python_call
 from meshrun.runner.run.main_program.checkpoint import calling_program
 from meshrun.runner.run.main_program.rank_server import Reader, serve_program
-from meshrun.runner.run.main_program.remote_array import RemoteArray, RemoteIterator
+from meshrun.runner.run.main_program.remote_array import RemoteArray, RemoteIterator, of_one_rank
 from meshrun.runner.spelling import command_option
 
 START = 120.0  # seconds in which ranks connect
@@ -199,9 +199,8 @@ class ProcessWorld:
 
     def __getattr__(self, name: str) -> Any:
         if name in OF_PROCESSES:
-            raise UserError(
-                f"world.{name} is of one rank, and this program is none: its ranks are other processes",
-                hint="world.array(a) and u.gather(), or mpirun -n N python3 FILE.py",
+            raise of_one_rank(
+                f"world.{name}", "world.array(a) and u.gather(), or mpirun -n N python3 FILE.py"
             )
         if name.startswith("_") or name not in NEW_ARRAYS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -21,6 +21,12 @@ from meshrun.runner.region import HostArray, Shape
 OF_A_RANK = ("local", "interior", "block", "region", "partition", "layout", "valid", "world", "exchange")
 
 
+def of_one_rank(name: str, hint: str) -> UserError:
+    """Return the error of a program that asks for what only a rank has."""
+    what = f"{name} is of one rank, and this program is none: its ranks are other processes"
+    return UserError(what, hint=hint)
+
+
 class RemoteIterator:
     """What yields the results of `job.iterate(..., every=N)`."""
 
@@ -79,10 +85,8 @@ class RemoteArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getattr__(self, name: str) -> Any:
         if name in OF_A_RANK:
-            raise UserError(
-                f"u.{name} is of one rank, and this program is none: its ranks are other processes",
-                hint="u.gather() for all cells, or mpirun -n N python3 FILE.py for a program that uses it",
-            )
+            hint = "u.gather() for all cells, or mpirun -n N python3 FILE.py for a program that uses it"
+            raise of_one_rank(f"u.{name}", hint)
         known = None if name.startswith("_") else getattr(DistributedArray, name, None)
         if known is None:
             raise AttributeError(f"a distributed array has no attribute {name!r}", name=name)

@@ -16,6 +16,7 @@ from meshrun.runner.compiler.whole.between import control_flow
 from meshrun.runner.programs.stages import StagedProgram
 from tests.facts.looping_programs import LoopingPrograms, compiled
 from tests.facts.program_runs import plain, planned, run_program
+from tests.facts.reducing_steps import five_points
 
 GRIDS = [(1, 1), (3, 1), (1, 2)]
 
@@ -347,18 +348,10 @@ def test_conditions_on_values(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_conjugate_gradients_to_the_bit(dtype: str) -> None:
     def solve(b, total):
-        def product(p):
-            q = 4 * p
-            q[1:] -= p[:-1]
-            q[:-1] -= p[1:]
-            q[:, 1:] -= p[:, :-1]
-            q[:, :-1] -= p[:, 1:]
-            return q
-
         x, r = np.zeros_like(b), b.copy()
         p, rr = r.copy(), total(r * r)
         while np.sqrt(rr) > 1e-3:
-            q = product(p)
+            q = five_points(p)
             alpha = rr / total(p * q)
             x += alpha * p
             r -= alpha * q
