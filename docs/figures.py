@@ -7,7 +7,7 @@ A marker is `<!--{EXPRESSION:FORMAT}-->FIGURE<!--/-->`, on one line. EXPRESSION 
 the names of their files: `step_scaling_4.rows(case="heat", ranks=4).cells_per_second / 1e9`. A list of rows
 that is called returns its only row with these values; its attributes are lists: `max(restart.rows.seed)`.
 
-Found are rates; times in ns, us or ms; %; "times as", "times faster" and the like, with digits or words;
+Found are rates; times in ns, us or ms; %; "times as", "times faster" and the like, also in words; "46 of 48";
 decimal numbers of s, minutes and hours, and any of them after "takes"; coefficients of a flow; numbers in the
 columns of tables, but for the first column and those with a head in GIVEN; and all these in what a program
 prints. A setting, a published value or an example is `<!--stated: REASON-->FIGURE<!--/-->`, which may go
@@ -74,6 +74,7 @@ FIGURE = re.compile(
     rf"|\b(?:speed-?up|factor)(?:\sis|\sof|:|\s=)?\s{DECIMAL}"
     rf"|\b(?:{WORDS})\s(?:times\s(?:{COMPARED})\b|{RATE}|{SHORT}|{SHARE})"
     rf"|{START}0\.\d+\**{MORE}\sof\s(?:a|the|its)\s(?:copy|peak|bound|limit|rate|bandwidth)\b"
+    r"|(?<![\w.#-])\d[\d,]*\sof\s(?:the\s)?\d[\d,]*\b"
     r"|\b(?:twice|half)\sas\s(?:fast|long|slow)\b"
 )
 HEAD = re.compile(rf"{RATE}|\b(?:[nu\u00b5m]?s|seconds|measured|here|ratio|of a copy|a step|time)\b")

@@ -131,6 +131,7 @@ def test_a_marker_without_a_figure_says_why_and_stays(figures: Any, expression: 
         "a speedup of 2.6",
         "It takes half as long.",
         "0.92 of a copy",
+        "It names 46 of the 48 faults.",
         "a factor of 2.6",
         "It takes 12 \u00b5s.",
         "It takes 12 \u03bcs.",
