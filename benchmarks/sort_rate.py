@@ -88,7 +88,7 @@ def seconds(world: World, call: Callable[[], Any], rounds: int) -> float:
         call()
         world.backend.synchronize()
         times.append(max(world.control.allgather(time.perf_counter() - begin)))
-    return statistics.median(times[1:])
+    return float(statistics.median(times[1:]))
 
 
 if __name__ == "__main__":
