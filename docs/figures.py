@@ -63,7 +63,8 @@ COMPARED = (
 )
 TIMES = rf"times\s(?:{COMPARED})\b|fold\b|[x\u00d7](?!\s?[\w#-])|[x\u00d7](?=\s(?:{COMPARED})\b)"
 DURATION = (
-    r"(?:takes?|took|taken|costs?|needs?|lasts?|lasted|instead of)\s(?:(?:about|only|at most|less than)\s)?"
+    r"(?:takes?|took|taken|costs?|needs?|lasts?|lasted|instead of)\s"
+    r"(?:(?:about|almost|at most|less than|more than|nearly|only|under|up to)\s)?"
 )
 NAMED = r"(?:drag|lift|Strouhal number|St|Nusselt number)(?: coefficient)?"
 FIGURE = re.compile(

@@ -144,6 +144,7 @@ def test_a_marker_without_a_figure_says_why_and_stays(figures: Any, expression: 
         "It takes **12** us.",
         "It takes 4 ms.",
         "It took 12 s.",
+        "It takes up to 12 s.",
         "It takes\nabout 12 seconds.",
         "It took 3.5 minutes.",
         "It makes 12 GB per second.",
