@@ -289,7 +289,8 @@ def _with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGr
     for along in program.reduced.values():
         if _reads_some(along.nodes, where):
             raise Misaligned("a coarse grid is reduced along some axes", along.line)
-    program = replace(program, between={**written, **program.reduced}, values=values)
+    between = {**written, **program.reduced, **program.left}
+    program = replace(program, between=between, values=values)
     return program, _coarse(lattices(program, reduced))
 
 
