@@ -122,6 +122,10 @@ class SpectralRun:
         """Whether a part has the space of the function, and is split along the axis that its arrays are."""
         return step.program.space == self.program.space and self.layouts.parts[number] == 0
 
+    def result_partition(self, number: int) -> Partition:
+        """Return the partition of an output's cells in memory, along the axes of space."""
+        return self.partition
+
     def _readers(self, place: SharedPlace, grid: Shape) -> Iterable[tuple[ProgramRun, int]]:
         """Yield the parts that read an array under a partition, and its number in each."""
         for number, run in self.runs.items():
