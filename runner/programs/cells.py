@@ -27,7 +27,7 @@ from meshrun.runner.compiler.whole.between.levels import (
     phases_of,
     whole_space,
 )
-from meshrun.runner.compiler.whole.graph import Definition, Reduction, WholeGraph, rebuilt
+from meshrun.runner.compiler.whole.graph import Definition, LoopResult, Reduction, WholeGraph, rebuilt
 from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram
 from meshrun.runner.compiler.whole.sizes import subgrid_of
 from meshrun.runner.region import Shape
@@ -298,8 +298,8 @@ def _with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGr
     for along in program.reduced.values():
         if _reads_some(along.nodes, where):
             raise Misaligned("a coarse grid is reduced along some axes", along.line)
-    between = {**written, **program.reduced, **program.left}
-    program = replace(program, between=between, values=values)
+    of_program = dict[int, Node | Reduction | LoopResult](program.between)
+    program = replace(program, between=of_program | written, values=values)
     return program, _coarse(lattices(program, reduced)) | inputs
 
 

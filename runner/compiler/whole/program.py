@@ -137,7 +137,7 @@ class WholeProgram:
     @property
     def has_packed(self) -> bool:
         """Whether some coarse input or output has no other cells in memory than its own."""
-        return any(one.packed for one in (*self.inputs, *self.outputs))
+        return any(one.packed for one in self.inputs) or any(one.packed for one in self.outputs)
 
     @property
     def staged(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -82,6 +83,7 @@ class SpectralRun:
     def __post_init__(self) -> None:
         program, world = self.program, self.world
         self.layouts = plan_layouts(program)
+        self._changing_places = exchanged_states(program)
         self.partition = Partition(program.space, self.grid[: len(program.space)])
         self.region = self.partition[world.rank]
         self.runs: dict[int, ProgramRun] = {}
@@ -111,7 +113,8 @@ class SpectralRun:
         self._valid: set[tuple[SharedPlace, Shape]] = set()
         self._results: dict[tuple[int, SharedPlace], Array] = {}  # of parts that are split otherwise
         self._on_gpu = world.backend.device.kind == "cuda"
-        self._device_transforms: dict[int, DeviceTransform] = {}
+        self._device_transforms: dict[tuple[int, int, int], DeviceTransform] = {}  # of step and blocks
+        self._exchanges: dict[int, list[Exchange]] = {}  # of transforms, by number of the step
         self._kept: dict[Any, Any] = {}  # plans and memory of these
         self._changes: dict[int, list[BoxChange]] = {}  # their exchanges
         self._rooms: Rooms | None = None
@@ -127,11 +130,18 @@ class SpectralRun:
         return self.partition
 
     def _readers(self, place: SharedPlace, grid: Shape) -> Iterable[tuple[ProgramRun, int]]:
-        """Yield the parts that read an array under a partition, and its number in each."""
+        """Yield the parts that read an array under a partition, and its number in each.
+
+        Two arrays that change places have the same layout.
+        """
+        other = None if place.of_function else self._changing_places.get(place.number)
         for number, run in self.runs.items():
             step = self.program.steps[number]
-            if isinstance(step, SpacePart) and place in step.reads and run.partition.grid == grid:
-                yield run, step.reads.index(place)
+            if not isinstance(step, SpacePart) or run.partition.grid != grid:
+                continue
+            for one in (place, *(() if other is None else (SharedPlace(other),))):
+                if one in step.reads:
+                    yield run, step.reads.index(one)
 
     def _plan(self, place: SharedPlace, grid: Shape) -> HaloPlan:
         """Return the layout of an array's blocks, with halos that suit all parts that read it."""
@@ -207,6 +217,7 @@ class SpectralRun:
             self._rooms.close()
         self._rooms = self._copies = None
         self._device_transforms.clear()
+        self._exchanges.clear()
         self._moves.clear()
 
     @property
@@ -335,7 +346,9 @@ class SpectralRun:
             self._valid = {key for key in self._valid if key[0] not in written}
             self._take_steps(body, outs)
             for one in loop.state:
-                if one.final is not None:
+                if one.final is not None and one.found in self._changing_places:
+                    self._change_places(one.final, one.found)
+                elif one.final is not None:
                     self._pass_on(one.final, one.found)
             for carried in numbers.carried if by_host else ():
                 given[carried.number] = values[carried.final] if carried.on_tape[1] else carried.final
@@ -358,6 +371,15 @@ class SpectralRun:
         array = self._target(place, grid)
         array.interior[...] = cells
         array.written()
+
+    def _change_places(self, source: int, target: int) -> None:
+        """Let a shared array have the block of another one, which is written before it is read again."""
+        grid = slab_grid(self.program.shared[target].shape, self.layouts.arrays[target], self.world.size)
+        before, after = (SharedPlace(target), grid), (SharedPlace(source), grid)
+        array = self._array(*after)
+        self._valid = {key for key in self._valid if key[0] not in (before[0], after[0])}
+        self._held[after] = self._target(*before)
+        self._held[before] = array
 
     def _transform(self, number: int, step: TransformStep, under_way: list[DeviceTransform]) -> None:
         """Transform an array; on GPUs up to its first exchange: then it is all that is under way."""
@@ -401,16 +423,16 @@ class SpectralRun:
         world, transform = self.world, self.layouts.transforms[number]
         if not self._on_gpu or len(transform.shape) == 1:
             return None
-        if number not in self._device_transforms:
-            exchanges: list[Exchange] = []
-            if number in self._changes:
-                assert self._rooms is not None
-                turn = [*self._changes].index(number)
-                in_loops = bool(self.program.loop_steps)
-                exchanges = self._rooms.exchanges(turn, self._changes[number], in_loops=in_loops)
+        if number in self._changes and number not in self._exchanges:
+            assert self._rooms is not None
+            turn, in_loops = [*self._changes].index(number), bool(self.program.loop_steps)
+            self._exchanges[number] = self._rooms.exchanges(turn, self._changes[number], in_loops=in_loops)
+        key = number, id(source), id(target)
+        if key not in self._device_transforms:
+            exchanges = self._exchanges.get(number, [])
             made = DeviceTransform(world, transform, source.interior, target.interior, self._kept, exchanges)
-            self._device_transforms[number] = made
-        return self._device_transforms[number]
+            self._device_transforms[key] = made
+        return self._device_transforms[key]
 
     def _take_part(self, number: int, step: SpacePart, outs: Sequence[Array]) -> None:
         run = self.runs[number]
@@ -564,6 +586,51 @@ class SpectralRun:
     def failed_check(self) -> ValueCheck | None:
         """Return the first check of a value that failed in some step so far; None if none did."""
         return next((one for n, one in enumerate(self.program.checks) if bool(self._failed[n])), None)
+
+
+def exchanged_states(program: SpectralProgram) -> dict[int, int]:
+    """Return the shared arrays that change places after an iteration, each with the other one.
+
+    What an iteration finds is then what the one before has left, and that writes all its cells anew. Nothing
+    else reads what an iteration leaves.
+    """
+    found: dict[int, int] = {}
+    for number, loop in enumerate(program.steps):
+        if not isinstance(loop, LoopStep):
+            continue
+        body = program.steps[number + 1 : number + 1 + loop.steps]
+        outside = [*program.steps[:number], *program.steps[number + 1 + loop.steps :]]
+        read, written = Counter(_read_by(outside)), {*_written_by(body)} - {*_written_by(outside)}
+        passed_on = Counter(one.final for one in loop.state) + Counter(one.initial for one in loop.state)
+        states = {one.found for one in loop.state}
+        for one in loop.state:
+            last, shared = one.final, program.shared
+            if last is None or not shared[one.found].shape or last not in written or read[last]:
+                continue
+            kinds = {(shared[n].shape, shared[n].dtype) for n in (last, one.found)}
+            if (
+                len(kinds) == 1
+                and passed_on[last] == 1
+                and last not in states
+                and not {last, one.found} & found.keys()
+            ):
+                found |= {last: one.found, one.found: last}
+    return found
+
+
+def _read_by(steps: Iterable[Step]) -> Iterator[int]:
+    """Yield the numbers of the shared arrays and values that steps read, as often as they do."""
+    for step in steps:
+        if isinstance(step, SpacePart):
+            yield from (place.number for place in step.reads if not place.of_function)
+        elif isinstance(step, LoopStep):
+            yield from (
+                one for state in step.state for one in (state.initial, state.final) if one is not None
+            )
+        elif isinstance(step, ProductStep):
+            yield from step.sources
+        else:
+            yield step.source
 
 
 def _written_by(steps: Iterable[Step]) -> Iterator[int]:
