@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from meshrun.runner.compiler.whole.spaces.parts import (
 from meshrun.runner.programs.memory import bytes_of_array, program_bytes
 from meshrun.runner.programs.reducing import prepared_for_kernels
 from meshrun.runner.programs.spectral.layouts import Layouts, plan_layouts
+from meshrun.runner.programs.spectral.lifetimes import exchanged_states, lifetimes_of
 from meshrun.runner.programs.stages import StagedProgram, plan_program
 from meshrun.runner.region import Shape
 from meshrun.runner.transforms.device import changes_of
@@ -73,12 +74,36 @@ class SpectralMemory:
                         inner = output.shape[len(own) :]
                         total += math.prod((*own, *inner)) * output.dtype.itemsize
 
-        # The arrays between them, each as it is split.
-        for place, split in self._held():
-            source = self.program.inputs if place.of_function else self.program.shared
-            one = source[place.number]
-            if one.shape:
-                total += self._bytes_of(place, one.shape, one.dtype, slab(one.shape, split, ranks))
+        return total + self._bytes_between(ranks)
+
+    def _bytes_between(self, ranks: int) -> int:
+        """Return the bytes of the arrays between parts, each as it is split.
+
+        Arrays of one layout share a block where they are not needed at the same time, as in a run.
+        """
+        program, total = self.program, 0
+        lifetimes = lifetimes_of(program, exchanged_states(program))
+        whole = range(len(program.steps))
+        held = [
+            (whole if place.of_function else lifetimes[place.number], place, split)
+            for place, split in self._held()
+        ]
+        blocks: list[tuple[Hashable, list[range]]] = []
+        for needed, place, split in sorted(held, key=lambda one: (one[0].start, one[1].number, one[2])):
+            one = (program.inputs if place.of_function else program.shared)[place.number]
+            if not one.shape:
+                continue
+            nbytes = self._bytes_of(place, one.shape, one.dtype, slab(one.shape, split, ranks))
+            layout = one.shape, one.dtype, split, nbytes
+            for known, users in blocks:
+                if known == layout and all(
+                    needed.stop <= other.start or other.stop <= needed.start for other in users
+                ):
+                    users.append(needed)
+                    break
+            else:
+                blocks.append((layout, [needed]))
+                total += nbytes
         return total
 
     def _bytes_of_fields(self, cells: Shape) -> int:

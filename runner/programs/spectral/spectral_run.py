@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ from meshrun.runner.compiler.whole.spaces.parts import (
     SharedPlace,
     SpacePart,
     SpectralProgram,
-    Step,
     TransformStep,
 )
 from meshrun.runner.device.api import Mark, poison
@@ -33,6 +31,7 @@ from meshrun.runner.programs.execute import HostState, ProgramRun
 from meshrun.runner.programs.looping import LoopCount, LoopRun, Tally, not_ended
 from meshrun.runner.programs.reducing import prepared_for_kernels
 from meshrun.runner.programs.spectral.layouts import plan_layouts, slab_grid
+from meshrun.runner.programs.spectral.lifetimes import exchanged_states, lifetimes_of, written_by
 from meshrun.runner.programs.stages import plan_program
 from meshrun.runner.region import Array, Region, Shape, address_of, overlap
 from meshrun.runner.report.phases import Phases
@@ -84,6 +83,7 @@ class SpectralRun:
         program, world = self.program, self.world
         self.layouts = plan_layouts(program)
         self._changing_places = exchanged_states(program)
+        self._lifetimes = lifetimes_of(program, self._changing_places)
         self.partition = Partition(program.space, self.grid[: len(program.space)])
         self.region = self.partition[world.rank]
         self.runs: dict[int, ProgramRun] = {}
@@ -111,6 +111,7 @@ class SpectralRun:
         # Arrays by what they are and how they are split; those of the function's are the caller's.
         self._held: dict[tuple[SharedPlace, Shape], DistributedArray] = {}
         self._valid: set[tuple[SharedPlace, Shape]] = set()
+        self._users: list[tuple[DistributedArray, list[range]]] = []  # of each block, when it is needed
         self._results: dict[tuple[int, SharedPlace], Array] = {}  # of parts that are split otherwise
         self._on_gpu = world.backend.device.kind == "cuda"
         self._device_transforms: dict[tuple[int, int, int], DeviceTransform] = {}  # of step and blocks
@@ -331,7 +332,7 @@ class SpectralRun:
             before = tape.numbers(self.host.step, given)
             for carried in numbers.carried:
                 given[carried.number] = before[carried.initial] if carried.on_tape[0] else carried.initial
-        written = {SharedPlace(number) for number in _written_by(self.program.steps[n] for n in body)}
+        written = {SharedPlace(number) for number in written_by(self.program.steps[n] for n in body)}
         items, most = numbers.items, self.host.most_iterations - numbers.unrolled
         wanted, count = loop.first is None or bool(self.values[loop.first]), 0
         while wanted and count < (most if items is None else len(items)):
@@ -479,10 +480,24 @@ class SpectralRun:
             dtype = self.program.shared[place.number].dtype
             if place.of_function:
                 dtype = self.program.inputs[place.number].dtype
-            self._held[key] = empty_array(self.world, self._plan(place, grid), dtype, self.allocator)
-            poison(self._held[key].block)
+            self._held[key] = self._block(place, self._plan(place, grid), dtype)
         self._valid.add(key)
         return self._held[key]
+
+    def _block(self, place: SharedPlace, plan: HaloPlan, dtype: np.dtype[Any]) -> DistributedArray:
+        """Return a block for an array: one of its layout that is free while it is needed, or a new one."""
+        whole = range(len(self.program.steps))
+        needed = whole if place.of_function else self._lifetimes[place.number]
+        for array, users in self._users:
+            free = all(needed.stop <= one.start or one.stop <= needed.start for one in users)
+            layout = array.layout
+            if free and array.dtype == dtype and layout.serves_for(plan) and plan.serves_for(layout):
+                users.append(needed)
+                return array
+        array = empty_array(self.world, plan, dtype, self.allocator)
+        poison(array.block)
+        self._users.append((array, [needed]))
+        return array
 
     def _array(self, place: SharedPlace, grid: Shape) -> DistributedArray:
         """Return an array under a partition, to which it is moved if it is split otherwise."""
@@ -586,62 +601,6 @@ class SpectralRun:
     def failed_check(self) -> ValueCheck | None:
         """Return the first check of a value that failed in some step so far; None if none did."""
         return next((one for n, one in enumerate(self.program.checks) if bool(self._failed[n])), None)
-
-
-def exchanged_states(program: SpectralProgram) -> dict[int, int]:
-    """Return the shared arrays that change places after an iteration, each with the other one.
-
-    What an iteration finds is then what the one before has left, and that writes all its cells anew. Nothing
-    else reads what an iteration leaves.
-    """
-    found: dict[int, int] = {}
-    for number, loop in enumerate(program.steps):
-        if not isinstance(loop, LoopStep):
-            continue
-        body = program.steps[number + 1 : number + 1 + loop.steps]
-        outside = [*program.steps[:number], *program.steps[number + 1 + loop.steps :]]
-        read, written = Counter(_read_by(outside)), {*_written_by(body)} - {*_written_by(outside)}
-        passed_on = Counter(one.final for one in loop.state) + Counter(one.initial for one in loop.state)
-        states = {one.found for one in loop.state}
-        for one in loop.state:
-            last, shared = one.final, program.shared
-            if last is None or not shared[one.found].shape or last not in written or read[last]:
-                continue
-            kinds = {(shared[n].shape, shared[n].dtype) for n in (last, one.found)}
-            if (
-                len(kinds) == 1
-                and passed_on[last] == 1
-                and last not in states
-                and not {last, one.found} & found.keys()
-            ):
-                found |= {last: one.found, one.found: last}
-    return found
-
-
-def _read_by(steps: Iterable[Step]) -> Iterator[int]:
-    """Yield the numbers of the shared arrays and values that steps read, as often as they do."""
-    for step in steps:
-        if isinstance(step, SpacePart):
-            yield from (place.number for place in step.reads if not place.of_function)
-        elif isinstance(step, LoopStep):
-            yield from (
-                one for state in step.state for one in (state.initial, state.final) if one is not None
-            )
-        elif isinstance(step, ProductStep):
-            yield from step.sources
-        else:
-            yield step.source
-
-
-def _written_by(steps: Iterable[Step]) -> Iterator[int]:
-    """Yield the numbers of the shared arrays and values that steps write."""
-    for step in steps:
-        if isinstance(step, SpacePart):
-            yield from (place.number for place in step.writes if not place.of_function)
-        elif isinstance(step, LoopStep):
-            yield from (one.found for one in step.state)
-        else:
-            yield step.target
 
 
 def _finish(under_way: list[DeviceTransform]) -> None:
