@@ -251,6 +251,15 @@ def test_loops_with_transforms(function: Any) -> None:
     assert program.loop_steps
 
 
+def read_long_after(u: Any) -> Any:
+    """After an odd number of iterations, what the loop leaves is read beside what is computed of it."""
+    for _ in range(MANY + 1):
+        u = smoothed(u) + 0.01 * np.roll(u, 1, 0)
+    v = smoothed(u * u)
+    w = smoothed(v * u)
+    return smoothed(w * v) + u * w
+
+
 def with_two_fields(u: Any) -> Any:
     """What an iteration leaves of one field is read from beside it: both blocks have a halo."""
     v = np.zeros_like(u)
@@ -278,6 +287,12 @@ def test_iterations_copy_no_array(function: Any, monkeypatch: pytest.MonkeyPatch
     assert program.loop_steps
     within = any(one.steps > other.steps for one in program.loop_steps for other in program.loop_steps)
     assert 0 < max(copies.values()) <= (MANY if within else 1)
+
+
+@pytest.mark.parametrize("function", [read_long_after, with_two_fields])
+def test_blocks_that_change_places_are_not_shared(function: Any) -> None:
+    program = check(function, field(8, 6, seed=3))
+    assert program.loop_steps
 
 
 def test_loops_with_products() -> None:
