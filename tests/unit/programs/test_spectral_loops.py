@@ -256,8 +256,8 @@ def read_long_after(u: Any) -> Any:
     for _ in range(MANY + 1):
         u = smoothed(u) + 0.01 * np.roll(u, 1, 0)
     v = smoothed(u * u)
-    w = smoothed(v * u)
-    return smoothed(w * v) + u * w
+    w = smoothed(np.roll(v, 1, 0) * u)
+    return smoothed(np.roll(w, 1, 0) * v) + np.roll(u, 1, 0)
 
 
 def with_two_fields(u: Any) -> Any:
