@@ -164,15 +164,22 @@ class CheckFinite:
         for place in wrong[:1]:
             name, start = stepper.task.fields[place].name, stepper.plans[place].region.start
             found = not_finite(xp, name, stepper.own(place), start)
-        check_finite(stepper.world, found, stepper.done)
+        check_finite(stepper.world, found, after(stepper.done))
 
 
-def check_finite(world: World, found: NotFinite | None, done: int) -> None:
-    """Raise RunError on every rank if one has found a cell that is not finite. Collective."""
+def after(done: int) -> str:
+    """Return when fields were looked at, after so many steps."""
+    return f"after step {done:,}" if done else "before the first step"
+
+
+def check_finite(world: World, found: NotFinite | None, when: str) -> None:
+    """Raise RunError on every rank if one has found a cell that is not finite. Collective.
+
+    when: this was, for the message.
+    """
     for rank, wrong in zip(world.ranks, world.control.allgather(found), strict=True):
         if wrong is not None:
             name, cell, value = wrong
-            when = f"after step {done:,}" if done else "before the first step"
             raise RunError(
                 f"{name} is not finite {when}: cell {cell}, on [{rank}]",
                 got=value,

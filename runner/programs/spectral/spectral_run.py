@@ -28,8 +28,9 @@ from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.redistribution import Boxes, RedistributionPlan
 from meshrun.runner.plan.steps import LINE
+from meshrun.runner.programs.conditions import not_ended
 from meshrun.runner.programs.execute import HostState, ProgramRun
-from meshrun.runner.programs.looping import LoopCount, LoopRun, Tally, not_ended
+from meshrun.runner.programs.looping import LoopCount, LoopRun, Tally
 from meshrun.runner.programs.reducing import prepared_for_kernels
 from meshrun.runner.programs.spectral.layouts import plan_layouts, slab_grid
 from meshrun.runner.programs.stages import plan_program
@@ -317,7 +318,7 @@ class SpectralRun:
             for carried in numbers.carried:
                 given[carried.number] = before[carried.initial] if carried.on_tape[0] else carried.initial
         written = {SharedPlace(number) for number in _written_by(self.program.steps[n] for n in body)}
-        items, most = numbers.items, self.host.most_iterations - numbers.unrolled
+        items, most = numbers.items, self.host.rules.most_iterations - numbers.unrolled
         wanted, count = loop.first is None or bool(self.values[loop.first]), 0
         while wanted and count < (most if items is None else len(items)):
             # The numbers that the host makes for this iteration.
@@ -338,7 +339,7 @@ class SpectralRun:
             count += 1
             wanted = loop.again is None or bool(self.values[loop.again])
         if wanted and items is None and loop.kind == "while":
-            raise not_ended(loop.line, self.host.most_iterations)
+            raise not_ended(loop.line, self.host.rules.most_iterations)
         self._tallies[loop].add(count)
 
     def _pass_on(self, source: int | None, target: int) -> None:

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from meshrun.runner.comm.threads import run_ranks
-from meshrun.runner.errors import RunError
+from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.whole_call import call_whole
 from meshrun.runner.options.step_options import SaveInterval, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.report.summary import render
 from meshrun.runner.run.declare import distribute
-from meshrun.runner.run.execute import Options, run
+from meshrun.runner.run.execute import Options, RunProgress, execute, run
 from meshrun.runner.steps.program_steps import ProgramStepper
+from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import open_world
 
 
@@ -74,6 +75,42 @@ def never_begun(u, *, limit: float = 0.5):
         u = np.roll(u, 1, 0)
         change = np.max(u)
     return u
+
+
+@distribute(outputs=("u",))
+def worse(u):
+    """Divide by what gets smaller from step to step."""
+    u = u - 1
+    scale, change = np.max(u) - 0 * np.min(u), np.inf
+    while change > 0.5:
+        u = u + (np.roll(u, 1, 0) - u) / scale
+        change = np.max(np.abs(u - np.roll(u, 1, 1)))
+    return u
+
+
+@distribute(outputs=("x",))
+def conjugate(b):
+    """A few iterations of conjugate gradients."""
+    x, r, p, rr = np.zeros_like(b), b.copy(), b.copy(), np.max(b)
+    while rr > 1e-6:
+        q = 4 * p
+        q[1:] -= p[:-1]
+        q[:-1] -= p[1:]
+        x = x + p / rr
+        r = r - q * (q / rr)
+        last, rr = rr, np.max(r * r)
+        p = r + rr / last * p
+    return x
+
+
+@distribute(outputs=("u",))
+def shifted(u):
+    return u - np.min(u[:3])
+
+
+@distribute(outputs=("u",))
+def one_pass(u):
+    return u + 1
 
 
 LINES = {job: job.function.__code__.co_firstlineno for job in (relaxed, swept, divided, never_begun)}
@@ -158,12 +195,101 @@ def test_a_nan_is_a_warning_with_line_step_and_iteration(start: Path, ranks: int
     record = on_ranks(ranks, divided, start, Options(steps=StepOptions(steps=3)))
     (warning,) = [one for one in record["warnings"] if "NaN" in one]
     line = LINES[divided] + 4
-    assert warning == (
-        f"the condition of the loop in line {line} compares a NaN in step 1, after iteration 1 (nan > 0.5)"
+    assert warning.startswith(
+        f"the condition of the loop in line {line} compares a NaN in step 1, after iteration 1 (nan > 0.5): "
+        f"u is not finite, first in cell [5, 5], on [rank 0, "
     )
+    assert warning.endswith("]: inf")
     record = on_ranks(ranks, never_begun, start, Options())
     (warning,) = [one for one in record["warnings"] if "NaN" in one]
-    assert "in step 1, before the first iteration (nan > 0.5)" in warning
+    assert (
+        "in step 1, before the first iteration (nan > 0.5): u is not finite, first in cell [5, 5]" in warning
+    )
+    np.save(start, np.ones((24, 9)))
+    record = on_ranks(ranks, never_begun, start, Options())
+    (warning,) = [one for one in record["warnings"] if "NaN" in one]
+    assert warning.endswith("(nan > 0.5): all arrays of the loop are finite")
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_cell_is_that_of_what_the_condition_reduces(start: Path, ranks: int) -> None:
+    """The direction of conjugate gradients is NaN everywhere then, the residual in some cells."""
+    whole = np.ones((24, 9))
+    whole[20, 4] = np.inf
+    np.save(start, whole)
+    record = on_ranks(ranks, conjugate, start, Options())
+    (warning,) = [one for one in record["warnings"] if "NaN" in one]
+    assert "after iteration 1 (nan > 1e-06): r is not finite, first in cell [19, 4], " in warning
+    assert f"on [rank {0 if ranks == 1 else 2}, " in warning
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_check_finite_makes_a_nan_an_error(start: Path, ranks: int) -> None:
+    whole = np.load(start)
+    whole[5, 5] = np.inf
+    np.save(start, whole)
+    checked = Options(steps=StepOptions(check_finite=1))
+    with pytest.raises(RunError, match=r"after iteration 1 \(nan > 0.5\): u is not finite, first in cell"):
+        on_ranks(ranks, divided, start, checked)
+    assert not start.with_name("u_after.npy").exists()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_error_has_step_and_checkpoint(start: Path, ranks: int) -> None:
+    """In step 3, a value becomes 0 by which the loop divides."""
+    np.save(start, np.full((24, 9), 3.0))
+    steps = StepOptions(steps=9, check_finite=100, checkpoint=SaveInterval(steps=2))
+    with pytest.raises(RunError) as failure:
+        on_ranks(ranks, worse, start, Options(steps=steps))
+    assert "compares a NaN in step 3, after iteration 1 (nan > 0.5): u is not finite, " in str(failure.value)
+    assert "the last checkpoint is that of step 2" in str(failure.value)
+    assert start.with_name("u_after.npy.checkpoint").exists()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_check_finite_looks_at_results(start: Path, ranks: int) -> None:
+    whole = np.load(start)
+    whole[23, 8] = np.nan
+    np.save(start, whole)
+    with pytest.raises(RunError, match=r"u is not finite in the result: cell \[23, 8\], on \[rank"):
+        on_ranks(ranks, shifted, start, Options(steps=StepOptions(check_finite=1)))
+
+
+def test_check_finite_is_of_steps_and_loops(start: Path) -> None:
+    with pytest.raises(UserError, match="functions with reductions or loops.*--steps N"):
+        on_ranks(2, one_pass, start, Options(steps=StepOptions(check_finite=1)))
+
+
+# Progress
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_solve_shows_its_iterations(start: Path, ranks: int) -> None:
+    shown: list[tuple[int, int, str]] = []
+
+    def rank(control: Any) -> None:
+        world = open_world("cpu", control=control)
+        mine: Any = (lambda *given: shown.append((*given[:2], given[2]()))) if world.rank == 0 else None
+        progress = RunProgress(iterations=mine) if mine else RunProgress()
+        targets = [start.with_name(f"{name}_after.npy") for name in relaxed.output_names]
+        execute(
+            world,
+            relaxed,
+            start,
+            targets,
+            {"tol": 0.1},
+            Options(),
+            transaction=OutputTransaction(),
+            progress=progress,
+        )
+
+    run_ranks(ranks, rank, timeout=60)
+    _, (count,) = sweeps_of(start, 1)
+    assert [one[:2] for one in shown] == [
+        (WHILE, n) for n in range(2, count + 1)
+    ]  # the first one is unrolled
+    changes = [float(text.removesuffix(" > 0.1")) for _, _, text in shown]
+    assert changes[-1] <= 0.1 < changes[0]
 
 
 # Loops that do not end
