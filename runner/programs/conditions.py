@@ -45,6 +45,7 @@ class LoopRules:
 
 
 USUAL = LoopRules()
+KEPT = 3  # last iterations of which an error tells the numbers
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.errors import UserError
 from meshrun.runner.programs.body_graphs import EAGER, BodyGraphs
 from meshrun.runner.programs.conditions import (
+    KEPT,
     Iteration,
     compared_text,
     compares_nan,
@@ -38,7 +39,6 @@ from meshrun.runner.region import Array, HostArray
 AHEAD = 16  # iterations before others are launched while the condition is not known: some may be in vain
 BATCH = 4  # iterations of one graph, where twice as many blocks of each array have at most BATCH_BYTES
 BATCH_BYTES = 128 << 20
-KEPT = 3  # last iterations of which an error tells the numbers
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,14 @@ class Tally:
     """How often the host has run a loop.
 
     iterations: of all runs; last: of the last one. has_nan: whether the condition has compared a NaN.
+    compared: what it compared in the last iterations of a loop that did not end.
     """
 
     runs: int = 0
     iterations: int = 0
     last: int = 0
     has_nan: bool = False
+    compared: deque[str] = field(default_factory=lambda: deque[str](maxlen=KEPT))
 
     def add(self, count: int) -> None:
         self.runs, self.iterations, self.last = self.runs + 1, self.iterations + count, count
@@ -216,7 +218,7 @@ class LoopRun:
         items = loop.numbers.items
         allowed = outer.host.rules.most_iterations
         count, most = 0, allowed - loop.numbers.unrolled if items is None else len(items)
-        said = deque[str](maxlen=KEPT)  # what the condition compared in the last iterations
+        self.tally.compared.clear()
         if not wanted:
             self._watch_first(outer)
         issued, patience = 0, AHEAD if self.tally.last < 2 * AHEAD else EAGER
@@ -236,11 +238,11 @@ class LoopRun:
                 wanted = bool(values[run.program.numbers.values[loop.again][0]])
                 self._watch(values, count)
                 if count > most - KEPT:
-                    said.append(compared_text(stage.compared, values))
+                    self.tally.compared.append(compared_text(stage.compared, values))
         if issued > count:  # the others were in vain
             run.exchanges = self._answers[(count - 1) % self._ahead.slots].exchanges
         if wanted and items is None and loop.kind == "while":
-            raise not_ended(loop.line, allowed, [text for text in said if text])
+            raise not_ended(loop.line, allowed, [text for text in self.tally.compared if text])
         self._leave(outer, count)
         self.tally.add(count)
         outer.exchanges += run.exchanges - before

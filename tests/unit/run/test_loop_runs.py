@@ -113,6 +113,17 @@ def one_pass(u):
     return u + 1
 
 
+@distribute(outputs=("u",))
+def smoothed(u, *, tol: float = 0.01):
+    """A loop with transforms."""
+    change = np.max(u) - np.min(u)
+    while change > tol:
+        before = u.copy()
+        u = np.fft.irfft2(np.fft.rfft2(u) * 0.7, u.shape)
+        change = np.max(np.abs(u - before))
+    return u
+
+
 LINES = {job: job.function.__code__.co_firstlineno for job in (relaxed, swept, divided, never_begun)}
 WHILE, FOR = LINES[relaxed] + 5, LINES[relaxed] + 6
 
@@ -256,8 +267,35 @@ def test_check_finite_looks_at_results(start: Path, ranks: int) -> None:
 
 
 def test_check_finite_is_of_steps_and_loops(start: Path) -> None:
-    with pytest.raises(UserError, match="functions with reductions or loops.*--steps N"):
+    with pytest.raises(UserError, match=r"functions with reductions or loops.*--steps N"):
         on_ranks(2, one_pass, start, Options(steps=StepOptions(check_finite=1)))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_loops_with_transforms_say_the_same(start: Path, ranks: int) -> None:
+    line = smoothed.function.__code__.co_firstlineno + 4
+    u, changes = np.load(start), []
+    for _ in range(4):
+        u, before = 0.7 * u, u
+        changes.append(np.abs(u - before).max())
+    with pytest.raises(RunError) as failure:
+        on_ranks(ranks, smoothed, start, Options(max_iterations=4))
+    says = str(failure.value)
+    assert f"the loop in line {line} did not end within 4 iterations: in the last 3 its condition " in says
+    numbers = [float(one.split(" > 0.01")[0]) for one in says.split("compared ")[1].split(", ")[:3]]
+    np.testing.assert_allclose(numbers, changes[1:], rtol=1e-4)
+
+    whole = np.load(start)
+    whole[7, 3] = np.nan
+    np.save(start, whole)
+    (warning,) = [one for one in on_ranks(ranks, smoothed, start, Options())["warnings"] if "NaN" in one]
+    assert (
+        f"loop in line {line} compares a NaN in step 1, before the first iteration (nan > 0.01): " in warning
+    )
+    whole[7, 3] = 1e308  # the sums of a transform overflow
+    np.save(start, whole)
+    with pytest.raises(RunError, match=r"compares a NaN in step 1, .*is not finite, first in cell \["):
+        on_ranks(ranks, smoothed, start, Options(steps=StepOptions(check_finite=1)))
 
 
 # Progress
