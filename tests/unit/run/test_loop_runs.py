@@ -13,6 +13,7 @@ from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.whole_call import call_whole
 from meshrun.runner.options.step_options import SaveInterval, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.programs.execute import ProgramRun
 from meshrun.runner.report.summary import render
 from meshrun.runner.run.declare import distribute
 from meshrun.runner.run.execute import Options, RunProgress, execute, run
@@ -122,6 +123,26 @@ def smoothed(u, *, tol: float = 0.01):
         u = np.fft.irfft2(np.fft.rfft2(u) * 0.7, u.shape)
         change = np.max(np.abs(u - before))
     return u
+
+
+@distribute(outputs=("x",))
+def solved(b, k, *, tol: float = 1e-4):
+    """Conjugate gradients for heat in a material whose conductivity k varies by orders of magnitude."""
+    x, r = np.zeros_like(b), b.copy()
+    p, rr = r.copy(), np.vdot(r, r)
+    least = tol * tol * rr
+    while rr > least:
+        q = 1e-3 * p
+        q[1:] += k[1:] * (p[1:] - p[:-1])
+        q[:-1] += k[1:] * (p[:-1] - p[1:])
+        q[:, 1:] += k[:, 1:] * (p[:, 1:] - p[:, :-1])
+        q[:, :-1] += k[:, 1:] * (p[:, :-1] - p[:, 1:])
+        alpha = rr / np.sum(p * q)
+        x += alpha * p
+        r -= alpha * q
+        before, rr = rr, np.vdot(r, r)
+        p = r + rr / before * p
+    return x
 
 
 LINES = {job: job.function.__code__.co_firstlineno for job in (relaxed, swept, divided, never_begun)}
@@ -358,6 +379,60 @@ def test_an_endless_loop_ends_in_python(start: Path) -> None:
     with pytest.raises(RunError, match=rf"line {WHILE} did not end within 7 iterations.*max_iterations="):
         relaxed.run(start, [start.with_name("a.npy"), start.with_name("b.npy")], tol=-1.0, max_iterations=7)
     np.testing.assert_array_equal(np.load(start), whole)
+
+
+# Verification of a solve
+
+
+def heat_files(folder: Path, dtype: str, spread: float) -> list[Path]:
+    chance = np.random.default_rng(2)
+    arrays = {"b": chance.normal(size=(14, 11)), "k": np.exp(spread * chance.normal(size=(14, 11)))}
+    for name, one in arrays.items():
+        np.save(folder / f"{name}.npy", one.astype(dtype))
+    return [folder / f"{name}.npy" for name in arrays]
+
+
+def solves(folder: Path, ranks: int, files: list[Path], verify: Any) -> dict[str, Any]:
+    def rank(control: Any) -> Any:
+        world = open_world("cpu", control=control)
+        return run(solved, files, [folder / "x.npy"], {"tol": 1e-4}, Options(verify=verify), world=world)
+
+    record: dict[str, Any] = run_ranks(ranks, rank, timeout=60)[0]
+    return record
+
+
+@pytest.mark.parametrize(("ranks", "dtype"), [(1, "float64"), (2, "float32"), (3, "float64"), (3, "float32")])
+def test_a_solve_that_amplifies_rounding_is_verified(tmp_path: Path, ranks: int, dtype: str) -> None:
+    """NumPy's sums lead to another number of iterations, and to other digits within the tolerance."""
+    record = solves(tmp_path, ranks, heat_files(tmp_path, dtype, 3), "full")
+    assert record["verify"]["against"].endswith("with sums that are rounded once")
+    assert record["verify"]["cells"] == 14 * 11
+    assert record["loops"][0]["iterations"] > 100
+
+
+@pytest.mark.parametrize("mode", ["sample", "full"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_halo_that_is_an_iteration_old_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, mode: str
+) -> None:
+    fill, filled = ProgramRun._fill_halos, dict[int, list[Any]]()
+
+    def stale_once(self: Any, stale: Any) -> None:
+        fill(self, stale)
+        mine = filled.setdefault(self.world.rank, [])
+        for array in stale:
+            block, own = array.block.copy(), array.interior.copy()
+            if len(mine) == 5:
+                array.block[...] = mine[-1]
+                array.interior[...] = own
+            mine.append(block)
+
+    files = heat_files(tmp_path, "float64", 0)
+    solves(tmp_path, ranks, files, mode)
+    monkeypatch.setattr(ProgramRun, "_fill_halos", stale_once)
+    with pytest.raises(RunError, match="verification failed: cell"):
+        solves(tmp_path, ranks, files, mode)
+    assert all(len(mine) > 6 for mine in filled.values())
 
 
 # Frames, checkpoints, series and the other options of steps
