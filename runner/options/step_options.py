@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from meshrun.runner.errors import UserError
@@ -157,7 +157,10 @@ class StepOptions:
         metavar="TOLERANCE[:FIELD,...]|steady[:TOLERANCE]",
     )
     check_finite: int | None = row(
-        CountValue(STEPS_MOST), "Fail if a value is not finite, checked every N steps.", metavar="N"
+        CountValue(STEPS_MOST),
+        "Fail if a value is not finite, checked every N steps. Without {steps}, fail for a NaN in the "
+        "condition of a loop, and for a result that is not finite.",
+        metavar="N",
     )
     every: int | None = row(
         CountValue(STEPS_MOST), "Steps between two frames, or checks of {until}.", metavar="N"
@@ -188,11 +191,15 @@ class StepOptions:
         """The first given option that applies only to runs that take steps, as `option` spells it."""
         return first_given(self)
 
-    def check(self, *, series: bool = False) -> None:
-        """Raise UserError for options that need others. series: whether the job has any."""
-        if self.steps is None and self.named is not None:
+    def check(self, *, series: bool = False, whole: bool = False) -> None:
+        """Raise UserError for options that need others.
+
+        series: whether the job has any. whole: whether it is a function of whole arrays.
+        """
+        of_steps = replace(self, check_finite=None) if whole else self
+        if self.steps is None and of_steps.named is not None:
             raise UserError(
-                f"{self.named} applies only to runs that take steps", hint=option("steps", metavar="N")
+                f"{of_steps.named} applies only to runs that take steps", hint=option("steps", metavar="N")
             )
         if self.frames is not None and self.every is None:
             raise UserError(

@@ -30,12 +30,12 @@ from meshrun.runner.compiler.whole.graph import ValueCheck
 from meshrun.runner.compiler.whole.point_kernel import PointValues
 from meshrun.runner.compiler.whole.point_pass import Blocks, PointCells
 from meshrun.runner.device.api import Mark, poison
-from meshrun.runner.options.run_options import MOST_ITERATIONS
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import check_widths
 from meshrun.runner.plan.steps import LINE
 from meshrun.runner.programs.cells import LevelCells, StageCells
 from meshrun.runner.programs.chains import ChainStage, chains_of
+from meshrun.runner.programs.conditions import USUAL, LoopRules
 from meshrun.runner.programs.kernel import CellKernel, bind_values
 from meshrun.runner.programs.level_kernel import LevelKernel, Target, level_partition
 from meshrun.runner.programs.looping import LoopRun
@@ -90,13 +90,14 @@ class ValueSlots:
 class HostState:
     """What the host knows of the step that runs.
 
-    step: its number. given: of the tape's numbers, those of the loops that run, as they are. most_iterations:
-    of a loop that its condition ends.
+    step: its number. given: of the tape's numbers, those of the loops that run, as they are. rules: for loops
+    that a condition ends. saved: the step of the run's last checkpoint; None: it has none.
     """
 
     step: int = 0
     given: dict[int, Any] = field(default_factory=dict)
-    most_iterations: int = MOST_ITERATIONS
+    rules: LoopRules = USUAL
+    saved: int | None = None
 
 
 @dataclass

@@ -13,25 +13,32 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.compiler.trace.graph import slot_of
 from meshrun.runner.device.api import Mark, poison
-from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.errors import UserError
 from meshrun.runner.programs.body_graphs import EAGER, BodyGraphs
-from meshrun.runner.programs.stages import LoopComparison, LoopStage
+from meshrun.runner.programs.conditions import (
+    KEPT,
+    Iteration,
+    compared_text,
+    compares_nan,
+    not_ended,
+    operand_arrays,
+    operand_outputs,
+    report_nan,
+)
+from meshrun.runner.programs.stages import LoopStage
 from meshrun.runner.region import Array, HostArray
-from meshrun.runner.report.units import counted
-from meshrun.runner.spelling import option
 
 AHEAD = 16  # iterations before others are launched while the condition is not known: some may be in vain
 BATCH = 4  # iterations of one graph, where twice as many blocks of each array have at most BATCH_BYTES
 BATCH_BYTES = 128 << 20
-KEPT = 3  # last iterations of which an error tells the numbers
 
 
 @dataclass(frozen=True)
@@ -95,12 +102,14 @@ class Tally:
     """How often the host has run a loop.
 
     iterations: of all runs; last: of the last one. has_nan: whether the condition has compared a NaN.
+    compared: what it compared in the last iterations of a loop that did not end.
     """
 
     runs: int = 0
     iterations: int = 0
     last: int = 0
     has_nan: bool = False
+    compared: deque[str] = field(default_factory=lambda: deque[str](maxlen=KEPT))
 
     def add(self, count: int) -> None:
         self.runs, self.iterations, self.last = self.runs + 1, self.iterations + count, count
@@ -209,10 +218,11 @@ class LoopRun:
             run.host.given[one.number] = before_loop[one.initial] if one.on_tape[0] else one.initial
         wanted = stage.first is None or bool(outer.values.views[stage.first])
         items = loop.numbers.items
-        count, most = 0, outer.host.most_iterations - loop.numbers.unrolled if items is None else len(items)
-        said = deque[str](maxlen=KEPT)  # what the condition compared in the last iterations
+        allowed = outer.host.rules.most_iterations
+        count, most = 0, allowed - loop.numbers.unrolled if items is None else len(items)
+        self.tally.compared.clear()
         if not wanted:
-            self._warn_of_nan(stage.compared_at_first, outer.values.views, 0)
+            self._watch_first(outer)
         issued, patience = 0, AHEAD if self.tally.last < 2 * AHEAD else EAGER
         while wanted and count < most:
             # Blocks are written again once their iteration is known not to be the last one.
@@ -228,13 +238,13 @@ class LoopRun:
                 run.world.backend.passed(answer.mark)
                 values = answer.views
                 wanted = bool(values[run.program.numbers.values[loop.again][0]])
-                self._warn_of_nan(stage.compared, values, count)
+                self._watch(values, count)
                 if count > most - KEPT:
-                    said.append(_text(stage.compared, values))
+                    self.tally.compared.append(compared_text(stage.compared, values))
         if issued > count:  # the others were in vain
             run.exchanges = self._answers[(count - 1) % self._ahead.slots].exchanges
         if wanted and items is None and loop.kind == "while":
-            self._fail(outer.host.most_iterations, [text for text in said if text])
+            raise not_ended(loop.line, allowed, [text for text in self.tally.compared if text])
         self._leave(outer, count)
         self.tally.add(count)
         outer.exchanges += run.exchanges - before
@@ -352,43 +362,46 @@ class LoopRun:
             else:
                 outer.values.views[number][...] = outer.values.views[stage.firsts[feed, part]]
 
-    def _warn_of_nan(self, compared: Sequence[LoopComparison], values: Any, count: int) -> None:
-        """Warn once if the condition compares a NaN. count: iterations so far. values: by number."""
-        sides = [side for one in compared for side in one.sides if isinstance(side, int)]
-        if self.tally.has_nan or not any(math.isnan(values[side].item()) for side in sides):
-            return
+    def _watch(self, values: Any, count: int) -> None:
+        """Show what the condition compares after so many iterations; report the first NaN.
+
+        values: by number.
+        """
+        loop, compared, rules = self.stage.loop, self.stage.compared, self.run.host.rules
+        text = partial(compared_text, compared, values)
+        if not self.tally.has_nan and compares_nan(compared, values):
+            self._report_nan(text(), count, self._left_arrays(count))
+        if loop.kind != "if":
+            rules.progress(loop.line, count + loop.numbers.unrolled, text)
+
+    def _watch_first(self, outer: Any) -> None:
+        """Report a NaN that the condition compares before the first iteration."""
+        compared, values = self.stage.compared_at_first, outer.values.views
+        if not self.tally.has_nan and compares_nan(compared, values):
+            self._report_nan(compared_text(compared, values), 0, self._first_arrays(outer))
+
+    def _report_nan(self, text: str, count: int, arrays: Iterable[tuple[str, DistributedArray]]) -> None:
+        """Report the first NaN that the condition compares. text: what it compares. count: of iterations."""
+        host = self.run.host
         self.tally.has_nan = True
-        count += self.stage.loop.numbers.unrolled
-        when = f"after iteration {count:,}" if count else "before the first iteration"
-        self.run.world.warn(
-            f"the condition of the loop in line {self.stage.loop.line} compares a NaN in step "
-            f"{self.run.host.step + 1:,}, {when} ({_text(compared, values)})"
-        )
+        at = Iteration(self.stage.loop.line, count + self.stage.loop.numbers.unrolled, host.step, host.saved)
+        report_nan(self.run.world, at, text, arrays, fails=host.rules.check_finite)
 
-    def _fail(self, most: int, said: Sequence[str]) -> None:
-        """Report a loop that its condition does not end. said: what that compared in the last iterations."""
-        raise not_ended(self.stage.loop.line, most, said)
+    def _left_arrays(self, count: int) -> list[tuple[str, DistributedArray]]:
+        """Return the arrays that so many iterations have left, those first that the condition depends on."""
+        loop, outputs = self.stage.loop, self.run.program.outputs
+        assert loop.again is not None
+        order = operand_outputs(loop.body, loop.again)
+        return [(outputs[n].name, self._target(n, count - 1)) for n in order]
 
-
-def not_ended(line: int, most: int, said: Sequence[str] = ()) -> RunError:
-    """Return the error of a loop that its condition does not end.
-
-    line: in the user's file. said: what the condition compared in the last iterations.
-    """
-    last = "the last one" if len(said) == 1 else f"the last {len(said)}"
-    return RunError(
-        f"the loop in line {line} did not end within {counted(most, 'iteration')}",
-        why=f"in {last} its condition compared {', '.join(said)}" if said else None,
-        hint=f"a looser tolerance, or {option('max_iterations', 'N')} for more",
-        everywhere=True,
-    )
-
-
-def _text(compared: Sequence[LoopComparison], values: Any) -> str:
-    """Return what a condition compares, in numbers. values: by number."""
-    return " and ".join(
-        f" {one.sign} ".join(
-            f"{values[side].item():.6g}" if isinstance(side, int) else side for side in one.sides
-        )
-        for one in compared
-    )
+    def _first_arrays(self, outer: Any) -> list[tuple[str, DistributedArray]]:
+        """Return the arrays before the first iteration, those first that its condition depends on."""
+        stage, program, outputs = self.stage, outer.program, self.run.program.outputs
+        names = {n: one.name for n, one in enumerate(program.arrays[: program.function_inputs])}
+        for one, feed in zip(outputs, stage.loop.feeds, strict=True):
+            place = None if feed is None else stage.arrays[feed]
+            if place is not None:
+                names[place] = one.name
+        order = dict.fromkeys([*operand_arrays(program, stage.compared_at_first), *names])
+        arrays = ((names[n], outer.arrays[n]) for n in order if n in names)
+        return [(name, array) for name, array in arrays if array is not None]

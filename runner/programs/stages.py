@@ -556,7 +556,7 @@ def _loop_stage(program: WholeProgram, loop: Loop) -> LoopStage:
     body, compared = plan_program(loop.body), tuple[LoopComparison, ...]()
     if loop.again is not None:
         (again,) = body.numbers.values[loop.again]
-        stages, compared = _comparisons(body.stages, again, body.dtypes)
+        stages, compared = comparisons(body.stages, again, body.dtypes)
         body = replace(body, stages=stages)
     arrays = tuple(
         None if not one.shape else node.input for one, node in zip(loop.body.inputs, loop.inputs, strict=True)
@@ -587,13 +587,13 @@ def _with_compared(stages: tuple[Stage, ...], dtypes: dict[int, np.dtype[Any]]) 
     """
     for number, stage in enumerate(stages):
         if isinstance(stage, LoopStage) and stage.loop.kind == "while" and stage.first is not None:
-            stages, compared = _comparisons(stages, stage.first, dtypes)
+            stages, compared = comparisons(stages, stage.first, dtypes)
             known = replace(stage, compared_at_first=compared)
             stages = (*stages[:number], known, *stages[number + 1 :])
     return stages
 
 
-def _comparisons(
+def comparisons(
     stages: tuple[Stage, ...], condition: int, dtypes: dict[int, np.dtype[Any]]
 ) -> tuple[tuple[Stage, ...], tuple[LoopComparison, ...]]:
     """Return what a condition compares, and the stages with what is compared as values of their own.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from meshrun.runner.report.units import cells_text, seconds_text
+from meshrun.runner.report.units import cells_text, figure, seconds_text
 
 QUIET = 5.0  # seconds between lines without a terminal
+BETWEEN = 0.1  # seconds between two iterations that a bar shows
 
 
 class ProgressBar:
@@ -22,6 +24,7 @@ class ProgressBar:
         self._title, self._columns = title, columns
         self._last = time.monotonic()
         self._first: tuple[float, int] | None = None
+        self._loop = (0, 0, 0.0)
         self._bar = None
         if columns:
             self._bar = _bar(columns)
@@ -52,6 +55,29 @@ class ProgressBar:
             pace = f", {cells_text(taken * cells / seconds)}, {left} left"
         title = self._title if self._bar is None else f"{self._title}: step {done:,} of {total:,}{pace}"
         self._show(title, done, total, text + pace)
+
+    def iterations(self, line: int, count: int, compared: Callable[[], str]) -> None:
+        """Show an iteration of a loop, what its condition compares, and the rate of iterations.
+
+        line: in the user's file. count: of iterations so far. compared: makes the text.
+        """
+        if self._columns == 0:
+            return
+        now = time.monotonic()
+        if self._loop[0] != line or self._loop[1] > count:  # it begins
+            self._loop = line, count, now
+        if now - self._last < (QUIET if self._bar is None else BETWEEN):
+            return
+        self._last = now
+        _, first, begun = self._loop
+        rate = f", {figure((count - first) / (now - begun))} iterations/s" if count > first else ""
+        text = f"{self._title}: loop in line {line}, iteration {count:,}: {compared()}{rate}"
+        if self._bar is not None:
+            self._bar.start()
+            self._bar.update(self._task, description=text, total=None)
+        else:
+            sys.stderr.write(f"meshrun: {text}\n")
+            sys.stderr.flush()
 
     def proof(self, done: int, total: int) -> None:
         """Show the verification: the same bar under another title."""

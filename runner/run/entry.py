@@ -56,7 +56,7 @@ def main(
                 flow.end()
                 rows.proof(done, total)
 
-            progress = RunProgress(rows, flow.update, proof, rows.steps)
+            progress = RunProgress(rows, flow.update, proof, rows.steps, rows.iterations)
             transaction = handler.transaction
             record = execute(
                 world, job, inputs, outputs, parameters, options, transaction=transaction, progress=progress

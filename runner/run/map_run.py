@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshrun.runner.arrays.finite import not_finite
 from meshrun.runner.arrays.load import file_chunks, load_arrays
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.errors import RunError, UserError
@@ -24,6 +25,7 @@ from meshrun.runner.plan.chunking import (
 )
 from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import ArrayType, Task
+from meshrun.runner.programs.conditions import LoopRules
 from meshrun.runner.region import Array, Region
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.spans import STAGES
@@ -38,6 +40,8 @@ from meshrun.runner.run.prepare import (
     prepare,
 )
 from meshrun.runner.spelling import option
+from meshrun.runner.steps.loop import check_finite
+from meshrun.runner.steps.program_steps import ProgramStepper
 from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, first_serial
 from meshrun.runner.storage.paths import split
 from meshrun.runner.world.world import World
@@ -67,6 +71,13 @@ def run_map(run: RunContext) -> Finished:
     prepared = prepare(run)
     if prepared.task.job.program is not None:
         return run_program(run, prepared)
+    if run.options.steps.check_finite is not None:
+        raise UserError(
+            f"{option('check_finite')} applies only to runs that take steps, and to functions with "
+            "reductions or loops",
+            hint=option("steps", metavar="N"),
+            everywhere=True,
+        )
     start = run.world.on_root(lambda: _start(run, prepared))
     if start.streamed is not None:
         return _in_chunks(run, prepared, start.streamed)
@@ -304,10 +315,9 @@ def run_program(run: RunContext, prepared: Prepared) -> Finished:
     sinks = world.on_root(begin)
     run.transaction.track_partial(*(sink.partial for sink in sinks))
     # Read, compute and write.
-    from meshrun.runner.steps.program_steps import ProgramStepper
-
-    most = run.options.max_iterations
-    stepper = ProgramStepper(world, task, world.phases, most_iterations=most)
+    checks = run.options.steps.check_finite is not None
+    rules = LoopRules(run.options.max_iterations, checks, run.progress.iterations)
+    stepper = ProgramStepper(world, task, world.phases, rules=rules)
     stepper.start(load_arrays(world, run.sources, stepper.plans, world.phases, stepper))
     series = _rows_of(run, task)
     stepper.advance(1, last=True)
@@ -315,6 +325,8 @@ def run_program(run: RunContext, prepared: Prepared) -> Finished:
     for one in series:
         one.add_row_of_stages(stepper)
         one.finish()
+    if checks:
+        _check_results(stepper)
     for number, sink in enumerate(sinks):
         store = store_of(world, task, sink, world.phases, number)
         store.put(store.region, stepper.result(number))
@@ -329,6 +341,15 @@ def run_program(run: RunContext, prepared: Prepared) -> Finished:
     computed = replace(computation_of(task, prepared.fusion), loops=stepper.loop_counts)
     rows = [known for one in series for known in one.types]
     return Finished(computed, type_record(task.known[0]), task.known, rows, verify=proof)
+
+
+def _check_results(stepper: ProgramStepper) -> None:
+    """Raise RunError on every rank for a result with a cell that is not finite. Collective."""
+    xp, task = stepper.world.xp, stepper.task
+    region = task.partition[stepper.world.rank]
+    for number, name in enumerate(task.job.output_names):
+        start = task.output_region(region, number).start
+        check_finite(stepper.world, not_finite(xp, name, stepper.result(number), start), "in the result")
 
 
 def _series_of(run: RunContext, task: Task, blocks: Sequence[Array], region: Region) -> list[SeriesRows]:

@@ -48,6 +48,7 @@ from meshrun.runner.options.step_options import FieldChange, NamedRule, StepOpti
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import MemoryUse, block_memory, check_limit, has_own_grid, memory_limits
 from meshrun.runner.plan.task import ArrayType, Task, plan_task
+from meshrun.runner.programs.conditions import OnIteration, nothing_shown
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.run.files import check_files, check_no_overwrite, name_files
@@ -76,13 +77,14 @@ class RunProgress:
 
     rows: with this rank's finished rows and their total. stream: with the state of a streamed run. proof:
     with this rank's verified cells and their total. steps: with the steps taken, their total and the cells
-    computed in one.
+    computed in one. iterations: of a loop that a condition ends, in a run without steps.
     """
 
     rows: OnProgress = no_progress
     stream: OnStreamProgress = no_stream_progress
     proof: OnProgress = no_progress
     steps: OnSteps = no_progress
+    iterations: OnIteration = nothing_shown
 
 
 @dataclass(frozen=True)
@@ -297,7 +299,7 @@ def _plan_on_rank(run: RunContext, additions: Additions | None) -> tuple[OwnPlan
     if additions is None:
         join(run)
     if options.steps != NO_STEPS:
-        options.steps.check(series=bool(run.job.series))
+        options.steps.check(series=bool(run.job.series), whole=run.job.whole)
     if steps is not None:
         check_steps(run, additions)
     # Plan the task, and compile its kernel.

@@ -17,6 +17,7 @@ from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import MemoryUse, not_streamed
 from meshrun.runner.plan.steps import fields_memory, moved_bytes, step_memory
 from meshrun.runner.plan.task import ArrayType, Task, check_feeds
+from meshrun.runner.programs.conditions import LoopRules
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.run.finish import Computation, Finished, commit, commit_series, computation_of
@@ -309,7 +310,8 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
         must_fuse=must_fuse(run.job, run.options),
         one_by_one=_one_by_one(additions, series, one_copy=start.copies == 1),
         one_copy=start.copies == 1,
-        most_iterations=options.max_iterations,
+        rules=LoopRules(options.max_iterations, steps.check_finite is not None),
+        saved=state.step if state else None,
     )
     _warn_of_lowered(world, stepper, steps)
     sources = _sources(task, run.sources, state.fields if state else {})

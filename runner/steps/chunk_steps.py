@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from meshrun.runner.arrays.block_layout import BlockLayout, PaddedBlock
+from meshrun.runner.arrays.finite import NotFinite, not_finite
 from meshrun.runner.compiler.decide import not_compiled
 from meshrun.runner.device.api import poison
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import Array, Region
 from meshrun.runner.steps.blocks import StepBlocks
 from meshrun.runner.steps.fused_steps import passes, prepare
-from meshrun.runner.steps.loop import NotFinite, largest_change, not_finite
+from meshrun.runner.steps.loop import largest_change
 from meshrun.runner.system.compiler import NotCompiled
 from meshrun.runner.world.world import World
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Protocol
 
 import numpy as np
 
+from meshrun.runner.arrays.finite import NotFinite, has_infinities, not_finite
 from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import RunError
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.region import Array
 from meshrun.runner.spelling import option
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.world.world import World
 
 NEVER = 1 << 62
-NotFinite = tuple[str, list[int], str]  # a field's name, a cell's index in the whole field, and its value
 
 
 class StepObserver(Protocol):
@@ -157,7 +156,7 @@ class CheckFinite:
     def _check(self, stepper: Stepper) -> None:
         # One wait for the device, not one per field.
         xp, wrong = stepper.world.xp, list[int]()
-        numbers = [place for place in stepper.fed if _has_infinities(stepper.own(place))]
+        numbers = [place for place in stepper.fed if has_infinities(stepper.own(place))]
         if numbers:
             finite = xp.stack([xp.isfinite(stepper.own(place)).all() for place in numbers]).tolist()
             wrong = [place for place, good in zip(numbers, finite, strict=True) if not good]
@@ -165,34 +164,22 @@ class CheckFinite:
         for place in wrong[:1]:
             name, start = stepper.task.fields[place].name, stepper.plans[place].region.start
             found = not_finite(xp, name, stepper.own(place), start)
-        check_finite(stepper.world, found, stepper.done)
+        check_finite(stepper.world, found, after(stepper.done))
 
 
-def not_finite(xp: ModuleType, name: str, cells: Array, start: Shape) -> NotFinite | None:
-    """Return the first cell that is not finite; None if there is none.
+def after(done: int) -> str:
+    """Return when fields were looked at, after so many steps."""
+    return f"after step {done:,}" if done else "before the first step"
 
-    name: of the field. cells: some of it; start: of these, in the whole field.
+
+def check_finite(world: World, found: NotFinite | None, when: str) -> None:
+    """Raise RunError on every rank if one has found a cell that is not finite. Collective.
+
+    when: this was, for the message.
     """
-    if not _has_infinities(cells):
-        return None
-    finite = xp.isfinite(cells)
-    if bool(finite.all()):
-        return None
-    first = tuple(int(i) for i in np.unravel_index(int((~finite).argmax()), cells.shape))
-    return name, [i + a for i, a in zip(first, start, strict=True)], str(cells[first])
-
-
-def _has_infinities(cells: Array) -> bool:
-    """Return whether there are cells whose dtype has values that are not finite."""
-    return cells.size > 0 and cells.dtype.kind in "fc"
-
-
-def check_finite(world: World, found: NotFinite | None, done: int) -> None:
-    """Raise RunError on every rank if one has found a cell that is not finite. Collective."""
     for rank, wrong in zip(world.ranks, world.control.allgather(found), strict=True):
         if wrong is not None:
             name, cell, value = wrong
-            when = f"after step {done:,}" if done else "before the first step"
             raise RunError(
                 f"{name} is not finite {when}: cell {cell}, on [{rank}]",
                 got=value,

@@ -49,7 +49,7 @@ class ProgramStepper(Stepper):
             self.stages = SpectralRun(world, task.job.program, grid, self.phases, task.compiled, self)
         else:
             self.stages = self._in_stages()
-        self.stages.host.most_iterations = self.most_iterations
+        self.stages.host.rules = self.rules
         if isinstance(self.stages, ProgramRun) and task.compiled:
             add_sweeps(self.stages, task.partition.grid, self.phases)
         axes = max(len(one.shape) for one in task.fields)
@@ -198,7 +198,7 @@ class ProgramStepper(Stepper):
 
     def _take_step(self) -> None:
         stages = self.stages
-        stages.host.step = self.done
+        stages.host.step, stages.host.saved = self.done, self.saved
         for place, array in enumerate(self.arrays):
             stages.arrays[place] = array
         for number, place in self._shared.items():

@@ -39,9 +39,9 @@ from meshrun.runner.compiler.decide import not_compiled
 from meshrun.runner.device.api import Mark, NotCapturable, poison
 from meshrun.runner.maps.in_memory import no_progress
 from meshrun.runner.options.choices import HaloChoice
-from meshrun.runner.options.run_options import MOST_ITERATIONS
 from meshrun.runner.plan.steps import LINE, Piece, halo_bytes, read_widths, rows_apart, wide_widths
 from meshrun.runner.plan.task import Task
+from meshrun.runner.programs.conditions import USUAL, LoopRules
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.steps import halo_path
@@ -85,9 +85,10 @@ class Stepper(StepBlocks[DistributedArray]):
     (`single_reason`: why). one_by_one: no kernel takes several steps. one_copy: the fields are in
     memory once (`steps.blocks`). before_step: called with the padded block of
     each input, whose halos are valid where the step reads them, before each step; only with `one_by_one`.
-    most_iterations: of a loop in the function that its condition ends.
+    rules: for loops in the function that a condition ends.
     progress: called with `done`. done: steps taken, including those of an earlier run; taken:
-    those of this run. exchanges: number of halo exchanges so far.
+    those of this run. saved: the step of the last checkpoint; None: there is none. exchanges: number of
+    halo exchanges so far.
     """
 
     world: World
@@ -102,7 +103,8 @@ class Stepper(StepBlocks[DistributedArray]):
     must_fuse: bool = False
     one_by_one: bool = False
     one_copy: bool = False
-    most_iterations: int = MOST_ITERATIONS
+    rules: LoopRules = USUAL
+    saved: int | None = None
     before_step: BeforeStep | None = field(default=None, init=False)
     taken: int = field(default=0, init=False)
     exchanges: int = field(default=0, init=False)

@@ -38,7 +38,7 @@ from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_pr
 from meshrun.runner.spelling import option
 from meshrun.runner.steps.chunk_steps import ChunkSteps
 from meshrun.runner.steps.fused_steps import passes
-from meshrun.runner.steps.loop import Until, check_finite, next_multiple
+from meshrun.runner.steps.loop import Until, after, check_finite, next_multiple
 from meshrun.runner.steps.observers.checkpoints import Checkpoints
 from meshrun.runner.steps.observers.frames import Frames
 from meshrun.runner.storage.file_errors import check_room
@@ -151,7 +151,7 @@ class StreamedSteps:
             counts = self._pass(taker, chunks, sources, sinks, halving, *moved)
             single = single or taker.single_reason
             for taken in finite:
-                check_finite(world, taker.wrong.get(taken), done - count + taken)
+                check_finite(world, taker.wrong.get(taken), after(done - count + taken))
             self._sync(sinks)
             for place, sink in zip(feeds, sinks, strict=True):
                 if place is not None:

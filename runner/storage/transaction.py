@@ -75,10 +75,15 @@ class OutputTransaction:
         if self.observer is not None:
             self.observer.note_recovery_hint(hint or "")
 
-    def keep_files(self) -> None:
-        """Report that files stay if the run fails, such as frames: started again, it is resumed."""
+    def keep_files(self, hint: str = "") -> None:
+        """Report that files stay if the run fails, such as frames: started again, it is resumed.
+
+        hint: how to continue, printed after a failure that no rank can report.
+        """
         if self.observer is not None:
             self.observer.note_kept()
+            if hint:
+                self.observer.note_recovery_hint(hint)
 
     def commit(self, partial: Path, output: Path) -> None:
         """Rename the finished `partial` to `output`, replacing an old one. On one rank.

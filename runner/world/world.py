@@ -29,6 +29,7 @@ from meshrun.runner.recorder.ring import Recorder, file_of
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.versions import installed_version
 from meshrun.runner.spelling import option, python_caller
+from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.system import launcher
 from meshrun.runner.world.agreement.operations import Operations
 from meshrun.runner.world.binding import (
@@ -73,11 +74,15 @@ class SavedLoops:
     """The loops of a program whose states `meshrun.checkpoint` saves.
 
     resume: whether they continue from what an earlier run has saved. program: its name and a checksum of its
-    text; None: of the file that calls. loops: by path.
+    text; None: of the file that calls. transaction: of the run whose job has the loops, which holds their
+    locks; None: each loop has its own. unfinished: whether a loop continued from the state of a run that
+    failed: ended loops are then of an earlier run. loops: by path.
     """
 
     resume: bool = False
     program: tuple[str, str] | None = None
+    transaction: OutputTransaction | None = None
+    unfinished: bool = False
     loops: dict[Path, Any] = field(default_factory=dict)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import wait_for
+from processes import nightly, wait_for
 from streamed import CHUNKS, HOST, Site, needs_mpi, site_at
 from test_steps import COLUMNS, FILES, ROWS, RUN, STEPS, start
 
@@ -140,3 +140,62 @@ def test_a_mistake_of_the_user_is_not_repeated(steps: Site) -> None:
     assert status == 2
     assert len(lines) == 1
     assert "nowhere" in lines[0]
+
+
+# A loop of a job's own, with meshrun.checkpoint
+
+SOLVE = ["run", "job.py:solve", "b.npy", "x.npy", "--json", "record.json"]
+
+
+@pytest.fixture
+def loop(site: Site) -> Site:
+    shutil.copy(Path(__file__).with_name("dying_loop.py"), site.work / "job.py")
+    np.save(site.work / "b.npy", np.random.default_rng(3).random((24, 11)))
+    return site
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage"),
+    [
+        (2, "loop,1,17"),
+        (3, "checkpoint,1,20"),
+        *(nightly(*one) for one in [(2, "loop,0,25"), (3, "loop,2,20"), (3, "checkpoint,0,20")]),
+    ],
+)
+def test_a_loop_goes_on_from_its_saved_state(loop: Site, ranks: int, stage: str) -> None:
+    """The ranks that are left have the bits of an undisturbed run on one rank."""
+    whole = loop.finish(["-n", "1", *SOLVE])["result"]
+    wanted = (loop.work / "x.npy").read_bytes()
+    (loop.work / "x.npy").unlink()
+    assert whole["iterations"] > 25
+
+    status, lines = loop.run(["-n", str(ranks), *GO_ON, *SOLVE], STAGE=stage, DELAYS="1")
+    assert status == 0, lines
+    where, victim, moment = stage.split(",")
+    saved = int(moment) // 10 * 10 - (10 if where == "checkpoint" else 0)
+    assert killed(lines[0], int(victim))
+    left = ranks - 1
+    plural = "ranks" if left > 1 else "rank"
+    assert lines[1] == again(f"{left} {plural}", "continuing with what is complete", 1)
+    assert lines[2] == f"meshrun: continuing after {saved} iterations, from cg.checkpoint"
+    record = json.loads((loop.work / "record.json").read_text())
+    assert record["result"] == {**whole, "began": saved}
+    assert (loop.work / "x.npy").read_bytes() == wanted
+    assert not [*loop.work.glob(".*"), *loop.work.glob("*.lock"), *loop.work.glob("cg.checkpoint/.*")]
+
+
+@pytest.mark.nightly
+def test_a_loop_that_has_saved_nothing_begins_again(loop: Site) -> None:
+    status, lines = loop.run(["-n", "2", *GO_ON, *SOLVE], STAGE="loop,1,7")
+    assert status == 0, lines
+    assert lines[1] == again("1 rank", "from the beginning", 1)
+    assert json.loads((loop.work / "record.json").read_text())["result"]["began"] == 0
+
+
+def test_what_a_killed_loop_leaves_is_said(loop: Site) -> None:
+    status, lines = loop.run(["-n", "2", *SOLVE], STAGE="loop,1,17")
+    assert status != 0
+    assert killed(lines[0], 1)
+    assert lines[1:] == [
+        "meshrun: cg.checkpoint has the state after 10 iterations. Try: the same command with --resume"
+    ]

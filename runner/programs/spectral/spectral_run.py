@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from meshrun.runner.arrays.block_layout import Allocator
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.arrays.halo.exchange import HaloPlan
-from meshrun.runner.compiler.trace.graph import Node
+from meshrun.runner.compiler.trace.graph import Node, slot_of
 from meshrun.runner.compiler.whole.between.levels import Misaligned
 from meshrun.runner.compiler.whole.graph import ValueCheck
 from meshrun.runner.compiler.whole.spaces.parts import (
@@ -27,12 +28,20 @@ from meshrun.runner.device.api import Mark, poison
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.redistribution import Boxes, RedistributionPlan
 from meshrun.runner.plan.steps import LINE
+from meshrun.runner.programs.conditions import (
+    KEPT,
+    Iteration,
+    compared_text,
+    compares_nan,
+    not_ended,
+    report_nan,
+)
 from meshrun.runner.programs.execute import HostState, ProgramRun
-from meshrun.runner.programs.looping import LoopCount, LoopRun, Tally, not_ended
+from meshrun.runner.programs.looping import LoopCount, LoopRun, Tally
 from meshrun.runner.programs.reducing import prepared_for_kernels
 from meshrun.runner.programs.spectral.layouts import plan_layouts, slab_grid
 from meshrun.runner.programs.spectral.lifetimes import exchanged_states, lifetimes_of, written_by
-from meshrun.runner.programs.stages import plan_program
+from meshrun.runner.programs.stages import LoopComparison, StagedProgram, comparisons, plan_program
 from meshrun.runner.region import Array, Region, Shape, address_of, overlap
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.transforms.device import DeviceTransform, changes_of
@@ -50,6 +59,18 @@ from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
     from meshrun.runner.comm.peer_arrays import DeviceTables, PeerCopies
+
+
+@dataclass(frozen=True)
+class SharedCondition:
+    """A condition of a loop.
+
+    part: that computes it, by number. value: of that part. compared: as of `LoopStage`.
+    """
+
+    part: int
+    value: int
+    compared: tuple[LoopComparison, ...]
 
 
 @dataclass
@@ -87,12 +108,13 @@ class SpectralRun:
         self.partition = Partition(program.space, self.grid[: len(program.space)])
         self.region = self.partition[world.rank]
         self.runs: dict[int, ProgramRun] = {}
+        self._conditions: dict[int, SharedCondition] = {}  # by the number of what tells whether to go on
         for number, step in enumerate(program.steps):
             if isinstance(step, SpacePart):
                 grid = slab_grid(step.program.space, self.layouts.parts[number], world.size)
                 if self._is_own(number, step):
                     grid = self.partition.grid
-                staged = plan_program(step.program)
+                staged = self._with_compared(number, step, plan_program(step.program))
                 if self.compiled and world.backend.device.kind == "cuda":
                     staged = prepared_for_kernels(staged)
                 self.runs[number] = ProgramRun(
@@ -121,6 +143,19 @@ class SpectralRun:
         self._rooms: Rooms | None = None
         self._copies: PeerCopies | None = None
         self._moves: dict[tuple[Hashable, int, int], MessageExchange] = {}
+
+    def _with_compared(self, number: int, step: SpacePart, staged: StagedProgram) -> StagedProgram:
+        """Return a part in which what the conditions of loops compare are values of their own."""
+        loops = [one for one in self.program.loop_steps if one.kind != "if"]
+        conditions = {one for loop in loops for one in (loop.first, loop.again)}
+        for output, place in enumerate(step.writes):
+            if place.of_function or place.number not in conditions:
+                continue
+            (value,) = staged.numbers.values[output]
+            stages, compared = comparisons(staged.stages, value, staged.dtypes)
+            staged = replace(staged, stages=stages)
+            self._conditions[place.number] = SharedCondition(number, value, compared)
+        return staged
 
     def _is_own(self, number: int, step: SpacePart) -> bool:
         """Whether a part has the space of the function, and is split along the axis that its arrays are."""
@@ -333,8 +368,9 @@ class SpectralRun:
             for carried in numbers.carried:
                 given[carried.number] = before[carried.initial] if carried.on_tape[0] else carried.initial
         written = {SharedPlace(number) for number in written_by(self.program.steps[n] for n in body)}
-        items, most = numbers.items, self.host.most_iterations - numbers.unrolled
-        wanted, count = loop.first is None or bool(self.values[loop.first]), 0
+        items, most = numbers.items, self.host.rules.most_iterations - numbers.unrolled
+        self._tallies[loop].compared.clear()
+        wanted, count = loop.first is None or self._answer(loop, loop.first, 0), 0
         while wanted and count < (most if items is None else len(items)):
             # The numbers that the host makes for this iteration.
             if items is not None and numbers.index is not None:
@@ -354,10 +390,43 @@ class SpectralRun:
             for carried in numbers.carried if by_host else ():
                 given[carried.number] = values[carried.final] if carried.on_tape[1] else carried.final
             count += 1
-            wanted = loop.again is None or bool(self.values[loop.again])
+            wanted = loop.again is None or self._answer(loop, loop.again, count)
         if wanted and items is None and loop.kind == "while":
-            raise not_ended(loop.line, self.host.most_iterations)
+            raise not_ended(loop.line, self.host.rules.most_iterations, self._tallies[loop].compared)
         self._tallies[loop].add(count)
+
+    def _answer(self, loop: LoopStep, condition: int, count: int) -> bool:
+        """Return whether there is another iteration after so many; watch what the condition compares."""
+        known = self._conditions.get(condition)
+        if known is None:
+            return bool(self.values[condition])
+        # One wait, for the condition and what it compares.
+        run, backend, tally = self.runs[known.part], self.world.backend, self._tallies[loop]
+        row = backend.host_empty(run.values.row.shape, run.values.row.dtype)
+        backend.download(run.values.row, row)
+        backend.passed(backend.mark())
+        values = {n: slot_of(row, n, dtype) for n, dtype in run.program.dtypes.items()}
+        text = partial(compared_text, known.compared, values)
+        done = count + loop.numbers.unrolled
+        if not tally.has_nan and compares_nan(known.compared, values):
+            tally.has_nan = True
+            at = Iteration(loop.line, done, self.host.step, self.host.saved)
+            report_nan(self.world, at, text(), self._state_of(loop), fails=self.host.rules.check_finite)
+        if count:
+            self.host.rules.progress(loop.line, done, text)
+        if count > self.host.rules.most_iterations - loop.numbers.unrolled - KEPT:
+            tally.compared.append(text())
+        return bool(values[known.value])
+
+    def _state_of(self, loop: LoopStep) -> list[tuple[str, DistributedArray]]:
+        """Return the arrays of a loop's state, with their names."""
+        found = []
+        for one in loop.state:
+            shared = self.program.shared[one.found]
+            if shared.shape:
+                grid = slab_grid(shared.shape, self.layouts.arrays[one.found], self.world.size)
+                found.append((shared.name, self._array(SharedPlace(one.found), grid)))
+        return found
 
     def _pass_on(self, source: int | None, target: int) -> None:
         """Copy a shared array or value to another one. source: None: zeros."""

@@ -123,11 +123,9 @@ def end_checkpoints(world: World, *, failed: bool) -> None:
             if not failed:
                 world.on_root(loop.folder.note_end)
             elif world.rank == 0 and loop.last is not None:
-                tell(
-                    f"{loop.folder.path} has the state after {loop.last:,} iterations. Try: {loop.to_resume}"
-                )
+                tell(loop.kept)
         finally:
-            loop.transaction.release()
+            loop.release()
 
 
 @dataclass
@@ -135,7 +133,7 @@ class LoopCheckpoints:
     """The checkpoints of one loop.
 
     interval: between two of them, in calls or in seconds. names: of its state. calls: of `checkpoint` for it,
-    of all runs. last: the call at which the state was saved last.
+    of all runs. last: the call at which the state was saved last. transaction: holds the lock of the path.
     """
 
     world: World
@@ -144,7 +142,15 @@ class LoopCheckpoints:
     names: tuple[str, ...]
     calls: int = 0
     last: int | None = None
-    transaction: OutputTransaction = field(default_factory=OutputTransaction)
+    transaction: OutputTransaction = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.transaction = self.world.checkpoints.transaction or OutputTransaction()
+
+    def release(self) -> None:
+        """Unlock the path, unless the run of a job does when it ends."""
+        if self.transaction is not self.world.checkpoints.transaction:
+            self.transaction.release()
 
     @property
     def to_resume(self) -> str:
@@ -152,6 +158,11 @@ class LoopCheckpoints:
         if self._program == NOTEBOOK:
             return "meshrun.open_world(resume=True)"
         return f"the same command with {option('resume', True)}"
+
+    @property
+    def kept(self) -> str:
+        """What a failure leaves behind, and how to continue."""
+        return f"{self.folder.path} has the state after {self.last:,} iterations. Try: {self.to_resume}"
 
     @property
     def _operation(self) -> str:
@@ -173,8 +184,11 @@ class LoopCheckpoints:
                 if saved.values.get(TEXT) != self._text:
                     world.warn(f"{self._program} has changed since {folder.path} was written")
         except BaseException:
-            self.transaction.release()
+            self.release()
             raise
+        self.transaction.track_partial(*self.transaction.partials, folder.partial)
+        if self.last is not None:
+            self._keep()
         self._began, self._next = time.monotonic(), self.calls + (self.interval.steps or 1)
         if self.interval.steps is not None:
             self._next -= self._next % self.interval.steps
@@ -231,11 +245,12 @@ class LoopCheckpoints:
 
     def _find(self, state: Mapping[str, Any]) -> SavedState | None:
         """Return the checkpoint to continue from; None: begin. On rank 0."""
-        folder = self.folder
+        folder, loops = self.folder, self.world.checkpoints
         self.transaction.lock(folder.output)
-        saved = folder.newest()
-        if saved is not None and not self.world.checkpoints.resume:
-            if not folder.has_ended:
+        saved, ended = folder.newest(), folder.has_ended
+        # After a loop of a run that failed, what has ended is of the run before that one.
+        if saved is not None and (not loops.resume or (ended and loops.unfinished)):
+            if not ended:
                 raise UserError(
                     f"an earlier run left {folder.path}, with the state after {saved.step:,} iterations",
                     hint=f"{self.to_resume}, or {folder.discard}",
@@ -246,6 +261,7 @@ class LoopCheckpoints:
             kept = dict(saved.fingerprint)
             wanted = {"program": self._program, STATE: {n: _kind(one) for n, one in state.items()}}
             check_same(f"{folder.output}: its checkpoint", kept, wanted, folder.discard)
+            loops.unfinished = loops.unfinished or not ended
             folder.go_on()
             tell(f"continuing after {saved.step:,} iterations, from {folder.path}")
         folder.check_place()
@@ -294,6 +310,12 @@ class LoopCheckpoints:
                     files.remove_path(folder.partial)
             raise
         self.last = self.calls
+        self._keep()
+
+    def _keep(self) -> None:
+        """Have the run, if it is started again, continue from the last checkpoint."""
+        if self.world.rank == 0:
+            self.transaction.keep_files(self.kept)
 
 
 def _world_of(state: Mapping[str, Any]) -> World:

@@ -62,7 +62,7 @@ class ProgramWorld(World):
     def close(self) -> None:
         self.prepared.clear()
         for loop in self.checkpoints.loops.values():
-            loop.transaction.release()
+            loop.release()
         super().close()
 
     # Files

@@ -47,7 +47,7 @@ def run_job(run: RunContext) -> Finished:
         run.transaction.track_partial(partial)
     simulate = Simulate(run) if job.takes_steps else None
     create = CreateOutput(run) if "create" in job.services and run.targets else None
-    world.checkpoints.resume = options.stream.resume
+    world.checkpoints.resume, world.checkpoints.transaction = options.stream.resume, run.transaction
     try:
         value = call(run, output=output, simulate=simulate, create=create, memory=memory)
     except BaseException:

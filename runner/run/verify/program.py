@@ -1,7 +1,8 @@
 """`verify` of a function of whole arrays in stages: call the function itself, with NumPy.
 
 Rank 0 reads the whole inputs from their files, takes the steps in a plain loop, and compares every cell of
-what is on the disk. Where sums are added in another order, floats may differ by rounding.
+what is on the disk. Where sums are added in another order, floats may differ by rounding. A function may make
+that any difference: if cells are wrong then, it is called again with arrays whose sums are rounded once.
 """
 
 from __future__ import annotations
@@ -16,36 +17,44 @@ from meshrun.runner.plan.task import Task
 from meshrun.runner.region import HostArray, Region
 from meshrun.runner.run.verify.compare import differs
 from meshrun.runner.run.verify.results import Mismatch, drop_cached, mismatch_error
+from meshrun.runner.run.verify.rounded_once import RoundedOnce
 from meshrun.runner.spelling import option
 from meshrun.runner.storage.formats.registry import Sink, Source, own_source, read_back, reopen
 from meshrun.runner.system.host_memory import free_host_memory
 from meshrun.runner.world.world import World
 
 AGAINST = "the function itself, called with NumPy on the whole arrays"
+ROUNDED_ONCE = f"{AGAINST}, with sums that are rounded once"
 ROUNDED = 64.0  # units in the last place of the largest value, for each step
 TEMPORARIES = 4  # times as many bytes of results of NumPy's functions as of the arrays
 
 
 def compare_with_plain(
     world: World, task: Task, sources: Sequence[Source], sinks: Sequence[Sink], steps: int
-) -> tuple[RunError | None, int, int]:
+) -> tuple[str, tuple[RunError | None, int, int]]:
     """Compare the files that `sinks` wrote after so many steps. Collective.
 
-    Return the error of a wrong cell, and the numbers of boxes and cells that this rank compared. Raises
-    UserError on every rank if the whole arrays do not fit the memory of rank 0's host.
+    Return what they are compared with; the error of a wrong cell, and the numbers of boxes and cells that
+    this rank compared. Raises UserError on every rank if the whole arrays do not fit the memory of rank 0's
+    host.
     """
     drop_cached(world, sinks)
 
-    def compare() -> tuple[RunError | None, int, int]:
+    def compare() -> tuple[str, tuple[RunError | None, int, int]]:
         _check_memory(task)
-        wrong, cells = None, 0
-        for number, expected in enumerate(_plain(task, sources, steps)):
-            wrong = wrong or _compared(task, number, read_back(sinks[number]), expected, steps)
-            cells += expected.size
-        return None if wrong is None else mismatch_error(world, task, wrong), 1, cells
+        against, cells = AGAINST, 0
+        wrong: Mismatch | None = None
+        for kind in (np.ndarray, RoundedOnce):
+            expected = _plain(task, sources, steps, kind)
+            compared = (_compared(task, n, read_back(sinks[n]), one, steps) for n, one in enumerate(expected))
+            wrong, cells = next(filter(None, compared), None), sum(one.size for one in expected)
+            against = AGAINST if kind is np.ndarray else ROUNDED_ONCE
+            if wrong is None or not task.job.program.rounded:
+                break
+        return against, (None if wrong is None else mismatch_error(world, task, wrong), 1, cells)
 
-    found: tuple[RunError | None, int, int] = world.on_root(compare)
-    return found if world.rank == 0 else (found[0], 0, 0)
+    against, found = world.on_root(compare)
+    return against, found if world.rank == 0 else (found[0], 0, 0)
 
 
 def _check_memory(task: Task) -> None:
@@ -60,8 +69,8 @@ def _check_memory(task: Task) -> None:
         )
 
 
-def _plain(task: Task, sources: Sequence[Source], steps: int) -> list[HostArray]:
-    """Return the results of the plain function after so many steps."""
+def _plain(task: Task, sources: Sequence[Source], steps: int, kind: type[HostArray]) -> list[HostArray]:
+    """Return the results of the plain function after so many steps. kind: of the arrays that it gets."""
     arrays = []
     taken = len(task.job.arrays) - len(task.job.constants)  # the others are known to the function
     for source in map(reopen, map(own_source, sources[:taken])):
@@ -71,7 +80,7 @@ def _plain(task: Task, sources: Sequence[Source], steps: int) -> list[HostArray]
     results: list[HostArray] = []
     for step in range(steps):
         with np.errstate(all="ignore"):
-            given = [array.copy() for array in arrays]
+            given = [array.copy().view(kind) for array in arrays]
             returned = call_whole(task.job, given, task.parameters, step)
         several = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         several = [] if returned is None else several

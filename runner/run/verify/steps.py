@@ -180,11 +180,10 @@ def verify_steps(
     """
     begin = time.perf_counter()
     if task.job.program is not None:
-        from meshrun.runner.run.verify.program import AGAINST as PLAIN
         from meshrun.runner.run.verify.program import compare_with_plain
 
-        compared = compare_with_plain(world, task, sources, sinks, steps)
-        found = gather_proof(world, mode, PLAIN, begin, compared)
+        against, compared = compare_with_plain(world, task, sources, sinks, steps)
+        found = gather_proof(world, mode, against, begin, compared)
         return {**found, "processes": 1, "processes_reason": None}
     task = replace(task, kernel=None)  # the function itself is what is compared with
     drop_cached(world, sinks)

@@ -118,6 +118,7 @@ class Checkpoints:
 
             with stepper.phases("checkpoint"):
                 self._save(stepper.done, write)
+            stepper.saved = stepper.done
         self._next = self._later(stepper.world.control, stepper.done)
         return False
 

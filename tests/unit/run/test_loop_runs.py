@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from meshrun.runner.comm.threads import run_ranks
-from meshrun.runner.errors import RunError
+from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.job.whole_call import call_whole
 from meshrun.runner.options.step_options import SaveInterval, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
+from meshrun.runner.programs.execute import ProgramRun
 from meshrun.runner.report.summary import render
 from meshrun.runner.run.declare import distribute
-from meshrun.runner.run.execute import Options, run
+from meshrun.runner.run.execute import Options, RunProgress, execute, run
 from meshrun.runner.steps.program_steps import ProgramStepper
+from meshrun.runner.storage.transaction import OutputTransaction
 from meshrun.runner.world.world import open_world
 
 
@@ -74,6 +76,73 @@ def never_begun(u, *, limit: float = 0.5):
         u = np.roll(u, 1, 0)
         change = np.max(u)
     return u
+
+
+@distribute(outputs=("u",))
+def worse(u):
+    """Divide by what gets smaller from step to step."""
+    u = u - 1
+    scale, change = np.max(u) - 0 * np.min(u), np.inf
+    while change > 0.5:
+        u = u + (np.roll(u, 1, 0) - u) / scale
+        change = np.max(np.abs(u - np.roll(u, 1, 1)))
+    return u
+
+
+@distribute(outputs=("x",))
+def conjugate(b):
+    """A few iterations of conjugate gradients."""
+    x, r, p, rr = np.zeros_like(b), b.copy(), b.copy(), np.max(b)
+    while rr > 1e-6:
+        q = 4 * p
+        q[1:] -= p[:-1]
+        q[:-1] -= p[1:]
+        x = x + p / rr
+        r = r - q * (q / rr)
+        last, rr = rr, np.max(r * r)
+        p = r + rr / last * p
+    return x
+
+
+@distribute(outputs=("u",))
+def shifted(u):
+    return u - np.min(u[:3])
+
+
+@distribute(outputs=("u",))
+def one_pass(u):
+    return u + 1
+
+
+@distribute(outputs=("u",))
+def smoothed(u, *, tol: float = 0.01):
+    """A loop with transforms."""
+    change = np.max(u) - np.min(u)
+    while change > tol:
+        before = u.copy()
+        u = np.fft.irfft2(np.fft.rfft2(u) * 0.7, u.shape)
+        change = np.max(np.abs(u - before))
+    return u
+
+
+@distribute(outputs=("x",))
+def solved(b, k, *, tol: float = 1e-4):
+    """Conjugate gradients for heat in a material whose conductivity k varies by orders of magnitude."""
+    x, r = np.zeros_like(b), b.copy()
+    p, rr = r.copy(), np.vdot(r, r)
+    least = tol * tol * rr
+    while rr > least:
+        q = 1e-3 * p
+        q[1:] += k[1:] * (p[1:] - p[:-1])
+        q[:-1] += k[1:] * (p[:-1] - p[1:])
+        q[:, 1:] += k[:, 1:] * (p[:, 1:] - p[:, :-1])
+        q[:, :-1] += k[:, 1:] * (p[:, :-1] - p[:, 1:])
+        alpha = rr / np.sum(p * q)
+        x += alpha * p
+        r -= alpha * q
+        before, rr = rr, np.vdot(r, r)
+        p = r + rr / before * p
+    return x
 
 
 LINES = {job: job.function.__code__.co_firstlineno for job in (relaxed, swept, divided, never_begun)}
@@ -158,12 +227,128 @@ def test_a_nan_is_a_warning_with_line_step_and_iteration(start: Path, ranks: int
     record = on_ranks(ranks, divided, start, Options(steps=StepOptions(steps=3)))
     (warning,) = [one for one in record["warnings"] if "NaN" in one]
     line = LINES[divided] + 4
-    assert warning == (
-        f"the condition of the loop in line {line} compares a NaN in step 1, after iteration 1 (nan > 0.5)"
+    assert warning.startswith(
+        f"the condition of the loop in line {line} compares a NaN in step 1, after iteration 1 (nan > 0.5): "
+        f"u is not finite, first in cell [5, 5], on [rank 0, "
     )
+    assert warning.endswith("]: inf")
     record = on_ranks(ranks, never_begun, start, Options())
     (warning,) = [one for one in record["warnings"] if "NaN" in one]
-    assert "in step 1, before the first iteration (nan > 0.5)" in warning
+    assert (
+        "in step 1, before the first iteration (nan > 0.5): u is not finite, first in cell [5, 5]" in warning
+    )
+    np.save(start, np.ones((24, 9)))
+    record = on_ranks(ranks, never_begun, start, Options())
+    (warning,) = [one for one in record["warnings"] if "NaN" in one]
+    assert warning.endswith("(nan > 0.5): all arrays of the loop are finite")
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_cell_is_that_of_what_the_condition_reduces(start: Path, ranks: int) -> None:
+    """The direction of conjugate gradients is NaN everywhere then, the residual in some cells."""
+    whole = np.ones((24, 9))
+    whole[20, 4] = np.inf
+    np.save(start, whole)
+    record = on_ranks(ranks, conjugate, start, Options())
+    (warning,) = [one for one in record["warnings"] if "NaN" in one]
+    assert "after iteration 1 (nan > 1e-06): r is not finite, first in cell [19, 4], " in warning
+    assert f"on [rank {0 if ranks == 1 else 2}, " in warning
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_check_finite_makes_a_nan_an_error(start: Path, ranks: int) -> None:
+    whole = np.load(start)
+    whole[5, 5] = np.inf
+    np.save(start, whole)
+    checked = Options(steps=StepOptions(check_finite=1))
+    with pytest.raises(RunError, match=r"after iteration 1 \(nan > 0.5\): u is not finite, first in cell"):
+        on_ranks(ranks, divided, start, checked)
+    assert not start.with_name("u_after.npy").exists()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_error_has_step_and_checkpoint(start: Path, ranks: int) -> None:
+    """In step 3, a value becomes 0 by which the loop divides."""
+    np.save(start, np.full((24, 9), 3.0))
+    steps = StepOptions(steps=9, check_finite=100, checkpoint=SaveInterval(steps=2))
+    with pytest.raises(RunError) as failure:
+        on_ranks(ranks, worse, start, Options(steps=steps))
+    assert "compares a NaN in step 3, after iteration 1 (nan > 0.5): u is not finite, " in str(failure.value)
+    assert "the last checkpoint is that of step 2" in str(failure.value)
+    assert start.with_name("u_after.npy.checkpoint").exists()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_check_finite_looks_at_results(start: Path, ranks: int) -> None:
+    whole = np.load(start)
+    whole[23, 8] = np.nan
+    np.save(start, whole)
+    with pytest.raises(RunError, match=r"u is not finite in the result: cell \[23, 8\], on \[rank"):
+        on_ranks(ranks, shifted, start, Options(steps=StepOptions(check_finite=1)))
+
+
+def test_check_finite_is_of_steps_and_loops(start: Path) -> None:
+    with pytest.raises(UserError, match=r"functions with reductions or loops.*--steps N"):
+        on_ranks(2, one_pass, start, Options(steps=StepOptions(check_finite=1)))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_loops_with_transforms_say_the_same(start: Path, ranks: int) -> None:
+    line = smoothed.function.__code__.co_firstlineno + 4
+    u, changes = np.load(start), []
+    for _ in range(4):
+        u, before = 0.7 * u, u
+        changes.append(np.abs(u - before).max())
+    with pytest.raises(RunError) as failure:
+        on_ranks(ranks, smoothed, start, Options(max_iterations=4))
+    says = str(failure.value)
+    assert f"the loop in line {line} did not end within 4 iterations: in the last 3 its condition " in says
+    numbers = [float(one.split(" > 0.01")[0]) for one in says.split("compared ")[1].split(", ")[:3]]
+    np.testing.assert_allclose(numbers, changes[1:], rtol=1e-4)
+
+    whole = np.load(start)
+    whole[7, 3] = np.nan
+    np.save(start, whole)
+    (warning,) = [one for one in on_ranks(ranks, smoothed, start, Options())["warnings"] if "NaN" in one]
+    assert (
+        f"loop in line {line} compares a NaN in step 1, before the first iteration (nan > 0.01): " in warning
+    )
+    whole[7, 3] = 1e308  # the sums of a transform overflow
+    np.save(start, whole)
+    with pytest.raises(RunError, match=r"compares a NaN in step 1, .*is not finite, first in cell \["):
+        on_ranks(ranks, smoothed, start, Options(steps=StepOptions(check_finite=1)))
+
+
+# Progress
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_solve_shows_its_iterations(start: Path, ranks: int) -> None:
+    shown: list[tuple[int, int, str]] = []
+
+    def rank(control: Any) -> None:
+        world = open_world("cpu", control=control)
+        mine: Any = (lambda *given: shown.append((*given[:2], given[2]()))) if world.rank == 0 else None
+        progress = RunProgress(iterations=mine) if mine else RunProgress()
+        targets = [start.with_name(f"{name}_after.npy") for name in relaxed.output_names]
+        execute(
+            world,
+            relaxed,
+            start,
+            targets,
+            {"tol": 0.1},
+            Options(),
+            transaction=OutputTransaction(),
+            progress=progress,
+        )
+
+    run_ranks(ranks, rank, timeout=60)
+    _, (count,) = sweeps_of(start, 1)
+    assert [one[:2] for one in shown] == [
+        (WHILE, n) for n in range(2, count + 1)
+    ]  # the first one is unrolled
+    changes = [float(text.removesuffix(" > 0.1")) for _, _, text in shown]
+    assert changes[-1] <= 0.1 < changes[0]
 
 
 # Loops that do not end
@@ -194,6 +379,60 @@ def test_an_endless_loop_ends_in_python(start: Path) -> None:
     with pytest.raises(RunError, match=rf"line {WHILE} did not end within 7 iterations.*max_iterations="):
         relaxed.run(start, [start.with_name("a.npy"), start.with_name("b.npy")], tol=-1.0, max_iterations=7)
     np.testing.assert_array_equal(np.load(start), whole)
+
+
+# Verification of a solve
+
+
+def heat_files(folder: Path, dtype: str, spread: float) -> list[Path]:
+    chance = np.random.default_rng(2)
+    arrays = {"b": chance.normal(size=(14, 11)), "k": np.exp(spread * chance.normal(size=(14, 11)))}
+    for name, one in arrays.items():
+        np.save(folder / f"{name}.npy", one.astype(dtype))
+    return [folder / f"{name}.npy" for name in arrays]
+
+
+def solves(folder: Path, ranks: int, files: list[Path], verify: Any) -> dict[str, Any]:
+    def rank(control: Any) -> Any:
+        world = open_world("cpu", control=control)
+        return run(solved, files, [folder / "x.npy"], {"tol": 1e-4}, Options(verify=verify), world=world)
+
+    record: dict[str, Any] = run_ranks(ranks, rank, timeout=60)[0]
+    return record
+
+
+@pytest.mark.parametrize(("ranks", "dtype"), [(1, "float64"), (2, "float32"), (3, "float64"), (3, "float32")])
+def test_a_solve_that_amplifies_rounding_is_verified(tmp_path: Path, ranks: int, dtype: str) -> None:
+    """NumPy's sums lead to another number of iterations, and to other digits within the tolerance."""
+    record = solves(tmp_path, ranks, heat_files(tmp_path, dtype, 3), "full")
+    assert record["verify"]["against"].endswith("with sums that are rounded once")
+    assert record["verify"]["cells"] == 14 * 11
+    assert record["loops"][0]["iterations"] > 100
+
+
+@pytest.mark.parametrize("mode", ["sample", "full"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_halo_that_is_an_iteration_old_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, mode: str
+) -> None:
+    fill, filled = ProgramRun._fill_halos, dict[int, list[Any]]()
+
+    def stale_once(self: Any, stale: Any) -> None:
+        fill(self, stale)
+        mine = filled.setdefault(self.world.rank, [])
+        for array in stale:
+            block, own = array.block.copy(), array.interior.copy()
+            if len(mine) == 5:
+                array.block[...] = mine[-1]
+                array.interior[...] = own
+            mine.append(block)
+
+    files = heat_files(tmp_path, "float64", 0)
+    solves(tmp_path, ranks, files, mode)
+    monkeypatch.setattr(ProgramRun, "_fill_halos", stale_once)
+    with pytest.raises(RunError, match="verification failed: cell"):
+        solves(tmp_path, ranks, files, mode)
+    assert all(len(mine) > 6 for mine in filled.values())
 
 
 # Frames, checkpoints, series and the other options of steps

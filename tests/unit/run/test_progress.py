@@ -45,6 +45,42 @@ def test_steps_have_a_rate_and_the_time_left(
     assert second.endswith(" left")
 
 
+def test_iterations_have_what_the_condition_compares_and_a_rate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 1.0, 4.0, 6.0, 7.0, 12.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    made: list[int] = []
+
+    def compared() -> str:
+        made.append(1)
+        return "0.5 > 1e-06"
+
+    with ProgressBar("cg", None) as shown:
+        for count in (1, 1001, 1601, 1801):
+            shown.iterations(8, count, compared)
+        shown.iterations(8, 1, compared)  # the loop begins again
+    assert capsys.readouterr().err.splitlines() == [
+        "meshrun: cg: loop in line 8, iteration 1,601: 0.5 > 1e-06, 320 iterations/s",
+        "meshrun: cg: loop in line 8, iteration 1: 0.5 > 1e-06",
+    ]
+    assert len(made) == 2  # a text is made only to be shown
+
+
+def test_ranks_that_show_nothing_make_no_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressBar("cg", 0) as shown:
+        shown._last = -1e9
+        shown.iterations(8, 1, lambda: str(1 / 0))
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_terminal_iterations_have_the_same_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressBar("cg", 100) as shown:
+        shown._last = -1e9
+        shown.iterations(8, 7, lambda: "0.5 > 1e-06")
+    assert "cg: loop in line 8, iteration 7: 0.5 > 1e-06" in capsys.readouterr().err
+
+
 def test_on_a_terminal_the_verification_has_the_same_bar(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBar("edges", 60) as shown:
         shown(4, 4)

@@ -611,6 +611,40 @@ def test_iterations_are_graphs(
         assert record["steps"]["exchanges"] == slow["steps"]["exchanges"]
 
 
+class Counted(Iterations):
+    """It counts downloads, and the marks that the host waits for."""
+
+    downloads = 0
+    marks: tuple[Any, ...] = ()
+
+    def download(self, *arrays: Any) -> None:
+        type(self).downloads += 1
+        super().download(*arrays)
+
+    def passed(self, mark: Any) -> None:
+        if not any(mark is one for one in self.marks[-8:]):
+            type(self).marks += (mark,)
+        super().passed(mark)
+
+
+@pytest.mark.parametrize("batch_bytes", [0, 1 << 20])
+def test_the_host_waits_for_the_condition_alone(
+    tmp_path: Path, gpu: None, no_buffers_in_graphs: None, monkeypatch: pytest.MonkeyPatch, batch_bytes: int
+) -> None:
+    """One download per iteration that is launched, and at most one wait."""
+    monkeypatch.setattr(looping, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(Counted, "downloads", 0)
+    monkeypatch.setattr(Counted, "marks", ())
+    steps, arrays = 3, state(converging, "float32", (17, 9))
+    record, _ = stepped(tmp_path, descending, arrays, steps, 1, Counted)
+    (loop,) = record["loops"]
+    # In each step, some iterations are launched in vain; some are recorded for a graph.
+    spare = (steps + 4) * 4 * looping.BATCH
+    assert loop["iterations"] > 100
+    assert loop["iterations"] <= Counted.downloads <= loop["iterations"] + spare
+    assert len(Counted.marks) <= Counted.downloads
+
+
 def test_iterations_without_graphs(tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = state(converging, "float32", (17, 9))
     _, wanted = stepped(tmp_path, converging, arrays, 2, 1, "cpu")

@@ -105,6 +105,34 @@ def test_when_a_program_is_resumed(
             assert world.checkpoints.resume == expected
 
 
+def two_loops(path: Path, stop: int | None = None) -> Any:
+    """Return a program of two loops; the first one fails in its step `stop`."""
+
+    def body(world: Any) -> Any:
+        began, u = [], world.ones(5)
+        for name in ("first", "second"):
+            step = 0
+            while step < 7:
+                u, step = meshrun.checkpoint(path.with_name(name), u=u, step=step, every=3)
+                began += [step] if len(began) < 1 + (name == "second") else []
+                if name == "first" and step == stop:
+                    raise Stop
+                u, step = u * 2, step + 1
+        return began, u.gather()
+
+    return body
+
+
+def test_a_loop_does_not_continue_from_the_run_before_the_one_that_failed(tmp_path: Path) -> None:
+    """The second loop's checkpoints are those of the first run, which came to its end."""
+    wanted = in_world(1, two_loops(tmp_path / "u"))[0]
+    with pytest.raises(Stop):
+        in_world(1, two_loops(tmp_path / "u", stop=5))
+    began, u = in_world(1, two_loops(tmp_path / "u"), resume=True)[0]
+    assert began == [3, 0]
+    same([u], [wanted[1]])
+
+
 def test_how_many_are_kept(tmp_path: Path) -> None:
     in_world(1, program(tmp_path / "heat", every=1, keep=4))
     assert len(list((tmp_path / "heat.checkpoint").glob("step-*"))) == 4

@@ -1,0 +1,30 @@
+"""Cells that are not finite: where the first one is."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+
+from meshrun.runner.region import Array, Shape
+
+NotFinite = tuple[str, list[int], str]  # a field's name, a cell's index in the whole field, and its value
+
+
+def not_finite(xp: ModuleType, name: str, cells: Array, start: Shape) -> NotFinite | None:
+    """Return the first cell that is not finite; None if there is none.
+
+    name: of the field. cells: some of it; start: of these, in the whole field.
+    """
+    if not has_infinities(cells):
+        return None
+    finite = xp.isfinite(cells)
+    if bool(finite.all()):
+        return None
+    first = tuple(int(i) for i in np.unravel_index(int((~finite).argmax()), cells.shape))
+    return name, [i + a for i, a in zip(first, start, strict=True)], str(cells[first])
+
+
+def has_infinities(cells: Array) -> bool:
+    """Return whether there are cells whose dtype has values that are not finite."""
+    return cells.size > 0 and cells.dtype.kind in "fc"
