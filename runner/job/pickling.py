@@ -60,7 +60,7 @@ def _is_own(name: str, module: Any) -> bool:
 
 
 def _is_installed(file: str) -> bool:
-    """Return whether a file is of the standard library or of a package that is installed, here or elsewhere on
+    """Return whether a file is of the standard library or of an installed package, here or elsewhere on
     the import path."""
     folders = Path(file).parts
     if "site-packages" in folders or "dist-packages" in folders:
@@ -126,7 +126,5 @@ class _Table(ChainMap[type, Any]):
         raise KeyError(kind)
 
 
-_TABLE = _Table(
-    {CodeType: _reduced_code, ModuleType: _reduced_module}, cloudpickle.Pickler.dispatch_table
-)
+_TABLE = _Table({CodeType: _reduced_code, ModuleType: _reduced_module}, cloudpickle.Pickler.dispatch_table)
 _Pickler: Any = type("_Pickler", (cloudpickle.Pickler,), {"dispatch_table": _TABLE})

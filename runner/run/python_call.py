@@ -36,6 +36,7 @@ from meshrun.runner.options.values import whole_number
 from meshrun.runner.plan.task import check_numbers
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.record import Record
+from meshrun.runner.report.units import counted
 from meshrun.runner.run.array_call import host_array
 from meshrun.runner.spelling import option
 from meshrun.runner.system.host_memory import memory_folder
@@ -146,6 +147,8 @@ def _paths(folder: Path, names: Sequence[str], values: Arguments) -> list[str]:
 
 def _check_arrays(job: Job, inputs: Arguments, outputs: Arguments, options: Options) -> None:
     """Raise UserError for arrays that a run cannot read or fill."""
+    _check_count(job, "input", job.arrays, inputs)
+    _check_count(job, "output", job.result_names, outputs)
     for name, value in zip(job.arrays, inputs, strict=False):
         if is_array(value):
             check_numbers(name, len(job.arrays), np.dtype(value.dtype))
@@ -157,6 +160,16 @@ def _check_arrays(job: Job, inputs: Arguments, outputs: Arguments, options: Opti
     for (one, first), (other, second) in combinations(zip(job.result_names, outputs, strict=False), 2):
         if is_array(first) and is_array(second) and share_memory(first, second):
             raise UserError(f"job {job.name}: the arrays for the results {one} and {other} share memory")
+
+
+def _check_count(job: Job, kind: str, names: Sequence[str], values: Arguments) -> None:
+    """Raise UserError for more inputs or outputs than a job has, such as a list of numbers."""
+    if len(values) > len(names):
+        raise UserError(
+            f"job {job.name} has {counted(len(names), kind)}",
+            got=f"a list of {len(values)}",
+            hint=f"an array for each {kind}: numpy.asarray(values) for a list of numbers" if names else None,
+        )
 
 
 def _check_alike(world: World, job: Job, inputs: Arguments, outputs: Arguments) -> None:
@@ -372,8 +385,8 @@ def pickled(call: Any, job: Job) -> bytes:
             continue
         if imported and modules:
             LOGGER.warning(
-                "the ranks import %s, with the values that they have then: those that they have now cannot be "
-                "sent to them (%s)",
+                "the ranks import %s, with the values that they have then: those that they have now cannot "
+                "be sent to them (%s)",
                 imported,
                 describe(failures[-1]),
             )
