@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib
 import io
 import sys
+import sysconfig
 import threading
 from collections import ChainMap
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -21,6 +23,7 @@ import cloudpickle
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.discover import USER_FILE
 
+LIBRARIES = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 REGISTRY = threading.RLock()  # cloudpickle's list of modules is the program's
 
 
@@ -38,6 +41,31 @@ def dumps(value: Any, *modules: ModuleType) -> bytes:
         with io.BytesIO() as file:
             _Pickler(file).dump(value)
             return file.getvalue()
+
+
+def user_modules() -> list[ModuleType]:
+    """Return the modules that the program has imported from the user's own files: not installed packages."""
+    return [module for name, module in list(sys.modules.items()) if _is_own(name, module)]
+
+
+def _is_own(name: str, module: Any) -> bool:
+    """Return whether a module, of a name in `sys.modules`, is a file of the user. The program itself is not
+    one: it is always sent by value."""
+    file = getattr(module, "__file__", None)
+    if not isinstance(module, ModuleType) or not isinstance(file, str) or module.__name__ != name:
+        return False
+    if name == "__main__" or name.partition(".")[0] == "meshrun":
+        return False
+    return file.endswith(".py") and not _is_installed(file)
+
+
+def _is_installed(file: str) -> bool:
+    """Return whether a file is of the standard library or of an installed package, here or elsewhere on
+    the import path."""
+    folders = Path(file).parts
+    if "site-packages" in folders or "dist-packages" in folders:
+        return True
+    return file.startswith(LIBRARIES)
 
 
 def reduced_job(job: Job) -> tuple[Any, ...]:
@@ -59,6 +87,27 @@ def _reduced_by_value(job: Job) -> tuple[Any, ...]:
     return object.__new__, (type(job),), vars(job)
 
 
+def _reduced_module(module: ModuleType) -> tuple[Any, ...]:
+    """Reduce a module that is sent by value: it is imported, and gets the values that it has now."""
+    name = module.__name__
+    if name not in cloudpickle.list_registry_pickle_by_value() or name.startswith(USER_FILE):
+        reduced: tuple[Any, ...] = cloudpickle.Pickler.dispatch_table[ModuleType](module)
+        return reduced
+    values = {key: value for key, value in vars(module).items() if not key.startswith("__")}
+    return _module_called, (name,), values, None, None, _set_values
+
+
+def _module_called(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError:  # made by the program
+        return sys.modules.setdefault(name, ModuleType(name))
+
+
+def _set_values(module: ModuleType, values: dict[str, Any]) -> None:
+    vars(module).update(values)
+
+
 def _reduced_code(code: CodeType) -> tuple[Any, ...]:
     """Reduce as cloudpickle does, but keep the file: errors name it, and version 3.1.3 leaves it out."""
     return _code_of_file, (code.co_filename, *cloudpickle.Pickler.dispatch_table[CodeType](code))
@@ -77,5 +126,5 @@ class _Table(ChainMap[type, Any]):
         raise KeyError(kind)
 
 
-_TABLE = _Table({CodeType: _reduced_code}, cloudpickle.Pickler.dispatch_table)
+_TABLE = _Table({CodeType: _reduced_code, ModuleType: _reduced_module}, cloudpickle.Pickler.dispatch_table)
 _Pickler: Any = type("_Pickler", (cloudpickle.Pickler,), {"dispatch_table": _TABLE})

@@ -234,9 +234,10 @@ def _notes(record: Record) -> list[str]:
     if record.get("fused"):
         notes += _fusion_notes(record["fused"])
     if record.get("stages"):
-        lines = " and ".join(map(str, record["stages"]))
+        numbers = list(map(str, record["stages"]))
+        has = f"line {numbers[0]} has" if len(numbers) == 1 else f"lines {' and '.join(numbers)} are"
         notes += [
-            f"  lines {lines} are stages of a step: beyond the edges, a stage is made from cells that the",
+            f"  {has} stages of a step: beyond the edges, a stage is made from cells that the",
             f"  boundary {record['boundary']} made before the step; docs/steps.md: steps of several stages",
         ]
     for name, nbytes in (record.get("held_whole") or {}).items():

@@ -16,13 +16,11 @@ import pickle
 import shutil
 import subprocess
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -32,12 +30,13 @@ from meshrun.runner import lock
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import MeshrunError, RunError, UserError, describe
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.job.pickling import dumps
+from meshrun.runner.job.pickling import dumps, user_modules
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.values import whole_number
 from meshrun.runner.plan.task import check_numbers
 from meshrun.runner.region import HostArray
 from meshrun.runner.report.record import Record
+from meshrun.runner.report.units import counted
 from meshrun.runner.run.array_call import host_array
 from meshrun.runner.spelling import option
 from meshrun.runner.system.host_memory import memory_folder
@@ -148,6 +147,8 @@ def _paths(folder: Path, names: Sequence[str], values: Arguments) -> list[str]:
 
 def _check_arrays(job: Job, inputs: Arguments, outputs: Arguments, options: Options) -> None:
     """Raise UserError for arrays that a run cannot read or fill."""
+    _check_count(job, "input", job.arrays, inputs)
+    _check_count(job, "output", job.result_names, outputs)
     for name, value in zip(job.arrays, inputs, strict=False):
         if is_array(value):
             check_numbers(name, len(job.arrays), np.dtype(value.dtype))
@@ -159,6 +160,16 @@ def _check_arrays(job: Job, inputs: Arguments, outputs: Arguments, options: Opti
     for (one, first), (other, second) in combinations(zip(job.result_names, outputs, strict=False), 2):
         if is_array(first) and is_array(second) and share_memory(first, second):
             raise UserError(f"job {job.name}: the arrays for the results {one} and {other} share memory")
+
+
+def _check_count(job: Job, kind: str, names: Sequence[str], values: Arguments) -> None:
+    """Raise UserError for more inputs or outputs than a job has, such as a list of numbers."""
+    if len(values) > len(names):
+        raise UserError(
+            f"job {job.name} has {counted(len(names), kind)}",
+            got=f"a list of {len(values)}",
+            hint=f"an array for each {kind}: numpy.asarray(values) for a list of numbers" if names else None,
+        )
 
 
 def _check_alike(world: World, job: Job, inputs: Arguments, outputs: Arguments) -> None:
@@ -355,42 +366,36 @@ def write_call(folder: Path, call: PythonCall) -> None:
 
 
 def pickled(call: Any, job: Job) -> bytes:
-    """Return a call of a job, or the job, as bytes: the functions of the job's module with their globals as
-    they are now; if some of these cannot be sent, the ranks import the module, of which a warning tells."""
-    module = sys.modules.get(getattr(job.function, "__module__", None) or "")
-    if module is not None and not _is_installed(module):
+    """Return a call of a job, or the job, as bytes: the functions of the user's modules with their globals as
+    they are now; if some of these cannot be sent, the ranks import modules, of which a warning tells."""
+    name = getattr(job.function, "__module__", None) or "__main__"
+    modules = user_modules()
+    # What the ranks import: nothing; all but the job's module; all.
+    choices = {
+        "": modules,
+        f"the modules that {name} uses": [module for module in modules if module.__name__ == name],
+        f"{name} and the modules that it uses": [],
+    }
+    failures: list[BaseException] = []
+    for imported, sent in choices.items():
         try:
-            return dumps(call, module)
+            data = dumps(call, *sent)
         except UNPICKLABLE as failure:
-            alone = describe(failure)
-    else:
-        module = None
-    try:
-        found = dumps(call)
-    except UNPICKLABLE as failure:
-        reason = failure
-    else:
-        if module is not None:
+            failures.append(failure)
+            continue
+        if imported and modules:
             LOGGER.warning(
-                "the ranks import %s, with the values that it has then: those that it has now cannot be sent "
-                "to them (%s)",
-                module.__name__,
-                alone,
+                "the ranks import %s, with the values that they have then: those that they have now cannot "
+                "be sent to them (%s)",
+                imported,
+                describe(failures[-1]),
             )
-        return found
+        return data
     raise UserError(
         f"job {job.name} cannot be sent to other ranks",
-        why=describe(reason),
+        why=describe(failures[-1]),
         hint="define everything that it uses inside the function, or in a file that it imports",
-    ) from reason
-
-
-def _is_installed(module: ModuleType) -> bool:
-    """Return whether a module is of a package that is installed, such as this one."""
-    file = getattr(module, "__file__", None)
-    places = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    ours = module.__name__.partition(".")[0] == "meshrun"
-    return ours or (file is not None and any(Path(file).is_relative_to(place) for place in places))
+    ) from failures[-1]
 
 
 def forward(stream: Any, lines: list[str]) -> None:

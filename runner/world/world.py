@@ -132,6 +132,10 @@ class World(Group):
             self._closed = True
             super().close()
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def new_phases(self) -> Phases:
         """Return phases of which none has begun."""
         synchronize = self.backend.synchronize if self.backend.asynchronous else None

@@ -521,6 +521,13 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
 def begin(world: World, name: str, *operands: Any) -> None:
     """Note an operation that exchanges, and compare with what the other ranks have called. Collective."""
     if world.operations.is_needed:
+        if world.is_closed:
+            raise UserError(
+                "a distributed array is used after its world was closed",
+                got=name,
+                hint="the call inside the `with meshrun.open_world() as world:` block",
+                everywhere=True,
+            )
         world.operations.note(f"{name} of {described(*operands)}" if operands else name)
         world.operations.agree()
 

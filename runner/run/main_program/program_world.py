@@ -53,6 +53,8 @@ class ProgramWorld(World):
             end_checkpoints(self, failed=True)
             super().__exit__(kind, failure, trace)
             return
+        if self.is_closed:
+            return
         try:
             begin(self, END)
             end_checkpoints(self, failed=False)

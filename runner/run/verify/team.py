@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, Pipe
 import numpy as np
 
 from meshrun.runner.errors import MeshrunError, RunError, first_line
-from meshrun.runner.job.pickling import dumps
+from meshrun.runner.job.pickling import dumps, user_modules
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import HostArray
 from meshrun.runner.run.verify.tiles import Tile
@@ -185,7 +185,7 @@ class Crew:
             self._file = os.memfd_create("meshrun-verify")
             os.ftruncate(self._file, max(nbytes, 1))
             memory: HostArray = np.frombuffer(mmap.mmap(self._file, 0), np.uint8)
-            message = dumps(task)
+            message = dumps(task, *user_modules())
             if len(message) > MESSAGE_BYTES:
                 raise NoProcessesError(
                     f"the job and what it uses are too large for processes: {len(message):,} bytes"

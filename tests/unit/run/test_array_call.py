@@ -212,3 +212,19 @@ def test_a_function_of_whole_arrays_is_traced_once_for_all_numbers(
     scaled(np.array([1, 2]), centred=True)
     scaled(np.array([1.0, 2.0]))
     assert len(traces) == 3
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "told"),
+    [
+        ([1.0, 2.0, 3.0], np.zeros(3), "has 1 input: got a list of 3"),
+        ([np.ones(3), np.ones(3)], np.zeros(3), "has 1 input: got a list of 2"),
+        (np.ones(3), [np.zeros(3), np.zeros(3)], "has 1 output: got a list of 2"),
+    ],
+)
+def test_more_arrays_than_a_job_has(inputs: Any, outputs: Any, told: str) -> None:
+    def same(block: Any) -> Any:
+        return block
+
+    with pytest.raises(UserError, match=told):
+        meshrun.map_blocks(same).run(inputs, outputs)

@@ -197,3 +197,53 @@ def test_a_job_of_a_file_that_was_loaded_by_its_path_travels_by_value(tmp_path: 
     program = f"import pickle, numpy; print(pickle.loads({data!r})(numpy.ones(1)))"
     python(tmp_path.parent, "-c", program)
     assert not cloudpickle.list_registry_pickle_by_value(), "the program's own list is as it was"
+
+
+STATE = """
+import threading
+import numpy as np
+import settings, helpers, myjobs
+
+if __name__ == "__main__":
+    a, alone, together = np.ones(9), np.zeros(9), np.zeros(9)
+    settings.offset, settings.table["gain"], helpers.power = 7.0, 5.0, 3.0
+    settings.Kind.factor = 11.0
+    for job in (myjobs.by_module, myjobs.by_name):
+        job.run(a, alone, ranks=1, device="cpu")
+        job.run(a, together, ranks=2, device="cpu", verify="full")
+        assert alone[0] == 7 + 5 * 3 * 11, alone
+        np.testing.assert_array_equal(alone, together)
+"""
+
+
+def test_ranks_have_the_values_of_all_modules_of_the_user(tmp_path: Path) -> None:
+    """Not those that the modules have when they are imported: the result would depend on the ranks."""
+    (tmp_path / "settings.py").write_text(
+        "import helpers\noffset = 0.0\ntable = {'gain': 1.0}\nclass Kind:\n    factor = 1.0\n"
+    )
+    (tmp_path / "helpers.py").write_text(
+        "import settings\npower = 1.0\n"
+        "def scaled(block): return block * settings.table['gain'] * power * settings.Kind.factor\n"
+    )
+    (tmp_path / "myjobs.py").write_text(
+        "import meshrun, settings, helpers\nfrom helpers import scaled\n"
+        "@meshrun.map_blocks\ndef by_module(block): return settings.offset + helpers.scaled(block)\n"
+        "@meshrun.map_blocks\ndef by_name(block): return settings.offset + scaled(block)\n"
+    )
+    (tmp_path / "main.py").write_text(STATE)
+    python(tmp_path, "main.py")
+
+
+def test_a_warning_tells_of_values_of_another_module_that_cannot_be_sent(tmp_path: Path) -> None:
+    (tmp_path / "settings.py").write_text("import threading\nlock, gain = threading.Lock(), 2.0\n")
+    (tmp_path / "myjobs.py").write_text(
+        "import meshrun, settings\n@meshrun.map_blocks\ndef scaled(block): return settings.gain * block\n"
+    )
+    (tmp_path / "main.py").write_text(
+        "import io, logging\nimport numpy as np\nfrom myjobs import scaled\n"
+        "a, result = np.ones(9), np.zeros(9)\n"
+        "logging.basicConfig(stream=(said := io.StringIO()))\n"
+        "scaled.run(a, result, ranks=2, device='cpu')\nassert result[1] == 2\n"
+        "assert 'the ranks import the modules that myjobs uses' in said.getvalue()\n"
+    )
+    python(tmp_path, "main.py")

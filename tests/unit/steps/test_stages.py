@@ -113,3 +113,13 @@ def test_what_the_page_says_is_the_scheme_with_the_boundary_at_each_stage(tmp_pa
     for ranks, each in ((1, None), (2, None), (3, 2)):
         stepped(names["heun"], tmp_path, ranks, 5, each)
         np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-14)
+
+
+def test_stages_of_one_line(tmp_path: Path) -> None:
+    def nested(u: Any) -> Any:
+        return u[2:-2] + change(u[1:-1] + change(u))
+
+    np.save(tmp_path / "in.npy", np.arange(30.0))
+    record = stepped(meshrun.map_blocks(halo=2, boundary="nearest")(nested), tmp_path, 1, 1)
+    (line,) = record["stages"]
+    assert f"  line {line} has stages of a step: " in render(record)

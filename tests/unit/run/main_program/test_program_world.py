@@ -125,3 +125,15 @@ def test_a_cached_call_sees_what_was_written_through_dlpack() -> None:
         np.testing.assert_array_equal(smoothed(u).gather(), smoothed.function(np.arange(12.0)))
 
     on_ranks(2, body)
+
+
+def test_what_exchanges_needs_an_open_world() -> None:
+    def body(world: Any) -> None:
+        u = world.ones((6, 4))
+        world.close()
+        with pytest.raises(UserError, match="is used after its world was closed"):
+            np.sum(u)
+        with pytest.raises(UserError, match="world was closed: got world"):
+            world.save("u.npy", u)
+
+    on_ranks(2, body)
