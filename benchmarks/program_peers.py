@@ -3,8 +3,8 @@
     python benchmarks/program_peers.py [--jax PYTHON] [--sizes 512 1024] [--rounds 7] [--json FILE]
 
 PYTHON: an interpreter that has JAX. float32. Each method has a process of its own (meshrun: two), which waits
-without using a core while another one's turn is. In each round, the methods take turns on each program and size,
-with steps for about --seconds. Medians of rounds, microseconds per step (of conjugate gradients: per
+without using a core while another one measures. In each round, the methods take turns on each program and
+size, with steps for about --seconds. Medians of rounds, microseconds per step (of conjugate gradients: per
 iteration), and the microseconds of processor time, of all threads and ranks: where other work loads the
 machine, elapsed time grows and processor time hardly does, but for ranks that wait for each other.
 The results of JAX and of meshrun after one step are compared with NumPy's.
@@ -49,7 +49,7 @@ def inputs(name: str, size: int) -> list[Any]:
 # The programs in JAX: `jit`, loops of `lax`, and updates by `at`.
 
 
-def in_jax() -> dict[str, Callable[..., Any]]:
+def in_jax() -> dict[str, Callable[..., Any]]:  # noqa: PLR0915
     import jax
     import jax.numpy as jnp
     from jax import lax

@@ -34,7 +34,6 @@ from meshrun.runner.programs.stages import (
 )
 from meshrun.runner.region import Shape
 
-
 SUMMED = np.dtype(np.float32), np.dtype(np.float64)  # whose sums kernels of CPUs make
 
 

@@ -116,7 +116,8 @@ class HostProgram:
         """Compute all outputs in one pass.
 
         blocks: of each input, with the halo `widths` per grid axis. outs: arrays of own cells to write; they
-        share no memory with the blocks. Of a result whose cells are added, a view of the sum's first word. All are contiguous along the last grid axis and the trailing axes.
+        share no memory with the blocks. All are contiguous along the last grid axis and the trailing axes.
+        Of a result whose cells are added, a view of the sum's first word.
         first, scalars: as of `TaskKernel`, for a program with places or scalars.
         """
         self.bind(blocks, outs, widths, first, scalars)()

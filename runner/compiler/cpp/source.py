@@ -77,7 +77,7 @@ def _sums(program: Program) -> list[str]:
     """Write the sums of the results that are added up: `out` has the words of each, as of exact.cuh."""
     added = {n: ctype(one.dtype) for n, one in enumerate(program.outputs) if one.combine}
     return [
-        f"constexpr int64 MOST_CELLS = {'ROW' if added else 0};  // of a row that are computed at once; 0: all",
+        f"constexpr int64 MOST_CELLS = {'ROW' if added else 0};  // of a row, at once; 0: all",
         "struct Sums {",
         *(f"    Summed<{dtype}> s{n};" for n, dtype in added.items()),
         "    explicit Sums(char* const* out)",
