@@ -301,7 +301,7 @@ class ProgramRun:
         bodies = [
             (number, reason, line)
             for number, loop in self.loops.items()
-            for _, reason, line in loop.run.prepare()
+            for _, reason, line in loop.prepare()
         ]
         return [*((number, *why) for (number, _), why in sorted(failed.items())), *bodies]
 

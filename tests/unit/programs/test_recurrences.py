@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshrun.runner.programs.looping import LoopRun
 from meshrun.runner.programs.stages import LoopStage
 from tests.facts.program_runs import planned, run_program
 
@@ -118,6 +119,24 @@ def test_a_recurrence_has_the_bits_of_numpy(function: Any, grid: tuple[int, int]
     program = planned(function, [u, b], ["out"])
     (found,) = run_program(program, [u, b], grid)
     assert np.array_equal(found, function(u.copy(), b.copy()))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_some_ranks_may_have_no_cells(compiled: bool) -> None:
+    u, b = np.random.default_rng(0).random((2, 2, 9))
+    program = planned(along_columns, [u, b], ["out"])
+    (found,) = run_program(program, [u, b], (3, 1), compiled=compiled)
+    assert np.array_equal(found, along_columns(u.copy(), b.copy()))
+
+
+@pytest.mark.parametrize("function", [along_rows, along_columns, backward, thomas, by_the_number])
+def test_an_iteration_computes_its_row_alone(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoopRun, "_iterate", None)
+    u, b = np.random.default_rng(0).random((2, 11, 8))
+    program = planned(function, [u, b], ["out"])
+    for grid in ((1, 1), (2, 1), (1, 3), (2, 2)):
+        (found,) = run_program(program, [u, b], grid)
+        assert np.array_equal(found, function(u.copy(), b.copy()))
 
 
 @pytest.mark.parametrize("function", ALIKE)
