@@ -94,9 +94,9 @@ def record_loop(
         while True:
             with tracer.journal() as journal:
                 try:
-                    at = 0 if loop.items is None else loop.items[-1 if first is not None else 0]
-                    traced = _trace_body(tracer, loop, state, values, known, iteration, more, journal, at)
-                    first = _by_its_rows(tracer, loop, at, first, known)
+                    known.item = 0 if loop.items is None else loop.items[-1 if first is not None else 0]
+                    traced = _trace_body(tracer, loop, state, values, known, iteration, more, journal)
+                    first = _by_its_rows(tracer, loop, first, known)
                     if unrolled and _is_of_cells(tracer, loop):
                         raise NotAlike("it computes each cell by itself")
                     leave_state(tracer, loop, state, traced, journal)
@@ -119,16 +119,16 @@ def record_loop(
 
 
 def _by_its_rows(
-    tracer: StateTracer, loop: RecordedLoop, at: int, first: IterationTrace | None, known: Changes
+    tracer: StateTracer, loop: RecordedLoop, first: IterationTrace | None, known: Changes
 ) -> IterationTrace | None:
     """Let a loop pick rows by its number, if it does. Raises MoreChanges to have the last iteration traced.
 
-    at: the number of the iteration that is traced. first: the first iteration; None while it is traced.
+    first: the first iteration; None while it is traced.
     """
     rows = tracer.recorder.item_rows
     if loop.index is None or rows is None or loop.index not in rows.picked:
         return first
-    own = IterationTrace(loop, at, loop.index)
+    own = IterationTrace(loop, known.item, loop.index)
     if first is None:
         raise MoreChanges(known, own)
     with_item(tracer, first, own)
@@ -144,9 +144,8 @@ def _trace_body(
     body: Callable[[Any], None],
     more: Callable[[], Any] | None,
     journal: IterationJournal,
-    at: int,
 ) -> TracedBody:
-    """Trace an iteration with stand-ins for the state that is known to change. at: the number of its item."""
+    """Trace an iteration with stand-ins for the state that is known to change."""
     recorder, tape = tracer.recorder, tracer.recorder.tape
     loop.number = next(tracer.loop_numbers)
     leaves = [Leaf(one.path, tracer.alone(one.value)) for one in tracer.leaves(state, values)]
@@ -154,7 +153,7 @@ def _trace_body(
     traced, scalars = _stand_in(tracer, loop, state, values, known, leaves)
     item: Any = None
     if loop.kind == "for" and loop.items is not None:
-        item = tape.of_loop(loop.number, at)
+        item = tape.of_loop(loop.number, known.item)
         loop.index = item._number
         if recorder.item_rows is None:
             recorder.item_rows = ItemRows(tape)
