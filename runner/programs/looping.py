@@ -15,7 +15,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -160,18 +160,22 @@ class LoopRun:
         if loop.again is not None:  # it is read where it is computed
             (number,) = program.numbers.values[loop.again]
             self._values[loop.again] = [run.values.views[number]] * slots
-        self._fed_values = [
-            (value, output, one.part)
-            for value, one in program.inputs.items()
-            for output, feed in enumerate(loop.feeds)
-            if feed == one.number
-        ]
         self._answers = [HostValues(run, len(loop.body.tape.slots)) for _ in range(slots)]
         # On CPUs, iterations of one row each are computed row by row.
         rows = rows_of_loop(stage) if world.backend.device.kind == "cpu" else None
         split = {axis for axis, parts in enumerate(outer.partition.grid) if parts > 1}
         is_alone = rows is not None and not rows.beside & split - {rows.axis}
         self.march = RowMarch(run, rows) if rows is not None and is_alone else None
+
+    @cached_property
+    def _fed_values(self) -> list[tuple[int, int, str]]:
+        """The values that are outputs of the iteration before, each with the output and its part."""
+        return [
+            (value, output, one.part)
+            for value, one in self.run.program.inputs.items()
+            for output, feed in enumerate(self.stage.loop.feeds)
+            if feed == one.number
+        ]
 
     def prepare(self) -> list[tuple[int, str, int]]:
         """Compile the kernels of an iteration; see `execute.ProgramRun.prepare`. Collective."""
