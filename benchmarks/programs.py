@@ -82,6 +82,14 @@ def split_step(psi, potential, *, dt: float = 1e-3):
     return half * np.fft.ifft2(np.exp(-0.5j * dt * (kx**2 + ky**2)) * np.fft.fft2(half * psi))
 
 
+@meshrun.distribute
+def heat_implicit(u, *, rate: float = 0.1):
+    """Take an implicit step of heat on a torus."""
+    n, m = u.shape
+    ky, kx = (2 - 2 * np.cos(2 * np.pi * np.fft.fftfreq(k).astype(u.dtype)) for k in (n, m))
+    return np.fft.ifft2(np.fft.fft2(u) / (1 + rate * (ky[:, None] + kx))).real
+
+
 # Cavity flow
 
 
@@ -172,6 +180,7 @@ PROGRAMS: dict[str, tuple[Job, list[str], int]] = {
     "turbulence": (turbulence, ["f4"], 1),
     "turbulence_spectrum": (turbulence_spectrum, ["c8"], 1),
     "split_step": (split_step, ["c8", "f4"], 1),
+    "heat_implicit": (heat_implicit, ["f4"], 1),
     "cavity": (cavity, ["f4"] * 3, 1),
     "v_cycle": (v_cycle, ["f4"] * 2, 1),
     "conjugate_step": (conjugate_step, ["f4"] * 3 + ["f4*"], 1),

@@ -67,14 +67,13 @@ def rounded(words: HostArray, dtype: np.dtype[Any]) -> Any:
 
     dtype: float32 or float64; what is above its range becomes infinite.
     """
-    if words[NANS] or (words[INFINITE] and words[NEGATIVE]):
+    numbers: list[int] = words.tolist()
+    if numbers[NANS] or (numbers[INFINITE] and numbers[NEGATIVE]):
         return dtype.type(np.nan)
-    if words[INFINITE] or words[NEGATIVE]:
-        return dtype.type(np.inf if words[INFINITE] else -np.inf)
-    # The low half of each word is a digit; the high ones, which few words have, are carries.
-    carries = words[:DIGITS] >> 32
-    total = int.from_bytes((words[:DIGITS] & 0xFFFFFFFF).astype("<u4").tobytes(), "little")
-    total += sum(int(carries[digit]) << 32 * digit + 32 for digit in np.flatnonzero(carries).tolist())
+    if numbers[INFINITE] or numbers[NEGATIVE]:
+        return dtype.type(np.inf if numbers[INFINITE] else -np.inf)
+    # A word is a digit with a carry, or with one that is missing; few are not 0.
+    total = sum(number << 32 * digit for digit, number in enumerate(numbers[:DIGITS]) if number)
     places, least = PLACES[dtype]
     size = abs(total)
     dropped = max(size.bit_length() - places, least - LOWEST, 0)

@@ -59,7 +59,7 @@ from meshrun.runner.programs.stages import (
     StagedProgram,
     ValueStage,
 )
-from meshrun.runner.region import Array, Region, Shape
+from meshrun.runner.region import Array, HostArray, Region, Shape
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.system.compiler import NotCompiled
 from meshrun.runner.world.world import World
@@ -105,7 +105,7 @@ class ProgramRun:
     """This rank's blocks of a program. Every method is collective.
 
     grid: number of blocks along each axis of space. compiled: whether stages are compiled to kernels.
-    reducing: kernel stages that also do reductions, by their numbers; on a GPU, with compiled stages.
+    reducing: kernel stages that also do reductions, by their numbers; with compiled stages.
     allocator: of blocks; by default the back end. arrays: of each of the program's arrays, its block; of an
     input of shape (), None. known: stages whose reductions the last step has done. pending: values to
     compute before something reads them. host: what the host knows of the step. exchanges: number of halo
@@ -141,6 +141,7 @@ class ProgramRun:
         self._kernels: dict[tuple[int, str], CellKernel] = {}
         self._between: dict[int, LevelKernel] = {}
         self._bound: dict[tuple[Any, ...], Callable[[], None]] = {}
+        self._orders: dict[Node, list[Node]] = {}  # of values, the nodes in the order of their computation
         # The chains of stages that one call computes, by the number of the first one; their calls.
         self._chains: dict[int, list[ChainStage]] = {}
         self._chain_calls: dict[int, Chain] = {}
@@ -148,9 +149,12 @@ class ProgramRun:
         self._turns = [*range(len(program.stages))]  # stages, of those of a chain the first one
         self._reduced: dict[tuple[int, Shape], Array] = {}
         # The cells of the reductions that a kernel can do, and what they are combined to: keys and sums.
-        reductions = enumerate(program.stages if self._on_gpu else ())
-        cells = {number: combined_cells(one) for number, one in reductions if isinstance(one, ReductionStage)}
-        self._combined = {number: one for number, one in cells.items() if one is not None}
+        kind = world.backend.device.kind
+        self._combined = {
+            number: one
+            for number, stage in enumerate(program.stages if self.compiled else ())
+            if isinstance(stage, ReductionStage) and (one := combined_cells(stage, kind)) is not None
+        }
         adding = [n for n, one in self._combined.items() if one.program.outputs[0].combine == "add"]
         self._sum_numbers = {number: place for place, number in enumerate(adding)}
         self._keys = world.backend.empty((len(program.stages),), SLOT)
@@ -265,7 +269,8 @@ class ProgramRun:
 
     def _body(self, stage: LoopStage) -> ProgramRun:
         """Return what runs the body of a loop."""
-        reducing = reducing_kernels(stage.body, stage.loop.feeds) if self._on_gpu else {}
+        kind = self.world.backend.device.kind
+        reducing = reducing_kernels(stage.body, stage.loop.feeds, kind) if self.compiled else {}
         return ProgramRun(
             self.world, stage.body, self.grid, self.phases, self.compiled, reducing, self.allocator
         )
@@ -306,7 +311,7 @@ class ProgramRun:
         bodies = [
             (number, reason, line)
             for number, loop in self.loops.items()
-            for _, reason, line in loop.run.prepare()
+            for _, reason, line in loop.prepare()
         ]
         return [*((number, *why) for (number, _), why in sorted(failed.items())), *bodies]
 
@@ -345,7 +350,8 @@ class ProgramRun:
         """Return what the kernel of a stage computes, by its kind; nothing for cells that are only read."""
         assert isinstance(stage.cells, StageCells)
         if number in self._combined:
-            return {"reduced": self._combined[number]}
+            by_kernel = not self._on_gpu and any(number in one.within for one in self.reducing.values())
+            return {} if by_kernel else {"reduced": self._combined[number]}
         if number in self.reducing:
             return {"reducing": self.reducing[number].cells}
         is_read = isinstance(stage, ReductionStage) and self._loaded(stage) is not None
@@ -442,8 +448,14 @@ class ProgramRun:
                     self._reduce(number, stage)
                 else:
                     self._combine(number, stage, combined)
-        if combined is not None:
+        if combined is not None and self._on_gpu:
             self._take_key(number, stage, combined)
+        elif combined is not None:
+            assert stage.value is not None
+            words = self._sum_words(number)
+            self.world.control.all_reduce(words, "sum")
+            self.values.views[stage.value][...] = exact_sum.rounded(words, stage.reduction.dtype)
+            words.fill(0)
 
     def _note_checks(self) -> None:
         """Note which values are ones for which NumPy raises an error."""
@@ -459,12 +471,12 @@ class ProgramRun:
 
     def _combine(self, number: int, stage: ReductionStage, combined: StageCells) -> None:
         """Reduce cells by the kernel that computes them."""
-        own = self._view_partition(stage)[self.world.rank]
-        if self.region.size == 0 or own.size == 0:
-            return
-        kernel = self._kernel(number, combined, "reduced")
         key = "reduced", number, *(id(self.arrays[place]) for place in combined.reads)
         if key not in self._bound:
+            own = self._view_partition(stage)[self.world.rank]
+            if self.region.size == 0 or own.size == 0:
+                return
+            kernel = self._kernel(number, combined, "reduced")
             # The box from the first to the last own cell that is reduced.
             steps = stage.reduction.step
             starts = zip(stage.reduction.first, own.start, steps, strict=True)
@@ -490,6 +502,12 @@ class ProgramRun:
             else key_of(xp, self._keys, one, own)
             for one in numbers
         ]
+
+    def _sum_words(self, number: int) -> HostArray:
+        """Return the words of the sum that kernels make for a reduction's stage, on a CPU."""
+        first = self._sum_numbers[number] * SUM_COPIES * SUM_WORDS
+        words: HostArray = self._sums[first : first + SUM_WORDS].view(np.int64)
+        return words
 
     def _take_key(self, number: int, stage: ReductionStage, combined: StageCells) -> None:
         """Note that a value is that of a key or a sum."""
@@ -700,7 +718,9 @@ class ProgramRun:
     def value(self, node: Node) -> Any:
         """Compute an expression of values, on the device."""
         xp, found = self.world.xp, dict[Node, Any]()
-        for one in in_order([node]):
+        if node not in self._orders:
+            self._orders[node] = in_order([node])
+        for one in self._orders[node]:
             operands = [found[operand] for operand in one.operands]
             if one.op == "scalar":
                 found[one] = self.values.views[one.value]

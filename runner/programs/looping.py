@@ -15,8 +15,10 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
+
+import numpy as np
 
 from meshrun.runner.arrays.distributed_array import DistributedArray, empty_array
 from meshrun.runner.compiler.trace.graph import slot_of
@@ -33,6 +35,7 @@ from meshrun.runner.programs.conditions import (
     operand_outputs,
     report_nan,
 )
+from meshrun.runner.programs.marching import RowMarch, rows_of_loop
 from meshrun.runner.programs.stages import LoopStage
 from meshrun.runner.region import Array, HostArray
 
@@ -180,13 +183,32 @@ class LoopRun:
         if loop.again is not None:  # it is read where it is computed
             (number,) = program.numbers.values[loop.again]
             self._values[loop.again] = [run.values.views[number]] * slots
-        self._fed_values = [
+        self._answers = [HostValues(run, len(loop.body.tape.slots)) for _ in range(slots)]
+        # On CPUs, iterations of one row each are computed row by row.
+        rows = rows_of_loop(stage) if world.backend.device.kind == "cpu" else None
+        split = {axis for axis, parts in enumerate(outer.partition.grid) if parts > 1}
+        is_alone = rows is not None and not rows.beside & split - {rows.axis}
+        self.march = RowMarch(run, rows) if rows is not None and is_alone else None
+
+    @cached_property
+    def _fed_values(self) -> list[tuple[int, int, str]]:
+        """The values that are outputs of the iteration before, each with the output and its part."""
+        return [
             (value, output, one.part)
-            for value, one in program.inputs.items()
-            for output, feed in enumerate(loop.feeds)
+            for value, one in self.run.program.inputs.items()
+            for output, feed in enumerate(self.stage.loop.feeds)
             if feed == one.number
         ]
-        self._answers = [HostValues(run, len(loop.body.tape.slots)) for _ in range(slots)]
+
+    def prepare(self) -> list[tuple[int, str, int]]:
+        """Compile the kernels of an iteration; see `execute.ProgramRun.prepare`. Collective."""
+        if self.march is None:
+            found: list[tuple[int, str, int]] = self.run.prepare()
+            return found
+        kernel, run = self.march.kernel, self.run
+        failed = kernel.kernel is None and run.compiled and run.region.size > 0
+        reasons = run.world.control.allgather([(0, kernel.reason, kernel.line)] if failed else [])
+        return next((one for one in reasons if one), [])
 
     def keep_blocks(self, outputs: Collection[int]) -> None:
         """Free the blocks, as sweeps take all iterations, but one of each of some outputs."""
@@ -205,22 +227,18 @@ class LoopRun:
         if self.sweeps is not None and loop.numbers.items is not None:
             self._sweep(outer)
             return
-        for number, place in enumerate(stage.arrays):
-            run.arrays[number] = None if place is None else outer.arrays[place]
-        for value, source in stage.values:
-            run.values.views[value][...] = outer.values.views[source]
-        run.forget()
-        run.host, run.capturing, run.tables = outer.host, outer.capturing, outer.tables
+        self._begin(outer)
         before = run.exchanges
-
-        before_loop = loop.body.tape.numbers(run.host.step, run.host.given) if loop.numbers.carried else []
-        for one in loop.numbers.carried:
-            run.host.given[one.number] = before_loop[one.initial] if one.on_tape[0] else one.initial
         wanted = stage.first is None or bool(outer.values.views[stage.first])
         items = loop.numbers.items
+        self.tally.compared.clear()
+        if self.march is not None and items is not None:
+            self._march(outer, self.march, items)
+            outer.exchanges += run.exchanges - before
+            outer.exchange_bytes = max(outer.exchange_bytes, run.exchange_bytes)
+            return
         allowed = outer.host.rules.most_iterations
         count, most = 0, allowed - loop.numbers.unrolled if items is None else len(items)
-        self.tally.compared.clear()
         if not wanted:
             self._watch_first(outer)
         issued, patience = 0, AHEAD if self.tally.last < 2 * AHEAD else EAGER
@@ -249,6 +267,38 @@ class LoopRun:
         self.tally.add(count)
         outer.exchanges += run.exchanges - before
         outer.exchange_bytes = max(outer.exchange_bytes, run.exchange_bytes)
+
+    def _begin(self, outer: Any) -> None:
+        """Give the body what the program has before the loop."""
+        stage, run, loop = self.stage, self.run, self.stage.loop
+        for number, place in enumerate(stage.arrays):
+            run.arrays[number] = None if place is None else outer.arrays[place]
+        for value, source in stage.values:
+            run.values.views[value][...] = outer.values.views[source]
+        run.forget()
+        run.host, run.capturing, run.tables = outer.host, outer.capturing, outer.tables
+        before_loop = loop.body.tape.numbers(run.host.step, run.host.given) if loop.numbers.carried else []
+        for one in loop.numbers.carried:
+            run.host.given[one.number] = before_loop[one.initial] if one.on_tape[0] else one.initial
+
+    def _march(self, outer: Any, march: RowMarch, items: range) -> None:
+        """Run all iterations, each of which computes a row."""
+        run, loop = self.run, self.stage.loop
+        numbers = []
+        for count in range(len(items)):
+            numbers.append(np.zeros(len(loop.body.tape.slots), run.values.row.dtype))
+            self._make_numbers(count, numbers[-1])
+        # The last iteration's blocks, which begin as what there was before the loop.
+        targets = {output: self._target(output, len(items) - 1) for output in self._blocks}
+        for output, array in targets.items():
+            feed = loop.feeds[output]
+            assert feed is not None
+            array.interior[...] = run.arrays[feed].interior
+            array.written()
+            run.arrays[feed] = array
+        march.take(items, numbers, targets)
+        self._leave(outer, len(items))
+        self.tally.add(len(items))
 
     def _sweep(self, outer: Any) -> None:
         """Run all iterations by kernels of several steps."""

@@ -1,5 +1,7 @@
 """Reductions that a kernel does while it computes cells: maxima, minima, sums. No order changes their bits.
 
+On a CPU, those of floats that are added, in the same step.
+
 A kernel that writes arrays has their cells, and those that it reads, in registers. It can reduce them, too:
 
     within  reductions of the same step that read no more than the kernel does, and that it does not need
@@ -32,6 +34,8 @@ from meshrun.runner.programs.stages import (
 )
 from meshrun.runner.region import Shape
 
+SUMMED = np.dtype(np.float32), np.dtype(np.float64)  # whose sums kernels of CPUs make
+
 
 @dataclass(frozen=True, eq=False)
 class ReducingKernel:
@@ -46,10 +50,12 @@ class ReducingKernel:
     ahead: tuple[int, ...]
 
 
-def combined_cells(stage: ReductionStage) -> StageCells | None:
-    """Return the cells of a reduction that a kernel can combine; None for others."""
+def combined_cells(stage: ReductionStage, kind: str = "cuda") -> StageCells | None:
+    """Return the cells of a reduction that a kernel can combine; None for others. kind: of the device."""
     reduction, cells = stage.reduction, stage.cells
     (output,) = cells.program.outputs
+    if kind == "cpu" and (reduction.ufunc != "add" or not {output.dtype, reduction.dtype} <= set(SUMMED)):
+        return None
     real = output.dtype.kind in "biuf" and reduction.dtype.kind in "biuf"
     whole = stage.value is not None and 0 not in reduction.length
     if reduction.ufunc not in ("maximum", "minimum", "add") or not real or not whole:
@@ -161,13 +167,15 @@ def _reads_no_more(stage: ReductionStage, kernel: Stage) -> bool:
     return True
 
 
-def reducing_kernels(program: StagedProgram, feeds: Sequence[int | None]) -> dict[int, ReducingKernel]:
+def reducing_kernels(
+    program: StagedProgram, feeds: Sequence[int | None], kind: str = "cuda"
+) -> dict[int, ReducingKernel]:
     """Return the kernel stages that also do reductions, by their numbers.
 
-    feeds: of each output, the number of the input that it becomes in the next step.
+    feeds: of each output, the number of the input that it becomes in the next step. kind: of the device.
     """
     found = {}
-    ahead_by, ahead = _ahead(program, feeds)
+    ahead_by, ahead = _ahead(program, feeds) if kind == "cuda" else (-1, {})
     for number, kernel in enumerate(program.stages):
         plain = isinstance(kernel, KernelStage) and all(
             one.shape == program.space for one in kernel.cells.program.outputs
@@ -175,7 +183,7 @@ def reducing_kernels(program: StagedProgram, feeds: Sequence[int | None]) -> dic
         if not isinstance(kernel, KernelStage) or not plain or not _can_reduce(kernel):
             continue
         assert isinstance(kernel.cells, StageCells)
-        reductions = _within_step(program, number, kernel, feeds)
+        reductions = _within_step(program, number, kernel, feeds, kind)
         kept = {one: _kept_of(program, kernel, one, node) for one, node in reductions.items()}
         coming = ahead if number == ahead_by else {}
         kept |= {one: _kept_of(program, kernel, one, node) for one, node in coming.items()}
@@ -200,7 +208,7 @@ def _kept_of(program: StagedProgram, kernel: KernelStage, number: int, node: Nod
 
 
 def _within_step(
-    program: StagedProgram, number: int, kernel: KernelStage, feeds: Sequence[int | None]
+    program: StagedProgram, number: int, kernel: KernelStage, feeds: Sequence[int | None], kind: str
 ) -> dict[int, Node]:
     """Return the reductions between a kernel and the next one that it can do, with their cells."""
     written = {}
@@ -217,7 +225,7 @@ def _within_step(
         stage = program.stages[after]
         if isinstance(stage, (KernelStage, LoopStage)):
             break
-        if not isinstance(stage, ReductionStage) or combined_cells(stage) is None:
+        if not isinstance(stage, ReductionStage) or combined_cells(stage, kind) is None:
             continue
         cells = _of_results(stage, kernel, written, set(), anywhere=True)
         if cells is not None and set(stage.cells.values) <= known:

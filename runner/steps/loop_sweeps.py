@@ -103,6 +103,8 @@ def close_sweeps(loops: Iterable[LoopRun]) -> None:
 def add_sweeps(run: ProgramRun, grid: Shape, phases: Phases) -> None:
     """Give the loops of a program kernels of several steps where these can run them. Collective."""
     for loop in run.loops.values():
+        if loop.march is not None:  # an iteration is a row
+            continue
         task, items = _task_of(run.world, loop.stage, grid), loop.stage.loop.numbers.items
         if task is not None and task.kernel is not None and items is not None:
             stepper = Stepper(run.world, task, phases)

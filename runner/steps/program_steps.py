@@ -84,10 +84,11 @@ class ProgramStepper(Stepper):
         task, world = self.task, self.world
         program = with_results_as_arrays(plan_program(task.job.program), task.feed_numbers)
         self._shared = {n: one.becomes for n, one in enumerate(program.arrays) if one.becomes is not None}
-        reducing = {}
-        if task.compiled and world.backend.device.kind == "cuda":
+        reducing, kind = {}, world.backend.device.kind
+        if task.compiled and kind == "cuda":
             program = prepared_for_kernels(program, task.feed_numbers)
-            reducing = reducing_kernels(program, task.feed_numbers)
+        if task.compiled:
+            reducing = reducing_kernels(program, task.feed_numbers, kind)
         self.program = program
         grid = task.partition.grid
         return ProgramRun(world, program, grid, self.phases, task.compiled, reducing, self)

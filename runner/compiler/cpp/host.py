@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from meshrun.runner.compiler.cpp.source import MOST_STEPS, source
 from meshrun.runner.compiler.trace.graph import SLOT, Extents, Program
@@ -116,6 +117,7 @@ class HostProgram:
 
         blocks: of each input, with the halo `widths` per grid axis. outs: arrays of own cells to write; they
         share no memory with the blocks. All are contiguous along the last grid axis and the trailing axes.
+        Of a result whose cells are added, a view of the sum's first word.
         first, scalars: as of `TaskKernel`, for a program with places or scalars.
         """
         self.bind(blocks, outs, widths, first, scalars)()
@@ -131,10 +133,15 @@ class HostProgram:
         """Return a call that does what `run` does. To make its arguments takes longer than a small block."""
         axes = self.program.axes
         own = outs[0].shape[:axes]
+        # Of a sum, the words: as a row of cells that are contiguous.
+        targets = [
+            as_strided(out, (1,) * axes, (out.itemsize,) * axes) if one.combine else out
+            for one, out in zip(self.program.outputs, outs, strict=True)
+        ]
         starts = [_pointer(block, [low for low, _ in widths], axes) for block in blocks]
         arguments = (
             _pointers(starts), _strides(blocks, axes),
-            _pointers([_pointer(out, [0] * axes, axes) for out in outs]), _strides(outs, axes),
+            _pointers([_pointer(out, [0] * axes, axes) for out in targets]), _strides(targets, axes),
             _integers(own), self._place(first), self._slots(scalars, 1),
         )  # fmt: skip
         kept = [*blocks, *outs, scalars]

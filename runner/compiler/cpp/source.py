@@ -35,7 +35,9 @@ def source(programs: Sequence[Program]) -> str:
         skeleton.replace("@cells", _cells(*merge_components(program))).replace("@number", str(number))
         for number, program in enumerate(programs)
     ]
-    return "\n".join((HEADER.read_text(), *texts))
+    adds = any(one.combine for program in programs for one in program.outputs)
+    sums = [(KERNELS / name).read_text() for name in ("exact.cuh", "exact_sum.cpp")] if adds else []
+    return "\n".join((HEADER.read_text(), *sums, *texts))
 
 
 def _cells(program: Program, merged: int) -> str:
@@ -54,6 +56,7 @@ def _cells(program: Program, merged: int) -> str:
         f"constexpr int AXES = {program.axes}, INPUTS = {len(program.inputs)}, "
         f"OUTPUTS = {len(program.outputs)}, SCALARS = {program.scalars};",
         f"constexpr int MOST_STEPS = {MOST_STEPS};",
+        *_sums(program),
         f"constexpr int64 LENGTHS[] = {{{', '.join(map(str, lengths))}}};",
         f"typedef {place_type(program)} Place;",
         *_loop("cells", inner, rows),
@@ -68,6 +71,23 @@ def _cells(program: Program, merged: int) -> str:
         lines += [*_loop("common_cells", common.program, rows), *_test(inner, common.test, rows)]
     lines += [*_runs(inner, rows, tested=common is not None), *_row(program, inner, rows, merged)]
     return "\n".join(lines)
+
+
+def _sums(program: Program) -> list[str]:
+    """Write the sums of the results that are added up: `out` has the words of each, as of exact.cuh."""
+    added = {n: ctype(one.dtype) for n, one in enumerate(program.outputs) if one.combine}
+    return [
+        f"constexpr int64 MOST_CELLS = {'ROW' if added else 0};  // of a row, at once; 0: all",
+        "struct Sums {",
+        *(f"    Summed<{dtype}> s{n};" for n, dtype in added.items()),
+        "    explicit Sums(char* const* out)",
+        *([f"        : {', '.join(f's{n}(out[{n}])' for n in added)}"] if added else []),
+        "    {}",
+        f"    void lead(char** to) {{ {' '.join(f'to[{n}] = s{n}.room();' for n in added)} }}",
+        f"    void written(int64 n) {{ {' '.join(f's{n}.written(n);' for n in added)} }}",
+        f"    void finish() {{ {' '.join(f's{n}.finish();' for n in added)} }}",
+        "};",
+    ]
 
 
 def _row(program: Program, inner: Program, rows: Rows, merged: int) -> list[str]:

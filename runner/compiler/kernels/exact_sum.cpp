@@ -77,6 +77,46 @@ template <typename T> static bool add_lanes(const T* cells, Running& sum) {
     return true;
 }
 
+// Add the PART cells of a part.
+template <typename T> static void add_part(const T* cells, Running& sum) {
+    if (add_near(cells, sum) || add_lanes(cells, sum)) return;
+    for (int i = 0; i < PART; ++i) add_double(sum.words, cells[i]);
+}
+
+// The sum of a kernel's cells, of which the kernel writes up to ROW at a time to `room()`.
+constexpr int64 ROW = 4096;
+template <typename T> struct Summed {
+    Running sum;
+    int64 count = 0, since = 0;
+    alignas(64) T cells[ROW + PART];
+
+    explicit Summed(char* words) { sum.words = (uint64*)words; }
+    char* room() { return (char*)(cells + count); }
+    void written(int64 n) {
+        count += n;
+        int64 at = 0;
+        for (; at + PART <= count; at += PART) add_part(cells + at, sum);
+        count -= at;
+        std::memmove(cells, cells + at, count * sizeof(T));
+        since += n;
+        if (since >= int64(1) << 30) carry();
+    }
+    void finish() {
+        for (int64 i = 0; i < count; ++i) sum.add(cells[i]);
+        sum.flush();
+        carry();
+    }
+    // Carry, so that words have room for what follows.
+    void carry() {
+        for (int i = 0; i < DIGITS - 1; ++i) {
+            const int64 carried = int64(sum.words[i]) >> 32;
+            sum.words[i] &= 0xffffffffu;
+            sum.words[i + 1] += uint64(carried);
+        }
+        since = 0;
+    }
+};
+
 // Add planes x rows x columns cells. pitches: in elements, of planes and rows.
 template <typename T> static void add_box(const T* cells, const int64* lengths, const int64* pitches, uint64* words) {
     Running sum;
@@ -85,9 +125,7 @@ template <typename T> static void add_box(const T* cells, const int64* lengths, 
         for (int64 row = 0; row < lengths[1]; ++row) {
             const T* const at = cells + plane * pitches[0] + row * pitches[1];
             int64 column = 0;
-            for (; column + PART <= lengths[2]; column += PART)
-                if (!add_near(at + column, sum) && !add_lanes(at + column, sum))
-                    for (int i = 0; i < PART; ++i) add_double(words, at[column + i]);
+            for (; column + PART <= lengths[2]; column += PART) add_part(at + column, sum);
             for (; column < lengths[2]; ++column) sum.add(at[column]);
         }
     sum.flush();

@@ -11,11 +11,14 @@ constexpr int64 SEGMENT = 64;
 constexpr int64 SEGMENT = 32;
 #endif
 
+struct Sums;
+
 // Where a row lies in the whole array. first: position of cell 0; at: of the row's first cell, along the axes
-// that have LENGTHS. scalars: the slots of the step.
+// that have LENGTHS. scalars: the slots of the step. sums: of the results that are added up.
 template <int AXES> struct Where {
     const int64* first;
     const uint64* scalars;
+    Sums& sums;
     int64 at[AXES];
 
     // Go to a cell along an axis of `length` cells. Beyond its ends it wraps around.
@@ -42,9 +45,12 @@ template <int AXIS> static void compute(const char* const* in, const Index* in_s
                 where.go(AXIS, at, LENGTHS[AXIS]);
                 if (end - at > LENGTHS[AXIS] - where.at[AXIS]) end = at + LENGTHS[AXIS] - where.at[AXIS];
             }
+            if (MOST_CELLS > 0 && end - at > MOST_CELLS) end = at + MOST_CELLS;
             for (int k = 0; k < INPUTS; ++k) from[k] = in[k] + at * in_strides[k][AXIS];
             for (int k = 0; k < OUTPUTS; ++k) to[k] = out[k] + at * out_strides[k][AXIS];
+            where.sums.lead(to);
             row(from, in_strides, to, end - at, where);
+            where.sums.written(end - at);
         }
     } else {
         for (int64 at = lo[AXIS]; at < hi[AXIS]; ++at) {
@@ -69,8 +75,10 @@ template <int AXIS> static void copy(char* block, const int64* strides, const in
 extern "C" void run@number(const char* const* in, const Index* in_strides, char* const* out, const Index* out_strides,
                     const int64* shape, const int64* first, const uint64* scalars) {
     const Index lo = {};
-    Where<AXES> where = {first, scalars, {}};
+    Sums sums(out);
+    Where<AXES> where = {first, scalars, sums, {}};
     compute<0>(in, in_strides, out, out_strides, lo, shape, where);
+    sums.finish();
 }
 
 struct Box { Index lo, hi; };
@@ -128,7 +136,8 @@ extern "C" void steps@number(int64 count, int64 strip, int64 skew, int64 ring, c
         Box part = boxes[k];
         part.lo[0] = first;
         part.hi[0] = last;
-        Where<AXES> where = {position, scalars + k * SCALARS, {}};
+        Sums sums(out);  // none: a program that adds takes one step in a call
+        Where<AXES> where = {position, scalars + k * SCALARS, sums, {}};
         compute<0>(in, strides, out, out_strides, part.lo, part.hi, where);
         for (const Points* set = points; set < points + point_sets; ++set) {
             const int64 begin = set->before(first), end = set->before(last);

@@ -387,6 +387,10 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
         merged: Nodes = each("complex", kind, *((new, other) if self._part == "real" else (other, new)))
         return merged
 
+    def _integer(self, item: Any) -> Any:
+        """Return an index of one element."""
+        return operator.index(item)
+
     def full_index(self, index: Any) -> list[Any]:
         """Return an index for each axis, and None for each new axis. Raises NotTraceable for arrays."""
         items: list[Any] = []
@@ -404,7 +408,7 @@ class TracedArray(NDArrayOperatorsMixin, ABC):
                     f"boolean arrays are valid indices, not {type(item).__name__}"
                 )
             else:
-                items.append(operator.index(item))
+                items.append(self._integer(item))
         count = sum(item is not None and item is not Ellipsis for item in items)
         if count > self.ndim:
             raise IndexError(

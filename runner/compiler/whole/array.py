@@ -168,6 +168,7 @@ class Tracing(TracedCall):
         self.levels: set[Shape] = set()  # steps along all axes of space, of coarse grids
         # Of iterations that are traced: the memory that they write, as it was.
         self.journals: list[dict[Storage, tuple[list[Node], bool, int]]] = []
+        self.item_rows: Any = None  # of loops that are traced, `between.item_rows.ItemRows`
         self.has_inner = False  # whether inputs have axes that are none of space
 
     def note_write(self, storage: Storage) -> None:
@@ -536,7 +537,7 @@ class Whole(TracedArray):
                     continue
                 axes.append(axis.part(first, step, length))
                 continue
-            at = operator.index(item)
+            at = self._position(item, axis)
             if not -axis.length <= at < axis.length:
                 what = f"index {at} is out of bounds for axis {number - 1} with size {axis.length}"
                 raise IndexError(what)
@@ -551,6 +552,19 @@ class Whole(TracedArray):
         cells = self._cells[tuple(inner)] if inner else self._cells
         view = np.asarray(cells)
         return Whole(self._recorder, self._storage, tuple(axes), fixed, view, self.dtype, self._part)
+
+    def _integer(self, item: Any) -> Any:
+        by_loop = isinstance(item, Timed) and self._recorder.item_rows is not None
+        return item if by_loop else operator.index(item)
+
+    def _position(self, item: Any, axis: Axis) -> int:
+        """Return the index of one element along an axis."""
+        rows = self._recorder.item_rows
+        if isinstance(item, Timed) and isinstance(axis, Along) and axis.step == 1 and rows is not None:
+            row: int | None = rows.position(item, axis.length)
+            if row is not None:
+                return row
+        return operator.index(item)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         recorder, graph = self._recorder, self._recorder.graph

@@ -31,7 +31,8 @@ class Changes:
     mapping: which memory the variables have after an iteration in place of that before it. names: of
     variables, for messages. written: storages that are written and keep their place; moved: those whose
     variables get others. numbers: those of Python that the host computes; values: numbers that become values.
-    returned: what another branch has returned. recorders: of memory, the recorder of its space.
+    returned: what another branch has returned. recorders: of memory, the recorder of its space. item: of a
+    counted loop, that of the iteration which is traced.
     """
 
     mapping: dict[Storage, Storage] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class Changes:
     values: dict[tuple[Any, ...], Scalar] = field(default_factory=dict)
     returned: dict[tuple[Any, ...], Whole] = field(default_factory=dict)
     recorders: dict[Storage, Tracing] = field(default_factory=dict)
+    item: int = 0
 
 
 @dataclass

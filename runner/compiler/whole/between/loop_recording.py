@@ -12,6 +12,7 @@ from meshrun.runner.compiler.trace.graph import in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import Timed
 from meshrun.runner.compiler.whole.array import Storage, Whole
+from meshrun.runner.compiler.whole.between.item_rows import ItemRows, IterationTrace, with_item
 from meshrun.runner.compiler.whole.between.iteration_changes import (
     Changes,
     TracedBody,
@@ -42,11 +43,14 @@ HINT = "arrays of one shape and dtype in all iterations, and values such as np.f
 
 
 class MoreChanges(Exception):
-    """An iteration changes more than the first one did. changes: what it is now."""
+    """An iteration changes more than the first one did, or picks rows by its number.
 
-    def __init__(self, changes: Changes) -> None:
+    changes: what it is now. first: an iteration that picks rows.
+    """
+
+    def __init__(self, changes: Changes, first: IterationTrace | None = None) -> None:
         super().__init__()
-        self.changes = changes
+        self.changes, self.first = changes, first
 
 
 def record_loop(
@@ -86,17 +90,20 @@ def record_loop(
                     raise NotAlike(f"{known.names.get(coarse[0])} is of a coarse grid")
             finally:
                 tracer.undo(journal, state, values, copies)
+        first: IterationTrace | None = None  # of a loop that picks rows by its number
         while True:
             with tracer.journal() as journal:
                 try:
+                    known.item = 0 if loop.items is None else loop.items[-1 if first is not None else 0]
                     traced = _trace_body(tracer, loop, state, values, known, iteration, more, journal)
+                    first = _by_its_rows(tracer, loop, first, known)
                     if unrolled and _is_of_cells(tracer, loop):
                         raise NotAlike("it computes each cell by itself")
                     leave_state(tracer, loop, state, traced, journal)
                     break
                 except MoreChanges as more_changes:
                     tracer.undo(journal, state, values, copies)
-                    known = more_changes.changes
+                    known, first = more_changes.changes, more_changes.first
                     loop = replace(loop, slots=[], carried=[])
                 except BaseException:
                     tracer.undo(journal, state, values, copies)
@@ -109,6 +116,23 @@ def record_loop(
         failure = NotTraceable(f"{what} on a value, and {reason}", hint)
         failure.line = loop.line
         raise failure from None
+
+
+def _by_its_rows(
+    tracer: StateTracer, loop: RecordedLoop, first: IterationTrace | None, known: Changes
+) -> IterationTrace | None:
+    """Let a loop pick rows by its number, if it does. Raises MoreChanges to have the last iteration traced.
+
+    first: the first iteration; None while it is traced.
+    """
+    rows = tracer.recorder.item_rows
+    if loop.index is None or rows is None or loop.index not in rows.picked:
+        return first
+    own = IterationTrace(loop, known.item, loop.index)
+    if first is None:
+        raise MoreChanges(known, own)
+    with_item(tracer, first, own)
+    return first
 
 
 def _trace_body(
@@ -129,8 +153,11 @@ def _trace_body(
     traced, scalars = _stand_in(tracer, loop, state, values, known, leaves)
     item: Any = None
     if loop.kind == "for" and loop.items is not None:
-        item = tape.of_loop(loop.number, loop.items[0])
+        item = tape.of_loop(loop.number, known.item)
         loop.index = item._number
+        if recorder.item_rows is None:
+            recorder.item_rows = ItemRows(tape)
+        recorder.item_rows.items[loop.index] = loop.items
 
     checks = len(recorder.checks)
     born = next(Storage.numbers)

@@ -11,7 +11,7 @@ from meshrun.runner.compiler.control.plain import LocalState
 from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.timed import Timed
-from meshrun.runner.compiler.whole.array import Storage, Tracing, Whole, made_scalar
+from meshrun.runner.compiler.whole.array import Along, Storage, Tracing, Whole, made_scalar
 from meshrun.runner.compiler.whole.between.iteration_changes import TracedBody, check_storage
 from meshrun.runner.compiler.whole.between.recorded_loop import RecordedLoop, Slot
 from meshrun.runner.compiler.whole.between.traced_state import (
@@ -73,17 +73,22 @@ def _stored(
     end = value._storage
     if end in results:
         return Storage(list(results[end]), end.extents)
-    space = tracer.space_of(value._recorder)
+    number = tracer.space_of(value._recorder)
     depends = SpaceDependence(tracer.recorder.spaces, loop.number)
-    if not any(depends.of(space, node) for node in end.nodes):
+    if not any(depends.of(number, node) for node in end.nodes):
         return end
-    check_storage(value._recorder, end, str(name))
+    extents = dict(end.extents)
+    if extents or value._axes:  # a row of a field is kept as a field, of which it is a row
+        space = value._recorder.space
+        extents |= {axis: Along(axis, 0, 1, space[axis]) for axis in value._fixed if axis not in extents}
+        extents = dict(sorted(extents.items()))
+    check_storage(value._recorder, Storage(end.nodes, extents), str(name))
     nodes = []
     for node in end.nodes:
-        slot = Slot(str(name), node.dtype, None, not end.extents, final=node, space=space)
+        slot = Slot(str(name), node.dtype, None, not extents, final=node, space=number)
         loop.slots.append(slot)
         nodes.append(_result(tracer, loop, len(loop.slots) - 1))
-    return Storage(nodes, end.extents)
+    return Storage(nodes, extents)
 
 
 def _leave_moved(

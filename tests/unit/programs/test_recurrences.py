@@ -1,0 +1,148 @@
+"""Loops whose iterations pick rows by the loop's number: traced once where all iterations are alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshrun.runner.programs.looping import LoopRun
+from meshrun.runner.programs.stages import LoopStage
+from tests.facts.program_runs import planned, run_program
+
+
+def along_rows(u, b):
+    for i in range(1, u.shape[0]):
+        u[i] = 0.5 * u[i - 1] + b[i]
+    return u
+
+
+def along_columns(u, b):
+    for j in range(1, u.shape[1]):
+        u[:, j] = 0.5 * u[:, j - 1] + b[:, j]
+    return u
+
+
+def backward(u, b):
+    for i in range(u.shape[0] - 2, -1, -1):
+        u[i] -= 0.3 * u[i + 1] * b[i]
+    return u
+
+
+def thomas(u, b):
+    """Solve (1 + 2k) x[i] - k (x[i-1] + x[i+1]) = u[i] along axis 0."""
+    k, n = 0.7, u.shape[0]
+    c, x = np.zeros_like(u), u.copy()
+    c[0], x[0] = -k / (1 + 2 * k), u[0] / (1 + 2 * k)
+    for i in range(1, n):
+        m = 1 + 2 * k + k * c[i - 1]
+        c[i] = -k / m
+        x[i] = (u[i] + k * x[i - 1]) / m
+    for i in range(n - 2, -1, -1):
+        x[i] -= c[i] * x[i + 1]
+    return x
+
+
+def by_the_number(u, b):
+    t = 0.0
+    for i in range(1, u.shape[0]):
+        t += 0.1
+        u[i] = u[i - 1] / (i + 1) + t * b[i]
+    return u * t
+
+
+def neighbours(u, b):
+    for i in range(1, u.shape[0] - 1):
+        u[i, 1:-1] = 0.3 * u[i - 1, 2:] + 0.2 * u[i + 1, :-2] + np.maximum(b[i, 1:-1], u[i, 1:-1])
+    return u
+
+
+def whole_field_too(u, b):
+    for i in range(1, u.shape[0]):
+        u[i] = 0.5 * u[i - 1] + b[i]
+        b = 0.9 * b + 0.1 * u
+    return u + b
+
+
+def a_row_that_is_left(u, b):
+    for i in range(1, u.shape[0]):
+        row = 0.5 * u[i - 1] + b[i]
+        u[i] = row
+    u[0] = row
+    return u
+
+
+# Their iterations are not alike, and are traced one by one.
+
+
+def a_fixed_row(u, b):
+    for i in range(1, u.shape[0] - 1):
+        u[i] = 0.5 * u[i - 1] + u[0]
+        u[0] = 0.9 * u[0]
+    return u
+
+
+def mirrored(u, b):
+    for i in range(1, u.shape[0]):
+        u[i] = 0.5 * u[u.shape[0] - 1 - i] + b[i]
+    return u
+
+
+def every_third(u, b):
+    for i in range(1, u.shape[0]):
+        if i % 3 == 0:
+            u[i] = u[i - 1]
+        else:
+            u[i] = 0.5 * u[i - 1] + b[i]
+    return u
+
+
+def around_the_end(u, b):
+    for i in range(u.shape[0]):
+        u[i] = 0.5 * u[i - 1] + b[i]
+    return u
+
+
+ALIKE = (
+    along_rows, along_columns, backward, thomas, by_the_number, neighbours, whole_field_too,
+    a_row_that_is_left, around_the_end,
+)  # fmt: skip
+OTHERS = a_fixed_row, mirrored, every_third
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (2, 1), (3, 1), (1, 2)])
+@pytest.mark.parametrize("function", [*ALIKE, *OTHERS])
+def test_a_recurrence_has_the_bits_of_numpy(function: Any, grid: tuple[int, int]) -> None:
+    noise = np.random.default_rng(0)
+    u, b = noise.random((11, 8)), noise.random((11, 8))
+    program = planned(function, [u, b], ["out"])
+    (found,) = run_program(program, [u, b], grid)
+    assert np.array_equal(found, function(u.copy(), b.copy()))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_some_ranks_may_have_no_cells(compiled: bool) -> None:
+    u, b = np.random.default_rng(0).random((2, 2, 9))
+    program = planned(along_columns, [u, b], ["out"])
+    (found,) = run_program(program, [u, b], (3, 1), compiled=compiled)
+    assert np.array_equal(found, along_columns(u.copy(), b.copy()))
+
+
+@pytest.mark.parametrize("function", [along_rows, along_columns, backward, thomas, by_the_number])
+def test_an_iteration_computes_its_row_alone(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoopRun, "_iterate", None)
+    u, b = np.random.default_rng(0).random((2, 11, 8))
+    program = planned(function, [u, b], ["out"])
+    for grid in ((1, 1), (2, 1), (1, 3), (2, 2)):
+        (found,) = run_program(program, [u, b], grid)
+        assert np.array_equal(found, function(u.copy(), b.copy()))
+
+
+@pytest.mark.parametrize("function", ALIKE)
+def test_iterations_that_are_alike_are_traced_once(function: Any) -> None:
+    for length in (40, 80):
+        u = np.ones((length, length))
+        program = planned(function, [u, u], ["out"])
+        assert len(program.stages) < 8
+        assert any(isinstance(stage, LoopStage) for stage in program.stages)
