@@ -17,7 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.operations import HEADER, KERNELS, at_place, ctype, expression, place_type, slot
+from meshrun.runner.compiler.operations import (
+    HEADER,
+    KERNELS,
+    at_place,
+    ctype,
+    expression,
+    host_operations,
+    place_type,
+    slot,
+)
 from meshrun.runner.compiler.passes.real_parts import has_complex
 from meshrun.runner.compiler.trace.graph import PLACES, Extents, Node, Program
 from meshrun.runner.compiler.whole.point_code import launch_keeping
@@ -100,7 +109,7 @@ def chain_source(stages: Sequence[Sequence[Program]], threads: int = 0) -> str:
     }
     for name, part in parts.items():
         text = text.replace(name, part)
-    return HEADER.read_text().replace("#pragma once\n", "") + text
+    return (HEADER.read_text().replace("#pragma once\n", "") if threads else host_operations()) + text
 
 
 def _body(program: Program, *, on_device: bool) -> str:
