@@ -55,6 +55,11 @@ def ctype(dtype: np.dtype[Any]) -> str:
     return str(dtype.name)
 
 
+def memory_type(dtype: np.dtype[Any]) -> str:
+    """Return the C++ type of a dtype's elements in memory, on the host: GCC vectorises no loop over `bool`."""
+    return "uint8" if dtype.kind == "b" else ctype(dtype)
+
+
 def literal(value: Any, dtype: np.dtype[Any]) -> str:
     """Return the C++ literal of a constant, to the bit."""
     scalar = np.asarray(value, dtype)

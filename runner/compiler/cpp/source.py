@@ -23,6 +23,7 @@ from meshrun.runner.compiler.operations import (
     ctype,
     expression,
     host_operations,
+    memory_type,
     place_type,
     slot,
 )
@@ -85,11 +86,11 @@ def _row(program: Program, inner: Program, rows: Rows, merged: int) -> list[str]
     inner: the program of the interior; the same one if all cells are in it.
     """
     given = [
-        (name, f"({ctype(program.inputs[key[0]].dtype)} const*)({_address(*key)})")
+        (name, f"({memory_type(program.inputs[key[0]].dtype)} const*)({_address(*key)})")
         for key, name in rows.items()
     ]
     given += [
-        (f"o{place}", f"({ctype(one.dtype)}*)out[{place}]") for place, one in enumerate(program.outputs)
+        (f"o{place}", f"({memory_type(one.dtype)}*)out[{place}]") for place, one in enumerate(program.outputs)
     ]
     lines = [
         "static inline void row(const char* const* in, const int64 (*strides)[AXES],",
@@ -248,6 +249,7 @@ def _values(
             count = program.inputs[node.input].components
             row = rows[node.input, node.offset[:-1]]
             text = f"{row}[{_place(count, node.offset[-1] * count + node.component)}]"
+            text += " != 0" if node.dtype.kind == "b" else ""
         elif node.op in PLACES:
             axis = node.value[0]
             text = at_place(node, f"Place(p{axis} + Place(x))" if axis == program.axes - 1 else f"p{axis}")
@@ -266,8 +268,12 @@ def _values(
 
 def _parameters(program: Program, rows: Rows) -> list[str]:
     """Return the parameters of a loop: rows, positions of the first cell, and the slots of scalars."""
-    read = [f"const {ctype(program.inputs[number].dtype)}* {name}" for (number, _), name in rows.items()]
-    written = [f"{ctype(one.dtype)}* __restrict__ o{place}" for place, one in enumerate(program.outputs)]
+    read = [
+        f"const {memory_type(program.inputs[number].dtype)}* {name}" for (number, _), name in rows.items()
+    ]
+    written = [
+        f"{memory_type(one.dtype)}* __restrict__ o{place}" for place, one in enumerate(program.outputs)
+    ]
     places = [f"Place p{axis}" for axis in range(program.axes if program.lengths else 0)]
     return [*read, *written, *places, "const uint64* scalars"]
 

@@ -108,8 +108,13 @@ template <typename T> INLINE T narrow(typename Traits<T>::Compute x) {
 #endif
 }
 
+template <typename T> INLINE T where(bool condition, T a, T b);
+template <typename T> INLINE T copysign(T a, T b);
 template <typename R, typename T> INLINE R cast(T x) {
     if constexpr (IsSame<R, T>::value) return x;
+#ifndef __CUDACC_RTC__
+    else if constexpr (is_bool<T> && Traits<R>::real) return where(x, narrow<R>(1), narrow<R>(0));
+#endif
     else if constexpr (is_bool<R>) {
         if constexpr (Traits<T>::half) return widen(x) != 0; else return x != 0;
     } else if constexpr (Traits<R>::half) {
@@ -261,11 +266,26 @@ template <typename T> INLINE T sign(T x) {
         else if constexpr (sizeof(T) == 8) return ::C(x);                                              \
         else return narrow<T>(::C##f(widen(x)));                                                       \
     }
-PLATFORM(floor, floor) PLATFORM(ceil, ceil) PLATFORM(trunc, trunc) PLATFORM(rint, rint)
+PLATFORM(rint, rint)
 #ifndef ELEMENTARY
+PLATFORM(floor, floor) PLATFORM(ceil, ceil) PLATFORM(trunc, trunc)
 #define FUNCTION(NAME, C) PLATFORM(NAME, C)
 PLATFORM(sin, sin) PLATFORM(cos, cos) PLATFORM(tan, tan)
 #else
+// By rint, which GCC vectorises; the sign stays, also that of a zero.
+template <typename T> INLINE T floor(T x) {
+    if constexpr (!Traits<T>::real) return x;
+    else {
+        const auto nearest = rint(widen(x));
+        return copysign(narrow<T>(where(nearest > widen(x), nearest - 1, nearest)), x);
+    }
+}
+template <typename T> INLINE T ceil(T x) {
+    if constexpr (!Traits<T>::real) return x; else return negative(floor(negative(x)));
+}
+template <typename T> INLINE T trunc(T x) {
+    if constexpr (!Traits<T>::real) return x; else return copysign(floor(absolute(x)), x);
+}
 #define FUNCTION(NAME, C)                                                                              \
     template <typename T> INLINE T NAME(T x) {                                                         \
         return narrow<T>(cast<typename Traits<T>::Compute>(elementary::NAME<typename Traits<T>::Compute>(widen(x)))); \
@@ -382,7 +402,7 @@ template <typename T> INLINE T where(bool condition, T a, T b) {
     } else if constexpr (Traits<T>::real && sizeof(T) == 8) {
         const uint64 mask = -static_cast<uint64>(condition);
         return bits<T>((bits<uint64>(a) & mask) | (bits<uint64>(b) & ~mask));
-    }
+    } else if constexpr (is_bool<T>) return (condition & a) | (!condition & b);
 #endif
     return condition ? a : b;
 }

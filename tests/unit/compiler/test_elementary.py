@@ -162,7 +162,8 @@ def test_whole_powers(compiled: ctypes.CDLL, exponent: int, kind: np.dtype) -> N
 def special(kind: np.dtype) -> HostArray:
     limits = np.finfo(kind)
     sizes = [
-        0, 1, 2, 3, 0.5, 0.25, 10, 1000, 8, 3.7, 1e4, 1e9, 1e30, 2.0**30, 2.0**53 - 1, 2.0**53 + 2, np.inf, np.nan,
+        0, 1, 2, 3, 0.5, 0.25, 10, 1000, 8, 3.7, 1e4, 1e9, 1e30, 2.0**30, 2.0**53 - 1, 2.0**53 + 2,
+        np.inf, np.nan,
         limits.max, limits.tiny, limits.smallest_subnormal, 1 + limits.eps, 1 - limits.epsneg,
     ]  # fmt: skip
     with np.errstate(over="ignore"):
