@@ -56,7 +56,10 @@ def ctype(dtype: np.dtype[Any]) -> str:
 
 
 def memory_type(dtype: np.dtype[Any]) -> str:
-    """Return the C++ type of a dtype's elements in memory, on the host: GCC vectorises no loop over `bool`."""
+    """Return the C++ type of a dtype's elements in memory, on the host.
+
+    GCC vectorises no loop over `bool`.
+    """
     return "uint8" if dtype.kind == "b" else ctype(dtype)
 
 
