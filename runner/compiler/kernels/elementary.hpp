@@ -3,8 +3,9 @@
 //
 // Each result is within 1 ulp, and depends on the argument alone: neither on the cell's place in a vector, nor
 // on the number of ranks, nor on the machine, since +, -, *, /, sqrt and fma are rounded everywhere alike.
+// (A processor without fma calls the C library for it, and vectorises nothing here.)
 // Functions of float are computed in double, and rounded once. Those of double keep what the last operations
-// round off in a second double (T. J. Dekker, Numer. Math. 18, 1971; D. E. Knuth, TAOCP 2, 4.2.2).
+// round off in a second double (T. J. Dekker, Numerische Mathematik 18, 1971; D. E. Knuth, TAOCP 2, 4.2.2).
 //
 // Arguments are reduced as by P. T. P. Tang (ACM TOMS 15 and 16, 1989-90) and W. J. Cody and W. Waite (Software
 // Manual for the Elementary Functions, 1980):
@@ -108,7 +109,9 @@ INLINE Pair root(Pair x) {
     return {s, where(s == 0, 0, rest / (2 * s))};
 }
 INLINE double root(double x) { return std::sqrt(x); }
-INLINE Pair where(bool condition, Pair a, Pair b) { return {where(condition, a.hi, b.hi), where(condition, a.lo, b.lo)}; }
+INLINE Pair where(bool condition, Pair a, Pair b) {
+    return {where(condition, a.hi, b.hi), where(condition, a.lo, b.lo)};
+}
 INLINE double high(double x) { return x; }
 INLINE double high(Pair x) { return x.hi; }
 INLINE double low(double) { return 0; }
@@ -130,6 +133,7 @@ template <typename N> INLINE N constant(double hi, double lo) {
     if constexpr (is_pair<N>) return {hi, lo}; else return hi;
 }
 template <typename N> INLINE N number(double x) { return constant<N>(x, 0); }
+template <typename N> INLINE N ln_2() { return constant<N>(0x1.62e42fefa39efp-1, 0x1.abc9e3b39803fp-56); }
 
 template <int I = 0, int COUNT> INLINE double polynomial(const double (&c)[COUNT], double z) {
     if constexpr (I == COUNT - 1) return c[I]; else return fma(polynomial<I + 1>(c, z), z, c[I]);
@@ -177,7 +181,7 @@ template <typename T> INLINE double exp2(double x) {
     typedef typename Wide<T>::N N;
     x = within(x, sizeof(T) == 8 ? -1080 : -300, sizeof(T) == 8 ? 1025 : 200);
     const double k = (x + WHOLE) - WHOLE;
-    const N r = constant<N>(0x1.62e42fefa39efp-1, 0x1.abc9e3b39803fp-56) * (x - k);
+    const N r = ln_2<N>() * (x - k);
     return of_exponential<T>(Exponential<N>{k, exponential_rest<N>(r)});
 }
 // (e^x - 1) / 2, of x from -50 to 710
@@ -307,7 +311,7 @@ template <typename T> INLINE double arcsinh(double x) {
     const bool large = a > LARGE, proper = a < INF;
     const N b = number<N>(where(large, 1, a)), square = b * b;
     const N u = where(large, number<N>(where(proper, a, 1)), b + square / (root(square + 1.0) + 1.0));
-    const N result = log_1_plus(u) + where(large, constant<N>(0x1.62e42fefa39efp-1, 0x1.abc9e3b39803fp-56), number<N>(0));
+    const N result = log_1_plus(u) + where(large, ln_2<N>(), number<N>(0));
     return where(a < TINY, x, with_sign(where(proper, round(result), a), x));
 }
 template <typename T> INLINE double arccosh(double x) {
@@ -315,7 +319,7 @@ template <typename T> INLINE double arccosh(double x) {
     const bool large = x > LARGE, proper = (x >= 1) & (x < INF);
     const N t = exact<N>(where(large | !proper, 2, x), -1);
     const N u = where(large, number<N>(where(proper, x, 1)), t + root(t * (t + 2.0)));
-    const N result = log_1_plus(u) + where(large, constant<N>(0x1.62e42fefa39efp-1, 0x1.abc9e3b39803fp-56), number<N>(0));
+    const N result = log_1_plus(u) + where(large, ln_2<N>(), number<N>(0));
     return where(proper, round(result), where(x == INF, x, NOT_A_NUMBER));
 }
 template <typename T> INLINE double arctanh(double x) {
@@ -365,8 +369,8 @@ template <typename T, int EXPONENT> INLINE double whole_power(double x) {
     double plain = EXPONENT % 2 ? x : 1;
     if constexpr ((EXPONENT / 2) % 2) plain *= x * x;
     if constexpr (EXPONENT / 4) plain *= (x * x) * (x * x);
-    constexpr double back = EXPONENT == 3 ? 0x1p-384 : EXPONENT == 4 ? 0x1p-512 : EXPONENT == 5 ? 0x1p-640 : EXPONENT == 6 ? 0x1p-768 : 0x1p-896;
-    const double rounded = where(small, round(result) * back, round(result));
+    constexpr double BACK[] = {1, 0x1p-128, 0x1p-256, 0x1p-384, 0x1p-512, 0x1p-640, 0x1p-768, 0x1p-896};
+    const double rounded = where(small, round(result) * BACK[EXPONENT], round(result));
     return where(is_nan(rounded) | (plain == 0), plain, rounded);  // parts of an infinite product are NaN
 }
 
@@ -457,7 +461,8 @@ template <typename T> INLINE double arctan2(double y, double x) {
     const bool unbounded = (up == INF) | (across == INF);
     double a = where(unbounded, up == INF, up), b = where(unbounded, across == INF, across);
     if constexpr (is_pair<N>) {  // quotients of their parts are neither too large nor subnormal
-        const double larger = where(a > b, a, b), scale = where(larger > 0x1p500, 0x1p-500, where(larger < 0x1p-400, 0x1p500, 1));
+        const double larger = where(a > b, a, b);
+        const double scale = where(larger > 0x1p500, 0x1p-500, where(larger < 0x1p-400, 0x1p500, 1));
         a *= scale;
         b *= scale;
     }
