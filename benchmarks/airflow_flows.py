@@ -99,6 +99,8 @@ CASES = {
     "cylinder-200": Case(
         "cylinder", 200, 16, WIDE, 300, {"drag": (1.30, 1.35), "strouhal": (0.195, 0.20)}, MIDDLE
     ),
+    "cylinder-100-height-32": Case("cylinder", 100, 20, TUNNEL, 250, {}),
+    "cylinder-200-height-32": Case("cylinder", 200, 20, TUNNEL, 250, {}),
     "cylinder-200-cells": Case("cylinder", 200, 20, TUNNEL, 250, {}, {"surface": "cells"}),
     "cylinder-100-fast": Case("cylinder", 100, 10, TUNNEL, 250, {}),
     "cylinder-100-slow": Case("cylinder", 100, 10, TUNNEL, 250, {}, {"speed": 0.05}),

@@ -1,9 +1,9 @@
-"""Time steps of eight solvers on the ranks that it is started with: sizes, and how halos are exchanged.
+"""Time steps of solvers and examples on the ranks that it is started with, by size and way of exchange.
 
     mpirun -n 2 python benchmarks/solver_rates.py [--solvers NAME ...] [--sizes 8192x8192 512x512x512 ...]
         [--halo direct nccl] [--steps 2000] [--overlap auto on off] [--json FILE]
 
-Solvers of benchmarks/solvers.py on every given size of as many axes as they have, float32. All ways of
+Jobs of benchmarks/solvers.py on every given size of as many axes as they have. All ways of
 exchange take turns, `--rounds` times. A row has microseconds per step (median of the rounds, the slowest
 rank), Gcell/s of all ranks together, and GB/s per rank, which counts each field as read once and written
 once. "bits" is a checksum of the final fields that does not depend on how they are split: ways with other
@@ -50,7 +50,7 @@ def main() -> None:
     rows = []
     for name in options.solvers:
         for size in map(parse_shape, options.sizes):
-            if len(size) == 2 or name not in solvers.PLANE_ONLY:
+            if name not in (solvers.PLANE_ONLY if len(size) == 3 else solvers.VOLUME_ONLY):
                 rows += measure(world, name, size, options)
     if world.rank == 0 and options.json:
         about = {key: value for key, value in vars(options).items() if key != "json"}
@@ -64,7 +64,8 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Measure one solver of one size in all ways. Collective."""
     job = solvers.SOLVERS[name]
-    known = [(shape, np.dtype(np.float32))] * len(job.arrays)
+    dtype = np.dtype(solvers.DTYPES.get(name, np.float32))
+    known = [(shape, dtype)] * len(job.arrays)
     task = plan_task(job, job.complete({}), known, world.size)
     task, _ = fused(world, task, "require", "strict", options.steps)
     ways = [(halo, overlap) for halo in options.halo for overlap in options.overlap]
@@ -79,7 +80,7 @@ def measure(
     rows = []
     for way in ways:
         per_step = statistics.median(seconds[way])
-        moved = (len(task.fields) + len(task.known)) * 4 * math.prod(shape) / world.size
+        moved = (len(task.fields) + len(task.known)) * dtype.itemsize * math.prod(shape) / world.size
         row = {
             "solver": name, "shape": shape, "ranks": world.size, "halo": way[0], "overlap": way[1],
             "microseconds_per_step": 1e6 * per_step, "cells_per_second": math.prod(shape) / per_step,
@@ -128,12 +129,12 @@ def opened(world: World, name: str, task: Task, shape: tuple[int, ...], way: tup
     )  # fmt: skip
     xp, arrays = world.backend.xp, []
     for place, start in enumerate(solvers.fields(name, shape)):
-        arrays.append(empty_array(world, stepper.plans[place], np.dtype(np.float32), stepper))
+        arrays.append(empty_array(world, stepper.plans[place], start.dtype, stepper))
         own, values = arrays[-1].interior, xp.asarray(start)
         first = stepper.region.start[0]
         for row in range(0, len(own), len(values)):  # noise repeats, a slow wave along the rows does not
             index = xp.arange(row, min(row + len(values), len(own))) + first
-            slow = (0.01 * xp.sin(0.1 * index)).astype(np.float32).reshape(-1, *(1,) * (len(shape) - 1))
+            slow = (0.01 * xp.sin(0.1 * index)).astype(start.dtype).reshape(-1, *(1,) * (len(shape) - 1))
             own[row : row + len(index)] = values[index % len(values)] + slow
     stepper.start(arrays)
     return stepper

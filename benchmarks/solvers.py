@@ -1,17 +1,21 @@
-"""Time steps of eight solvers that no kernel was tuned for, as plain functions in slices: used by
-benchmarks/solver_rates.py.
+"""Time steps of solvers that no kernel was tuned for, as plain functions in slices, and of the examples: used
+by benchmarks/solver_rates.py.
 
-Each entry of SOLVERS is a decorated job. `fields(name, shape)` makes its start: smooth waves and noise,
-float32, for which every solver stays bounded.
+Each entry of SOLVERS is a decorated job. `fields(name, shape)` makes its start: smooth waves and noise of the
+dtype in DTYPES, float32 by default, for which every solver stays bounded.
 """
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import meshrun
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 # Weights by distance of a second derivative of order 8 (B. Fornberg, Mathematics of Computation 51, 1988).
 EIGHTH = (-205 / 72, 8 / 5, -1 / 5, 8 / 315, -1 / 560)
@@ -125,6 +129,16 @@ def maxwell(e, hx, hy):
     return part(e, 1) + 0.5 * curl, new_hx[1:-1, 1:], new_hy[1:, 1:-1]
 
 
+def example(name: str) -> Any:
+    """Return the job of examples/NAME.py."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
 SOLVERS = {
     "heat": heat,
     "acoustic": acoustic,
@@ -133,14 +147,19 @@ SOLVERS = {
     "burgers": burgers,
     "shallow-water": shallow_water,
     "maxwell": maxwell,
+    "wave": example("wave"),
+    "life": example("life"),
+    "diffusion3d": example("diffusion3d"),
 }
-PLANE_ONLY = ("burgers", "shallow-water", "maxwell")  # solvers of two axes
+PLANE_ONLY = ("burgers", "shallow-water", "maxwell", "wave", "life")  # solvers of two axes
+VOLUME_ONLY = ("diffusion3d",)  # solvers of three axes
+DTYPES = {"life": np.uint8}
 
 
 def fields(name: str, shape: tuple[int, ...]) -> list[Any]:
     """Return the start of a solver: for each input a function of the cells' indices, as broadcast rows.
 
-    Each is an array of `shape` or one that broadcasts to it, float32.
+    Each is an array of `shape` or one that broadcasts to it, of the solver's dtype.
     """
     random = np.random.default_rng(0)
     noise = random.random((min(shape[0], 64), *shape[1:]), np.float32)
@@ -153,8 +172,11 @@ def fields(name: str, shape: tuple[int, ...]) -> list[Any]:
         "burgers": [(0, 0.5, 0.05), (0.1, 0.5, 0.05)],
         "shallow-water": [(1, 0.05, 0.01), (0, 0.05, 0.01), (0, 0.02, 0.01)],
         "maxwell": [(0, 1, 0.01), (0, 0.1, 0.01), (0, 0.1, 0.01)],
+        "wave": [(0, 1, 0.01), (0, 1, 0.01)],
+        "life": [(0, 0, 2)],  # of whole numbers: dead or alive
+        "diffusion3d": [(0, 1, 0.1), (0.05, 0, 0.1)],
     }
     made = []
     for mean, of_wave, of_noise in start[name]:
-        made.append((mean + of_wave * wave + of_noise * noise).astype(np.float32))
+        made.append((mean + of_wave * wave + of_noise * noise).astype(DTYPES.get(name, np.float32)))
     return made

@@ -7,12 +7,13 @@ A marker is `<!--{EXPRESSION:FORMAT}-->FIGURE<!--/-->`, on one line. EXPRESSION 
 the names of their files: `step_scaling_4.rows(case="heat", ranks=4).cells_per_second / 1e9`. A list of rows
 that is called returns its only row with these values; its attributes are lists: `max(restart.rows.seed)`.
 
-These are measured figures: rates; shares of a copy, peak or bound; times in ns or us; decimal numbers of ms,
-s, % or times; coefficients of a flow; decimal numbers and cells of one number in a table's column whose head
-names one of these. Others, such as published values and settings, are `<!--stated: REASON-->FIGURE<!--/-->`.
-Left out are code, tables that a program makes or a test compares (`<!-- made by FILE -->` or
-`<!-- tested by FILE -->`, to `<!-- end -->`), and benchmarks/README.md, where each figure stands below its
-command.
+Found are rates; times in ns, us or ms; %; "times as", "times faster" and the like, also in words; "46 of 48";
+decimal numbers of s, minutes and hours, and any of them after "takes"; coefficients of a flow; numbers in the
+columns of tables, but for the first column and those with a head in GIVEN; and all these in what a program
+prints. A setting, a published value or an example is `<!--stated: REASON-->FIGURE<!--/-->`, which may go
+around a block. Left out are programs, tables and outputs that a program makes or a test compares
+(`<!-- made by FILE -->` or `<!-- tested by FILE -->`, to `<!-- end -->`), and benchmarks/README.md, where
+each figure stands below its command.
 """
 
 from __future__ import annotations
@@ -35,21 +36,53 @@ MARKER = re.compile(r"(<!--\{((?:(?!-->).)+):([^:{}]*)\}-->)([^<]*)(<!--/-->)")
 STATED = re.compile(r"<!--stated: \w[^>]*-->[^<]*<!--/-->")
 BROKEN = re.compile(r"<!--(?:\{|/|stated).*?-->")
 OWNED = re.compile(r"<!-- (?:made|tested) by (\S+).*?-->.*?<!-- end -->", re.DOTALL)
+CODE_BLOCK = re.compile(r"^( *)```(\w*).*?^\1```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"^( *)```.*?^\1```$|`[^`\n]+`|(?<=\]\()[^)\s]+(?=\))", re.MULTILINE | re.DOTALL)
 
-RATE = r"(?:[kKMGT]i?)?B/s\b|[MGT]?cells?/s\b|cells (?:a|per) second\b|[GT]?FLOP/?[sS]\b|[MG]LUPS\b"
-SHARE = r"(?:%|percent) of (?:a |the |its )?(?:copy|peak|bound|limit|links?)\b"
-UNIT = r"ms\b|s\b|(?:milli|micro)?seconds?\b|%|percent\b|times\b|x\b"
-NUMBER = r"(?:-?\d[\d.,]*|#)"  # "#" stands for a marker
-MORE = rf"(?:(?: to|,| and| or)\s{NUMBER})*"
-START = r"(?<![\w.#-])"
-FIGURE = re.compile(
-    rf"{START}{NUMBER}{MORE}(?: million| billion)?\s?(?:{RATE}|[nuµ]s\b|times as\b|{SHARE})"
-    rf"|{START}-?\d[\d,]*\.\d+{MORE}\s?(?:{UNIT})"
-    r"|\b(?:drag|lift|Strouhal number)(?: is| of|:)? -?\d[\d.]+"
+GAP = r"(?:\s|&nbsp;|-)?\**"  # between a number and its unit
+NUMBER = r"(?:[~*]*-?\d[\d.,]*(?:e[+-]?\d+)?\**|#)"  # "#" stands for a marker
+DECIMAL = r"[~*]*-?\d[\d,]*\.\d+\**"
+MORE = rf"(?:(?:\s(?:to|and|or)\s|,\s(?:(?:and|or)\s)?|\s?[-\u2013]\s?){NUMBER})*"
+WORDS = (
+    r"two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty"
+    r"|hundreds of|thousands of|twice|half"
 )
-HEAD = re.compile(rf"{RATE}|\b(?:[nuµm]s|seconds|measured|here|ratio|of a copy|a step|time)\b")
-CELL = re.compile(rf"{START}-?\d[\d,]*\.\d+|^-?\d[\d,]*(?: (?:[nuµm]?s|%))?$")
+START = r"(?<![\w.#-])"
+UNITS_PER_SECOND = (
+    r"[Bb]|[Bb]its?|[Bb]ytes?|[Cc]ells?|FLOPs?|[Ff]lops?|calls|frames|messages|operations|steps|updates"
+)
+RATE = (
+    rf"(?:[kKMGTP]i?|kilo|mega|giga|tera)?(?:{UNITS_PER_SECOND})\s?(?:/|per\s|an?\s)\s?(?:sec|second|[sS])\b"
+    r"|[MGTP]FLOPS\b|[MGTP]FLOPs\b|[MG]LUPS\b|fps\b|[kMG]?Hz\b"
+)
+SHORT = r"[nu\u00b5\u03bcm]s(?:ec)?\b|(?:nano|micro|milli)seconds?\b"
+LONG = r"(?:s|min|h|seconds?|minutes?|hours?|days?)\b"
+SHARE = r"%|per ?cent\b"
+COMPARED = (
+    r"as|the|an?|faster|slower|quicker|better|longer|shorter|larger|smaller|higher|lower|more|less|fewer"
+)
+TIMES = rf"times\s(?:{COMPARED})\b|fold\b|[x\u00d7](?!\s?[\w#-])|[x\u00d7](?=\s(?:{COMPARED})\b)"
+DURATION = (
+    r"(?:takes?|took|taken|costs?|needs?|lasts?|lasted|instead of)\s"
+    r"(?:(?:about|almost|at most|less than|more than|nearly|only|under|up to)\s)?"
+)
+NAMED = r"(?:drag|lift|Strouhal number|St|Nusselt number)(?: coefficient)?"
+FIGURE = re.compile(
+    rf"{START}{NUMBER}{MORE}(?:\s(?:million|billion))?{GAP}(?:{RATE}|{SHORT}|{SHARE}|{TIMES})"
+    rf"|{START}{DECIMAL}{MORE}{GAP}(?:{LONG}|times\b)"
+    rf"|\b{DURATION}{NUMBER}{MORE}{GAP}{LONG}"
+    rf"|\b{NAMED}(?:\sis|\sof|:|\s=)?\s-?\d[\d.]+"
+    rf"|\b(?:speed-?up|factor)(?:\sis|\sof|:|\s=)?\s{DECIMAL}"
+    rf"|\b(?:{WORDS})\s(?:times\s(?:{COMPARED})\b|{RATE}|{SHORT}|{SHARE})"
+    rf"|{START}0\.\d+\**{MORE}\sof\s(?:a|the|its)\s(?:copy|peak|bound|limit|rate|bandwidth)\b"
+    r"|(?<![\w.#-])\d[\d,]*\sof\s(?:the\s)?\d[\d,]*\b"
+    r"|\b(?:twice|half)\sas\s(?:fast|long|slow)\b"
+)
+HEAD = re.compile(rf"{RATE}|\b(?:[nu\u00b5m]?s|seconds|measured|here|ratio|of a copy|a step|time)\b")
+GIVEN = re.compile(r"(?:exit )?status|published|default|what|bytes a cell|ranks|hosts|GPUs|cells|steps")
+CELL = re.compile(rf"{START}{DECIMAL}|^{NUMBER}(?: \([^)]*\))?$")
+TYPED = re.compile(rf"\d|\b(?:{WORDS})\b")
+WHOLE = re.compile(rf"^{NUMBER}(?: \([^)]*\))?$")
 
 
 # --- Records ---
@@ -128,6 +161,7 @@ def faults(text: str, name: str = "") -> Iterator[tuple[int, str]]:
 
     name: of the page's file, which those who make or test its tables must mention.
     """
+    yield from faults_of_outputs(text)
     text = CODE.sub(lines_only, text)
     for match in MARKER.finditer(text):
         try:
@@ -149,9 +183,25 @@ def faults(text: str, name: str = "") -> Iterator[tuple[int, str]]:
     for match in BROKEN.finditer(bare):
         yield line(bare, match), f"{match[0]} is neither a marker nor a reason. Try: read docs/figures.py"
     for match in FIGURE.finditer(bare):
-        if any(map(str.isdigit, match[0])):
+        if TYPED.search(match[0]):
             yield line(bare, match), f"{' '.join(match[0].split())} is a figure without a record"
     yield from faults_of_tables(bare)
+
+
+def faults_of_outputs(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the figures in what programs print, and in code that is nothing but a figure. text: a page."""
+    bare = OWNED.sub(lines_only, STATED.sub(lines_only, text))
+    for match in CODE_BLOCK.finditer(bare):
+        if match[2] not in ("", "console", "text"):
+            continue
+        first = line(bare, match)
+        for number, row in enumerate(match[0].splitlines(), first):
+            printed = None if re.match(r" *(?:\$|meshrun|mpirun|srun) ", row) else FIGURE.search(row)
+            if printed:
+                yield number, f"{printed[0]} is a figure in an output without a record"
+    for match in re.finditer(r"`([^`\n]+)`", CODE_BLOCK.sub(lines_only, bare)):
+        if FIGURE.fullmatch(match[1]):
+            yield line(bare, match), f"{match[1]} is a figure without a record"
 
 
 def faults_of_tables(bare: str) -> Iterator[tuple[int, str]]:
@@ -160,8 +210,11 @@ def faults_of_tables(bare: str) -> Iterator[tuple[int, str]]:
     for number, row in enumerate(bare.splitlines(), 1):
         cells = [cell.strip() for cell in row.strip().strip("|").split("|")] if row.startswith("|") else []
         head = (head or cells) if cells else []
-        for title, cell in zip(head, cells, strict=False):
-            if title != cell and HEAD.search(title) and CELL.search(cell) and not FIGURE.search(cell):
+        for column, (title, cell) in enumerate(zip(head, cells, strict=False)):
+            figures = CELL if HEAD.search(title) else WHOLE
+            typed = any(TYPED.search(match[0]) for match in figures.finditer(cell))
+            given = GIVEN.fullmatch(title) or (not column and figures is WHOLE)
+            if title != cell and typed and not given and not FIGURE.search(cell):
                 yield number, f"{cell} in the column {title!r} is a figure without a record"
 
 

@@ -62,18 +62,30 @@ class Subgrid:
     coarse one every second or fourth. Positions that it does not have hold zeros.
 
     shape: of the array. every: per axis of space, the positions from one of its cells to the next; further
-    axes are no axes of space.
+    axes are no axes of space. packed: whether the array has no other cells in memory than those `every` so
+    many positions, rather than one at each position.
     """
 
     shape: Shape
     every: Shape
+    packed: bool = False
 
     def in_space(self, space: Shape) -> Shape:
-        """Return the shape of an array with a cell at each position; of a value, which has none, its own."""
-        return space + self.shape[len(space) :] if self.shape else ()
+        """Return the shape of the array in memory; of a value, which has no positions, its own."""
+        if not self.shape:
+            return ()
+        steps = self.every if self.packed else (1,) * len(space)
+        cells = tuple(-(-n // step) for n, step in zip(space, steps, strict=True))
+        return cells + self.shape[len(space) :]
+
+    def in_memory(self, space: Shape) -> Subgrid | None:
+        """Return where the cells lie in the array in memory; None if it has no others."""
+        if not self.shape or self.fills(space):
+            return None
+        return Subgrid(self.shape, (1,) * len(self.every)) if self.packed else self
 
     def fills(self, space: Shape) -> bool:
-        """Return whether the array has a cell at each position."""
+        """Return whether all cells in memory are the array's own."""
         return self.shape == self.in_space(space)
 
     def spread(self, cells: Shape) -> Shape:
@@ -104,8 +116,9 @@ class Subgrid:
 class Sizes:
     """Where the cells of a job's arrays of several sizes lie in one space.
 
-    In memory each array has a cell at every position, so that all are cut alike, and a neighbour is at the
-    same distance in each. Files have an array's own cells alone.
+    In memory an array has a cell at every position, so that all are cut alike, and a neighbour is at the same
+    distance in each; or it is packed, where the stages of a program compute it as a coarse grid. Files have
+    an array's own cells alone.
 
     space: lengths of the axes that are split. inputs, outputs: of each array.
     """

@@ -38,6 +38,7 @@ STILL = 1e-4  # amplitude of the lift by the drag, below which the flow is stead
 DECAY = (
     0.01  # part of its amplitude that a lift may lose from period to period: vortices that are shed lose none
 )
+UNSURE = 0.05  # uncertainty of a Strouhal number, as a part of it, above which there is none
 SAME = 0.03  # difference of two frequencies that are the same, as a part of them
 HEARD = 0.01  # part of the lift's variance in the band of a sound, from which on it is one
 # The two-sided 95 % quantile of Student's t for 1, 2, ... degrees of freedom; then by Cornish and Fisher.
@@ -154,10 +155,10 @@ def shedding(history: History, sounds: Sequence[float] = ()) -> Shedding:
     To each period, the mean, the fundamental and its harmonics are fitted by least squares. A straight line
     through the phases of the fundamental gives the frequency; the residuals of the phases give its
     uncertainty, as Student's t of so many periods. Periods count back from the end, as long as the amplitude
-    and the mean drag are like those of the last ones. sounds: frequencies of sound in the domain, which no
-    Strouhal number may be. UserError if the flow is steady, irregular or sampled too rarely, if the lift
-    decays, if its frequency is that of a sound or not that of the drag, or if fewer than four regular periods
-    are seen.
+    and the mean drag are like those of the last ones, or to the middle of the run if that is enough of them.
+    sounds: frequencies of sound in the domain, which no Strouhal number may be. UserError if the flow is
+    steady, irregular or sampled too rarely, if the lift decays, if its frequency is that of a sound or not
+    that of the drag, or if fewer than four regular periods are seen.
     """
     time, lift, drag = (np.asarray(one) for one in (history.time, history.lift, history.drag))
     if len(time) < 2 * FEWEST_SAMPLES or not (np.isfinite(lift).all() and np.isfinite(drag).all()):
@@ -175,19 +176,34 @@ def shedding(history: History, sounds: Sequence[float] = ()) -> Shedding:
             expected=f"at least {FEWEST_SAMPLES}",
         )
     for _ in range(3):  # windows of whole periods need the frequency that they give
-        periods = _periods(time, lift, drag, frequency)
+        regular = periods = _periods(time, lift, drag, frequency)
         if len(periods) < FEWEST_PERIODS - 1:
             break
+        # What the start left changes the figures by more than their uncertainty: leave out the first half.
+        later = [one for one in regular if one.middle - 0.5 / frequency >= (time[0] + time[-1]) / 2]
+        periods = later if len(later) >= FEWEST_PERIODS else regular
         frequency, uncertainty = _slope(periods, frequency)
     if len(periods) < FEWEST_PERIODS:
+        more = f"more steps; a period takes about {1 / frequency:.3g} length / speed"
+        if (time[-1] - time[0]) * frequency > 4 * FEWEST_PERIODS:
+            more = (
+                f"more steps, or look at {option('forces', 'forces.csv')}: vortices may be shed irregularly"
+            )
         raise UserError(
             "fewer than four regular periods of the lift were seen",
             got=f"{len(periods)} in a time of {time[-1] - time[0]:.4g} length / speed",
             expected=_EXPECTED,
-            hint=f"more steps; a period takes about {1 / frequency:.3g} length / speed",
+            hint=more,
         )
-    _check_decay(periods)
+    _check_decay(regular)
     _check_sound(frequency, uncertainty, sounds)
+    if uncertainty > UNSURE * frequency:
+        raise UserError(
+            "the lift's frequency differs from period to period",
+            got=f"{frequency:.3g}, with an uncertainty of {uncertainty:.2g}",
+            expected=f"at most {UNSURE:.0%} of it",
+            hint="more steps; vortices may also be shed irregularly",
+        )
     begin = float(time[-1]) - len(periods) / frequency
     kept = time > begin
     last = time > time[-1] - FEWEST_PERIODS / frequency

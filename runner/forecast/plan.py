@@ -107,7 +107,8 @@ def _planned(
     if job.forecast is not None:
         return place, plan_job(job, arrays, parameters, options, place), notes
     given = job.complete(parameters)
-    job = with_stage_memory(with_inferred_halo(job, arrays, given, "cuda" if place.gpu else "cpu"))
+    kind = "cuda" if place.gpu else "cpu"
+    job = with_stage_memory(with_inferred_halo(job, arrays, given, kind), kind)
     task = _settled(
         plan_task(
             job, given, arrays, place.ranks, grid=options.grid, boundary=options.boundary, cval=options.cval

@@ -177,8 +177,8 @@ def memory_use(task: Task, region: Region, *, asynchronous: bool, files: FileTra
     Results whose type is not known yet are assumed to be like the first input.
     """
     padded, result = task.padded_bytes(region), task.result_bytes(region)
-    if task.job.program is not None:  # two of each field, and what lies between stages
-        own = 2 * padded + result + task.job.memory.nbytes(region.shape)
+    if task.job.program is not None:
+        own = task.job.memory.nbytes(region.shape)
         use = MemoryUse(padded + result if asynchronous else own, own if asynchronous else 0)
     else:
         use = chunk_memory(padded, result, halo=task.has_halo, asynchronous=asynchronous, steps=task.steps)

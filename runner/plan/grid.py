@@ -11,7 +11,7 @@ import math
 import operator
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, SupportsIndex
 
@@ -109,6 +109,11 @@ class Partition:
             cuts = [length if a == self.shape[axis] else min(-(-a // step), length) for a in firsts]
             starts.append((0, *cuts))
         return Partition(shape, self.grid, starts=tuple(starts))
+
+    def with_axes(self, lengths: Shape) -> Partition:
+        """Return the partition of an array with further axes of such lengths, which are not cut."""
+        starts = (*self.starts, *((0,) for _ in lengths)) if self.starts else ()
+        return replace(self, shape=self.shape + lengths, grid=self.grid + (1,) * len(lengths), starts=starts)
 
     def coordinates(self, rank: int) -> Shape:
         place = []

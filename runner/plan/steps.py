@@ -204,11 +204,11 @@ def step_memory(task: Task, region: Region, *, one_copy: bool = False) -> int:
     """Return the bytes that a rank's blocks take while steps are taken.
 
     Two of each input that is fed; with `one_copy`, one, with `rows_apart` more rows. If a kernel takes them,
-    rows are rounded up to whole lines.
+    rows are rounded up to whole lines. A function in stages has its fields twice, and all that it holds.
     """
-    fed, total = set(task.job.feeds), 0
     if task.job.program is not None:
-        total = task.job.memory.nbytes(region.shape)
+        return int(task.job.memory.nbytes(region.shape))
+    fed, total = set(task.job.feeds), 0
     for number, field in enumerate(task.fields):
         if not field.shape:
             continue
@@ -239,7 +239,7 @@ def kept_memory(task: Task, region: Region, *, observed: bool) -> int:
     """
     fed, total = set(task.job.feeds), 0
     for number, (feed, known) in enumerate(zip(task.job.feeds, task.known, strict=True)):
-        if feed is None:
+        if feed is None and task.job.program is None:  # those of a program are among its arrays
             total += math.prod(task.output_region(region, number).shape) * known[1].itemsize
     for number, field in enumerate(task.fields):
         if observed and field.name in fed:

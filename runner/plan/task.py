@@ -49,7 +49,8 @@ class Field:
     widths: its halo per axis; axes that other inputs do not have get none. subgrid: of its own cells, if
     `shape` is that of an array with a cell at each position of space. rules: of the cells beyond each end of
     each axis, if the task's boundary is not one for all. given: the shape that the function gets, of an input
-    that broadcasts to `shape` as in NumPy; None: `shape` itself.
+    that broadcasts to `shape` as in NumPy; None: `shape` itself. every: positions from one cell to the next,
+    per axis, of an array that has only those in memory; (): it has all.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Field:
     subgrid: Subgrid | None = None
     rules: Rules = ()
     given: Shape | None = None
+    every: Shape = ()
 
     @property
     def repeated(self) -> tuple[int, ...]:
@@ -189,9 +191,9 @@ class Task:
     kernel: is called in place of the function; the results are known then. reads: for each output, how far
     from the own cell the kernel reads each input; None: as far as the halo, for all that is known. compiled:
     whether the stages of a job's program become kernels.
-    `shape`, `dtype`, `partition` and `widths` are those of the first input that has axes, in whose indices
-    regions and the block context are given. An input or a result without axes is a value, which every rank
-    has.
+    `shape`, `dtype`, `partition` and `widths` are those of the first input that has axes, and a cell at each
+    position, in whose indices regions and the block context are given. An input or a result without axes is a
+    value, which every rank has.
     boundary: of all inputs, axes and sides; if fields have rules, of a kernel's blocks: "wrap" if ends of
     some axis meet, else "constant". The kernel has the rules in itself.
     """
@@ -209,8 +211,8 @@ class Task:
 
     @cached_property
     def first(self) -> int:
-        """The number of the first input that has axes."""
-        return next(number for number, field in enumerate(self.fields) if field.shape)
+        """The number of the first input that has axes, and a cell at each position."""
+        return next(number for number, field in enumerate(self.fields) if field.shape and not field.every)
 
     @cached_property
     def shape(self) -> Shape:
@@ -245,11 +247,9 @@ class Task:
         return self.results
 
     def subgrid(self, number: int) -> Subgrid | None:
-        """Return the subgrid of the own cells of output `number`; None if it has a cell at each position."""
+        """Return the subgrid of the own cells of output `number`; None if it has no others in memory."""
         sizes = self.job.sizes
-        if sizes is None or sizes.outputs[number].fills(sizes.space):
-            return None
-        return sizes.outputs[number]
+        return None if sizes is None else sizes.outputs[number].in_memory(sizes.space)
 
     @property
     def stored(self) -> tuple[ArrayType, ...]:
@@ -353,7 +353,7 @@ class Task:
 
         Blocks, chunks and calls hold multiples of them: 2 where a result is half as long.
         """
-        shapes = [shape for shape, _ in self.results or () if shape]
+        shapes = [shape for shape, _ in self.results or () if shape and self.job.sizes is None]
         return tuple(
             max(math.lcm(*(length // max(math.gcd(length, shape[axis]), 1) for shape in shapes)), 1)
             for axis, length in enumerate(self.shape[: self.leading])
@@ -361,11 +361,17 @@ class Task:
 
     def field_region(self, number: int, region: Region) -> Region:
         """Return the region of input `number` beside `region`, which is in the first input's indices."""
-        return region if number == self.first else self._beside(region, self.fields[number].shape)
+        field = self.fields[number]
+        if field.every:
+            return _every(region, field.shape, field.every)
+        return region if number == self.first else self._beside(region, field.shape)
 
     def output_region(self, region: Region, number: int = 0) -> Region:
         """Return the region of output `number` that holds the result for `region` of the first input."""
-        return self._beside(region, self.known[number][0])
+        shape, sizes = self.known[number][0], self.job.sizes
+        if sizes is not None and sizes.outputs[number].packed:
+            return _every(region, shape, sizes.outputs[number].every)
+        return self._beside(region, shape)
 
     def output_rows(self, rows: tuple[int, int], number: int) -> slice:
         """Return where the result for some rows is in a block's. rows: counted from the block's first."""
@@ -457,11 +463,13 @@ class Task:
 
     def with_grid(self, grid: Shape) -> Task:
         """Return the task with another partition. grid: one number per axis of the first input."""
-        fields = tuple(
-            replace(field, partition=Partition(field.shape, _grid_of(grid, len(field.shape))))
-            for field in self.fields
-        )
-        return replace(self, fields=fields).in_units()
+        fields = []
+        for field in self.fields:
+            partition = Partition(field.shape, _grid_of(grid, len(field.shape)))
+            if field.every:
+                partition = _coarse(Partition(self.shape, _grid_of(grid, len(self.shape))), field)
+            fields.append(replace(field, partition=partition))
+        return replace(self, fields=tuple(fields)).in_units()
 
     def in_units(self) -> Task:
         """Return the task with its blocks cut at multiples of `units`."""
@@ -654,18 +662,13 @@ def plan_task(
                 hint="numpy.save of array.reshape(1)",
             )
         check_numbers(name, len(inputs), dtype)
-    subgrids: list[Subgrid | None] = [None] * len(inputs)
-    if job.sizes is not None:
-        space = job.sizes.space
-        subgrids = [None if not one.shape or one.fills(space) else one for one in job.sizes.inputs]
-        pairs = zip(job.sizes.inputs, inputs, strict=True)
-        inputs = [(one.in_space(space) if shape else (), of_one) for one, (shape, of_one) in pairs]
+    inputs, subgrids, every = _in_memory(job, inputs)
     given: list[Shape | None] = [None] * len(inputs)
     target = _broadcast_to(job, parameters, [one for one, _ in inputs], grid)
     if target is not None:
         given = [None if one == target else one for one, _ in inputs]
         inputs = [(target, of_one) for _, of_one in inputs]
-    shape, dtype = next(one for one in inputs if one[0])
+    shape, dtype = next(one for one, step in zip(inputs, every, strict=True) if one[0] and not step)
     has_tables = any(isinstance(value, Series) for value in parameters.values())
     parameters = job.arguments(parameters) if has_tables else parameters
     if job.check is not None:
@@ -690,12 +693,15 @@ def plan_task(
     parts = (ranks, *(1,) * (len(shape) - 1)) if grid is None else parse_grid(grid, shape, ranks)
     constant = job.cval if cval is None else cval
     fields = []
-    for name, (one, of_one), subgrid, own in zip(job.arrays, inputs, subgrids, given, strict=True):
-        wide = widths + ((0, 0),) * (len(one) - common) if one else ()
+    columns = job.arrays, inputs, subgrids, given, every
+    for name, (one, of_one), subgrid, own, steps in zip(*columns, strict=True):
+        wide = _coarse_widths(widths + ((0, 0),) * (len(one) - common) if one else (), steps)
         by_side = chosen not in BOUNDARIES or target is not None
         rules = rules_of(job, chosen, constant, name, wide, parameters) if by_side else ()
         partition = Partition(one, _grid_of(parts, len(one)))
-        field = Field(name, one, of_one, partition, wide, subgrid, rules, own)
+        field = Field(name, one, of_one, partition, wide, subgrid, rules, own, steps)
+        if steps:
+            field = replace(field, partition=_coarse(Partition(shape, _grid_of(parts, len(shape))), field))
         fields.append(replace(field, rules=repeated_along(field.repeated, rules)))
     task = _with_boundary(Task(job, parameters, tuple(fields), chosen, constant))
     _check_same_grid(task)
@@ -703,11 +709,32 @@ def plan_task(
     if declared is None:
         return task
     for number, (result, _) in enumerate(declared):
-        if result or job.program is None:
+        if job.sizes is None and (result or job.program is None):
             _check_factors(task, number, result)
     task = replace(task, results=declared).in_units()
     _check_units(task)
     return task
+
+
+def _in_memory(
+    job: Job, inputs: Sequence[ArrayType]
+) -> tuple[list[ArrayType], list[Subgrid | None], list[Shape]]:
+    """Return the inputs as they lie in memory: shapes and dtypes, own cells' subgrids, and `Field.every`."""
+    if job.sizes is None:
+        return list(inputs), [None] * len(inputs), [()] * len(inputs)
+    space = job.sizes.space
+    pairs = zip(job.sizes.inputs, inputs, strict=True)
+    return (
+        [(one.in_space(space) if shape else (), dtype) for one, (shape, dtype) in pairs],
+        [one.in_memory(space) for one in job.sizes.inputs],
+        [one.every if one.packed else () for one in job.sizes.inputs],
+    )
+
+
+def _coarse_widths(widths: Widths, every: Shape) -> Widths:
+    """Return the halo of a coarse input in cells of its own. widths: in positions."""
+    coarse = ((-(-low // n), -(-high // n)) for (low, high), n in zip(widths, every, strict=False))
+    return (*coarse, *widths[len(every) :])
 
 
 def _broadcast_to(
@@ -753,6 +780,22 @@ def _with_boundary(task: Task) -> Task:
     return task
 
 
+def _every(region: Region, shape: Shape, every: Shape) -> Region:
+    """Return the cells at some positions, of an array of `shape` that has one `every` so many."""
+    start = [min(-(-n // step), most) for n, step, most in zip(region.start, every, shape, strict=False)]
+    stop = [min(-(-n // step), most) for n, step, most in zip(region.stop, every, shape, strict=False)]
+    rest = shape[len(every) :]
+    return Region((*start, *(0 for _ in rest)), (*stop, *rest))
+
+
+def _coarse(partition: Partition, field: Field) -> Partition:
+    """Return the partition of a coarse input, of which each cell is on the rank of its position."""
+    axes = len(field.every)
+    space = Partition(partition.shape[:axes], partition.grid[:axes], partition.units[:axes])
+    coarse = replace(space.of_size(field.shape[:axes], field.every), empty_halos=True)
+    return coarse.with_axes(field.shape[axes:])
+
+
 def _grid_of(grid: Shape, ndim: int) -> Shape:
     """Return `grid` for an array of `ndim` axes."""
     return (*grid, *(1,) * ndim)[:ndim]
@@ -762,7 +805,7 @@ def _check_same_grid(task: Task) -> None:
     """Raise UserError if inputs differ along an axis along which they are cut."""
     first, shared = task.fields[task.first], task.leading
     for field in task.fields:
-        if field.shape and field.shape[:shared] != first.shape[:shared]:
+        if field.shape and not field.every and field.shape[:shared] != first.shape[:shared]:
             axes = f"the first {shared} axes" if shared > 1 else "the first axis"
             raise UserError(
                 f"job {task.job.name}: its inputs have different shapes",
@@ -820,7 +863,11 @@ def _factor(task: Task, number: int, axis: int) -> Fraction | None:
 def _check_units(task: Task) -> None:
     """Raise UserError if a block of one unit of each axis would give results of another shape."""
     known = [shape for shape, _ in task.known if shape]
-    if 0 in task.shape or all(shape[: task.leading] == task.shape[: task.leading] for shape in known):
+    if (
+        0 in task.shape
+        or task.job.sizes is not None
+        or all(shape[: task.leading] == task.shape[: task.leading] for shape in known)
+    ):
         return
     block = task.units + task.shape[task.leading :]
     for (whole, _), (shape, _) in zip(task.known, task.declared(block) or (), strict=True):
@@ -889,7 +936,7 @@ def check_feeds(task: Task) -> None:
         job.output_names, job.feeds, task.stored, in_memory, strict=True
     ):
         if name is None:
-            if whole and whole[: task.leading] != task.shape[: task.leading]:
+            if whole and job.sizes is None and whole[: task.leading] != task.shape[: task.leading]:
                 raise UserError(
                     f"job {job.name} cannot take steps: its {_what(job.output_names, output)} has other "
                     "lengths along the axes along which arrays are cut",

@@ -27,8 +27,9 @@ from meshrun.runner.compiler.whole.between.levels import (
     phases_of,
     whole_space,
 )
-from meshrun.runner.compiler.whole.graph import Definition, Reduction, WholeGraph, rebuilt
+from meshrun.runner.compiler.whole.graph import Definition, LoopResult, Reduction, WholeGraph, rebuilt
 from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram
+from meshrun.runner.compiler.whole.sizes import subgrid_of
 from meshrun.runner.region import Shape
 
 
@@ -266,13 +267,21 @@ def with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGri
     return replace(program, series=series), where
 
 
+def packed_levels(program: WholeProgram) -> dict[int, LevelGrid]:
+    """Return the lattice of each input that has no other cells in memory than its own."""
+    inputs, zero = enumerate(program.inputs), (0,) * len(program.space)
+    every = {number: subgrid_of(one.shape, program.space).every for number, one in inputs if one.packed}
+    return {number: LevelGrid(zero, steps) for number, steps in every.items()}
+
+
 def _with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGrid]]:
-    if not (program.has_strides and program.has_levels):
+    inputs = packed_levels(program)
+    if not (program.has_strides and program.has_levels) and not program.has_packed:
         return program, {}
     if any(node.op in ("point", "pick") for node in program.nodes):
         raise Misaligned("the function writes to points", _line_using(program, ("point", "pick")))
-    where = _coarse(lattices(program))
-    if not where:
+    where = _coarse(lattices(program)) | inputs
+    if not where and not program.has_packed:
         return program, {}
     graph, written, values = program.graph, program.written, dict[int, Definition](program.values)
     reduced = []
@@ -289,8 +298,9 @@ def _with_levels(program: WholeProgram) -> tuple[WholeProgram, dict[int, LevelGr
     for along in program.reduced.values():
         if _reads_some(along.nodes, where):
             raise Misaligned("a coarse grid is reduced along some axes", along.line)
-    program = replace(program, between={**written, **program.reduced}, values=values)
-    return program, _coarse(lattices(program, reduced))
+    of_program = dict[int, Node | Reduction | LoopResult](program.between)
+    program = replace(program, between=of_program | written, values=values)
+    return program, _coarse(lattices(program, reduced)) | inputs
 
 
 def _line_using(program: WholeProgram, leaves: Sequence[str]) -> int:

@@ -52,6 +52,7 @@ from meshrun.runner.programs.replicas import (
     replicated_levels,
 )
 from meshrun.runner.programs.stages import (
+    ArrayPlace,
     KernelStage,
     LoopStage,
     ReductionStage,
@@ -191,7 +192,8 @@ class ProgramRun:
         dimensions = len(program.space)
         self.partition = Partition(program.space, self.grid[:dimensions])
         self.region = self.partition[world.rank]
-        lattices = {one.lattice for one in program.arrays if one.lattice is not None}
+        grids = {one.lattice for one in program.arrays} | {one.cells.lattice for one in program.kernels}
+        lattices = {one for one in grids if one is not None}
         self._levels: dict[LevelGrid | None, Partition] = {None: self.partition}
         self._levels |= {one: level_partition(self.partition, one) for one in lattices}
         self._levels[whole_space(dimensions)] = self.partition
@@ -237,7 +239,7 @@ class ProgramRun:
         wide = ((0, 0),) * len(rest)
         partition = Partition(one.shape, self.partition.grid + rest)
         if one.lattice is not None:
-            partition = self._levels[one.lattice]
+            partition = self._levels[one.lattice].with_axes(one.shape[len(self.program.space) :])
         # Between levels, the halo in memory may be wider than an array; less of it is read.
         has_levels = any(array.lattice is not None for array in self.program.arrays)
         check_widths((one.read if has_levels else one.widths) + wide, one.shape)
@@ -252,6 +254,13 @@ class ProgramRun:
         if self._on_gpu and not rest:  # vectors of a row's cells
             plan.aligned = LINE
         return plan
+
+    def result_partition(self, number: int) -> Partition:
+        """Return the partition of an output's cells in memory, along the axes of space."""
+        for stage in self.program.kernels:
+            if ArrayPlace(number, of_output=True) in stage.writes:
+                return self._levels[stage.cells.lattice]
+        return self.partition
 
     def _body(self, stage: LoopStage) -> ProgramRun:
         """Return what runs the body of a loop."""

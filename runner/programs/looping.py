@@ -122,6 +122,20 @@ class Ahead:
         return 2 * self.batch
 
 
+def how_far_ahead(stage: LoopStage, ranks: int, *, asynchronous: bool) -> Ahead:
+    """Return how iterations are launched before it is known whether they are wanted: the same on every rank.
+
+    asynchronous: whether the device computes while the host goes on.
+    """
+    loop, program = stage.loop, stage.body
+    fields = (output for output, one in enumerate(program.outputs) if one.shape)
+    unfed = any(loop.feeds[output] is None for output in fields)
+    possible = loop.again is not None and not (unfed or program.checks or program.loops)
+    nbytes = sum(math.prod(one.shape) * one.dtype.itemsize for one in program.outputs) // ranks
+    fits = 2 * BATCH * nbytes <= BATCH_BYTES
+    return Ahead(possible, BATCH if fits and possible and asynchronous else 1)
+
+
 class LoopRun:
     """The blocks of one loop.
 
@@ -136,7 +150,7 @@ class LoopRun:
         self.sweeps: Any = None  # of `steps.loop_sweeps`: takes all iterations
         loop, program, world = stage.loop, run.program, outer.world
         left = dict(stage.writes)
-        self._ahead = self._how_far_ahead()
+        self._ahead = how_far_ahead(stage, world.size, asynchronous=world.backend.asynchronous)
         slots = self._ahead.slots
         # Blocks of what feeds the next iteration, one of what does not; as many buffers of values.
         self._blocks: dict[int, list[DistributedArray]] = {}
@@ -165,21 +179,9 @@ class LoopRun:
         ]
         self._answers = [HostValues(run, len(loop.body.tape.slots)) for _ in range(slots)]
 
-    def _how_far_ahead(self) -> Ahead:
-        """Return how iterations are launched before it is known whether they are wanted."""
-        loop, program, world = self.stage.loop, self.run.program, self.run.world
-        fields = (output for output, one in enumerate(program.outputs) if one.shape)
-        unfed = any(loop.feeds[output] is None for output in fields)
-        possible = loop.again is not None and not (unfed or program.checks or program.loops)
-        # The same on every rank.
-        nbytes = sum(math.prod(one.shape) * one.dtype.itemsize for one in program.outputs) // world.size
-        fits = 2 * BATCH * nbytes <= BATCH_BYTES
-        return Ahead(possible, BATCH if fits and possible and world.backend.asynchronous else 1)
-
-    def sweep_by(self, sweeps: Any, copied: Collection[int]) -> None:
-        """Have sweeps take all iterations. copied: outputs that the program needs in other blocks."""
-        self.sweeps = sweeps
-        self._blocks = {output: self._blocks[output][:1] for output in copied}
+    def keep_blocks(self, outputs: Collection[int]) -> None:
+        """Free the blocks, as sweeps take all iterations, but one of each of some outputs."""
+        self._blocks = {output: self._blocks[output][:1] for output in outputs}
 
     @property
     def waits_for_host(self) -> bool:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.whole.program import WholeProgram
-from meshrun.runner.compiler.whole.spaces.parts import SpectralProgram
 from meshrun.runner.plan.steps import LINE
-from meshrun.runner.programs.reducing import combined_cells
+from meshrun.runner.programs.looping import how_far_ahead
+from meshrun.runner.programs.reducing import combined_cells, prepared_for_kernels
 from meshrun.runner.programs.replicas import MOST_CELLS
 from meshrun.runner.programs.stages import (
     KernelStage,
@@ -86,45 +86,60 @@ def _layout_of(array: ProgramArray) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, eq=False)
 class StageMemory:
-    """The memory that a function in stages needs besides its inputs and results.
+    """The memory of a function in stages: of its inputs and results, and of what lies between stages.
 
-    feeds: of each result, the number of the input that it becomes in the next step.
+    feeds: of each result, the number of the input that it becomes in the next step. kind: of device, "cpu" or
+    "cuda".
     """
 
     program: WholeProgram
     feeds: Sequence[int | None]
+    kind: str = "cpu"
 
     @cached_property
-    def _parts(self) -> list[StagedProgram]:
-        """The stages of each part between transforms; of a function without transforms, of all."""
-        if isinstance(self.program, SpectralProgram):
-            return [plan_program(part.program) for part in self.program.parts]
-        return [with_results_as_arrays(plan_program(self.program), self.feeds)]
+    def _staged(self) -> StagedProgram:
+        staged = with_results_as_arrays(plan_program(self.program), self.feeds)
+        return prepared_for_kernels(staged, self.feeds) if self.kind == "cuda" else staged
 
     def nbytes(self, cells: Shape) -> int:
         """Return the bytes of a rank. cells: lengths of its block along the axes of space, at least."""
-        cells = cells[: len(self.program.space)]
-        inside = max((_bytes_of(part, cells) for part in self._parts), default=0)
-        if not isinstance(self.program, SpectralProgram):
-            return inside
-        # Arrays between parts, the largest transform, and what it moves.
-        share = math.prod(cells) / max(math.prod(self.program.space), 1)
-        sizes = [math.prod(one.shape) * one.dtype.itemsize for one in self.program.shared]
-        return int(share * (sum(sizes) + 4 * max(sizes, default=0))) + inside
+        program, cells = self._staged, cells[: len(self.program.space)]
+        ranks = -(-math.prod(program.space) // max(math.prod(cells), 1))
+        return program_bytes(program, cells, ranks, self.kind) + self._bytes_of_fields(program, cells)
+
+    def _bytes_of_fields(self, program: StagedProgram, cells: Shape) -> int:
+        """Return the bytes of the inputs, twice where a result becomes them, and of the other results."""
+        total = 0
+        for number, array in enumerate(program.arrays[: program.function_inputs]):
+            if array.shape:
+                total += (1 + (number in self.feeds)) * bytes_of_array(program, array, cells)
+        for output, feed in zip(program.outputs, self.feeds, strict=False):
+            if feed is None and output.shape:
+                every = output.every if output.packed else (1,) * len(cells)
+                own = [-(-n // step) for n, step in zip(cells, every, strict=True)]
+                total += math.prod(own) * math.prod(output.shape[len(cells) :]) * output.dtype.itemsize
+        return total
 
 
-def _bytes_of(program: StagedProgram, cells: Shape) -> int:
-    """Return the bytes of a program's arrays between stages, of its loops and of what it reduces."""
+def program_bytes(program: StagedProgram, cells: Shape, ranks: int, kind: str) -> int:
+    """Return the bytes of a program's arrays between stages, of its loops and of what it reduces.
+
+    cells: lengths of a rank's block along the axes of space. kind: of device, "cpu" or "cuda".
+    """
     owners = set(shared_memory(program).values())
-    total = sum(_bytes_of_array(program, program.arrays[number], cells) for number in owners)
+    total = sum(bytes_of_array(program, program.arrays[number], cells) for number in owners)
     for loop in program.loops:
-        # Two blocks of what the next iteration reads, one of what it does not.
-        body, total = loop.body, total + _bytes_of(loop.body, cells)
-        left = dict(loop.writes)
+        # As many blocks of what the next iteration reads as are in turn, one of what it does not.
+        body, total = loop.body, total + program_bytes(loop.body, cells, ranks, kind)
+        left, slots = dict(loop.writes), how_far_ahead(loop, ranks, asynchronous=kind == "cuda").slots
         for output, (one, feed) in enumerate(zip(body.outputs, loop.loop.feeds, strict=True)):
             if one.shape:
                 array = program.arrays[left[output]] if output in left else body.arrays[feed or 0]
-                total += (1 if feed is None else 2) * _bytes_of_array(program, array, cells)
+                total += (1 if feed is None else slots) * bytes_of_array(program, array, cells)
+        # Kernels of several iterations have blocks of their own of what an iteration only reads.
+        if loop.loop.numbers.items is not None and loop.loop.again is None and len(body.stages) == 1:
+            stay = [one for number, one in enumerate(body.arrays) if number not in loop.loop.feeds]
+            total += sum(bytes_of_array(body, one, cells) for one in stay if one.shape)
 
     # What is reduced, and keys.
     uncombined = [stage for stage in program.reductions if combined_cells(stage) is None]
@@ -133,7 +148,7 @@ def _bytes_of(program: StagedProgram, cells: Shape) -> int:
     return total + math.prod(cells) * sum(words)
 
 
-def _bytes_of_array(program: StagedProgram, array: ProgramArray, cells: Shape) -> int:
+def bytes_of_array(program: StagedProgram, array: ProgramArray, cells: Shape) -> int:
     """Return the bytes of a rank's block of an array with its halo."""
     space, lattice = program.space, array.lattice
     lengths = list(cells)

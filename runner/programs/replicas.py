@@ -29,7 +29,10 @@ def replicated_levels(program: StagedProgram, kind: str) -> set[LevelGrid]:
         for one in program.arrays
         if one.lattice is not None and math.prod(one.shape) <= MOST_CELLS[kind]
     }
-    # Reductions are of cells that are split; an array that is read around its ends has its halo filled.
+    # Inputs and results are split. So is what is reduced; an array that is read around its ends has its halo
+    # filled.
+    found -= {one.lattice for one in program.arrays[: program.function_inputs]}
+    found -= {stage.cells.lattice for stage in program.kernels if any(one.of_output for one in stage.writes)}
     found -= {one.lattice for one in program.arrays if one.wraps}
     return found - {stage.cells.lattice for stage in program.stages if isinstance(stage, ReductionStage)}
 

@@ -22,6 +22,7 @@ from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, 
 from meshrun.runner.compiler.whole.between.recorded_loop import Loop
 from meshrun.runner.compiler.whole.graph import Cut, InputValue, LoopResult, Reduction, ValueCheck, rebuilt
 from meshrun.runner.compiler.whole.program import WholeOutput, WholeProgram, WholeSeries
+from meshrun.runner.compiler.whole.sizes import subgrid_of
 from meshrun.runner.programs.cells import LevelCells, StageCells, level_cells, stage_cells, with_levels
 from meshrun.runner.region import HostArray, Shape
 
@@ -217,7 +218,43 @@ def plan_program(program: WholeProgram) -> StagedProgram:
         levels, where = _with_series_written(*with_levels(program))
         return _planned(with_nearest(levels, where), where)
     except Misaligned as reason:  # every array has all positions
+        if program.has_packed:
+            raise
         return _planned(with_nearest(program, {}), {}, reason)
+
+
+def with_packed_arrays(program: WholeProgram, feeds: Sequence[int | None] = ()) -> WholeProgram:
+    """Return a program whose coarse inputs and results have no cells in memory but their own.
+
+    The same program if its stages cannot compute them so.
+
+    feeds: of each output, the number of the input that it becomes in the next step.
+    """
+    steps = [subgrid_of(one.shape, program.space).every for one in program.inputs]
+    in_loops = in_order(node for loop in program.loops for node in loop.outside)  # loops read whole arrays
+    looped = {node.input for node in in_loops if node.op == "load"}
+    inputs = {number for number, every in enumerate(steps) if max(every, default=1) > 1} - looped
+    outputs = {number for number, one in enumerate(program.outputs) if max(one.every, default=1) > 1}
+    # A result has the layout of the input that it becomes.
+    for output, feed in enumerate(feeds):
+        alike = feed in inputs and output in outputs and program.outputs[output].every == steps[feed or 0]
+        if feed is not None and not alike:
+            inputs.discard(feed)
+            outputs.discard(output)
+    whole = [one for number, one in enumerate(program.inputs) if one.shape and number not in inputs]
+    if not (program.staged and whole and (inputs or outputs)):
+        return program
+    pairs = enumerate(program.inputs), enumerate(program.outputs)
+    found = replace(
+        program,
+        inputs=tuple(replace(one, packed=number in inputs) for number, one in pairs[0]),
+        outputs=tuple(replace(one, packed=number in outputs) for number, one in pairs[1]),
+    )
+    try:
+        plan_program(found)
+    except Misaligned:
+        return program
+    return found
 
 
 def _with_series_written(
@@ -271,8 +308,9 @@ def _planned(
         if number < count:
             one = program.inputs[number]
             name, dtype = one.name, one.dtype
-            # In memory, an input has all positions.
-            shape = (*program.space, *one.shape[dimensions:]) if one.shape else ()
+            # In memory, an input has all positions, unless it is packed.
+            cells = lattice.lengths(program.space) if lattice is not None else program.space
+            shape = (*cells, *one.shape[dimensions:]) if one.shape else ()
         else:
             name, shape = f"array {place - count + 1}", program.space
             if lattice is not None:
@@ -357,7 +395,7 @@ def with_wider_halos(program: StagedProgram, cells: Iterable[StageCells]) -> Sta
 
 
 def _are_alike(one: ProgramArray, other: ProgramArray) -> bool:
-    return (one.shape, one.dtype) == (other.shape, other.dtype)
+    return (one.shape, one.dtype, one.lattice) == (other.shape, other.dtype, other.lattice)
 
 
 class _Order:
@@ -424,7 +462,8 @@ def _stages(program: WholeProgram, order: _Order, where: Mapping[int, LevelGrid]
     for turn in range(last + 1):
         written = [number for number in sorted(program.written) if order.array(number) == turn]
         outputs = [number for number in fields if 1 + order.of(program.outputs[number].nodes) == turn]
-        for lattice in dict.fromkeys([*(where.get(number) for number in written), *(None for _ in outputs)]):
+        grids = {number: _grid_of_output(program, number) for number in outputs}
+        for lattice in dict.fromkeys([*(where.get(number) for number in written), *grids.values()]):
             own = [number for number in written if where.get(number) == lattice]
             results = [
                 WholeOutput(
@@ -437,11 +476,17 @@ def _stages(program: WholeProgram, order: _Order, where: Mapping[int, LevelGrid]
                 for number in own
             ]
             places = [ArrayPlace(number) for number in own]
-            if lattice is None:
-                results += [program.outputs[number] for number in outputs]
-                places += [ArrayPlace(number, True) for number in outputs]
+            of_function = [number for number in outputs if grids[number] == lattice]
+            results += [program.outputs[number] for number in of_function]
+            places += [ArrayPlace(number, True) for number in of_function]
             yield KernelStage(_cells(program, results, where, lattice), tuple(places))
         yield from _between(program, order, turn, where)
+
+
+def _grid_of_output(program: WholeProgram, number: int) -> LevelGrid | None:
+    """Return the positions of a result's cells in memory; None: all."""
+    output = program.outputs[number]
+    return LevelGrid((0,) * len(program.space), output.every) if output.packed else None
 
 
 def _cells(

@@ -361,7 +361,7 @@ def plan_alone(
         parameters = copy.deepcopy(parameters)
     # Infer the halo, cut the arrays into blocks, and compile the kernel. This calls the function.
     values = KeptValues.of(job.function, parameters)
-    found = with_stage_memory(with_inferred_halo(job, inputs, parameters, device.kind))
+    found = with_stage_memory(with_inferred_halo(job, inputs, parameters, device.kind), device.kind)
     boundary, cval = options.boundary, options.cval
     task = alone = plan_task(found, parameters, inputs, world.size, grid=grid, boundary=boundary, cval=cval)
     fusion = None

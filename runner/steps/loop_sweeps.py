@@ -114,7 +114,8 @@ def add_sweeps(run: ProgramRun, grid: Shape, phases: Phases) -> None:
                     assert feed is not None
                     if not stepper.plans[feed].serves_for(plan):
                         copied.append(output)
-                loop.sweep_by(LoopSweeps(run.world, stepper, len(items)), copied)
+                loop.keep_blocks(copied)  # those that the program needs in other blocks
+                loop.sweeps = LoopSweeps(run.world, stepper, len(items))
                 _share_inputs(run, loop.stage, stepper)
         add_sweeps(loop.run, grid, phases)
 

@@ -19,7 +19,7 @@ from meshrun.runner.compiler.whole.trace import WholeInput, WholeProgram, trace_
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
 from meshrun.runner.job.declaration import Job
-from meshrun.runner.region import Array, Shape
+from meshrun.runner.region import Array, Shape, Subgrid
 
 MOST_KEPT = 256  # blocks whose pieces are kept: chunks of a streamed run have places of their own
 ArrayType = tuple[Shape, np.dtype[Any]]
@@ -50,7 +50,7 @@ def block_form(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]
         job,
         halo=halo,
         boundary="wrap" if any(wraps) else "constant",
-        out=_types_of(program),
+        out=types_of(program),
         sizes=program.sizes,
         series_pass=SeriesPass.of(program) if program.series else None,
         tape=program.tape,
@@ -69,7 +69,7 @@ def block_job(job: Job, program: WholeProgram) -> Job:
         job,
         halo=halo,
         boundary="wrap" if any(program.wraps) else "constant",
-        out=_types_of(program),
+        out=types_of(program),
         tape=program.tape,
     )
     return _with_function(found, program, halo, None)
@@ -146,15 +146,14 @@ def _check_sizes(job: Job, arrays: Sequence[WholeInput]) -> None:
     )
 
 
-def _types_of(program: WholeProgram) -> Callable[..., Any]:
+def types_of(program: WholeProgram) -> Callable[..., Any]:
     """Return the function `out` of the job: shape and dtype of each result for a block of the first input."""
     dimensions = len(program.space)
 
     def out(shape: Shape, dtype: Any, **parameters: Any) -> Any:
-        types = [
-            (shape[:dimensions] + one.shape[dimensions:] if one.shape else (), one.dtype)
-            for one in program.outputs
-        ]
+        grids = [Subgrid(one.shape, one.every, one.packed) for one in program.outputs]
+        pairs = zip(grids, program.outputs, strict=True)
+        types = [(grid.in_space(shape[:dimensions]), one.dtype) for grid, one in pairs]
         return types[0] if len(types) == 1 else types
 
     return out

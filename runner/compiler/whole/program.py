@@ -25,12 +25,16 @@ ASSUMED_ITERATIONS = 100  # of a loop that a condition ends
 
 @dataclass(frozen=True)
 class WholeInput:
-    """An array that a function takes, or uses besides. constant: the array in this case."""
+    """An array that a function takes, or uses besides.
+
+    constant: the array in this case. packed: whether a coarse grid has no other cells in memory than its own.
+    """
 
     name: str
     shape: Shape
     dtype: np.dtype[Any]
     constant: Constant | None = None
+    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class WholeOutput:
 
     nodes: per component, in C order of the axes after those of space; zero at positions where the array has
     no cell. every: per axis of space, positions from one of its cells to the next. combine: as of `Operand`.
-    origin: the input whose memory it has, by number; -1: none.
+    origin: the input whose memory it has, by number; -1: none. packed: as of `WholeInput`.
     """
 
     name: str
@@ -57,6 +61,7 @@ class WholeOutput:
     every: Shape
     combine: str = ""
     origin: int = -1
+    packed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +135,11 @@ class WholeProgram:
         return self.between[number].dtype
 
     @property
+    def has_packed(self) -> bool:
+        """Whether some coarse input or output has no other cells in memory than its own."""
+        return any(one.packed for one in self.inputs) or any(one.packed for one in self.outputs)
+
+    @property
     def staged(self) -> bool:
         """Whether one pass over the cells cannot compute it."""
         return bool(self.between or self.values)
@@ -188,9 +198,9 @@ class WholeProgram:
     @property
     def sizes(self) -> Sizes | None:
         """Where the arrays' cells lie; None if each has a cell at each position."""
-        inputs = tuple(subgrid_of(one.shape, self.space) for one in self.inputs)
-        outputs = tuple(Subgrid(one.shape, one.every) for one in self.outputs)
-        if all(one.fills(self.space) for one in (*inputs, *outputs)):
+        inputs = tuple(replace(subgrid_of(one.shape, self.space), packed=one.packed) for one in self.inputs)
+        outputs = tuple(Subgrid(one.shape, one.every, one.packed) for one in self.outputs)
+        if not self.has_packed and all(one.fills(self.space) for one in (*inputs, *outputs)):
             return None
         return Sizes(self.space, inputs, outputs)
 

@@ -21,7 +21,6 @@ from meshrun.runner.compiler.whole.spaces.parts import (
     SharedPlace,
     SpacePart,
     SpectralProgram,
-    Step,
     TransformStep,
 )
 from meshrun.runner.device.api import Mark, poison
@@ -32,6 +31,7 @@ from meshrun.runner.programs.execute import HostState, ProgramRun
 from meshrun.runner.programs.looping import LoopCount, LoopRun, Tally, not_ended
 from meshrun.runner.programs.reducing import prepared_for_kernels
 from meshrun.runner.programs.spectral.layouts import plan_layouts, slab_grid
+from meshrun.runner.programs.spectral.lifetimes import exchanged_states, lifetimes_of, written_by
 from meshrun.runner.programs.stages import plan_program
 from meshrun.runner.region import Array, Region, Shape, address_of, overlap
 from meshrun.runner.report.phases import Phases
@@ -82,6 +82,8 @@ class SpectralRun:
     def __post_init__(self) -> None:
         program, world = self.program, self.world
         self.layouts = plan_layouts(program)
+        self._changing_places = exchanged_states(program)
+        self._lifetimes = lifetimes_of(program, self._changing_places)
         self.partition = Partition(program.space, self.grid[: len(program.space)])
         self.region = self.partition[world.rank]
         self.runs: dict[int, ProgramRun] = {}
@@ -109,9 +111,11 @@ class SpectralRun:
         # Arrays by what they are and how they are split; those of the function's are the caller's.
         self._held: dict[tuple[SharedPlace, Shape], DistributedArray] = {}
         self._valid: set[tuple[SharedPlace, Shape]] = set()
+        self._users: list[tuple[DistributedArray, list[range]]] = []  # of each block, when it is needed
         self._results: dict[tuple[int, SharedPlace], Array] = {}  # of parts that are split otherwise
         self._on_gpu = world.backend.device.kind == "cuda"
-        self._device_transforms: dict[int, DeviceTransform] = {}
+        self._device_transforms: dict[tuple[int, int, int], DeviceTransform] = {}  # of step and blocks
+        self._exchanges: dict[int, list[Exchange]] = {}  # of transforms, by number of the step
         self._kept: dict[Any, Any] = {}  # plans and memory of these
         self._changes: dict[int, list[BoxChange]] = {}  # their exchanges
         self._rooms: Rooms | None = None
@@ -122,12 +126,23 @@ class SpectralRun:
         """Whether a part has the space of the function, and is split along the axis that its arrays are."""
         return step.program.space == self.program.space and self.layouts.parts[number] == 0
 
+    def result_partition(self, number: int) -> Partition:
+        """Return the partition of an output's cells in memory, along the axes of space."""
+        return self.partition
+
     def _readers(self, place: SharedPlace, grid: Shape) -> Iterable[tuple[ProgramRun, int]]:
-        """Yield the parts that read an array under a partition, and its number in each."""
+        """Yield the parts that read an array under a partition, and its number in each.
+
+        Two arrays that change places have the same layout.
+        """
+        other = None if place.of_function else self._changing_places.get(place.number)
         for number, run in self.runs.items():
             step = self.program.steps[number]
-            if isinstance(step, SpacePart) and place in step.reads and run.partition.grid == grid:
-                yield run, step.reads.index(place)
+            if not isinstance(step, SpacePart) or run.partition.grid != grid:
+                continue
+            for one in (place, *(() if other is None else (SharedPlace(other),))):
+                if one in step.reads:
+                    yield run, step.reads.index(one)
 
     def _plan(self, place: SharedPlace, grid: Shape) -> HaloPlan:
         """Return the layout of an array's blocks, with halos that suit all parts that read it."""
@@ -203,6 +218,7 @@ class SpectralRun:
             self._rooms.close()
         self._rooms = self._copies = None
         self._device_transforms.clear()
+        self._exchanges.clear()
         self._moves.clear()
 
     @property
@@ -316,7 +332,7 @@ class SpectralRun:
             before = tape.numbers(self.host.step, given)
             for carried in numbers.carried:
                 given[carried.number] = before[carried.initial] if carried.on_tape[0] else carried.initial
-        written = {SharedPlace(number) for number in _written_by(self.program.steps[n] for n in body)}
+        written = {SharedPlace(number) for number in written_by(self.program.steps[n] for n in body)}
         items, most = numbers.items, self.host.most_iterations - numbers.unrolled
         wanted, count = loop.first is None or bool(self.values[loop.first]), 0
         while wanted and count < (most if items is None else len(items)):
@@ -331,7 +347,9 @@ class SpectralRun:
             self._valid = {key for key in self._valid if key[0] not in written}
             self._take_steps(body, outs)
             for one in loop.state:
-                if one.final is not None:
+                if one.final is not None and one.found in self._changing_places:
+                    self._change_places(one.final, one.found)
+                elif one.final is not None:
                     self._pass_on(one.final, one.found)
             for carried in numbers.carried if by_host else ():
                 given[carried.number] = values[carried.final] if carried.on_tape[1] else carried.final
@@ -354,6 +372,15 @@ class SpectralRun:
         array = self._target(place, grid)
         array.interior[...] = cells
         array.written()
+
+    def _change_places(self, source: int, target: int) -> None:
+        """Let a shared array have the block of another one, which is written before it is read again."""
+        grid = slab_grid(self.program.shared[target].shape, self.layouts.arrays[target], self.world.size)
+        before, after = (SharedPlace(target), grid), (SharedPlace(source), grid)
+        array = self._array(*after)
+        self._valid = {key for key in self._valid if key[0] not in (before[0], after[0])}
+        self._held[after] = self._target(*before)
+        self._held[before] = array
 
     def _transform(self, number: int, step: TransformStep, under_way: list[DeviceTransform]) -> None:
         """Transform an array; on GPUs up to its first exchange: then it is all that is under way."""
@@ -397,16 +424,16 @@ class SpectralRun:
         world, transform = self.world, self.layouts.transforms[number]
         if not self._on_gpu or len(transform.shape) == 1:
             return None
-        if number not in self._device_transforms:
-            exchanges: list[Exchange] = []
-            if number in self._changes:
-                assert self._rooms is not None
-                turn = [*self._changes].index(number)
-                in_loops = bool(self.program.loop_steps)
-                exchanges = self._rooms.exchanges(turn, self._changes[number], in_loops=in_loops)
+        if number in self._changes and number not in self._exchanges:
+            assert self._rooms is not None
+            turn, in_loops = [*self._changes].index(number), bool(self.program.loop_steps)
+            self._exchanges[number] = self._rooms.exchanges(turn, self._changes[number], in_loops=in_loops)
+        key = number, id(source), id(target)
+        if key not in self._device_transforms:
+            exchanges = self._exchanges.get(number, [])
             made = DeviceTransform(world, transform, source.interior, target.interior, self._kept, exchanges)
-            self._device_transforms[number] = made
-        return self._device_transforms[number]
+            self._device_transforms[key] = made
+        return self._device_transforms[key]
 
     def _take_part(self, number: int, step: SpacePart, outs: Sequence[Array]) -> None:
         run = self.runs[number]
@@ -453,10 +480,24 @@ class SpectralRun:
             dtype = self.program.shared[place.number].dtype
             if place.of_function:
                 dtype = self.program.inputs[place.number].dtype
-            self._held[key] = empty_array(self.world, self._plan(place, grid), dtype, self.allocator)
-            poison(self._held[key].block)
+            self._held[key] = self._block(place, self._plan(place, grid), dtype)
         self._valid.add(key)
         return self._held[key]
+
+    def _block(self, place: SharedPlace, plan: HaloPlan, dtype: np.dtype[Any]) -> DistributedArray:
+        """Return a block for an array: one of its layout that is free while it is needed, or a new one."""
+        whole = range(len(self.program.steps))
+        needed = whole if place.of_function else self._lifetimes[place.number]
+        for array, users in self._users:
+            free = all(needed.stop <= one.start or one.stop <= needed.start for one in users)
+            layout = array.layout
+            if free and array.dtype == dtype and layout.serves_for(plan) and plan.serves_for(layout):
+                users.append(needed)
+                return array
+        array = empty_array(self.world, plan, dtype, self.allocator)
+        poison(array.block)
+        self._users.append((array, [needed]))
+        return array
 
     def _array(self, place: SharedPlace, grid: Shape) -> DistributedArray:
         """Return an array under a partition, to which it is moved if it is split otherwise."""
@@ -560,17 +601,6 @@ class SpectralRun:
     def failed_check(self) -> ValueCheck | None:
         """Return the first check of a value that failed in some step so far; None if none did."""
         return next((one for n, one in enumerate(self.program.checks) if bool(self._failed[n])), None)
-
-
-def _written_by(steps: Iterable[Step]) -> Iterator[int]:
-    """Yield the numbers of the shared arrays and values that steps write."""
-    for step in steps:
-        if isinstance(step, SpacePart):
-            yield from (place.number for place in step.writes if not place.of_function)
-        elif isinstance(step, LoopStep):
-            yield from (one.found for one in step.state)
-        else:
-            yield step.target
 
 
 def _finish(under_way: list[DeviceTransform]) -> None:

@@ -21,7 +21,6 @@ from meshrun.runner.compiler.function_key import key_of
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.block_form import not_in_blocks, whole_program
 from meshrun.runner.compiler.whole.program import WholeProgram
-from meshrun.runner.compiler.whole.sizes import subgrid_of
 from meshrun.runner.compiler.whole.spaces.parts import SpectralProgram
 from meshrun.runner.errors import RunError
 from meshrun.runner.job.declaration import Job
@@ -30,7 +29,7 @@ from meshrun.runner.plan.grid import Partition
 from meshrun.runner.programs.execute import ProgramRun
 from meshrun.runner.programs.reducing import prepared_for_kernels
 from meshrun.runner.programs.spectral.spectral_run import SpectralRun
-from meshrun.runner.programs.stages import plan_program
+from meshrun.runner.programs.stages import plan_program, with_packed_arrays
 from meshrun.runner.region import Array, Shape, Subgrid
 from meshrun.runner.steps import halo_path
 from meshrun.runner.steps.step_scalars import StepScalars
@@ -50,11 +49,11 @@ class FieldPlace:
     cells: tuple[slice, ...]
 
 
-def place_of(partition: Partition, subgrid: Subgrid, rank: int) -> FieldPlace:
-    """Return where the cells of an array lie. partition: of the positions of space, and further axes."""
+def place_of(partition: Partition, subgrid: Subgrid | None, rank: int) -> FieldPlace:
+    """Return where the own cells of an array lie. partition: of its cells in memory. subgrid: None: all."""
+    if subgrid is None:
+        return FieldPlace(partition, (slice(None),) * len(partition.shape))
     cells = subgrid.places(partition[rank])
-    if subgrid.shape == partition.shape and all(step == 1 for step in subgrid.every):
-        return FieldPlace(partition, cells)
     boxes = tuple(subgrid.cells(region) for region in partition)
     parts = geometry.as_partition(geometry.BoxParts(subgrid.shape, boxes), partition.grid)
     return FieldPlace(parts, cells)
@@ -98,6 +97,7 @@ class PreparedFunction:
             shapes = [one.shape for one in self.program.inputs] + [one.shape for one in self.program.shared]
             most_axes = max(map(len, shapes))
         else:
+            self.program = with_packed_arrays(self.program)
             staged = plan_program(self.program)
             if compiled and kind == "cuda":
                 staged = prepared_for_kernels(staged)
@@ -113,14 +113,16 @@ class PreparedFunction:
         space, run = self.program.space, self._run
         self._inputs: list[DistributedArray] = []
         self._places: list[FieldPlace | None] = []
-        for plan, one in zip(run.plans, self.program.inputs, strict=False):
+        sizes = self.program.sizes
+        for number, (plan, one) in enumerate(zip(run.plans, self.program.inputs, strict=False)):
             if plan is None:
                 own = world.backend.empty((), one.dtype)
                 block, place = array_of(world, geometry.even_parts((), world.size), own), None
             else:
                 block = empty_array(world, plan, one.dtype)
                 block.block[...] = 0
-                place = place_of(plan.partition, subgrid_of(one.shape, space), world.rank)
+                cells = None if sizes is None else sizes.inputs[number].in_memory(space)
+                place = place_of(plan.partition, cells, world.rank)
             self._inputs.append(block)
             self._places.append(place)
             if one.constant is not None:
@@ -134,16 +136,22 @@ class PreparedFunction:
             for block, place in zip(self._inputs, self._places, strict=True)
         ]
 
-        # Those of the results.
+        self._make_results()
+
+    def _make_results(self) -> None:
+        """Allocate the blocks of the results."""
+        sizes, space = self.program.sizes, self.program.space
         self._outs: list[Array] = []
         self._results: list[FieldPlace | None] = []
-        for output in self.program.outputs:
-            inner = output.shape[len(space) :] if output.shape else ()
-            shape = run.region.shape + inner if output.shape else ()
-            self._outs.append(world.backend.empty(shape, output.dtype))
-            grid_of = Partition(space + inner, run.partition.grid + (1,) * len(inner))
-            every = Subgrid(output.shape, output.every)
-            self._results.append(place_of(grid_of, every, world.rank) if output.shape else None)
+        for number, output in enumerate(self.program.outputs):
+            if not output.shape:
+                self._outs.append(self.world.backend.empty((), output.dtype))
+                self._results.append(None)
+                continue
+            partition = self._run.result_partition(number).with_axes(output.shape[len(space) :])
+            self._outs.append(self.world.backend.empty(partition[self.world.rank].shape, output.dtype))
+            own = None if sizes is None else sizes.outputs[number].in_memory(space)
+            self._results.append(place_of(partition, own, self.world.rank))
 
     def _fill(self, number: int, value: Any) -> None:
         """Fill the block of an input. value: a distributed array, or what every rank has whole."""

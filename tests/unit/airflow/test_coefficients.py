@@ -55,12 +55,13 @@ def test_the_strouhal_number_is_within_its_uncertainty_in_95_of_100_cases(
     for seed in range(seeds):
         true = np.random.default_rng(1000 + seed).uniform(0.15, 0.32)
         found = shedding(signal(true, periods, noise, seed))
-        assert found.periods in (int(periods), int(periods) - 1)
+        counted = int(periods) if periods < 8 else int(periods / 2)  # of the later half, if these are four
+        assert found.periods in (counted, counted - 1)
         inside += abs(found.strouhal - true) <= found.uncertainty
         widths.append(found.uncertainty / true)
     assert inside / seeds > 0.95 - 3 * (0.95 * 0.05 / seeds) ** 0.5  # three standard deviations of the count
     # Not by being vague: Cramer and Rao's bound for the frequency, times Student's t, and some.
-    bound = np.sqrt(6) * noise / (np.pi * periods * np.sqrt(23.7 * periods))
+    bound = np.sqrt(6) * noise / (np.pi * counted * np.sqrt(23.7 * counted))
     assert np.median(widths) < 2 * 3.2 * bound
 
 
@@ -88,6 +89,30 @@ def test_the_start_of_a_flow_does_not_count() -> None:
     assert abs(found.strouhal - 0.18) <= 2 * found.uncertainty
     assert 12 <= found.periods <= 22
     assert found.lift_amplitude == pytest.approx(0.4, rel=0.05)
+
+
+@pytest.mark.parametrize("length", [60, 90, 120])
+def test_what_the_start_left_is_not_in_the_averages(length: int) -> None:
+    """An eddy at the start sheds vortices at once, at almost the frequency and the amplitude that stay.
+
+    A cylinder at Reynolds number 200 had 0.18741 +- 0.00006 after a time of 90, and 0.18762 in the end.
+    """
+    time = np.linspace(0, length, 75 * length)
+    left = np.exp(-time / 8)
+    turns = 2 * np.pi * (0.1876 * time + 0.05 * left)
+    drag = 1.43 - 0.025 * left + 0.03 * np.cos(2 * turns)
+    found = shedding(History(np.arange(len(time)), time, drag, 0.55 * (1 + 0.15 * left) * np.sin(turns)))
+    assert abs(found.strouhal - 0.1876) <= max(found.uncertainty, 5e-5)
+    assert found.drag == pytest.approx(1.43, rel=1e-3)
+    assert found.lift_rms == pytest.approx(0.55 / np.sqrt(2), rel=5e-3)
+
+
+def test_periods_of_different_lengths_give_no_strouhal_number() -> None:
+    """Two cylinders close together, whose vortices change sides, had 0.126 +- 0.007, and later none."""
+    time = np.linspace(0, 30, 1200)
+    turns = 2 * np.pi * (0.2 * time + 0.1 * np.sin(2 * np.pi * 0.07 * time))
+    with pytest.raises(UserError, match="differs from period to period"):
+        shedding(history(time, 0.3 * np.sin(turns)))
 
 
 def test_a_drag_that_has_not_settled_does_not_count() -> None:

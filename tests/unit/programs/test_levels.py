@@ -483,3 +483,18 @@ def test_why_coarse_grids_have_all_positions_is_said(
 
 def test_levels_say_nothing() -> None:
     assert planned(cell_cycle, [field(16, 16), field(16, 16)], ("out",)).reasons.misaligned is None
+
+
+def loop_among_grids(u: Any, f: Any) -> Any:
+    """A loop that stays one, between two corrections by a coarse grid."""
+
+    u = two_grids(u, f)
+    for _ in range(40):
+        u[1:-1] = np.sqrt(np.abs(u[2:] * u[:-2]) + np.abs(u).max()) / 2
+    return two_grids(u, f)
+
+
+def test_a_loop_among_grids() -> None:
+    program = check(loop_among_grids, field(33, 25), field(33, 25, seed=1), grids=[(1, 1), (2, 1)])
+    assert program.loops
+    assert 2 in levels_of(program)

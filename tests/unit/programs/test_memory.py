@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 
 import meshrun
+from meshrun.runner.arrays.distributed_array import empty_array
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
@@ -16,6 +19,8 @@ from meshrun.runner.plan.chunking import block_memory
 from meshrun.runner.plan.task import plan_task
 from meshrun.runner.programs.execute import ProgramRun
 from meshrun.runner.programs.memory import StageMemory, shared_memory
+from meshrun.runner.programs.spectral.spectral_memory import SpectralMemory
+from meshrun.runner.programs.spectral.spectral_run import SpectralRun
 from meshrun.runner.programs.stages import KernelStage, ReductionStage, plan_program
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.world.world import open_world
@@ -79,6 +84,75 @@ def test_a_run_takes_no_more_than_is_forecast(function: Any, grid: Any) -> None:
         assert 0 < sum(taken) <= forecast.nbytes(run.region.shape)
 
     run_ranks(int(np.prod(grid)), rank)
+
+
+def spectral_steps(u):
+    """Runge and Kutta's steps, each with transforms there and back."""
+    n, m = u.shape
+    k = np.fft.rfftfreq(m, 1 / m)
+
+    def change(w):
+        v = np.fft.irfft2(1j * k * w, (n, m))
+        return -0.1 * k**2 * w - np.fft.rfft2(v * v)
+
+    w = np.fft.rfft2(u)
+    a = change(w)
+    b = change(w + 0.05 * a)
+    c = change(w + 0.05 * b)
+    d = change(w + 0.1 * c)
+    return np.fft.irfft2(w + 0.1 / 6 * (a + 2 * b + 2 * c + d), (n, m))
+
+
+def spectral_loop(u):
+    """A loop of transforms; what it finds and what it leaves change places."""
+    for _ in range(40):
+        u = u + 0.1 * np.roll(np.fft.irfft2(np.fft.rfft2(u), u.shape), 1, 0)
+    return np.fft.irfft2(np.abs(np.fft.rfft2(u)), u.shape)
+
+
+@pytest.mark.parametrize("function", [spectral_steps, spectral_loop])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_with_transforms_takes_what_is_forecast(function: Any, ranks: int) -> None:
+    shape = 96, 64
+    program: Any = trace_whole(function, [WholeInput("u", shape, np.dtype("f8"))], {}, ("out",))
+    forecast = SpectralMemory(program, (0,))
+
+    def rank(control: Any) -> None:
+        world = open_world("cpu", control=control)
+        live = Counter[str]()
+        make = world.backend.empty
+
+        def counting(shape: Any, dtype: Any) -> Any:
+            """Count the bytes of arrays that are there at the same time."""
+            made = make(shape, dtype)
+            live["now"] += made.nbytes
+            weakref.finalize(made, live.subtract, {"now": made.nbytes})
+            live["most"] = max(live["most"], live["now"])
+            return made
+
+        world.backend.empty = counting
+        run = SpectralRun(world, program, (ranks, 1), Phases(world.backend.synchronize))
+        run.prepare()
+        (plan,) = run.plans
+        assert plan is not None
+        run.arrays[0], spare = (empty_array(world, plan, np.dtype("f8")) for _ in range(2))
+        for array in (run.arrays[0], spare):
+            array.interior[...] = 1
+        run.take([spare.interior])
+        run.take([spare.interior])
+        most = forecast.nbytes(run.region.shape)
+        assert 0.5 * most < live["most"] < most
+
+    run_ranks(ranks, rank)
+
+
+def test_arrays_between_transforms_share_memory() -> None:
+    """Four stages of a step take no more than two do; the arrays would be a dozen."""
+    program: Any = trace_whole(spectral_steps, [WholeInput("u", (96, 64), np.dtype("f8"))], {}, ("out",))
+    spectrum = 96 * 33 * 16
+    each = [one for one in program.shared if one.shape]
+    assert len(each) > 15
+    assert SpectralMemory(program, (0,))._bytes_between(1) < 10 * spectrum
 
 
 @pytest.mark.parametrize("function", [summed, cycle])

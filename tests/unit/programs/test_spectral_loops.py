@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshrun.runner.programs.spectral.spectral_run import SpectralRun
 from tests.unit.programs.test_spectral import check, field
 
 MANY = 20  # iterations, too many to be traced one by one
@@ -246,6 +247,50 @@ LOOPS = (
 
 @pytest.mark.parametrize("function", LOOPS, ids=lambda one: one.__name__)
 def test_loops_with_transforms(function: Any) -> None:
+    program = check(function, field(8, 6, seed=3))
+    assert program.loop_steps
+
+
+def read_long_after(u: Any) -> Any:
+    """After an odd number of iterations, what the loop leaves is read beside what is computed of it."""
+    for _ in range(MANY + 1):
+        u = smoothed(u) + 0.01 * np.roll(u, 1, 0)
+    v = smoothed(u * u)
+    w = smoothed(np.roll(v, 1, 0) * u)
+    return smoothed(np.roll(w, 1, 0) * v) + np.roll(u, 1, 0)
+
+
+def with_two_fields(u: Any) -> Any:
+    """What an iteration leaves of one field is read from beside it: both blocks have a halo."""
+    v = np.zeros_like(u)
+    for _ in range(MANY):
+        w = smoothed(u)
+        u = 0.5 * (w + np.roll(v, 1, 0)) + 0.1 * smoothed(v)
+        v = w - np.roll(u, 1, 1)
+    return u + v
+
+
+@pytest.mark.parametrize("function", [counted, picard, of_spectra, with_two_fields, nested])
+def test_iterations_copy_no_array(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an iteration leaves changes places with what it has found; cells are copied before the first."""
+    copies = dict[tuple[int, int | None, int], int]()
+    pass_on = SpectralRun._pass_on
+
+    def counting(run: SpectralRun, source: int | None, target: int) -> None:
+        if run.program.shared[target].shape:
+            key = run.world.rank, source, target
+            copies[key] = copies.get(key, 0) + 1
+        pass_on(run, source, target)
+
+    monkeypatch.setattr(SpectralRun, "_pass_on", counting)
+    program = check(function, field(8, 6, seed=3), grids=[(2, 1)])
+    assert program.loop_steps
+    within = any(one.steps > other.steps for one in program.loop_steps for other in program.loop_steps)
+    assert 0 < max(copies.values()) <= (MANY if within else 1)
+
+
+@pytest.mark.parametrize("function", [read_long_after, with_two_fields])
+def test_blocks_that_change_places_are_not_shared(function: Any) -> None:
     program = check(function, field(8, 6, seed=3))
     assert program.loop_steps
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ class Progression:
 
     def joined(self, other: Progression | None) -> Progression:
         """Return the progression of fewest positions that has those of both."""
-        if other is None:
+        if other is None or self == other:
             return self
         low, high = min(self.low, other.low), max(self.high, other.high)
         return Progression(low, high, math.gcd(self.step, other.step, abs(self.low - other.low)))
@@ -94,43 +95,56 @@ class Progression:
             return None
         turns = (first - self.low) // divisor * pow(self.step // divisor, -1, step // divisor)
         low = self.low + self.step * (turns % (step // divisor))
-        return self._from(low, self.step // divisor * step)
-
-    def _from(self, low: int, step: int) -> Progression | None:
-        if low > self.high:
-            return None
-        high = low + (self.high - low) // step * step
-        return Progression(low, high, step if high > low else 0)
+        return self.from_(low, self.step // divisor * step)
 
     def moved(self, shift: int) -> Progression:
         return Progression(self.low + shift, self.high + shift, self.step)
 
     def within(self, condition: Node) -> Progression | None:
         """Return the positions at which a condition on the position is true, or None."""
-        _, low, high, step = condition.value
-        inner = self.between(low, high - 1)
-        return inner and inner.shared(low, step)
+        return _within(self, condition.value[1:])
 
     def without(self, condition: Node) -> Progression | None:
         """Return the positions at which it is false, and perhaps more; None if there are none."""
-        _, low, high, step = condition.value
-        inner = self.between(low, high - 1)
-        true = inner and inner.shared(low, step)
-        if inner is None or true is None:
-            return self
-        parts = [self.between(self.low, low - 1), self.between(high, self.high)]
-        if len(inner) <= FEW:
-            false = sorted({*inner.positions} - {*true.positions})
-            parts += [Progression(at, at, 0) for at in false]
-        elif true.step == 2 * inner.step:
-            other = inner.low + (inner.step if true.low == inner.low else 0)
-            parts.append(inner._from(other, true.step))
-        elif len(true) < len(inner):
-            parts.append(inner)
-        found: Progression | None = None
-        for part in parts:
-            found = found if part is None else part.joined(found)
-        return found
+        return _without(self, condition.value[1:])
+
+    def from_(self, low: int, step: int) -> Progression | None:
+        """Return the positions that are low plus a multiple of step, none of them before low; or None."""
+        if low > self.high:
+            return None
+        high = low + (self.high - low) // step * step
+        return Progression(low, high, step if high > low else 0)
+
+
+# A function in levels has few conditions, and asks for the same ones thousands of times.
+@lru_cache(maxsize=1 << 14)
+def _within(positions: Progression, condition: tuple[int, int, int]) -> Progression | None:
+    """Return `Progression.within`. condition: first position, last + 1, and step."""
+    low, high, step = condition
+    inner = positions.between(low, high - 1)
+    return inner and inner.shared(low, step)
+
+
+@lru_cache(maxsize=1 << 14)
+def _without(positions: Progression, condition: tuple[int, int, int]) -> Progression | None:
+    """Return `Progression.without`. condition: as of `_within`."""
+    low, high, _ = condition
+    inner, true = positions.between(low, high - 1), _within(positions, condition)
+    if inner is None or true is None:
+        return positions
+    parts = [positions.between(positions.low, low - 1), positions.between(high, positions.high)]
+    if len(inner) <= FEW:
+        false = sorted({*inner.positions} - {*true.positions})
+        parts += [Progression(at, at, 0) for at in false]
+    elif true.step == 2 * inner.step:
+        other = inner.low + (inner.step if true.low == inner.low else 0)
+        parts.append(inner.from_(other, true.step))
+    elif len(true) < len(inner):
+        parts.append(inner)
+    found: Progression | None = None
+    for part in parts:
+        found = found if part is None else part.joined(found)
+    return found
 
 
 Demand = tuple[Progression, ...]  # the positions along each axis of space
@@ -284,7 +298,9 @@ def _in_order_of_reads(written: Mapping[int, Node]) -> list[int]:
 
 
 def _joined(one: Demand, other: Demand) -> Demand:
-    return tuple(a.joined(b) for a, b in zip(one, other, strict=True))
+    if one == other:
+        return one
+    return tuple([a.joined(b) for a, b in zip(one, other, strict=True)])
 
 
 def _demands(nodes: Sequence[Node], demand: Demand) -> dict[Node, Demand]:
