@@ -13,7 +13,8 @@ from meshrun.runner.compiler.trace.graph import Node, Program
 
 KERNELS = Path(__file__).parent / "kernels"
 HEADER = KERNELS / "operations.cuh"
-# Functions that each platform's mathematical library rounds in its own way.
+ELEMENTARY = KERNELS / "elementary.hpp"  # functions on the host, which platforms round in their own ways
+# Functions that NumPy, a GPU's library and elementary.hpp round in their own ways.
 INEXACT = frozenset(
     (
         *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "cbrt", "power", "float_power", "hypot"),
@@ -21,6 +22,8 @@ INEXACT = frozenset(
         *("sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh"),
     )
 )
+PERIODIC = frozenset(["sin", "cos", "tan"])
+WHOLE_POWERS = range(3, 8)  # exponents for which products take the place of logarithms
 MOST_NARROW_PLACE = 2**30  # positions below it, and differences of them, fit 32 bits
 # And operations on complex numbers: NumPy's loops contract products on some machines.
 INEXACT_COMPLEX = frozenset(["multiply", "divide", "square", "reciprocal", "sqrt", "absolute"])
@@ -38,11 +41,26 @@ def inexact_operations(nodes: Iterable[Node]) -> list[str]:
     return sorted(names)
 
 
+def host_operations() -> str:
+    """Return the text of all operations for a C++17 compiler on the host."""
+    return ELEMENTARY.read_text().replace("#pragma once\n", "") + HEADER.read_text().replace(
+        "#pragma once\n", ""
+    )
+
+
 def ctype(dtype: np.dtype[Any]) -> str:
     """Return the C++ type of a dtype, as operations.cuh names it."""
     if dtype.kind == "f":
         return {2: "Half", 4: "float", 8: "double"}[dtype.itemsize]
     return str(dtype.name)
+
+
+def memory_type(dtype: np.dtype[Any]) -> str:
+    """Return the C++ type of a dtype's elements in memory, on the host.
+
+    GCC vectorises no loop over `bool`.
+    """
+    return "uint8" if dtype.kind == "b" else ctype(dtype)
 
 
 def literal(value: Any, dtype: np.dtype[Any]) -> str:
@@ -67,6 +85,9 @@ def expression(node: Node, names: Mapping[Node, str]) -> str:
     if node.op == "constant":
         return literal(node.value, node.dtype)
     operands = [names[one] for one in node.operands]
+    exponent = whole_exponent(node)
+    if exponent:
+        return f"numpy::whole_power<{exponent}, {ctype(node.dtype)}>({operands[0]})"
     kind = ctype(node.operands[-1].dtype)
     if node.op == "cast":
         types = f"{ctype(node.dtype)}, {kind}"
@@ -75,6 +96,15 @@ def expression(node: Node, names: Mapping[Node, str]) -> str:
     else:
         types = kind
     return f"numpy::{node.op}<{types}>({', '.join(operands)})"
+
+
+def whole_exponent(node: Node) -> int:
+    """Return the exponent of a power of floats if it is one of WHOLE_POWERS; else 0."""
+    if node.op not in ("power", "float_power") or node.dtype.kind != "f":
+        return 0
+    exponent = node.operands[1]
+    is_whole = exponent.op == "constant" and exponent.value in WHOLE_POWERS
+    return int(exponent.value) if is_whole else 0
 
 
 def place_type(program: Program) -> str:

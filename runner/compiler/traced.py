@@ -166,16 +166,11 @@ def output_types(task: Task, program: Program) -> tuple[ArrayType, ...]:
 
 def _check(task: Task, program: Program) -> None:
     """Raise NotTraceable if the function and its trace disagree on a small block."""
-    rng = np.random.default_rng(0)
     widths = task.widths[: program.axes]
     cells = tuple(CHECKED + axis + sum(width) for axis, width in enumerate(widths))
     if "here" in task.job.services:  # no cells beyond the array
         cells = tuple(min(n, m + sum(w)) for n, m, w in zip(cells, task.shape, widths, strict=False))
-    blocks = []
-    for one, field in zip(program.inputs, task.fields, strict=True):
-        shape = cells + one.trailing
-        own_cells = tuple(1 if axis in field.repeated else n for axis, n in enumerate(shape))
-        blocks.append(np.array(np.broadcast_to(_sample(rng, own_cells, one.dtype), shape)))
+    blocks = random_blocks(task, program, cells)
     own = tuple(n - sum(width) for n, width in zip(cells, widths, strict=True))
     outs = [np.zeros(own + one.trailing, one.dtype) for one in program.outputs]
     first = (0,) * program.axes
@@ -202,6 +197,16 @@ def _check(task: Task, program: Program) -> None:
         _same(one, other, close=close) for one, other in zip(results, expected, strict=True)
     ):
         raise NotTraceable("computes something else when it is traced")
+
+
+def random_blocks(task: Task, program: Program, cells: Sequence[int]) -> list[HostArray]:
+    """Return a block of random values for each input of a task's program. cells: per grid axis."""
+    rng, blocks = np.random.default_rng(0), []
+    for one, field in zip(program.inputs, task.fields, strict=True):
+        shape = *cells, *one.trailing
+        own_cells = tuple(1 if axis in field.repeated else n for axis, n in enumerate(shape))
+        blocks.append(np.array(np.broadcast_to(_sample(rng, own_cells, one.dtype), shape)))
+    return blocks
 
 
 def _sample(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostArray:

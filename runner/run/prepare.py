@@ -58,6 +58,7 @@ from meshrun.runner.storage.formats.registry import ComputedSource, Sink, Source
 from meshrun.runner.storage.journal import Journal
 from meshrun.runner.storage.paths import CONTAINERS, KEPT, journal_folder, partial_path, split, suffix
 from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.host_memory import host_memory
 from meshrun.runner.world.world import World
 
@@ -431,7 +432,8 @@ def agreed_kernel(
 ) -> tuple[Task, Fusion]:
     """Return the task that all ranks compute, and whether it has a kernel.
 
-    Collective only for a kernel of several steps on GPUs, whose tuning rank 0 measures. task: without a
+    Collective only for a kernel of several steps on GPUs, whose tuning rank 0 measures, and for one on the
+    host that may be slower than the function, which rank 0 measures, too. task: without a
     kernel. alone: of this rank, by `fused_alone`; fusions: of all ranks. mode, steps: as of `fused_alone`.
     Raises UserError if the mode is "require" and there is no kernel.
     """
@@ -440,6 +442,12 @@ def agreed_kernel(
         if not without.quiet and (mode or task.job.fuse) == "require":
             raise not_one_kernel(task, without)
         return task, without
+    if (mode or task.job.fuse) == "auto" and world.backend.device.kind != "cuda":
+        from meshrun.runner.compiler.call_or_kernel import is_slower, may_be_slower
+
+        made = alone.kernel
+        if may_be_slower(task, made) and world.on_root(lambda: is_slower(task, made, cache_folder())):
+            return task, Fusion(why="NumPy is faster, as was measured", quiet=True)
     if steps > 1:
         from meshrun.runner.compiler.compiled import DeviceKernel
 

@@ -16,7 +16,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 
-from meshrun.runner.compiler.operations import HEADER, KERNELS, at_place, ctype, expression, place_type, slot
+from meshrun.runner.compiler.operations import (
+    KERNELS,
+    PERIODIC,
+    at_place,
+    ctype,
+    expression,
+    host_operations,
+    memory_type,
+    place_type,
+    slot,
+)
 from meshrun.runner.compiler.passes.branches import common_path
 from meshrun.runner.compiler.passes.ends import ends_of, interior, specialised
 from meshrun.runner.compiler.trace.graph import PLACES, Node, Program, in_order, merge_components
@@ -37,7 +47,7 @@ def source(programs: Sequence[Program]) -> str:
     ]
     adds = any(one.combine for program in programs for one in program.outputs)
     sums = [(KERNELS / name).read_text() for name in ("exact.cuh", "exact_sum.cpp")] if adds else []
-    return "\n".join((HEADER.read_text(), *sums, *texts))
+    return "\n".join((host_operations(), *sums, *texts))
 
 
 def _cells(program: Program, merged: int) -> str:
@@ -96,11 +106,11 @@ def _row(program: Program, inner: Program, rows: Rows, merged: int) -> list[str]
     inner: the program of the interior; the same one if all cells are in it.
     """
     given = [
-        (name, f"({ctype(program.inputs[key[0]].dtype)} const*)({_address(*key)})")
+        (name, f"({memory_type(program.inputs[key[0]].dtype)} const*)({_address(*key)})")
         for key, name in rows.items()
     ]
     given += [
-        (f"o{place}", f"({ctype(one.dtype)}*)out[{place}]") for place, one in enumerate(program.outputs)
+        (f"o{place}", f"({memory_type(one.dtype)}*)out[{place}]") for place, one in enumerate(program.outputs)
     ]
     lines = [
         "static inline void row(const char* const* in, const int64 (*strides)[AXES],",
@@ -176,21 +186,28 @@ def _within(program: Program, box: Sequence[Range]) -> Program:
 
 
 def _loop(name: str, program: Program, rows: Rows) -> list[str]:
-    """Write a function that computes n cells."""
-    lines, names = _values(program.nodes, program, rows)
+    """Write a function that computes n cells.
+
+    If a cell has the sine of a number that is far from 0, all of them are computed again: only the C library
+    takes such numbers, and a loop that calls it is not vectorised. Other cells get the same bits as before.
+    """
+    periodic = any(node.op in PERIODIC for node in program.nodes)
+    parameters = ", ".join(_parameters(program, rows))
+    lines = [f"static __attribute__((noinline, noclone)) void {name}(int64 n, {parameters}) {{"]
+    if periodic:
+        lines += ["    uint8 far = 0;", *_over_cells(program, rows, near=True), "    if (!far) return;"]
+    return [*lines, *_over_cells(program, rows), "}"]
+
+
+def _over_cells(program: Program, rows: Rows, *, near: bool = False) -> list[str]:
+    """Write the loop over n cells. near: take arguments of PERIODIC as near, and note others in `far`."""
+    lines, names = _values(program.nodes, program, rows, near=near)
     for place, (one, result) in enumerate(zip(program.outputs, program.results, strict=True)):
         lines += [
             f"        o{place}[{_place(one.components, component)}] = {names[node]};"
             for component, node in enumerate(result)
         ]
-    parameters = ", ".join(_parameters(program, rows))
-    return [
-        f"static __attribute__((noinline, noclone)) void {name}(int64 n, {parameters}) {{",
-        "    for (int64 x = 0; x < n; ++x) {",
-        *lines,
-        "    }",
-        "}",
-    ]
+    return ["    for (int64 x = 0; x < n; ++x) {", *lines, "    }"]
 
 
 def _test(program: Program, test: Node, rows: Rows) -> list[str]:
@@ -241,8 +258,10 @@ def _runs(program: Program, rows: Rows, *, tested: bool) -> list[str]:
     ]
 
 
-def _values(nodes: Iterable[Node], program: Program, rows: Rows) -> tuple[list[str], dict[Node, str]]:
-    """Write the values of cell x; return the lines, and the names of the nodes."""
+def _values(
+    nodes: Iterable[Node], program: Program, rows: Rows, *, near: bool = False
+) -> tuple[list[str], dict[Node, str]]:
+    """Write the values of cell x; return the lines, and the names of the nodes. near: as of `_over_cells`."""
     names: dict[Node, str] = {}
     lines = []
     for number, node in enumerate(nodes):
@@ -250,11 +269,16 @@ def _values(nodes: Iterable[Node], program: Program, rows: Rows) -> tuple[list[s
             count = program.inputs[node.input].components
             row = rows[node.input, node.offset[:-1]]
             text = f"{row}[{_place(count, node.offset[-1] * count + node.component)}]"
+            text += " != 0" if node.dtype.kind == "b" else ""
         elif node.op in PLACES:
             axis = node.value[0]
             text = at_place(node, f"Place(p{axis} + Place(x))" if axis == program.axes - 1 else f"p{axis}")
         elif node.op == "scalar":
             text = slot(node)
+        elif near and node.op in PERIODIC:
+            kind, argument = ctype(node.dtype), names[node.operands[0]]
+            lines.append(f"        far |= numpy::far<{kind}>({argument});")
+            text = f"numpy::near_{node.op}<{kind}>({argument})"
         else:
             text = expression(node, names)
         names[node] = f"v{number}"
@@ -264,8 +288,12 @@ def _values(nodes: Iterable[Node], program: Program, rows: Rows) -> tuple[list[s
 
 def _parameters(program: Program, rows: Rows) -> list[str]:
     """Return the parameters of a loop: rows, positions of the first cell, and the slots of scalars."""
-    read = [f"const {ctype(program.inputs[number].dtype)}* {name}" for (number, _), name in rows.items()]
-    written = [f"{ctype(one.dtype)}* __restrict__ o{place}" for place, one in enumerate(program.outputs)]
+    read = [
+        f"const {memory_type(program.inputs[number].dtype)}* {name}" for (number, _), name in rows.items()
+    ]
+    written = [
+        f"{memory_type(one.dtype)}* __restrict__ o{place}" for place, one in enumerate(program.outputs)
+    ]
     places = [f"Place p{axis}" for axis in range(program.axes if program.lengths else 0)]
     return [*read, *written, *places, "const uint64* scalars"]
 

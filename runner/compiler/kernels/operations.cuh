@@ -2,7 +2,8 @@
 //
 // Each rounds as NumPy's loop for that dtype: no contraction (--fmad=false, -ffp-contract=off), integers wrap,
 // division of integers by zero is 0, NaN passes through minimum and maximum. Half is computed in float and
-// rounded after each operation, as NumPy does. Functions such as exp and pow are the platform's own.
+// rounded after each operation, as NumPy does. Functions such as exp and pow are those of elementary.hpp if it
+// comes before, as it does on the host, and else the platform's own.
 #pragma once
 
 #ifdef __CUDACC_RTC__
@@ -107,8 +108,13 @@ template <typename T> INLINE T narrow(typename Traits<T>::Compute x) {
 #endif
 }
 
+template <typename T> INLINE T where(bool condition, T a, T b);
+template <typename T> INLINE T copysign(T a, T b);
 template <typename R, typename T> INLINE R cast(T x) {
     if constexpr (IsSame<R, T>::value) return x;
+#ifndef __CUDACC_RTC__
+    else if constexpr (is_bool<T> && Traits<R>::real) return where(x, narrow<R>(1), narrow<R>(0));
+#endif
     else if constexpr (is_bool<R>) {
         if constexpr (Traits<T>::half) return widen(x) != 0; else return x != 0;
     } else if constexpr (Traits<R>::half) {
@@ -253,20 +259,53 @@ template <typename T> INLINE T sign(T x) {
     else return static_cast<T>(x > 0);
 }
 
-// Functions of floats by the platform's library; floor and its kind leave integers as they are.
-#define FUNCTION(NAME, C)                                                                              \
+// Functions of floats; floor and its kind leave integers as they are.
+#define PLATFORM(NAME, C)                                                                              \
     template <typename T> INLINE T NAME(T x) {                                                         \
         if constexpr (!Traits<T>::real) return x;                                                      \
         else if constexpr (sizeof(T) == 8) return ::C(x);                                              \
         else return narrow<T>(::C##f(widen(x)));                                                       \
     }
-FUNCTION(exp, exp) FUNCTION(exp2, exp2) FUNCTION(expm1, expm1) FUNCTION(log, log)
-FUNCTION(log2, log2) FUNCTION(log10, log10) FUNCTION(log1p, log1p) FUNCTION(cbrt, cbrt) FUNCTION(sin, sin)
-FUNCTION(cos, cos) FUNCTION(tan, tan) FUNCTION(arcsin, asin) FUNCTION(arccos, acos) FUNCTION(arctan, atan)
-FUNCTION(sinh, sinh) FUNCTION(cosh, cosh) FUNCTION(tanh, tanh) FUNCTION(arcsinh, asinh)
-FUNCTION(arccosh, acosh) FUNCTION(arctanh, atanh) FUNCTION(floor, floor) FUNCTION(ceil, ceil)
-FUNCTION(trunc, trunc) FUNCTION(rint, rint)
+PLATFORM(rint, rint)
+#ifndef ELEMENTARY
+PLATFORM(floor, floor) PLATFORM(ceil, ceil) PLATFORM(trunc, trunc)
+#define FUNCTION(NAME, C) PLATFORM(NAME, C)
+PLATFORM(sin, sin) PLATFORM(cos, cos) PLATFORM(tan, tan)
+#else
+// By rint, which GCC vectorises; the sign stays, also that of a zero.
+template <typename T> INLINE T floor(T x) {
+    if constexpr (!Traits<T>::real) return x;
+    else {
+        const auto nearest = rint(widen(x));
+        return copysign(narrow<T>(where(nearest > widen(x), nearest - 1, nearest)), x);
+    }
+}
+template <typename T> INLINE T ceil(T x) {
+    if constexpr (!Traits<T>::real) return x; else return negative(floor(negative(x)));
+}
+template <typename T> INLINE T trunc(T x) {
+    if constexpr (!Traits<T>::real) return x; else return copysign(floor(absolute(x)), x);
+}
+#define FUNCTION(NAME, C)                                                                              \
+    template <typename T> INLINE T NAME(T x) {                                                         \
+        return narrow<T>(cast<typename Traits<T>::Compute>(elementary::NAME<typename Traits<T>::Compute>(widen(x)))); \
+    }
+// near_sin and its kind are sin of all numbers that are not far. A loop computes these, and is vectorised.
+FUNCTION(near_sin, ) FUNCTION(near_cos, ) FUNCTION(near_tan, )
+template <typename T> INLINE bool far(T x) { return elementary::far(widen(x)); }
+#define PERIODIC(NAME)                                                                                 \
+    template <typename T> INLINE T NAME(T x) {                                                         \
+        return far(x) ? narrow<T>(cast<typename Traits<T>::Compute>(::NAME(double(widen(x))))) : near_##NAME(x); \
+    }
+PERIODIC(sin) PERIODIC(cos) PERIODIC(tan)
+#undef PERIODIC
+#endif
+FUNCTION(exp, exp) FUNCTION(exp2, exp2) FUNCTION(expm1, expm1) FUNCTION(log, log) FUNCTION(log2, log2)
+FUNCTION(log10, log10) FUNCTION(log1p, log1p) FUNCTION(cbrt, cbrt) FUNCTION(arcsin, asin) FUNCTION(arccos, acos)
+FUNCTION(arctan, atan) FUNCTION(sinh, sinh) FUNCTION(cosh, cosh) FUNCTION(tanh, tanh) FUNCTION(arcsinh, asinh)
+FUNCTION(arccosh, acosh) FUNCTION(arctanh, atanh)
 #undef FUNCTION
+#undef PLATFORM
 // The square root, correctly rounded. Of floats on a GPU: the compiler's own sequence branches for each one.
 template <typename T> INLINE T sqrt(T x) {
     if constexpr (!Traits<T>::real) return x;
@@ -287,25 +326,44 @@ template <typename T> INLINE T sqrt(T x) {
 #endif
     }
 }
-#define FUNCTION2(NAME, C)                                                                             \
+#define PLATFORM2(NAME, C)                                                                             \
     template <typename T> INLINE T NAME(T a, T b) {                                                    \
         if constexpr (sizeof(T) == 8) return ::C(a, b);                                                \
         else return narrow<T>(::C##f(widen(a), widen(b)));                                             \
     }
-FUNCTION2(arctan2, atan2) FUNCTION2(copysign, copysign)
+PLATFORM2(copysign, copysign)
 #ifdef __CUDACC_RTC__
-FUNCTION2(hypot, hypot)
+PLATFORM2(hypot, hypot)
 #endif
+#ifndef ELEMENTARY
+PLATFORM2(arctan2, atan2) PLATFORM2(real_power, pow)
+#else
+#define FUNCTION2(NAME, C)                                                                             \
+    template <typename T> INLINE T NAME(T a, T b) {                                                    \
+        typedef typename Traits<T>::Compute Compute;                                                   \
+        return narrow<T>(cast<Compute>(elementary::C<Compute>(widen(a), widen(b))));                   \
+    }
+FUNCTION2(arctan2, arctan2) FUNCTION2(real_power, power)
 #undef FUNCTION2
+#endif
+#undef PLATFORM2
 template <typename T> INLINE T power(T a, T b) {
-    if constexpr (Traits<T>::real) {
-        if constexpr (sizeof(T) == 8) return ::pow(a, b); else return narrow<T>(::powf(widen(a), widen(b)));
-    } else {
+    if constexpr (Traits<T>::real) return real_power(a, b);
+    else {
         typename Unsigned<T>::type base = a, result = 1;
         for (auto left = b; left > 0; left >>= 1, base *= base)
             if (left & 1) result *= base;
         return static_cast<T>(result);
     }
+}
+// The power of a float whose exponent is a small whole number.
+template <int EXPONENT, typename T> INLINE T whole_power(T x) {
+#ifdef ELEMENTARY
+    typedef typename Traits<T>::Compute Compute;
+    return narrow<T>(cast<Compute>(elementary::whole_power<Compute, EXPONENT>(widen(x))));
+#else
+    return power(x, narrow<T>(EXPONENT));
+#endif
 }
 template <typename T> INLINE T float_power(T a, T b) { return power(a, b); }
 template <typename T> INLINE T deg2rad(T x) { return narrow<T>(widen(x) * typename Traits<T>::Compute(3.141592653589793238462643383279502884 / 180.0)); }
@@ -344,15 +402,20 @@ template <typename T> INLINE T where(bool condition, T a, T b) {
     } else if constexpr (Traits<T>::real && sizeof(T) == 8) {
         const uint64 mask = -static_cast<uint64>(condition);
         return bits<T>((bits<uint64>(a) & mask) | (bits<uint64>(b) & ~mask));
-    }
+    } else if constexpr (is_bool<T>) return (condition & a) | (!condition & b);
 #endif
     return condition ? a : b;
 }
 #ifndef __CUDACC_RTC__
 // The hypotenuse, of floats in double, where no square overflows: loops of it are vectorised.
 template <typename T> INLINE T hypot(T a, T b) {
-    if constexpr (sizeof(T) == 8) return ::hypot(a, b);
-    else {
+    if constexpr (sizeof(T) == 8) {
+#ifdef ELEMENTARY
+        return elementary::hypot(a, b);
+#else
+        return ::hypot(a, b);
+#endif
+    } else {
         const float x = ::fabsf(widen(a)), y = ::fabsf(widen(b));
         const float root = static_cast<float>(::sqrt(double(x) * x + double(y) * y));
         return narrow<T>(where((x == HUGE_VALF) | (y == HUGE_VALF), HUGE_VALF, root));

@@ -17,7 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.operations import HEADER, KERNELS, at_place, ctype, expression, place_type, slot
+from meshrun.runner.compiler.operations import (
+    HEADER,
+    KERNELS,
+    at_place,
+    ctype,
+    expression,
+    host_operations,
+    memory_type,
+    place_type,
+    slot,
+)
 from meshrun.runner.compiler.passes.real_parts import has_complex
 from meshrun.runner.compiler.trace.graph import PLACES, Extents, Node, Program
 from meshrun.runner.compiler.whole.point_code import launch_keeping
@@ -100,13 +110,14 @@ def chain_source(stages: Sequence[Sequence[Program]], threads: int = 0) -> str:
     }
     for name, part in parts.items():
         text = text.replace(name, part)
-    return HEADER.read_text().replace("#pragma once\n", "") + text
+    return (HEADER.read_text().replace("#pragma once\n", "") if threads else host_operations()) + text
 
 
 def _body(program: Program, *, on_device: bool) -> str:
     """Write what computes the cells of a box: a loop over them, of the block's threads on a GPU."""
     axes, last = program.axes, program.axes - 1
     kind, place = ("int" if on_device else "int64"), place_type(program)
+    memory = ctype if on_device else memory_type
     lines = [f"    const {kind} n{axis} = at[{axis}];" for axis in range(axes)]
     placed = sorted({node.value[0] for node in program.nodes if node.op in PLACES})
     lines += [f"    const {place} f{axis} = at[{axes + axis}];" for axis in placed]
@@ -127,10 +138,11 @@ def _body(program: Program, *, on_device: bool) -> str:
     # The rows that are read and written. No stage reads what it writes.
     rows = _rows(program)
     for (number, offset), name in rows.items():
-        lines.append(_pointer("const ", program.inputs[number].dtype, name, f"in[{number}]", offset, number))
+        kind = memory(program.inputs[number].dtype)
+        lines.append(_pointer(f"const {kind}", name, f"in[{number}]", offset, number))
     for number, one in enumerate(program.outputs):
         array = len(program.inputs) + number
-        lines.append(_pointer("", one.dtype, f"o{number}", f"out[{number}]", (0,) * last, array))
+        lines.append(_pointer(memory(one.dtype), f"o{number}", f"out[{number}]", (0,) * last, array))
     if not on_device:
         lines += ["#pragma GCC ivdep", f"        for (int64 c{last} = 0; c{last} < n{last}; ++c{last}) {{"]
     lines += _cell(program, rows)
@@ -143,14 +155,14 @@ def _rows(program: Program) -> dict[tuple[int, Shape], str]:
     return {key: f"i{number}" for number, key in enumerate(keys)}
 
 
-def _pointer(const: str, dtype: np.dtype[Any], name: str, address: str, offset: Shape, array: int) -> str:
-    """Write the address of a row's first cell. array: its number, the inputs first."""
-    axes, kind = len(offset) + 1, ctype(dtype)
+def _pointer(kind: str, name: str, address: str, offset: Shape, array: int) -> str:
+    """Write the address of a row's first cell. kind: C++ type; array: its number, the inputs first."""
+    axes = len(offset) + 1
     terms = [
         f" + (c{axis} + {further}) * at[{2 * axes + array * (axes - 1) + axis}]"
         for axis, further in enumerate(offset)
     ]
-    return f"        {const}{kind}* const {name} = ({const}{kind}*)({address}{''.join(terms)});"
+    return f"        {kind}* const {name} = ({kind}*)({address}{''.join(terms)});"
 
 
 def _cell(program: Program, rows: Mapping[tuple[int, Shape], str]) -> list[str]:
@@ -163,6 +175,7 @@ def _cell(program: Program, rows: Mapping[tuple[int, Shape], str]) -> list[str]:
             count = program.inputs[node.input].components
             row = rows[node.input, tuple(node.offset[:-1])]
             text = f"{row}[{count} * c{last} + {node.offset[-1] * count + node.component}]"
+            text += " != 0" if node.dtype.kind == "b" else ""
         elif node.op in PLACES:
             axis = node.value[0]
             text = at_place(node, f"{place}(f{axis} + {place}(c{axis}))")

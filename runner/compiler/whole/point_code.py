@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.cpp import host
-from meshrun.runner.compiler.operations import HEADER, KERNELS, ctype, expression, slot
+from meshrun.runner.compiler.operations import (
+    HEADER,
+    KERNELS,
+    ctype,
+    expression,
+    host_operations,
+    slot,
+)
 from meshrun.runner.compiler.trace.evaluate import at_places
 from meshrun.runner.compiler.trace.graph import PLACES, Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -264,7 +271,7 @@ def host_points(sets: Sequence[PointSet]) -> HostPoints:
     compiler = find_compiler()
     if compiler is None:
         raise NotTraceable("no C++ compiler on this host", "CXX=/path/to/g++, or install one")
-    texts = [HEADER.read_text()]
+    texts = [host_operations()]
     for number, one in enumerate(sets):
         texts += [
             one.text(number),

@@ -91,6 +91,32 @@ def test_choices_between_floats_are_vectorised(compiler: Compiler, tmp_path: Pat
     assert re.search(rf":{line}:\d+: optimized: loop vectorized", said), said
 
 
+def test_loops_with_masks_are_vectorised(compiler: Compiler, tmp_path: Path) -> None:
+    """GCC vectorises no loop over `bool` in memory, and no conversion of it to a float."""
+    if "Free Software Foundation" not in subprocess.check_output([compiler.path, "--version"], text=True):
+        pytest.skip("another compiler than GCC")
+    functions = [
+        lambda u, m, k: np.where(m, u, 2 * u),
+        lambda u, m, k: np.where(m & ~k | (u > 1), u, 2 * u),
+        lambda u, m, k: np.where(m, np.where(k, u * u, u + 1), np.where(np.logical_xor(m, k), u, 0)),
+        lambda u, m, k: u * m + (u < 1),
+        lambda u, m, k: (u > 1) & m | k,
+        lambda u, m, k: np.where(m, m.astype(np.int32) + k, np.logical_not(k)),
+        lambda u, m, k: np.where(m, np.floor(u), np.ceil(u) - np.trunc(u)),
+        lambda u, m, k: np.where(m, k, u.astype(bool)),
+    ]
+    inputs = [
+        [Operand("u", np.dtype(dtype)), Operand("m", np.dtype(bool)), Operand("k", np.dtype(bool))]
+        for dtype in ("float16", "float32", "float64")
+    ]
+    programs = [trace(one, given, ((0, 0),), {}) for one in functions for given in inputs]
+    text = source(programs)
+    loops = [n for n, part in enumerate(text.splitlines(), 1) if "for (int64 x = 0; x < n; ++x)" in part]
+    command = [compiler.path, *FLAGS, "-fopt-info-vec-optimized", "-o", str(tmp_path / "a.so"), "-"]
+    said = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stderr
+    assert not [n for n in loops if not re.search(rf":{n}:\d+: optimized: loop vectorized", said)], said
+
+
 @settings(max_examples=max(settings.default.max_examples // 20, 1))
 @given(first=st.integers(0, 2**40))
 def test_random_functions_compile_to_what_they_compute(

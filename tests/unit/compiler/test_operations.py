@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from meshrun.runner.compiler.cpp.host import library
-from meshrun.runner.compiler.operations import HEADER, ctype, expression, literal
+from meshrun.runner.compiler.operations import ctype, expression, host_operations, literal
 from meshrun.runner.compiler.trace.array import UFUNCS
 from meshrun.runner.compiler.trace.graph import Graph, compute
 from meshrun.runner.region import HostArray
@@ -95,7 +95,7 @@ def operands(case: Case) -> list[HostArray]:
 
 @pytest.fixture(scope="module")
 def compiled(compiler: Compiler, libraries: Path) -> ctypes.CDLL:
-    text = [HEADER.read_text()]
+    text = [host_operations()]
     for number, case in enumerate(CASES):
         graph = Graph()
         loads = [graph.load(place, kind, ()) for place, kind in enumerate(case.operands)]
@@ -148,7 +148,7 @@ def test_a_literal_has_the_constants_bits(compiler: Compiler, libraries: Path) -
         f'extern "C" void c{number}({ctype(one.dtype)}* r) {{ *r = {literal(one, one.dtype)}; }}'
         for number, one in enumerate(constants)
     ]
-    loaded = library("\n".join([HEADER.read_text(), *lines]), compiler, libraries)
+    loaded = library("\n".join([host_operations(), *lines]), compiler, libraries)
     for number, one in enumerate(constants):
         found = np.empty((), one.dtype)
         loaded[f"c{number}"](ctypes.c_void_p(found.ctypes.data))
@@ -159,7 +159,7 @@ def test_16_bit_floats_are_rounded_once(compiler: Compiler, libraries: Path) -> 
     """All of them as float and as double; and all numbers half way between two, and those beside them."""
     kinds = {2: "Half", 4: "float", 8: "double"}
     pairs = [(2, 4), (2, 8), (4, 2), (8, 2)]
-    text = [HEADER.read_text()] + [
+    text = [host_operations()] + [
         f'extern "C" void f{a}{b}(const {kinds[a]}* p, {kinds[b]}* __restrict__ r, int64 n) '
         f"{{ for (int64 x = 0; x < n; ++x) r[x] = numpy::cast<{kinds[b]}, {kinds[a]}>(p[x]); }}"
         for a, b in pairs
