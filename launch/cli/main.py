@@ -25,7 +25,16 @@ from meshrun.launch import help as help_pages
 from meshrun.launch.cli.cli_context import CliContext, terminal_columns
 from meshrun.launch.cli.errors import report_error, single_line, usage_message
 from meshrun.launch.cli.job_command import Jobs
-from meshrun.launch.cli.params import MAX_RESTARTS, ON_FAILURE, STALL, START, gathered, restarts
+from meshrun.launch.cli.params import (
+    MAX_RESTARTS,
+    ON_FAILURE,
+    STALL,
+    START,
+    ParsedText,
+    gathered,
+    per_host,
+    restarts,
+)
 from meshrun.launch.cli.plugins import (
     ARGUMENTS,
     Commands,
@@ -61,7 +70,7 @@ class Parent:
 
     run_dir: str | None
     host_timeout: float
-    expect: tuple[int, int] | None
+    expect: tuple[int, int | tuple[int, ...]] | None
     expect_network: str | None
     columns: int | None
     colour: bool
@@ -79,7 +88,7 @@ class Parent:
 @STALL
 @click.option("--run-dir", hidden=True)
 @click.option("--host-timeout", type=float, default=HOST_TIMEOUT, hidden=True)
-@click.option("--expect", nargs=2, type=int, hidden=True)
+@click.option("--expect", type=(int, ParsedText("RANKS", per_host)), hidden=True)
 @click.option("--expect-network", hidden=True)
 @click.option("--tty", "columns", type=int, hidden=True)
 @click.option("--colour", is_flag=True, hidden=True)
@@ -141,7 +150,7 @@ def command(
         from meshrun.runner.world.run_status import run_at
 
         run_at(parent.run_dir).begin(launched.rank, os.uname().nodename, os.getpid())
-    planned: tuple[int | None, int | None] = parent.expect or (None, None)
+    planned: tuple[int | None, int | tuple[int, ...] | None] = parent.expect or (None, None)
     ctx.obj = CliContext(
         Started(ranks, parent.run_dir, parent.host_timeout, *planned, parent.expect_network, stall_timeout),
         parent.columns if launched else terminal_columns(),
