@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -16,13 +16,20 @@ from meshrun.launch.cli.params import SHAPE, TargetOptions, build_spec, cluster_
 from meshrun.launch.cli.plugins import conclude
 from meshrun.launch.slurm.batch_script import CPUS_PER_RANK, INDEX, PER_TASK, JobRequest, script, srun
 
+if TYPE_CHECKING:
+    from meshrun.launch.mpi.library import Library
+
 # Options that only a new job can have.
 NEW_JOB_ONLY = (
-    "partition", "account", "time", "constraint", "array", "dependency", "requeue", "exclusive", "output",
+    "partition", "account", "time", "constraint", "nodelist", "exclude", "qos", "reservation", "mem",
+    "signal", "array", "dependency", "requeue", "exclusive", "output",
 )  # fmt: skip
 
 
 LIMIT = re.compile(r"\d+(-\d+)?(:\d+){0,2}|unlimited|infinite", re.IGNORECASE)  # a time limit
+SIGNAL = re.compile(r"([BR]{1,2}:)?[A-Z0-9]+(@\d+)?", re.IGNORECASE)
+MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE)
+ALWAYS = "always"  # the value of --requeue without one
 INDICES = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
 
 
@@ -38,12 +45,53 @@ def indices(text: str) -> str:
     return text
 
 
-@click.command()
+def signal(text: str) -> str:
+    if not SIGNAL.fullmatch(text):
+        raise ValueError(
+            f"{text!r} is not a signal; expected for example USR1@60, 60 s before the time limit"
+        )
+    return text
+
+
+def memory(text: str) -> str:
+    if not MEMORY.fullmatch(text):
+        raise ValueError(f"{text!r} is no memory per host; expected MiB, or for example 64G; 0: all of it")
+    return text
+
+
+def requeue(text: str) -> Literal[True, "expedite"]:
+    if text not in (ALWAYS, "expedite"):
+        raise ValueError(f"{text!r} is not expedite; --requeue alone restarts the job in the usual order")
+    return True if text == ALWAYS else "expedite"
+
+
+class SlurmCommand(click.Command):
+    """A command with `--requeue`, which takes a value only as `--requeue=expedite`, as sbatch's does."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = args.index("--") if "--" in args else len(args)
+        joined = [f"--requeue={ALWAYS}" if word == "--requeue" else word for word in args[:own]]
+        return super().parse_args(ctx, [*joined, *args[own:]])
+
+
+@click.command(cls=SlurmCommand)
 @SHAPE
 @click.option("--partition", metavar="NAME", help="Partition to submit to; sinfo lists them.")
 @click.option("--account", metavar="NAME", help="Account to charge.")
 @parsed_option("--time", "LIMIT", limit, help="Time limit: minutes, HH:MM:SS or D-HH.")
 @click.option("--constraint", metavar="FEATURES", help="Features that hosts must have.")
+@click.option("--nodelist", metavar="HOSTS", help="Hosts to include: n[01-04].")
+@click.option("--exclude", metavar="HOSTS", help="Hosts not to use: n[07,09].")
+@click.option("--qos", metavar="NAME", help="Quality of service.")
+@click.option("--reservation", metavar="NAME", help="Reservation to run in.")
+@parsed_option("--mem", "SIZE", memory, help="Memory of each host, such as 64G; 0: all of it.")
+@parsed_option(
+    "--signal",
+    "SIGNAL",
+    signal,
+    metavar="USR1@60",
+    help="Signal to the ranks, seconds before the time limit.",
+)
 @click.option("--exclusive", is_flag=True, help="Do not share hosts with other jobs: for measurements.")
 @parsed_option(
     "--array",
@@ -53,7 +101,14 @@ def indices(text: str) -> str:
     help="One run for each index; %a in COMMAND is replaced by it.",
 )
 @click.option("--dependency", metavar="LIST", help="Wait for other jobs: afterok:17.")
-@click.option("--requeue", is_flag=True, help="Restart the job when a host fails or it is preempted.")
+@parsed_option(
+    "--requeue",
+    "MODE",
+    requeue,
+    metavar="[=expedite]",
+    default=False,
+    help="Restart the job when a host fails or it is preempted; =expedite: at once, from Slurm 25.11 on.",
+)
 @click.option("--cpus-per-task", type=click.IntRange(min=1), metavar="N",
               help=f"Cores for each rank.  [default: {CPUS_PER_RANK}; inside a job, its share]")  # fmt: skip
 @click.option("--gpus/--no-gpus", default=True, show_default=True, help="Request one GPU for each rank.")
@@ -78,6 +133,7 @@ def slurm(
     **options: Any,
 ) -> int:
     """Start ranks with Slurm: as a batch job, or as a step of the current allocation."""
+    from meshrun.launch.mpi.library import loaded
     from meshrun.launch.slurm import job as slurm_job
     from meshrun.launch.slurm.queries import program
     from meshrun.runner.errors import tell
@@ -100,9 +156,17 @@ def slurm(
         program("srun" if inside else "sbatch")
     if options["cpus_per_task"] is None:
         options["cpus_per_task"] = cores(os.environ, spec.per_host) if inside else CPUS_PER_RANK
-    mpi, reason = _mpi(mpi, spec.ranks, options["container"], target.show)
+    library = None if options["container"] else loaded()
+    mpi, reason = _mpi(mpi, spec.ranks, library, target.show)
     try:
-        job = JobRequest(mpi, working_directory(), bind_gpus=bind_gpus, srun_args=split(srun_args), **options)
+        job = JobRequest(
+            mpi,
+            working_directory(),
+            bind_gpus=bind_gpus,
+            srun_args=split(srun_args),
+            mpich=library is not None and library.vendor == "MPICH",
+            **options,
+        )
         text = shlex.join(srun(spec, job)) + "\n" if inside else script(spec, job)
     except ValueError as mistake:
         raise click.UsageError(str(mistake)) from mistake
@@ -131,13 +195,11 @@ def cores(environment: Mapping[str, str], ranks: int) -> int:
     return max(int(there) // ranks, 1) if there.isdecimal() else 1
 
 
-def _mpi(mpi: str, ranks: int, container: str | None, show: bool) -> tuple[str, str]:
+def _mpi(mpi: str, ranks: int, library: Library | None, show: bool) -> tuple[str, str]:
     """srun's --mpi, and why. With --print, a named one is not checked: Slurm may be on another machine."""
-    from meshrun.launch.mpi.library import loaded
     from meshrun.launch.slurm.pmi import choose_mpi, offered, suggestion
     from meshrun.runner.errors import UserError
 
-    library = None if container else loaded()
     try:
         known = None if show and mpi != "auto" else offered()
     except UserError as reason:

@@ -15,6 +15,9 @@ from meshrun.launch.spec import LaunchSpec
 # For the threads of a rank: its own, those that read and write files, and NCCL's for the network.
 CPUS_PER_RANK = 4
 INDEX = "%a"  # the index of an array task, in arguments as in file names
+# MPICH 5 passes the addresses of all of UCX's transports through Slurm's PMI-2. Where they are long, every
+# second start fails: "value not properly terminated in client request".
+MPICH_ADDRESSES = {"UCX_TLS": "tcp,self,posix"}
 PER_TASK = "One GPU per task: if Slurm hides the other GPUs, NCCL copies through host memory."
 # After srun, in a job that may be restarted.
 AGAIN = """\
@@ -35,8 +38,9 @@ class JobRequest:
     mpi: how srun connects the ranks (`srun --mpi`). folder: the working directory, at the same path in a
     container. gpus: one for each rank. bind_gpus: "node": every rank sees all GPUs of its host and uses the
     one of its local rank; "task": each sees one. cpus_per_task: cores of a rank. exclusive: no other job on
-    the hosts. container: an image, for Pyxis. srun_args: more arguments for srun. output: a file name by
-    sbatch's patterns, such as %j, or %A and %a for the tasks of an array.
+    the hosts. requeue: "expedite" for Slurm's expedited requeue. container: an image, for Pyxis. srun_args:
+    more arguments for srun. output: a file name by sbatch's patterns, such as %j, or %A and %a for the tasks
+    of an array. mpich: the ranks load MPICH.
     """
 
     mpi: str
@@ -49,13 +53,20 @@ class JobRequest:
     account: str | None = None
     time: str | None = None
     constraint: str | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    mem: str | None = None
+    signal: str | None = None
     array: str | None = None
     dependency: str | None = None
-    requeue: bool = False
+    requeue: bool | Literal["expedite"] = False
     container: str | None = None
     container_mounts: str | None = None
     srun_args: tuple[str, ...] = ()
     output: str | None = None
+    mpich: bool = False
 
     def __post_init__(self) -> None:
         if self.container_mounts and not self.container:
@@ -104,8 +115,10 @@ def srun(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> list[st
 def defaults(job: JobRequest) -> dict[str, str]:
     """Default values of the ranks' variables.
 
-    None for MPICH: its only such variable, FI_PROVIDER, would affect NCCL's OFI plugin too.
+    MPICH gets no FI_PROVIDER, which would affect NCCL's OFI plugin too.
     """
+    if job.mpich and job.mpi == "pmi2":
+        return MPICH_ADDRESSES
     return OVER_TCP if job.mpi.startswith("pmix") else {}
 
 
@@ -116,8 +129,9 @@ def program(spec: LaunchSpec, job: JobRequest, token: str | None) -> list[str]:
 
 
 def _requests(spec: LaunchSpec, job: JobRequest) -> list[str]:
-    """The #SBATCH lines. Without --signal: at the time limit Slurm sends SIGTERM anyway and then waits, 30 s
-    by default; an earlier signal, rounded by up to a minute, would end a short job before it starts."""
+    """The #SBATCH lines. --signal only if asked for: at the time limit Slurm sends SIGTERM anyway and then
+    waits, 30 s by default; an earlier signal, rounded by up to a minute, would end a short job before it
+    starts."""
     values = {
         "job-name": JOB_NAME,
         "nodes": str(spec.hosts),
@@ -128,6 +142,12 @@ def _requests(spec: LaunchSpec, job: JobRequest) -> list[str]:
         "account": job.account,
         "time": job.time,
         "constraint": job.constraint,
+        "nodelist": job.nodelist,
+        "exclude": job.exclude,
+        "qos": job.qos,
+        "reservation": job.reservation,
+        "mem": job.mem,
+        "signal": job.signal,
         "array": job.array,
         "dependency": job.dependency,
         "output": job.output_file,
@@ -135,8 +155,9 @@ def _requests(spec: LaunchSpec, job: JobRequest) -> list[str]:
     flags = {
         "exclusive": job.exclusive,
         "kill-on-invalid-dep=yes": job.dependency is not None,  # otherwise it would wait forever
-        "open-mode=append": job.requeue,
-        "requeue": job.requeue,
+        "open-mode=append": bool(job.requeue),
+        "requeue": job.requeue is True,
+        "requeue=expedite": job.requeue == "expedite",
         "no-requeue": not job.requeue,
     }
     valued = [f"--{name}={_line(name, value)}" for name, value in values.items() if value is not None]

@@ -19,6 +19,16 @@ NO_GPUS = "--no-gpus, or GPUs in the allocation: salloc --gpus-per-node=N"
 # Words in a reason or in an error, and what to type; the first that is there counts.
 REMEDIES = (
     ("generic resource|gres", NO_GPUS),
+    ("doesn't allow an argument", "--requeue without =expedite, which this Slurm does not have"),
+    ("invalid ?qos", "another --qos; sacctmgr show assoc user=$USER format=account,qos shows yours"),
+    (
+        "reservation",
+        "another --reservation; scontrol show reservation lists them, with their hosts and users",
+    ),
+    ("invalid node name|node name", "another --nodelist or --exclude; sinfo --Node lists the hosts"),
+    ("memory|MaxMem", "a smaller --mem; sinfo --format='%P %m' shows the memory of hosts in MB"),
+    ("invalid number of nodes", "as many hosts for -j as in --nodelist"),
+    ("--signal", "--signal USR1@60; kill -l lists the signals"),
     ("processors requested|Only allocated", "a smaller -j or --cpus-per-task, or a larger allocation"),
     ("PartitionConfig|NodeLimit|node configuration", SIZE),
     ("time ?limit", "a shorter --time, or another --partition; sinfo --format='%P %l' shows their limits"),

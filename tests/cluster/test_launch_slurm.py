@@ -19,15 +19,13 @@ from slurm_farm import Slurm
 from meshrun.launch.mpi import library as mpi_library
 from meshrun.launch.mpi.rank_command import PROGRAM
 from meshrun.launch.slurm import pmi
+from meshrun.launch.slurm.batch_script import MPICH_ADDRESSES
 
 SCRIPTS = Path(__file__).parents[2] / "slurm"
 # A cluster of device files: jobs may ask for GPUs, and nobody can compute on them. More ranks than cores.
 ENVIRONMENT = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
-    # MPICH 5 passes the addresses of all of UCX's transports through Slurm's PMI-2. Where they are long,
-    # every second start fails: "value not properly terminated in client request", with bytes of other memory.
-    "UCX_TLS": "tcp,self,posix",
 }
 JOB = """
 import os
@@ -147,6 +145,19 @@ def test_bandwidth_between_two_hosts_into_a_file_of_an_earlier_job(slurm: Slurm)
     hosts = {line.split()[8] for line in done.stdout.splitlines() if line.startswith("#  Rank ")}
     assert hosts == {"c1", "c2"}
     assert "9.99" not in old.read_text()
+
+
+def test_options_of_sbatch(slurm: Slurm) -> None:
+    done = run(slurm, "-j", "1x1", "--no-gpus", "--nodelist", "c[1-2]", "--", *WAIT)
+    assert done.returncode == 2, done.stdout
+    assert "Try: as many hosts for -j as in --nodelist" in done.stderr
+    place = ("--exclude", "c1", "--mem", "64M", "--signal", "USR1@60")
+    done = run(slurm, "-j", "1x1", "--no-gpus", *place, "--", *WAIT)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert [text.split()[0] for text in seen(slurm).values()] == ["c2"]
+    done = run(slurm, "-j", "1x1", "--no-gpus", "--requeue=expedite", "--time", "1", "--", *WAIT)
+    before = "doesn't allow an argument. Try: --requeue without =expedite, which this Slurm does not have"
+    assert done.returncode == 0 or before in done.stderr, done.stderr
 
 
 def test_an_output_in_no_folder_is_refused(slurm: Slurm) -> None:
@@ -314,7 +325,7 @@ def test_the_batch_scripts_run(slurm: Slurm, way: str, script: str, words: tuple
     meshrun.chmod(0o755)
     sizes = ("--ntasks-per-node=2", "--gpus-per-node=2", "--output=said")
     batch = ["sbatch", "--parsable", *sizes, str(SCRIPTS / f"{script}.sbatch"), *words]
-    done = slurm.run(batch, MESHRUN_MPI=way, MESHRUN=str(meshrun), **ENVIRONMENT)
+    done = slurm.run(batch, MESHRUN_MPI=way, MESHRUN=str(meshrun), **MPICH_ADDRESSES, **ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     wait_for(lambda: not slurm.jobs())
     said = (slurm.folder / "work" / "said").read_text()

@@ -29,12 +29,14 @@ SCRIPTS: dict[str, tuple[LaunchSpec, JobRequest, str | None]] = {
         replace(SPEC, words=("run", "my file.py:f", "in-%a.npy"), settings={"B": "it's"}, network="ib0"),
         JobRequest(
             "pmi2", "/work", bind_gpus="task", cpus_per_task=6, partition="gpu", account="a b", time="60",
-            constraint="h100&ib", array="0-9%2", dependency="afterok:17", requeue=True,
+            constraint="h100&ib", nodelist="n[1-3]", exclude="n2", qos="high", reservation="maint", mem="64G",
+            signal="USR1@60", array="0-9%2", dependency="afterok:17", requeue="expedite",
             srun_args=("--mem=0", "--comment=x y"),
         ),
         "0123abcd",
     ),
     "cpu": (replace(SPEC, per_host=2), JobRequest("pmi2", "/work", gpus=False), None),
+    "mpich": (SPEC, JobRequest("pmi2", "/work", mpich=True, requeue=True), None),
     "exclusive": (SPEC, JobRequest("pmix", "/work", exclusive=True, time="20"), None),
     "container": (
         replace(SPEC, network="ib0"),
@@ -107,6 +109,16 @@ def test_what_is_set_stays_but_the_plan_wins(tmp_path: Path) -> None:
     assert environment["OMPI_MCA_pml"] == "ucx"
     assert environment["OMPI_MCA_btl"] == "^ofi,openib,uct"
     assert environment["NCCL_DEBUG"] == "INFO"
+
+
+def test_the_addresses_of_mpich_stay_short_unless_the_user_chooses(tmp_path: Path) -> None:
+    text = script(SPEC, replace(JOB, mpi="pmi2", mpich=True))
+    assert started(text, tmp_path)[1]["UCX_TLS"] == "tcp,self,posix"
+    assert started(text, tmp_path, UCX_TLS="rc,self")[1]["UCX_TLS"] == "rc,self"
+    text = script(replace(SPEC, settings={"UCX_TLS": "dc"}), replace(JOB, mpi="pmi2", mpich=True))
+    assert started(text, tmp_path, UCX_TLS="rc,self")[1]["UCX_TLS"] == "dc"
+    for other in (replace(JOB, mpi="pmi2"), replace(JOB, mpi="cray_shasta", mpich=True)):
+        assert "UCX_TLS" not in script(SPEC, other)
 
 
 def test_an_index_with_leading_zeros_separates_the_tasks_too() -> None:
