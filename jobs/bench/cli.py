@@ -24,6 +24,7 @@ from meshrun.jobs.bench.collectives.options import (
 from meshrun.jobs.bench.command_base import COUNT, DEBUG, LAST, PLOT, SIZE, run_on_ranks, with_options
 from meshrun.jobs.bench.copy.cli import copy
 from meshrun.jobs.bench.lessons.cli import memory
+from meshrun.jobs.bench.nvbandwidth.cli import nvbandwidth
 from meshrun.jobs.measure.exit_codes import Finite
 from meshrun.runner.comm.collectives.api import OPERATIONS
 
@@ -47,6 +48,7 @@ def bench() -> None:
 
 bench.add_command(memory)
 bench.add_command(copy)
+bench.add_command(nvbandwidth)
 
 
 def _add(name: str, operations: tuple[str, ...], summary: str) -> None:

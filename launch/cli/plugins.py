@@ -77,7 +77,9 @@ class Commands(click.Group):
 
 
 def _by_our_names(words: list[str]) -> list[str]:
-    """The words with `bench all_reduce` for nccl-tests' `all_reduce_perf`, and so on."""
+    """The words with `bench all_reduce` for nccl-tests' `all_reduce_perf`, and so on; likewise nvbandwidth."""
+    if words[:1] == ["nvbandwidth"]:
+        return ["bench", *words]
     match = NCCL_TESTS.fullmatch(words[0]) if words else None
     return words if match is None else ["bench", match[1], *words[1:]]
 
