@@ -38,7 +38,8 @@ def bench() -> None:
     """Measure collectives on these ranks: the NCCL tests.
 
     \b
-    meshrun -n 8 bench all_reduce -b 8 -e 8G -f 2     the GPUs of this machine
+    meshrun all_reduce_perf -b 8 -e 8G -f 2 -g 8      the GPUs of this machine
+    meshrun -n 8 bench all_reduce -b 8 -e 8G -f 2     the same
     mpirun -np 64 meshrun bench alltoall -b 1M -e 1G  a cluster; likewise srun
     meshrun -n 4 bench all_reduce --device cpu        the host's memory, over MPI
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -22,7 +22,9 @@ MAX_COPIES = 200  # operations that can be queued behind a closed gate (meshrun.
 
 
 class CopyCommand(TranslatedCommand):
-    instead = dict.fromkeys(
+    """A command that people may type with nvbandwidth's options."""
+
+    instead: ClassVar[dict[str, str]] = dict.fromkeys(
         (
             "-b", "--bufferSize", "-i", "--testSamples", "-m", "--useMean", "-d", "--disableAffinity",
             "-j", "--json", "--skipVerification", "-l", "-v", "--verbose", "--testcasePrefixes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -42,7 +42,7 @@ def mebibytes(text: str) -> int:
 class NvbandwidthCommand(TranslatedCommand):
     """A command whose -t and -p take several values each, as nvbandwidth's do."""
 
-    instead = {  # noqa: RUF012
+    instead: ClassVar[dict[str, str]] = {
         "-n": "-i N is the number of samples",
         "-c": "-s skips the check of the data",
         "-J": "-j prints JSON on the standard output",
