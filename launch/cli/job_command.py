@@ -32,6 +32,18 @@ class Jobs(click.Group):
 
         return names()
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        from meshrun.runner.system.launcher import detect_launcher
+
+        # The device is known once the job is, whose modules are imported meanwhile.
+        if detect_launcher() is not None and {"cpu", "--device=cpu"}.isdisjoint(args):
+            from meshrun.runner.world.preload import start_driver
+
+            start_driver()
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return job_command(cmd_name)
 

@@ -132,12 +132,8 @@ class PeerCopies:
     @contextmanager
     def issuing(self) -> Iterator[None]:
         """Issue what the block does to the copies' stream."""
-        before = cupy.cuda.get_current_stream()
-        self._stream.use()
-        try:
+        with self._stream:
             yield
-        finally:
-            before.use()
 
     def mark(self) -> Mark:
         """Return a mark that is passed after all copies so far of this rank."""

@@ -80,7 +80,9 @@ class CudaBackend:
         self.device = describe(index)
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self._side = self.new_stream()
-        self.stream.use()
+        # Not `use`: CuPy's own blocks (`get` of cells that are not contiguous has one) end by making the
+        # stream of the block around them current, which would be the default one.
+        self.stream.__enter__()
 
     def new_stream(self) -> Any:
         # Higher priority (lower number): an exchange gets its few thread blocks scheduled while a kernel
@@ -129,13 +131,9 @@ class CudaBackend:
     @contextmanager
     def beside(self, mark: Any) -> Iterator[None]:
         self._side.wait_event(mark)
-        # Not `with self._side`: on exit it makes the default stream current, not the one set by `use`.
-        self._side.use()
-        try:
+        with self._side:
             yield
             done = self.mark()
-        finally:
-            self.stream.use()
         self.stream.wait_event(done)
 
     def synchronize(self) -> None:
@@ -183,7 +181,8 @@ def borrowed(array: Array) -> Iterator[CudaBackend]:
             yield backend
             backend.synchronize()
         finally:
-            before.use()
+            backend.stream.__exit__()
+            before.use()  # which no block may have made current
 
 
 @contextmanager
@@ -192,12 +191,12 @@ def on_own_stream(backend: CudaBackend) -> Iterator[None]:
     theirs = cupy.cuda.get_current_stream()
     theirs.synchronize()
     with cupy.cuda.Device(backend.device.index):
-        backend.stream.use()
         try:
-            yield
-            backend.synchronize()
+            with backend.stream:
+                yield
+                backend.synchronize()
         finally:
-            theirs.use()
+            theirs.use()  # which no block may have made current
 
 
 def kernel(path: Path, name: str, options: tuple[str, ...] = (), shared: int = 0) -> Callable[..., None]:

@@ -33,3 +33,24 @@ def test_released_memory_is_that_of_fourier_plans_too() -> None:
     assert pool.total_bytes() > kept
     backend.release_memory()
     assert pool.total_bytes() == kept
+
+
+def test_work_stays_on_the_stream_of_the_back_end_when_cupy_copies_cells_that_are_not_contiguous() -> None:
+    cupy = pytest.importorskip("cupy", reason="needs CuPy")
+    from meshrun.runner.device.cuda import CudaBackend, on_own_stream
+
+    theirs = cupy.cuda.get_current_stream()
+    backend = CudaBackend(0)
+    inside = cupy.zeros((4, 6))[1:-1, 1:-1]
+    inside.get()
+    assert cupy.cuda.get_current_stream() == backend.stream
+    with backend.beside(backend.mark()):
+        side = cupy.cuda.get_current_stream()
+        inside.get()
+        assert cupy.cuda.get_current_stream() == side != backend.stream
+    assert cupy.cuda.get_current_stream() == backend.stream
+    theirs.use()
+    with on_own_stream(backend):
+        inside.get()
+        assert cupy.cuda.get_current_stream() == backend.stream
+    assert cupy.cuda.get_current_stream() == theirs

@@ -78,3 +78,47 @@ def test_a_failure_is_left_to_whoever_asks_later(
     monkeypatch.setattr(sys.modules["meshrun.runner.comm.nccl"], "load", fail)
     finish("auto")
     assert not recwarn.list  # pytest tells of exceptions that end a thread
+
+
+def test_the_driver_is_initialised_by_calls_that_leave_python_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[tuple[Any, ...]] = []
+
+    class Library:
+        def __init__(self, name: str) -> None:
+            if "nvidia" in name:
+                raise OSError(f"{name}: cannot open shared object file")
+
+        def cuInit(self, flags: int) -> int:
+            called.append(("cuInit", flags))
+            return 100  # CUDA_ERROR_NO_DEVICE
+
+    monkeypatch.setattr(preload.ctypes, "CDLL", Library)
+    for thread in preload.start_driver():
+        thread.join(60)
+    assert called == [("cuInit", 0)]
+
+
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [([], True), (["--device", "cuda"], True), (["--device", "cpu"], False), (["--device=cpu"], False)],
+)
+@pytest.mark.parametrize("rank", [None, "0"])
+def test_a_rank_that_may_use_a_gpu_initialises_the_driver_before_its_job_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], started: bool, rank: str | None
+) -> None:
+    import click
+
+    from meshrun.launch.cli import job_command
+
+    calls: list[str] = []
+    monkeypatch.setattr(preload, "start_driver", lambda: calls.append("driver"))
+    monkeypatch.setattr(job_command, "job_command", lambda name: calls.append(name) or click.Command(name))
+    for name in ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+        if rank is not None:
+            monkeypatch.setenv(name, "2" if name.endswith("SIZE") else rank)
+    jobs = job_command.Jobs("run")
+    jobs.resolve_command(click.Context(jobs), ["laplacian", "a.npy", "b.npy", *words])
+    assert calls == ["driver", "laplacian"] if started and rank else ["laplacian"]
