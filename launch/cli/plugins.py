@@ -77,7 +77,7 @@ class Commands(click.Group):
 
 
 def _by_our_names(words: list[str]) -> list[str]:
-    """The words with `bench all_reduce` for nccl-tests' `all_reduce_perf`, and so on; likewise nvbandwidth."""
+    """The words with `bench all_reduce` for nccl-tests' `all_reduce_perf`; likewise nvbandwidth."""
     if words[:1] == ["nvbandwidth"]:
         return ["bench", *words]
     match = NCCL_TESTS.fullmatch(words[0]) if words else None

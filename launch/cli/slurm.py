@@ -164,7 +164,6 @@ def slurm(
             working_directory(),
             bind_gpus=bind_gpus,
             srun_args=split(srun_args),
-            mpich=library is not None and library.vendor == "MPICH",
             **options,
         )
         text = shlex.join(srun(spec, job)) + "\n" if inside else script(spec, job)

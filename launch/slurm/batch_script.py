@@ -15,9 +15,6 @@ from meshrun.launch.spec import LaunchSpec
 # For the threads of a rank: its own, those that read and write files, and NCCL's for the network.
 CPUS_PER_RANK = 4
 INDEX = "%a"  # the index of an array task, in arguments as in file names
-# MPICH 5 passes the addresses of all of UCX's transports through Slurm's PMI-2. Where they are long, every
-# second start fails: "value not properly terminated in client request".
-MPICH_ADDRESSES = {"UCX_TLS": "tcp,self,posix"}
 PER_TASK = "One GPU per task: if Slurm hides the other GPUs, NCCL copies through host memory."
 # After srun, in a job that may be restarted.
 AGAIN = """\
@@ -40,7 +37,7 @@ class JobRequest:
     one of its local rank; "task": each sees one. cpus_per_task: cores of a rank. exclusive: no other job on
     the hosts. requeue: "expedite" for Slurm's expedited requeue. container: an image, for Pyxis. srun_args:
     more arguments for srun. output: a file name by sbatch's patterns, such as %j, or %A and %a for the tasks
-    of an array. mpich: the ranks load MPICH.
+    of an array.
     """
 
     mpi: str
@@ -66,7 +63,6 @@ class JobRequest:
     container_mounts: str | None = None
     srun_args: tuple[str, ...] = ()
     output: str | None = None
-    mpich: bool = False
 
     def __post_init__(self) -> None:
         if self.container_mounts and not self.container:
@@ -115,10 +111,8 @@ def srun(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> list[st
 def defaults(job: JobRequest) -> dict[str, str]:
     """Default values of the ranks' variables.
 
-    MPICH gets no FI_PROVIDER, which would affect NCCL's OFI plugin too.
+    None for MPICH: its only such variable, FI_PROVIDER, would affect NCCL's OFI plugin too.
     """
-    if job.mpich and job.mpi == "pmi2":
-        return MPICH_ADDRESSES
     return OVER_TCP if job.mpi.startswith("pmix") else {}
 
 

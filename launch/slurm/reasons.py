@@ -45,6 +45,8 @@ NOT_STARTED = re.compile(r"^srun: error: task (\d+) launch failed: (.+)$", re.MU
 NO_STEP = re.compile(
     r"^srun: error: (?:Unable to (?:create|allocate|confirm)[^:]*: |(?=Only allocated ))(.+)$", re.MULTILINE
 )
+PMI2_DAMAGED = "mpi/pmi2: value not properly terminated"  # slurmstepd's error
+NOT_PMI2 = "run it again, or use Open MPI, which Slurm starts by PMIx; meshrun help launch"
 BY_SLURM = ("Terminated", "Exited with exit code 143")  # how ranks end when another has failed
 
 
@@ -55,6 +57,8 @@ def remedy(text: str, otherwise: str) -> str:
 
 def task_end(text: str) -> tuple[str, str | None] | None:
     """The task that failed first according to srun, and a hint; None if srun reports none."""
+    if PMI2_DAMAGED in text:
+        return "MPICH's ranks could not exchange their addresses through Slurm's PMI-2", NOT_PMI2
     if match := NO_STEP.search(text):
         return f"srun cannot start the ranks: {match[1]}", remedy(match[1], "scontrol show job $SLURM_JOB_ID")
     if match := NOT_STARTED.search(text):

@@ -127,14 +127,6 @@ def test_a_settings_file_may_ask_for_a_requeue(tmp_path: Path) -> None:
         assert "#SBATCH --qos=low\n" in done.stdout
 
 
-def test_mpich_gets_short_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("-j", "2x8", "--mpi", "pmi2", "--print", "--", *SPEC.words)
-    for vendor, there in (("MPICH", True), ("Intel MPI", False)):
-        library = Library(vendor, 5)
-        monkeypatch.setattr("meshrun.launch.mpi.library.loaded", lambda library=library: library)
-        assert ('export UCX_TLS="${UCX_TLS:-tcp,self,posix}"\n' in invoke(*words).stdout) == there
-
-
 def test_the_output_may_come_from_sbatchs_variable() -> None:
     words = ("-j", "2x8", "--mpi", "pmix", "--print", "--", *SPEC.words)
     assert "#SBATCH --output=mine-%j\n" in invoke(*words, SBATCH_OUTPUT="mine-%j").stdout

@@ -36,7 +36,6 @@ SCRIPTS: dict[str, tuple[LaunchSpec, JobRequest, str | None]] = {
         "0123abcd",
     ),
     "cpu": (replace(SPEC, per_host=2), JobRequest("pmi2", "/work", gpus=False), None),
-    "mpich": (SPEC, JobRequest("pmi2", "/work", mpich=True, requeue=True), None),
     "exclusive": (SPEC, JobRequest("pmix", "/work", exclusive=True, time="20"), None),
     "container": (
         replace(SPEC, network="ib0"),
@@ -109,16 +108,6 @@ def test_what_is_set_stays_but_the_plan_wins(tmp_path: Path) -> None:
     assert environment["OMPI_MCA_pml"] == "ucx"
     assert environment["OMPI_MCA_btl"] == "^ofi,openib,uct"
     assert environment["NCCL_DEBUG"] == "INFO"
-
-
-def test_the_addresses_of_mpich_stay_short_unless_the_user_chooses(tmp_path: Path) -> None:
-    text = script(SPEC, replace(JOB, mpi="pmi2", mpich=True))
-    assert started(text, tmp_path)[1]["UCX_TLS"] == "tcp,self,posix"
-    assert started(text, tmp_path, UCX_TLS="rc,self")[1]["UCX_TLS"] == "rc,self"
-    text = script(replace(SPEC, settings={"UCX_TLS": "dc"}), replace(JOB, mpi="pmi2", mpich=True))
-    assert started(text, tmp_path, UCX_TLS="rc,self")[1]["UCX_TLS"] == "dc"
-    for other in (replace(JOB, mpi="pmi2"), replace(JOB, mpi="cray_shasta", mpich=True)):
-        assert "UCX_TLS" not in script(SPEC, other)
 
 
 def test_an_index_with_leading_zeros_separates_the_tasks_too() -> None:

@@ -128,3 +128,13 @@ def test_a_job_that_sbatch_rejects(error: str, hint: str) -> None:
 )
 def test_a_reason_for_which_a_job_does_not_start(reason: str, hint: str) -> None:
     assert remedy(reason, "scontrol show job 7").startswith(hint)
+
+
+def test_addresses_that_pmi2_damaged() -> None:
+    told = task_end(
+        "slurmstepd-c1: error: mpi/pmi2: value not properly terminated in client request\n"
+        "srun: error: c1: task 0: Exited with exit code 15\n"
+    )
+    assert told is not None
+    assert told[0].startswith("MPICH's ranks could not exchange their addresses")
+    assert "PMIx" in str(told[1])
