@@ -8,16 +8,13 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
 from meshrun.launch.cli.params import SHAPE, TargetOptions, build_spec, cluster_options, parsed_option
 from meshrun.launch.cli.plugins import conclude
 from meshrun.launch.slurm.batch_script import CPUS_PER_RANK, INDEX, PER_TASK, JobRequest, script, srun
-
-if TYPE_CHECKING:
-    from meshrun.launch.mpi.library import Library
 
 # Options that only a new job can have.
 NEW_JOB_ONLY = (
@@ -133,7 +130,6 @@ def slurm(
     **options: Any,
 ) -> int:
     """Start ranks with Slurm: as a batch job, or as a step of the current allocation."""
-    from meshrun.launch.mpi.library import loaded
     from meshrun.launch.slurm import job as slurm_job
     from meshrun.launch.slurm.queries import program
     from meshrun.runner.errors import tell
@@ -156,16 +152,9 @@ def slurm(
         program("srun" if inside else "sbatch")
     if options["cpus_per_task"] is None:
         options["cpus_per_task"] = cores(os.environ, spec.per_host) if inside else CPUS_PER_RANK
-    library = None if options["container"] else loaded()
-    mpi, reason = _mpi(mpi, spec.ranks, library, target.show)
+    mpi, reason = _mpi(mpi, spec.ranks, options["container"], target.show)
     try:
-        job = JobRequest(
-            mpi,
-            working_directory(),
-            bind_gpus=bind_gpus,
-            srun_args=split(srun_args),
-            **options,
-        )
+        job = JobRequest(mpi, working_directory(), bind_gpus=bind_gpus, srun_args=split(srun_args), **options)
         text = shlex.join(srun(spec, job)) + "\n" if inside else script(spec, job)
     except ValueError as mistake:
         raise click.UsageError(str(mistake)) from mistake
@@ -194,11 +183,13 @@ def cores(environment: Mapping[str, str], ranks: int) -> int:
     return max(int(there) // ranks, 1) if there.isdecimal() else 1
 
 
-def _mpi(mpi: str, ranks: int, library: Library | None, show: bool) -> tuple[str, str]:
+def _mpi(mpi: str, ranks: int, container: str | None, show: bool) -> tuple[str, str]:
     """srun's --mpi, and why. With --print, a named one is not checked: Slurm may be on another machine."""
+    from meshrun.launch.mpi.library import loaded
     from meshrun.launch.slurm.pmi import choose_mpi, offered, suggestion
     from meshrun.runner.errors import UserError
 
+    library = None if container else loaded()
     try:
         known = None if show and mpi != "auto" else offered()
     except UserError as reason:
