@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from meshrun.launch.host_list import HostSlots
 
@@ -18,7 +20,8 @@ class LaunchSpec:
     """Ranks on hosts, one GPU each.
 
     words: the command of every rank. hosts: number of hosts. per_host: ranks on each. names: of the hosts, in
-    the order of ranks; empty if the launcher chooses. settings: environment variables of every rank.
+    the order of ranks; empty if the launcher chooses. slots: ranks on each of `names` if they are not the
+    same on all, in place of per_host; otherwise empty. settings: environment variables of every rank.
     network: the interface between hosts; None for the route to them. host_timeout: seconds for which a
     host may not respond. stall_timeout: seconds without progress after which the run ends, 0: never; None if
     the user chose none.
@@ -32,10 +35,16 @@ class LaunchSpec:
     network: str | None = None
     host_timeout: float = HOST_TIMEOUT
     stall_timeout: float | None = None
+    slots: tuple[int, ...] = ()
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of ranks of each host, in the order of hosts."""
+        return self.slots or (self.per_host,) * self.hosts
 
     @property
     def ranks(self) -> int:
-        return self.hosts * self.per_host
+        return sum(self.counts)
 
     def without(self, lost: Sequence[str], rank: int | None) -> LaunchSpec | None:
         """The launch without the `lost` hosts, or without the host of a lost rank, in blocks host after host;
@@ -44,9 +53,14 @@ class LaunchSpec:
         if self.hosts == 1:
             return None if lost or self.per_host == 1 else replace(self, per_host=self.per_host - 1)
         if not lost and rank is not None:
-            lost = [self.names[rank // self.per_host]]
-        left = tuple(name for name in self.names if name not in lost)
-        return replace(self, names=left, hosts=len(left)) if 0 < len(left) < self.hosts else None
+            before = list(accumulate(self.counts))  # ranks up to and on each host
+            lost = [self.names[bisect_right(before, rank)]]
+        left = [number for number, name in enumerate(self.names) if name not in lost]
+        if not 0 < len(left) < self.hosts:
+            return None
+        names = tuple(self.names[number] for number in left)
+        slots = tuple(self.slots[number] for number in left) if self.slots else ()
+        return replace(self, names=names, hosts=len(left), slots=slots)
 
 
 def parse_shape(text: str) -> tuple[int | None, int]:
@@ -68,24 +82,22 @@ def make_spec(
 ) -> LaunchSpec:
     """The specification of HOSTSxGPUS ranks on the first known hosts. Raises ValueError if they do not fit.
 
-    Without `wanted`: all known hosts with their slots, which must be equal. Without `known`: the launcher
-    chooses the hosts.
+    Without `wanted`: all known hosts with their slots. Without `known`: the launcher chooses the hosts.
     """
-    hosts, per_host = wanted if wanted else (None, _common_slots(known))
+    slots = () if wanted else tuple(host.slots for host in known)
+    if not wanted and (not slots or 0 in slots):
+        raise ValueError("the number of ranks is missing: -j HOSTSxGPUS, or slots for every host")
+    hosts, per_host = wanted if wanted else (None, max(slots))
     if hosts is None:
         hosts = len(known) or 1
     if known and hosts > len(known):
         raise ValueError(f"{hosts} hosts requested, but only {len(known)} listed")
     chosen = known[:hosts]
     small = next((host for host in chosen if 0 < host.slots < per_host), None)
-    if small:
+    if small and wanted:
         raise ValueError(f"host {small.name} has {small.slots} slots, but {per_host} ranks are requested")
     names = tuple(host.name for host in chosen)
-    return LaunchSpec(tuple(words), hosts, per_host, names, settings or {}, network, host_timeout)
-
-
-def _common_slots(known: Sequence[HostSlots]) -> int:
-    slots = {host.slots for host in known}
-    if len(slots) > 1 or 0 in slots or not slots:
-        raise ValueError("the number of ranks is missing: -j HOSTSxGPUS, or the same slots for every host")
-    return slots.pop()
+    uneven = slots if len(set(slots)) > 1 else ()
+    return LaunchSpec(
+        tuple(words), hosts, per_host, names, settings or {}, network, host_timeout, slots=uneven
+    )

@@ -24,6 +24,7 @@ from meshrun.jobs.bench.collectives.options import (
 from meshrun.jobs.bench.command_base import COUNT, DEBUG, LAST, PLOT, SIZE, run_on_ranks, with_options
 from meshrun.jobs.bench.copy.cli import copy
 from meshrun.jobs.bench.lessons.cli import memory
+from meshrun.jobs.bench.nvbandwidth.cli import nvbandwidth
 from meshrun.jobs.measure.exit_codes import Finite
 from meshrun.runner.comm.collectives.api import OPERATIONS
 
@@ -37,7 +38,8 @@ def bench() -> None:
     """Measure collectives on these ranks: the NCCL tests.
 
     \b
-    meshrun -n 8 bench all_reduce -b 8 -e 8G -f 2     the GPUs of this machine
+    meshrun all_reduce_perf -b 8 -e 8G -f 2 -g 8      the GPUs of this machine
+    meshrun -n 8 bench all_reduce -b 8 -e 8G -f 2     the same
     mpirun -np 64 meshrun bench alltoall -b 1M -e 1G  a cluster; likewise srun
     meshrun -n 4 bench all_reduce --device cpu        the host's memory, over MPI
 
@@ -47,6 +49,7 @@ def bench() -> None:
 
 bench.add_command(memory)
 bench.add_command(copy)
+bench.add_command(nvbandwidth)
 
 
 def _add(name: str, operations: tuple[str, ...], summary: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 
@@ -25,6 +25,24 @@ class OwnCommand(StrictCommand):
     """A command without an equivalent in nccl-tests: one list of options."""
 
     bad_usage = BadUsage
+
+
+class TranslatedCommand(OwnCommand):
+    """A command that people may type with the options of another program.
+
+    instead: what to type for such an option, by its name with underscores.
+    """
+
+    instead: ClassVar[dict[str, str]] = {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as mistake:
+            words = self.instead.get(mistake.option_name)
+            if words is None:
+                raise
+            raise BadUsage(f"No such option {mistake.option_name!r}: {words}", ctx) from None
 
 
 class OwnGroup(OwnCommand, click.Group):

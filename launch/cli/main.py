@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,16 @@ from meshrun.launch import help as help_pages
 from meshrun.launch.cli.cli_context import CliContext, terminal_columns
 from meshrun.launch.cli.errors import report_error, single_line, usage_message
 from meshrun.launch.cli.job_command import Jobs
-from meshrun.launch.cli.params import MAX_RESTARTS, ON_FAILURE, STALL, START, gathered, restarts
+from meshrun.launch.cli.params import (
+    MAX_RESTARTS,
+    ON_FAILURE,
+    STALL,
+    START,
+    ParsedText,
+    gathered,
+    per_host,
+    restarts,
+)
 from meshrun.launch.cli.plugins import (
     ARGUMENTS,
     Commands,
@@ -32,6 +42,7 @@ from meshrun.launch.cli.plugins import (
     command_in,
     conclude,
     has_result,
+    ranks_asked,
     without_ranks,
 )
 from meshrun.launch.cli.selftest import selftest
@@ -59,7 +70,7 @@ class Parent:
 
     run_dir: str | None
     host_timeout: float
-    expect: tuple[int, int] | None
+    expect: tuple[int, int | tuple[int, ...]] | None
     expect_network: str | None
     columns: int | None
     colour: bool
@@ -77,7 +88,7 @@ class Parent:
 @STALL
 @click.option("--run-dir", hidden=True)
 @click.option("--host-timeout", type=float, default=HOST_TIMEOUT, hidden=True)
-@click.option("--expect", nargs=2, type=int, hidden=True)
+@click.option("--expect", type=(int, ParsedText("RANKS", per_host)), hidden=True)
 @click.option("--expect-network", hidden=True)
 @click.option("--tty", "columns", type=int, hidden=True)
 @click.option("--colour", is_flag=True, hidden=True)
@@ -110,6 +121,8 @@ def command(
     from meshrun.runner.system.launcher import Started, check_expected, detect_launcher, takes_colour
 
     launched, words = detect_launcher(), ctx.meta[ARGUMENTS]
+    if parent.run_dir is None and words[0] not in command.commands and not {*words} & {*HELP}:
+        ranks = _with_own_options(ranks, words, launched)
     if ranks is not None and not {*words} & {*HELP}:
         if ranks > 1 and (single := without_ranks(words)):
             raise click.UsageError(f"`meshrun {single}` starts no ranks; remove -n")
@@ -137,13 +150,44 @@ def command(
         from meshrun.runner.world.run_status import run_at
 
         run_at(parent.run_dir).begin(launched.rank, os.uname().nodename, os.getpid())
-    planned: tuple[int | None, int | None] = parent.expect or (None, None)
+    planned: tuple[int | None, int | tuple[int, ...] | None] = parent.expect or (None, None)
     ctx.obj = CliContext(
         Started(ranks, parent.run_dir, parent.host_timeout, *planned, parent.expect_network, stall_timeout),
         parent.columns if launched else terminal_columns(),
         parent.colour if launched else takes_colour(),
         words,
     )
+
+
+def _with_own_options(
+    ranks: int | None, words: Sequence[str], launched: DetectedLauncher | None
+) -> int | None:
+    """The number of ranks to start: of -n, or of the command's own options, such as -g 8 of `bench`.
+
+    Raises UserError if ranks are started otherwise too: it would be unclear how many are wanted.
+    """
+    from meshrun.runner.errors import UserError
+
+    asked, plain = ranks_asked(words)
+    if asked == 1:
+        return ranks
+    if ranks is not None:
+        raise UserError(
+            "both -n and -g start ranks",
+            got=f"-n {ranks}, and -g and -t for {asked}",
+            expected="one of them",
+            hint=shlex.join(["meshrun", "-n", str(asked), *plain]),
+        )
+    if launched is not None and _is_rank(launched):
+        by_srun = "srun" in launched.launcher and "SLURM_STEP_ID" in os.environ
+        size = str(asked * (launched.size or 1))
+        start = ["srun", "--ntasks", size] if by_srun else ["mpirun", "-np", size]
+        raise UserError(
+            f"{launched.launcher} has started the ranks, and each of them uses one GPU",
+            got=f"-g and -t for {asked} GPUs per rank",
+            hint=shlex.join([*start, "meshrun", *plain]),
+        )
+    return asked
 
 
 def _is_rank(launched: DetectedLauncher | None) -> bool:

@@ -154,6 +154,12 @@ def parsed_option(
     return click.option(flag, type=ParsedText(form, function), **{"metavar": form, **details})
 
 
+def per_host(text: str) -> int | tuple[int, ...]:
+    """The ranks of every host, from "8", or of each host in turn, from "8,8,4"."""
+    counts = tuple(map(int, text.split(",")))
+    return counts if len(counts) > 1 else counts[0]
+
+
 def restarts(on_failure: str, most: int, words: Sequence[str]) -> int:
     """Return how often to start again after a loss. Raises UsageError for a command that cannot continue."""
     if on_failure == "stop":

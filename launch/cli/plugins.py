@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
+from shlex import join
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +27,8 @@ SUMMARIES = {
     "meshrun.jobs.validate.cli:validate": "Check whether GPUs and links are healthy.",
 }
 ARGUMENTS = "meshrun.words"  # in click's meta: the command and its arguments
+# nccl-tests' programs, as built with and without MPI.
+NCCL_TESTS = re.compile(r"([a-z_]+)_perf(?:_mpi)?")
 # Commands that no ranks run, or not with an option.
 WITHOUT_RANKS = (
     ("jobs",), ("completion",), ("help",), ("kernel",), ("launch",), ("plan",), ("status",),
@@ -46,6 +50,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        args = _by_our_names(args)
         ctx.meta[ARGUMENTS] = tuple(args)
         if args and self.get_command(ctx, args[0]) is None and (close := self._closest(ctx, args[0])):
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean {close!r}?", ctx)
@@ -71,6 +76,27 @@ class Commands(click.Group):
             formatter.write_dl(sorted(rows))
 
 
+def _by_our_names(words: list[str]) -> list[str]:
+    """The words with `bench all_reduce` for nccl-tests' `all_reduce_perf`; likewise nvbandwidth."""
+    if words[:1] == ["nvbandwidth"]:
+        return ["bench", *words]
+    match = NCCL_TESTS.fullmatch(words[0]) if words else None
+    return words if match is None else ["bench", match[1], *words[1:]]
+
+
+def ranks_asked(ran: Sequence[str]) -> tuple[int, tuple[str, ...]]:
+    """The number of ranks that a command's own options ask for, and the words without these options.
+
+    ran: the command's name and arguments. Only a command with a method `ranks_asked(words)` has such options,
+    as `bench` has nccl-tests' -g and -t.
+    """
+    ask = _method(ran, "ranks_asked")
+    if ask is None:
+        return 1, tuple(ran)
+    ranks, rest = ask(ran[1:])
+    return int(ranks), (ran[0], *rest)
+
+
 def conclude(
     ran: Sequence[str],
     status: int,
@@ -85,20 +111,21 @@ def conclude(
     Only commands with a method `conclude(words, status, why, rank_status, answer, files)` have such a result.
     ran: the command's name and arguments. `partial(conclude, ran)` is a `launch.supervise.judge.Conclude`.
     """
-    give = _conclusion(ran)
+    give = _method(ran, "conclude")
     return status if give is None else int(give(ran[1:], status, why, rank_status, answer, files))
 
 
 def has_result(ran: Sequence[str]) -> bool:
     """Whether `conclude` prints something for this command."""
-    return _conclusion(ran) is not None
+    return _method(ran, "conclude") is not None
 
 
-def _conclusion(ran: Sequence[str]) -> Callable[..., Any] | None:
+def _method(ran: Sequence[str], name: str) -> Callable[..., Any] | None:
+    """The method of this name of the plug-in that `ran` begins with; None if it has none."""
     from meshrun.runner.errors import MeshrunError
 
     try:
-        return getattr(_load(ran[0]), "conclude", None) if ran else None
+        return getattr(_load(ran[0]), name, None) if ran else None
     except (MeshrunError, click.UsageError):  # reported when the command was loaded
         return None
 
@@ -149,6 +176,16 @@ def check_words(root: click.Command, words: Sequence[str]) -> None:
         name = found or name
     assert group is not None
     group.make_context(name, rest, parent=ctx)
+    asked, plain = ranks_asked(_by_our_names(list(words)))
+    if asked > 1:
+        from meshrun.runner.errors import UserError
+
+        raise UserError(
+            "launch starts the ranks, so the command cannot start some too",
+            got=f"-g and -t for {asked} ranks",
+            expected=f"-j HOSTSx{asked}, without -g and -t",
+            hint=f"-j 1x{asked} -- {join(plain)}",
+        )
     if single := without_ranks(words):
         raise click.UsageError(f"`meshrun {single}` starts no ranks")
 

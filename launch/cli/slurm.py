@@ -18,11 +18,15 @@ from meshrun.launch.slurm.batch_script import CPUS_PER_RANK, INDEX, PER_TASK, Jo
 
 # Options that only a new job can have.
 NEW_JOB_ONLY = (
-    "partition", "account", "time", "constraint", "array", "dependency", "requeue", "exclusive", "output",
+    "partition", "account", "time", "constraint", "nodelist", "exclude", "qos", "reservation", "mem",
+    "signal", "array", "dependency", "requeue", "exclusive", "output",
 )  # fmt: skip
 
 
 LIMIT = re.compile(r"\d+(-\d+)?(:\d+){0,2}|unlimited|infinite", re.IGNORECASE)  # a time limit
+SIGNAL = re.compile(r"([BR]{1,2}:)?[A-Z0-9]+(@\d+)?", re.IGNORECASE)
+MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE)
+ALWAYS = "always"  # the value of --requeue without one
 INDICES = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
 
 
@@ -38,12 +42,53 @@ def indices(text: str) -> str:
     return text
 
 
-@click.command()
+def signal(text: str) -> str:
+    if not SIGNAL.fullmatch(text):
+        raise ValueError(
+            f"{text!r} is not a signal; expected for example USR1@60, 60 s before the time limit"
+        )
+    return text
+
+
+def memory(text: str) -> str:
+    if not MEMORY.fullmatch(text):
+        raise ValueError(f"{text!r} is no memory per host; expected MiB, or for example 64G; 0: all of it")
+    return text
+
+
+def requeue(text: str) -> Literal[True, "expedite"]:
+    if text not in (ALWAYS, "expedite"):
+        raise ValueError(f"{text!r} is not expedite; --requeue alone restarts the job in the usual order")
+    return True if text == ALWAYS else "expedite"
+
+
+class SlurmCommand(click.Command):
+    """A command with `--requeue`, which takes a value only as `--requeue=expedite`, as sbatch's does."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = args.index("--") if "--" in args else len(args)
+        joined = [f"--requeue={ALWAYS}" if word == "--requeue" else word for word in args[:own]]
+        return super().parse_args(ctx, [*joined, *args[own:]])
+
+
+@click.command(cls=SlurmCommand)
 @SHAPE
 @click.option("--partition", metavar="NAME", help="Partition to submit to; sinfo lists them.")
 @click.option("--account", metavar="NAME", help="Account to charge.")
 @parsed_option("--time", "LIMIT", limit, help="Time limit: minutes, HH:MM:SS or D-HH.")
 @click.option("--constraint", metavar="FEATURES", help="Features that hosts must have.")
+@click.option("--nodelist", metavar="HOSTS", help="Hosts to include: n[01-04].")
+@click.option("--exclude", metavar="HOSTS", help="Hosts not to use: n[07,09].")
+@click.option("--qos", metavar="NAME", help="Quality of service.")
+@click.option("--reservation", metavar="NAME", help="Reservation to run in.")
+@parsed_option("--mem", "SIZE", memory, help="Memory of each host, such as 64G; 0: all of it.")
+@parsed_option(
+    "--signal",
+    "SIGNAL",
+    signal,
+    metavar="USR1@60",
+    help="Signal to the ranks, seconds before the time limit.",
+)
 @click.option("--exclusive", is_flag=True, help="Do not share hosts with other jobs: for measurements.")
 @parsed_option(
     "--array",
@@ -53,7 +98,14 @@ def indices(text: str) -> str:
     help="One run for each index; %a in COMMAND is replaced by it.",
 )
 @click.option("--dependency", metavar="LIST", help="Wait for other jobs: afterok:17.")
-@click.option("--requeue", is_flag=True, help="Restart the job when a host fails or it is preempted.")
+@parsed_option(
+    "--requeue",
+    "MODE",
+    requeue,
+    metavar="[=expedite]",
+    default=False,
+    help="Restart the job when a host fails or it is preempted; =expedite: at once, from Slurm 25.11 on.",
+)
 @click.option("--cpus-per-task", type=click.IntRange(min=1), metavar="N",
               help=f"Cores for each rank.  [default: {CPUS_PER_RANK}; inside a job, its share]")  # fmt: skip
 @click.option("--gpus/--no-gpus", default=True, show_default=True, help="Request one GPU for each rank.")

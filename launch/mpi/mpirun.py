@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshrun.launch.mpi import launcher as mpi_launcher
 from meshrun.launch.mpi import library as mpi_library
@@ -22,6 +23,9 @@ from meshrun.launch.supervise.clock import Clocks, halt_timeout
 from meshrun.launch.supervise.restarts import with_restarts
 from meshrun.launch.supervise.supervisor import USUAL, Supervision, supervise
 
+if TYPE_CHECKING:
+    from meshrun.runner.errors import UserError
+
 CLEANUP = str(Path(__file__).parents[1] / "supervise" / "cleanup.py")
 
 
@@ -30,7 +34,7 @@ def launcher_command(spec: LaunchSpec, launcher: Launcher, variables: Mapping[st
 
     variables: to forward to the ranks.
     """
-    counted = [f"{name}:{spec.per_host}" for name in spec.names]
+    counted = [f"{name}:{count}" for name, count in zip(spec.names, spec.counts, strict=True)]
     start = [str(launcher.path)]
     if launcher.vendor == "Open MPI":
         passed_on = [word for name in sorted(variables) for word in ("-x", name)]
@@ -38,8 +42,22 @@ def launcher_command(spec: LaunchSpec, launcher: Launcher, variables: Mapping[st
         return [*start, *place, *passed_on, "-n", str(spec.ranks)]
     # `-hosts` of Intel MPI takes no counts; -ppn works for both.
     place = ["-hosts", ",".join(spec.names), "-ppn", str(spec.per_host)]
+    if spec.slots:
+        if launcher.vendor == "Intel MPI":
+            raise _uneven(spec)
+        place = ["-hosts", ",".join(counted)]
     interface = ["-iface", spec.network] if spec.network else []
     return [*start, *place, *interface, "-n", str(spec.ranks)]
+
+
+def _uneven(spec: LaunchSpec) -> UserError:
+    from meshrun.runner.errors import UserError
+
+    return UserError(
+        "Intel MPI's launcher takes one number of ranks for all hosts",
+        got=", ".join(f"{name}:{count}" for name, count in zip(spec.names, spec.counts, strict=True)),
+        hint=f"-j {spec.hosts}x{min(spec.counts)}, or Open MPI or MPICH",
+    )
 
 
 def start(

@@ -20,7 +20,8 @@ def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
     silence = ["--host-timeout", f"{spec.host_timeout:g}"]
     if spec.stall_timeout is not None:
         silence += ["--stall-timeout", f"{spec.stall_timeout:g}"]
-    return [*run, *silence, "--expect", str(spec.hosts), str(spec.per_host), *network, "-n", str(spec.ranks)]
+    per_host = ",".join(map(str, spec.slots)) or str(spec.per_host)
+    return [*run, *silence, "--expect", str(spec.hosts), per_host, *network, "-n", str(spec.ranks)]
 
 
 def run_options(place: str, columns: int | None, stall_timeout: float | None = None) -> list[str]:

@@ -35,8 +35,9 @@ class JobRequest:
     mpi: how srun connects the ranks (`srun --mpi`). folder: the working directory, at the same path in a
     container. gpus: one for each rank. bind_gpus: "node": every rank sees all GPUs of its host and uses the
     one of its local rank; "task": each sees one. cpus_per_task: cores of a rank. exclusive: no other job on
-    the hosts. container: an image, for Pyxis. srun_args: more arguments for srun. output: a file name by
-    sbatch's patterns, such as %j, or %A and %a for the tasks of an array.
+    the hosts. requeue: "expedite" for Slurm's expedited requeue. container: an image, for Pyxis. srun_args:
+    more arguments for srun. output: a file name by sbatch's patterns, such as %j, or %A and %a for the tasks
+    of an array.
     """
 
     mpi: str
@@ -49,9 +50,15 @@ class JobRequest:
     account: str | None = None
     time: str | None = None
     constraint: str | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    mem: str | None = None
+    signal: str | None = None
     array: str | None = None
     dependency: str | None = None
-    requeue: bool = False
+    requeue: bool | Literal["expedite"] = False
     container: str | None = None
     container_mounts: str | None = None
     srun_args: tuple[str, ...] = ()
@@ -116,8 +123,9 @@ def program(spec: LaunchSpec, job: JobRequest, token: str | None) -> list[str]:
 
 
 def _requests(spec: LaunchSpec, job: JobRequest) -> list[str]:
-    """The #SBATCH lines. Without --signal: at the time limit Slurm sends SIGTERM anyway and then waits, 30 s
-    by default; an earlier signal, rounded by up to a minute, would end a short job before it starts."""
+    """The #SBATCH lines. --signal only if asked for: at the time limit Slurm sends SIGTERM anyway and then
+    waits, 30 s by default; an earlier signal, rounded by up to a minute, would end a short job before it
+    starts."""
     values = {
         "job-name": JOB_NAME,
         "nodes": str(spec.hosts),
@@ -128,6 +136,12 @@ def _requests(spec: LaunchSpec, job: JobRequest) -> list[str]:
         "account": job.account,
         "time": job.time,
         "constraint": job.constraint,
+        "nodelist": job.nodelist,
+        "exclude": job.exclude,
+        "qos": job.qos,
+        "reservation": job.reservation,
+        "mem": job.mem,
+        "signal": job.signal,
         "array": job.array,
         "dependency": job.dependency,
         "output": job.output_file,
@@ -135,8 +149,9 @@ def _requests(spec: LaunchSpec, job: JobRequest) -> list[str]:
     flags = {
         "exclusive": job.exclusive,
         "kill-on-invalid-dep=yes": job.dependency is not None,  # otherwise it would wait forever
-        "open-mode=append": job.requeue,
-        "requeue": job.requeue,
+        "open-mode=append": bool(job.requeue),
+        "requeue": job.requeue is True,
+        "requeue=expedite": job.requeue == "expedite",
         "no-requeue": not job.requeue,
     }
     valued = [f"--{name}={_line(name, value)}" for name, value in values.items() if value is not None]

@@ -287,8 +287,7 @@ def _submit(text: str, job: JobRequest) -> str:
     environment = {name: value for name, value in os.environ.items() if name not in FOLLOWED}
     done = query([program("sbatch"), "--parsable", mode], text, environment=environment)
     if done.returncode:
-        reason = last_line(done)
-        raise UserError(
-            "Slurm rejected the job", got=reason, hint=remedy(reason, "sinfo; --print shows the script")
-        )
+        # The remedy may be for an earlier line: the last one may only say that no host fits.
+        hint = remedy(done.stderr, "sinfo; --print shows the script")
+        raise UserError("Slurm rejected the job", got=last_line(done), hint=hint)
     return done.stdout.strip().partition(";")[0]

@@ -91,5 +91,6 @@ def program(name: str) -> str:
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
-    return lines[-1]
+    """The error of a command of Slurm, without the reference to its help that follows an unknown option."""
+    lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith('Try "')]
+    return lines[-1] if lines else f"exit status {done.returncode}"

@@ -19,6 +19,16 @@ NO_GPUS = "--no-gpus, or GPUs in the allocation: salloc --gpus-per-node=N"
 # Words in a reason or in an error, and what to type; the first that is there counts.
 REMEDIES = (
     ("generic resource|gres", NO_GPUS),
+    ("doesn't allow an argument", "--requeue without =expedite, which this Slurm does not have"),
+    ("invalid ?qos", "another --qos; sacctmgr show assoc user=$USER format=account,qos shows yours"),
+    (
+        "reservation",
+        "another --reservation; scontrol show reservation lists them, with their hosts and users",
+    ),
+    ("invalid node name|node name", "another --nodelist or --exclude; sinfo --Node lists the hosts"),
+    ("memory|MaxMem", "a smaller --mem; sinfo --format='%P %m' shows the memory of hosts in MB"),
+    ("invalid number of nodes", "as many hosts for -j as in --nodelist"),
+    ("--signal", "--signal USR1@60; kill -l lists the signals"),
     ("processors requested|Only allocated", "a smaller -j or --cpus-per-task, or a larger allocation"),
     ("PartitionConfig|NodeLimit|node configuration", SIZE),
     ("time ?limit", "a shorter --time, or another --partition; sinfo --format='%P %l' shows their limits"),
@@ -35,6 +45,8 @@ NOT_STARTED = re.compile(r"^srun: error: task (\d+) launch failed: (.+)$", re.MU
 NO_STEP = re.compile(
     r"^srun: error: (?:Unable to (?:create|allocate|confirm)[^:]*: |(?=Only allocated ))(.+)$", re.MULTILINE
 )
+PMI2_DAMAGED = "mpi/pmi2: value not properly terminated"  # slurmstepd's error
+NOT_PMI2 = "run it again, or use Open MPI, which Slurm starts by PMIx; meshrun help launch"
 BY_SLURM = ("Terminated", "Exited with exit code 143")  # how ranks end when another has failed
 
 
@@ -45,6 +57,8 @@ def remedy(text: str, otherwise: str) -> str:
 
 def task_end(text: str) -> tuple[str, str | None] | None:
     """The task that failed first according to srun, and a hint; None if srun reports none."""
+    if PMI2_DAMAGED in text:
+        return "MPICH's ranks could not exchange their addresses through Slurm's PMI-2", NOT_PMI2
     if match := NO_STEP.search(text):
         return f"srun cannot start the ranks: {match[1]}", remedy(match[1], "scontrol show job $SLURM_JOB_ID")
     if match := NOT_STARTED.search(text):

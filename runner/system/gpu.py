@@ -64,6 +64,11 @@ def read_gpu(
     return GpuFacts(**{**known, **reported, "cpus": near or reported.get("cpus", ())})
 
 
+def driver_version(uuid: str) -> str:
+    """The version of the kernel driver; "" if NVML does not start or does not know the GPU."""
+    return str(_nvml_facts(uuid, 0).get("driver", ""))
+
+
 def _nvml_facts(uuid: str, cpu_count: int) -> dict[str, Any]:
     """The fields of GpuFacts that NVML reports; empty if NVML does not start or does not know the GPU.
 

@@ -63,7 +63,8 @@ class Started:
     means.
 
     ranks: expected number. run: where the run's status is left, as in `runner.world.run_status.run_at`.
-    host_timeout: seconds for which a host may send nothing. hosts, per_host, network: as planned.
+    host_timeout: seconds for which a host may send nothing. hosts, per_host, network: as planned; per_host is
+    a tuple, with a number for each host in the order of ranks, if they differ.
     stall_timeout: seconds without progress after which the run ends, 0: never; None if the user chose none.
     """
 
@@ -71,7 +72,7 @@ class Started:
     run: str | None = None
     host_timeout: float = 15.0
     hosts: int | None = None
-    per_host: int | None = None
+    per_host: int | tuple[int, ...] | None = None
     network: str | None = None
     stall_timeout: float | None = None
 

@@ -149,6 +149,19 @@ def test_bandwidth_between_two_hosts_into_a_file_of_an_earlier_job(slurm: Slurm)
     assert "9.99" not in old.read_text()
 
 
+def test_options_of_sbatch(slurm: Slurm) -> None:
+    done = run(slurm, "-j", "1x1", "--no-gpus", "--nodelist", "c[1-2]", "--", *WAIT)
+    assert done.returncode == 2, done.stdout
+    assert "Try: as many hosts for -j as in --nodelist" in done.stderr
+    place = ("--exclude", "c1", "--mem", "64M", "--signal", "USR1@60")
+    done = run(slurm, "-j", "1x1", "--no-gpus", *place, "--", *WAIT)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert [text.split()[0] for text in seen(slurm).values()] == ["c2"]
+    done = run(slurm, "-j", "1x1", "--no-gpus", "--requeue=expedite", "--time", "1", "--", *WAIT)
+    before = "doesn't allow an argument. Try: --requeue without =expedite, which this Slurm does not have"
+    assert done.returncode == 0 or before in done.stderr, done.stderr
+
+
 def test_an_output_in_no_folder_is_refused(slurm: Slurm) -> None:
     done = run(slurm, "-j", "1x1", "--no-gpus", "--output", "logs/run.log", "--", "selftest")
     assert done.returncode == 2

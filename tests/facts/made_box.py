@@ -102,6 +102,7 @@ class MadeBox:
         self._next = self.process << 40
         self.blocks: dict[int, tuple[Block, bool]] = {}
         self.connected: set[tuple[int, int]] = set()
+        self.near: set[bool] = set()  # what was asked for memory
         self.pulled_away = 0  # memory that was released while others had it attached
 
     @contextmanager
@@ -113,7 +114,8 @@ class MadeBox:
         finally:
             stack.pop()
 
-    def allocate(self, kind: Any, nbytes: int, gpu: int) -> Memory:
+    def allocate(self, kind: Any, nbytes: int, gpu: int, *, near: bool = True) -> Memory:
+        self.near.add(near)
         place = f"GPU {self.numbers[gpu]}" if kind == "device" else "host"
         if kind == "device" and nbytes > self.free_memory(gpu):
             raise UserError(f"there is not enough {kind} memory", got=nbytes)

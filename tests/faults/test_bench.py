@@ -319,7 +319,6 @@ def test_too_slow_is_status_7(site: Site) -> None:
 
 REFUSED = [
     (2, "all_reduce -b foo", "'foo'"),
-    nightly(2, "all_reduce -g 8", "one process drives one GPU"),
     (3, "hypercube", "got 3 ranks, expected a power of two. Try: -n 2"),
     nightly(2, "broadcast -r 2", "no such root: got -r 2, expected at most 1"),
     nightly(2, "all_reduce -G 1", "Try: without -G"),

@@ -272,3 +272,21 @@ def test_a_process_a_gpu_measures_the_same_cells(tmp_path: Path) -> None:
         filled = sum(value is not None for row in case["matrices"][0]["values"] for value in row)
         pairs = case["name"].startswith("device_to_device")
         assert filled == (gpus * (gpus - 1) if pairs else gpus)
+
+
+def test_nvbandwidths_output() -> None:
+    """Text and JSON of the same cases, with versions of CUDA and of the driver."""
+    words = [*PROGRAM, "nvbandwidth", "-b", "64", "-t", "0", "34", "32"]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=110, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"^CUDA Runtime Version: \d{5}$", ended.stdout, re.MULTILINE)
+    assert re.search(r"^Driver Version: \d+\.\d+", ended.stdout, re.MULTILINE)
+    sums = dict(re.findall(r"^SUM (\w+) (\d+\.\d+)$", ended.stdout, re.MULTILINE))
+    ended = subprocess.run([*words, "-j", "-v"], capture_output=True, text=True, timeout=110, check=False)
+    assert ended.returncode == 0, ended.stderr
+    whole = json.loads(ended.stdout)["nvbandwidth"]
+    assert whole["Driver Version"] != "unknown"
+    for case in whole["testcases"]:
+        assert case["status"] == "Passed"
+        assert case["sum"] == pytest.approx(float(sums[case["name"]]), rel=0.5)
+        assert 0 < case["min"] <= case["average"] <= case["max"]

@@ -71,8 +71,8 @@ class BenchOptions:
     count bytes on wires.
     sweep_tuning, channels: measure NCCL's algorithms and protocols, and these numbers of channels.
     transport: None for NCCL on GPUs and MPI on CPUs.
-    output_file: of -J. split, split_mask: as in nccl-tests' variables. min_busbw, link_rate: GB/s. spread,
-    matrix, matrix_scale: of alltoallv. pairs: of pingpong."""
+    output_file: of -J. csv: file of the rows. split, split_mask: as in nccl-tests' variables. min_busbw,
+    link_rate: GB/s. spread, matrix, matrix_scale: of alltoallv. pairs: of pingpong."""
 
     operations: tuple[str, ...]
     settings: SweepSettings
@@ -86,6 +86,7 @@ class BenchOptions:
     transport: Literal["nccl", "mpi", "both"] | None = None
     output_file: str | None = None
     json_lines: str | None = None
+    csv: str | None = None
     plot: str | None = None
     split: str | None = None
     split_mask: str | None = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,7 @@ from meshrun.jobs.measure.sizes import size_text
 from meshrun.runner.comm.collectives import api
 
 MAX_CHANNELS = 64  # MAXCHANNELS, src/include/device.h
-ONE_PROCESS_PER_GPU = (
-    "one process drives one GPU here: start more ranks instead, with meshrun -n 8 bench, "
-    "mpirun -np 8 meshrun bench or srun --ntasks-per-node=8 meshrun bench"
-)
+RANKS = re.compile(r"(-[gt]|--(?:ngpus|nthreads)=?)(\d*)")  # nccl-tests' options that start ranks
 NO_DEVICE_API = (
     "-D and -V measure kernels compiled against NCCL's device headers, which meshrun does not have"
 )
@@ -46,6 +44,26 @@ class BenchCommand(StrictCommand):
 class BenchGroup(BenchCommand, click.Group):
     """A group of such commands; a missing or unknown command is a usage error with the same status."""
 
+    def ranks_asked(self, words: Sequence[str]) -> tuple[int, tuple[str, ...]]:
+        """Return how many ranks -g and -t ask for, and the words without these options.
+
+        words: after `bench`. The number is 1 for a command without these options, and for a value that is no
+        number, which is reported when the words are parsed.
+        """
+        command = self.commands.get(words[0].replace("-", "_")) if words else None
+        if command is None or all(one.name != "ngpus" for one in command.params):
+            return 1, tuple(words)
+        counts, rest, left = {"g": 1, "t": 1}, list[str](), list(words)
+        while left:
+            word = left.pop(0)
+            match = RANKS.fullmatch(word)
+            if match is None:
+                rest.append(word)
+                continue
+            value = match[2] or (left.pop(0) if left else "")
+            counts["g" if "g" in match[1] else "t"] = int(value) if value.isdecimal() else 1
+        return counts["g"] * counts["t"], tuple(rest)
+
 
 def listed(words: Iterable[str]) -> str:
     return f"{', '.join(words)}, all."
@@ -70,13 +88,6 @@ def option(letter: str, name: str, help: str, **keywords: Any) -> Callable[[Comm
         keywords |= {"metavar": "BYTES", "default": size_text(keywords["default"])}
     keywords["show_default"] = keywords["default"] is not None
     return click.option(letter, f"--{name}", name, **keywords)
-
-
-def only_one(ctx: click.Context, param: click.Parameter, value: int) -> int:
-    """Accept only 1 for -t and -g, because scripts pass them."""
-    if value != 1:
-        raise click.BadParameter(ONE_PROCESS_PER_GPU, ctx, param)
-    return value
 
 
 def no_device_api(ctx: click.Context, param: click.Parameter, value: int | None) -> None:
@@ -122,13 +133,14 @@ LETTERS = {
     "-u": option("-u", "unalign", "Shift the buffers by N elements.", type=NATURAL),
     "-I": option("-I", "per_iter_timing", "Time single iterations.", type=ZERO_OR_ONE, default=0),
     "-K": option("-K", "per_iter_skip", "Leave the first N out of the summary of -I.", type=NATURAL),
-    "-t": option("-t", "nthreads", "1.", type=int, default=1, callback=only_one, hidden=True),
-    "-g": option("-g", "ngpus", "1.", type=int, default=1, callback=only_one, hidden=True),
+    "-g": option("-g", "ngpus", "Start this many ranks on this machine, as -n before the command does.",
+                 type=COUNT, default=1),
+    "-t": option("-t", "nthreads", "Start this many times the ranks of -g.", type=COUNT, default=1),
     "-D": option("-D", "device_implementation", "No.", type=int, callback=no_device_api, hidden=True),
     "-V": option("-V", "device_cta_count", "No.", type=int, callback=no_device_api, hidden=True),
 }  # fmt: skip
 
-NCCL_TESTS = {"op", "datatype", "output_file", "parallel_init"} | {
+NCCL_TESTS = {"op", "datatype", "output_file", "parallel_init", "ngpus", "nthreads"} | {
     field.name for field in fields(SweepSettings)
 }
 LINK_RATE = click.option(
@@ -152,6 +164,7 @@ OURS = (
     click.option("--show-tuning", is_flag=True, help="More columns: algorithm, protocol, channels."),
     click.option("--wires", is_flag=True, help="More columns: bytes counted on NVLinks and NICs."),
     click.option("--json-lines", metavar="FILE", help="Append each row as soon as it is measured."),
+    click.option("--csv", metavar="FILE", help="The rows as CSV, each as soon as it is measured."),
     PLOT,
     LINK_RATE,
     *SPLITS,

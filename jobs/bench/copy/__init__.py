@@ -11,7 +11,8 @@ outliers            slow cells, and the best cell against its nominal peak
 nvbandwidth_text, record, heatmap       output as text, JSON and plots
 run, cli            run the cases on the ranks; the command
 
-It knows neither bench's collectives nor lessons. Others use `jobs.bench.cli`.
+It knows neither bench's collectives nor lessons. `jobs.bench.nvbandwidth` measures with it; others use
+`jobs.bench.cli`.
 """
 
 MAY_NOT_IMPORT = ("meshrun.jobs.bench.collectives", "meshrun.jobs.bench.lessons")

@@ -57,13 +57,20 @@ class Binding:
 class TransferBuffers:
     """Memory of a host's ranks, reused by one set of transfers after another; kept until the box closes.
 
-    All methods are collective over `group`, the host's ranks. huge_pages: of host memory.
+    All methods are collective over `group`, the host's ranks. huge_pages: of host memory. near: host memory
+    is near its GPU.
     """
 
     def __init__(
-        self, group: Control, box: Box, gpus: Sequence[MatrixGpu], *, huge_pages: bool = False
+        self,
+        group: Control,
+        box: Box,
+        gpus: Sequence[MatrixGpu],
+        *,
+        huge_pages: bool = False,
+        near: bool = True,
     ) -> None:
-        self.group, self.box, self.gpus = group, box, gpus
+        self.group, self.box, self.gpus, self._near = group, box, gpus, near
         self._host_kind: Kind = "huge" if huge_pages else "pinned"
         self._idle: dict[tuple[MemoryPlace, int], list[Memory]] = defaultdict(list)
         self._peers = PeerMemory(group, box)
@@ -108,7 +115,7 @@ class TransferBuffers:
             return idle.pop()
         gpu = self.gpus[place.gpu].gpu.index
         if place.kind == "host":
-            return self.box.allocate(self._host_kind, nbytes, gpu)
+            return self.box.allocate(self._host_kind, nbytes, gpu, near=self._near)
         return allocate_exportable(self.box, nbytes, gpu)
 
     def _without_access(self, transfers: Sequence[CopyTransfer]) -> dict[int, str]:

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
-from meshrun.jobs.bench.command_base import COUNT, LAST, PLOT, SIZE, OwnCommand, run_on_ranks, with_options
+from meshrun.jobs.bench.command_base import (
+    COUNT,
+    LAST,
+    PLOT,
+    SIZE,
+    TranslatedCommand,
+    run_on_ranks,
+    with_options,
+)
 from meshrun.jobs.bench.copy.cases import UnknownCase, chosen, listing
 
 UNIT = 16  # bytes
 MAX_COPIES = 200  # operations that can be queued behind a closed gate (meshrun.jobs.measure.gate)
 
 
-@click.command(cls=OwnCommand, short_help="Copies inside a host: nvbandwidth's test cases.")
+class CopyCommand(TranslatedCommand):
+    """A command that people may type with nvbandwidth's options."""
+
+    instead: ClassVar[dict[str, str]] = dict.fromkeys(
+        (
+            "-b", "--bufferSize", "-i", "--testSamples", "-m", "--useMean", "-d", "--disableAffinity",
+            "-j", "--json", "--skipVerification", "-l", "-v", "--verbose", "--testcasePrefixes",
+            "--loopCount", "--perfFormatter",
+        ),
+        "it is nvbandwidth's, whose options are those of meshrun nvbandwidth",
+    )  # fmt: skip
+
+
+@click.command(cls=CopyCommand, short_help="Copies inside a host: nvbandwidth's test cases.")
 @with_options(
     [
         click.option("-t", "--testcase", "names", multiple=True, metavar="NAME",

@@ -21,7 +21,8 @@ class CopySettings:
 
     size: bytes of a buffer. copies, samples: copies of a sample, samples of a cell. mean: report the mean,
     not the median. check: verify data. accesses: loads of a latency sample. huge_pages: of host memory.
-    pairs: how many pairs of GPUs to measure, drawn at random; None for all.
+    pairs: how many pairs of GPUs to measure, drawn at random; None for all. near: allocate host memory near
+    each GPU.
     """
 
     size: int = 512 << 20
@@ -32,6 +33,7 @@ class CopySettings:
     accesses: int = 1_000_000
     huge_pages: bool = False
     pairs: int | None = None
+    near: bool = True
 
     def middle(self, values: Sequence[float]) -> float:
         return statistics.fmean(values) if self.mean else statistics.median(values)

@@ -48,20 +48,24 @@ def mark(colour: bool) -> str:
     return "" if colour else "* "
 
 
-def matrix(result: CaseResult, number: int, colour: bool = False) -> list[str]:
-    """Format a matrix in nvbandwidth's layout. Outliers are red or, without colour, marked with a star."""
-    outliers = {(one.cell.row, one.cell.column) for one in find_outliers(result, number)}
+def matrix(result: CaseResult, number: int, colour: bool = False, *, marked: bool = True) -> list[str]:
+    """Format a matrix in nvbandwidth's layout. Outliers are red or, without colour, marked with a star.
+
+    marked: whether to mark them.
+    """
+    slow = find_outliers(result, number) if marked else []
+    outliers = {(one.cell.row, one.cell.column) for one in slow}
     values = result.matrix(number)
     lines = ["  " + "".join(f"{column:>{WIDTH}}" for column in range(result.gpus))]
     for row, cells in enumerate(values):
         line = f"{row:>2}"
         for column, value in enumerate(cells):
             word = "N/A" if value is None else f"{value:.2f}"
-            marked = (row, column) in outliers
+            is_slow = (row, column) in outliers
             # The star of the cell before takes one character of this column.
             starred = not colour and (row, column - 1) in outliers
             padded = word.rjust(WIDTH - starred)
-            if marked:
+            if is_slow:
                 padded = f"{RED}{padded}{PLAIN}" if colour else padded + "*"
             line += padded
         lines.append(line)

@@ -67,7 +67,8 @@ def run(world: World, handler: FailureHandler, options: CopyOptions, cli_context
         if any(case.needs_gpu for case in cases):
             box = open_box()
             stack.callback(box.close)
-        hosts, settings = measure_all(world, group, box, cases, options, cli_context, stream)
+        printer = CopyPrinter(world, cli_context, stream)
+        hosts, settings = measure_all(world, group, box, cases, options, printer)
     if world.rank == 0:
         if path is not None:
             text = record(hosts, settings, cli_context.words, recorded_environment(environment()))
@@ -76,7 +77,8 @@ def run(world: World, handler: FailureHandler, options: CopyOptions, cli_context
             from meshrun.jobs.bench.copy.heatmap import draw
 
             draw([(one.name, result) for one in hosts for result in one.results], options.plot)
-    _raise_if_wrong(hosts)
+    raise_if_wrong(hosts)
+    _raise_if_nothing(hosts)
     return {"command": "bench copy", "cases": [case.name for case in cases], "ranks": world.size}
 
 
@@ -86,12 +88,11 @@ def measure_all(
     box: Box | None,
     cases: Sequence[Case],
     settings: CopySettings,
-    cli_context: Any,
-    stream: TextIO,
+    printer: CopyPrinter,
 ) -> tuple[list[HostResults], CopySettings]:
     """Measure every case on every host; the same on all ranks. The settings returned have the size that fits.
 
-    group: this host's ranks. box: None if no case needs a GPU. stream: rank 0's for the tables.
+    group: this host's ranks. box: None if no case needs a GPU.
     """
     gpus = gpus_of(group, box, world.here.device.index) if box is not None else ()
     peaks = _peaks(group, gpus)
@@ -99,12 +100,11 @@ def measure_all(
     gathered = world.control.allgather((name, group.size, gpus, peaks))
     hosts = [HostResults(*one) for one in gathered if one[0] is not None]
     size = _size_that_fits(world, group, box, gpus, cases, settings)
-    printer = _Printer(world, cli_context, stream)
     printer.begin(hosts, settings, replace(settings, size=size))
     settings = replace(settings, size=size)
     buffers = None
     if box is not None:
-        buffers = TransferBuffers(group, box, gpus, huge_pages=settings.huge_pages)
+        buffers = TransferBuffers(group, box, gpus, huge_pages=settings.huge_pages, near=settings.near)
     transfer_runner = TransferRunner(buffers, world.backend.synchronize) if buffers is not None else None
     for number, case in enumerate(cases):
         printer.case = f"{case.name} ({number + 1} of {len(cases)})"
@@ -122,7 +122,7 @@ def measure_all(
     return hosts, settings
 
 
-class _Printer:
+class CopyPrinter:
     """Output of rank 0; nothing on the others. case: the current one."""
 
     def __init__(self, world: World, cli_context: Any, stream: TextIO) -> None:
@@ -147,7 +147,7 @@ class _Printer:
             how = "one process" if one.ranks == 1 else f"{one.ranks} processes"
             devices = nvbandwidth_text.devices(one.name, one.gpus) if one.gpus else ""
             lines.append(f"# {one.name}: {how}\n{devices}")
-        self._write("\n".join(lines) + "\n")
+        self.write("\n".join(lines) + "\n")
 
     def progress(self, where: str) -> None:
         self._status.show(f"{self.case}: {where}")
@@ -155,16 +155,16 @@ class _Printer:
     def show(self, hosts: Sequence[HostResults]) -> None:
         for one in hosts:
             text = nvbandwidth_text.text(one.results[-1], one.peaks, self.colour)
-            self._write(f"# {one.name}\n{text}" if text and len(hosts) > 1 else text)
+            self.write(f"# {one.name}\n{text}" if text and len(hosts) > 1 else text)
 
     def end(self, hosts: Sequence[HostResults]) -> None:
         for one in hosts:
             for result in one.results:
                 if result.waived:
                     on = f" on {one.name}" if len(hosts) > 1 else ""
-                    self._write(f"# {result.case.name}: waived{on}, {result.waived}\n")
+                    self.write(f"# {result.case.name}: waived{on}, {result.waived}\n")
 
-    def _write(self, text: str) -> None:
+    def write(self, text: str) -> None:
         if self.shows and text:
             self._status.clear()
             print_table(text, self._stream)
@@ -216,12 +216,16 @@ def _size_that_fits(
     return fitting_size(settings.size, [one for some in world.control.allgather(memories) for one in some])
 
 
-def _raise_if_wrong(hosts: Sequence[HostResults]) -> None:
-    results = [result for one in hosts for result in one.results]
-    wrong = [sentence for result in results for sentence in result.wrong]
+def raise_if_wrong(hosts: Sequence[HostResults]) -> None:
+    """Raise WrongResults, on every rank, for copies that wrote wrong data."""
+    wrong = [sentence for one in hosts for result in one.results for sentence in result.wrong]
     if wrong:
         more = f"; and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
         raise WrongResults("wrong data: " + "; ".join(wrong[:MAX_NAMED]) + more, everywhere=True)
+
+
+def _raise_if_nothing(hosts: Sequence[HostResults]) -> None:
+    results = [result for one in hosts for result in one.results]
     if all(result.waived for result in results):
         first = results[0]
         raise NeedsGpu(f"nothing could be measured: {first.case.name}: {first.waived}", everywhere=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -55,8 +55,10 @@ class Box:
         with cupy.cuda.Device(gpu):
             yield
 
-    def allocate(self, kind: Kind, nbytes: int, gpu: int) -> Memory:
+    def allocate(self, kind: Kind, nbytes: int, gpu: int, *, near: bool = True) -> Memory:
         """Allocate uninitialised memory; host memory near `gpu`. Raises UserError if there is not enough.
+
+        near: whether host memory has to be near the GPU, or is where the process runs.
 
         Managed memory larger than the GPU's free memory is refused: paging it can hang the GPU.
         """
@@ -64,7 +66,7 @@ class Box:
             if kind == "managed" and nbytes > self.free_memory(gpu):
                 raise _too_much(kind, nbytes, gpu, f"at most the {self.free_memory(gpu):,} bytes free")
             try:
-                memory = self._allocated(kind, nbytes, gpu)
+                memory = self._allocated(kind, nbytes, gpu, near)
             except (runtime.CUDARuntimeError, MemoryError) as reason:
                 if getattr(reason, "status", OUT_OF_MEMORY) != OUT_OF_MEMORY:
                     raise
@@ -72,14 +74,14 @@ class Box:
         self._kept[memory.address] = (memory, False)
         return memory
 
-    def _allocated(self, kind: Kind, nbytes: int, gpu: int) -> Memory:
+    def _allocated(self, kind: Kind, nbytes: int, gpu: int, near: bool) -> Memory:
         owner: Any = None
         if kind == "device":
             address = runtime.malloc(nbytes)
         elif kind == "managed":
             address = runtime.mallocManaged(nbytes)
         else:
-            with _near(self.gpus[gpu]):
+            with _near(self.gpus[gpu]) if near else nullcontext():
                 if kind == "pageable":
                     owner = np.empty(nbytes, np.uint8)
                     owner[::4096] = 0  # first touch allocates the page

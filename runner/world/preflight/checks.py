@@ -66,13 +66,17 @@ def _plan(surveys: Sequence[Survey], expected: Started) -> Iterator[Problem]:
             "OMPI_MCA_* variable), or srun --nodes",
             ranks=everyone,
         )
-    uneven = [host for host in hosts if len(host) != expected.per_host]
-    if expected.per_host is not None and uneven:
-        counts = group_by_value((f"{len(host)} per host", survey) for host in uneven for survey in host)
+    planned = expected.per_host
+    counts = planned if isinstance(planned, tuple) else (planned,) * len(hosts)
+    uneven = [host for host, count in zip(hosts, counts, strict=False) if len(host) != count]
+    if planned is not None and uneven:
+        found = group_by_value((f"{len(host)} per host", survey) for host in uneven for survey in host)
         yield Problem(
             "hosts have a different number of ranks than planned",
-            got=describe_groups(counts),
-            expected=f"{expected.per_host} per host",
+            got=describe_groups(found),
+            expected=f"{', '.join(map(str, counts))} on the hosts in this order"
+            if isinstance(planned, tuple)
+            else f"{planned} per host",
             hint="slots=N (Open MPI) or HOST:N (MPICH) for every host, srun --ntasks-per-node",
             ranks=rank_numbers(survey for host in uneven for survey in host),
         )

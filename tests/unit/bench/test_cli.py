@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import fcntl
 import json
 import os
@@ -22,7 +23,7 @@ from meshrun.jobs.bench.collectives.results import Footer, Header, PlacementResu
 from meshrun.jobs.bench.collectives.specs import SPECS
 from meshrun.launch.cli.main import main
 from meshrun.launch.mpi.rank_command import PROGRAM
-from meshrun.runner.comm.collectives.api import DATATYPES
+from meshrun.runner.comm.collectives.api import DATATYPES, OPERATIONS
 from meshrun.runner.device.cpu import CpuBackend
 
 DEADLOCK = 60  # seconds; nothing here takes a tenth of it
@@ -162,9 +163,26 @@ def test_lines_go_to_a_file_that_can_be_written(run: Run) -> None:
     assert ended.stderr == (
         "meshrun: --json-lines writes a file: got -. Try: -J -, which is for standard output\n"
     )
-    ended = run("all_reduce", *SMALL, "--json-lines", "/dev/full")
-    assert ended.returncode == 1
-    assert ended.stderr == "meshrun: cannot write /dev/full: No space left on device\n"
+    ended = run("all_reduce", *SMALL, "--csv", "-")
+    assert (ended.returncode, ended.stderr.partition(":")[0]) == (6, "meshrun")
+    assert "--csv writes a file: got -" in ended.stderr
+    for option in ("--json-lines", "--csv"):
+        ended = run("all_reduce", *SMALL, option, "/dev/full")
+        assert ended.returncode == 1
+        assert ended.stderr == "meshrun: cannot write /dev/full: No space left on device\n"
+
+
+def test_the_csv_has_every_row_of_every_operation_once(run: Run) -> None:
+    Path("out.csv").write_text("from an earlier run\n")
+    ended = run("all", *SMALL, "--csv", "out.csv")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    with open("out.csv", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    programs = [f"{name}_perf" for name in OPERATIONS]
+    assert [row["program"] for row in rows] == [name for name in programs for _ in SIZES]
+    assert [int(row["size_bytes"]) for row in rows] == sizes_of(ended.stdout)
+    assert all(float(row["in_place_time_us"]) > 0 for row in rows)
+    assert {row["out_of_place_wrong"] for row in rows} == {"0"}
 
 
 def test_the_record_and_the_lines(run: Run) -> None:

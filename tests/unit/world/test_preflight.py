@@ -91,6 +91,18 @@ def test_another_number_of_ranks_per_host() -> None:
     assert found.ranks == tuple(range(8))
 
 
+def test_hosts_with_different_numbers_of_ranks_as_planned() -> None:
+    surveys = [*run(1, 7), replace(made(1, 0, 7), rank=7)]
+    assert check_surveys(surveys, Started(ranks=8, hosts=2, per_host=(7, 1), network="eth0")) == []
+    found = only(surveys, Started(ranks=8, hosts=2, per_host=(6, 2)))
+    assert (found.got, found.expected) == (
+        "7 per host on ranks 0-6 (host n1); 1 per host on rank 7 (host n2)",
+        "6, 2 on the hosts in this order",
+    )
+    found = only(surveys, Started(ranks=8, hosts=2, per_host=(7, 2)))
+    assert found.ranks == (7,)
+
+
 def test_only_the_host_that_is_wrong_is_named() -> None:
     found = only(run(3, 4)[:-1], Started(per_host=4))
     assert found.got == "3 per host on ranks 8-10 (host n3)"

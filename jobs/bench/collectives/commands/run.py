@@ -12,6 +12,7 @@ from typing import Any
 from meshrun import World
 from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
 from meshrun.jobs.bench.collectives.measure import sweep
+from meshrun.jobs.bench.collectives.output import rows_csv
 from meshrun.jobs.bench.collectives.output.nccl_tests_json import combined, json_line, record
 from meshrun.jobs.bench.collectives.output.reader import BenchRecord, of_rows
 from meshrun.jobs.bench.collectives.output.screen import Screen
@@ -46,8 +47,11 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
     for name in operations or options.operations:
         check_ranks(SPECS[name], options.settings, colors)
     world.on_root(lambda: check_files(options))
-    if options.json_lines and world.rank == 0:
-        Path(options.json_lines).write_text("", encoding="utf-8")
+    if world.rank == 0:
+        for name in filter(None, (options.json_lines, options.csv)):
+            Path(name).write_text("", encoding="utf-8")
+        if options.csv:
+            append(options.csv, rows_csv.titles(options.settings))
     plotted: list[PlottedOperation] = []
     wrong: list[str] = []
     record_file: RecordFile | None = None
@@ -126,6 +130,8 @@ def _one(
         screen.row(settings, header, row)
         if options.json_lines and world.rank == 0:
             append(options.json_lines, json_line(settings, header, row))
+        if options.csv and world.rank == 0:
+            append(options.csv, rows_csv.line(settings, header, row))
     failures = sum(world.control.allgather(bench.failures))
     busbw = [placed.busbw for row in rows for placed in (row.out_of_place, row.in_place)]
     footer = Footer(failures, statistics.fmean(busbw), options.min_busbw, session.memory())
@@ -148,9 +154,10 @@ def check_files(options: BenchOptions) -> None:
     """Raise UserError for files that cannot be written or drawn; changes nothing."""
     if options.plot:
         measure_plots.check(options.plot)
-    if options.json_lines == STDOUT:
-        raise UserError("--json-lines writes a file", got="-", hint="-J -, which is for standard output")
-    for name in filter(None, (options.plot, options.json_lines)):
+    for option, name in (("--json-lines", options.json_lines), ("--csv", options.csv)):
+        if name == STDOUT:
+            raise UserError(f"{option} writes a file", got="-", hint="-J -, which is for standard output")
+    for name in filter(None, (options.plot, options.json_lines, options.csv)):
         refuse_unwritable(Path(name))
 
 

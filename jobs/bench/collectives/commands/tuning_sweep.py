@@ -128,7 +128,7 @@ def measure_tunings(
     settings = replace(options.settings, run_cycles=1)
     options = replace(
         options, settings=settings, show_tuning=True, names=False, wide=False, wires=False,
-        output_file=None, json_lines=None, plot=None,
+        output_file=None, json_lines=None, csv=None, plot=None,
     )  # fmt: skip
     header, rows, _ = measure_one(world, handler, options, operation, OWN)
     assert header is not None

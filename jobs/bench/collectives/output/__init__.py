@@ -1,6 +1,7 @@
 """Output of the measurements, and its readers.
 
 nccl_tests_text, nccl_tests_json    a run in nccl-tests' formats
+rows_csv                            the rows as CSV
 names                               ranks and groups behind a row's numbers
 screen                              what rank 0 prints during a run
 plots                               time and bandwidth against size and against ranks

@@ -132,7 +132,8 @@ def test_the_other_options() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [name for name in bench.commands if name not in ("compare", "copy", "memory", "plot")]
+    "command",
+    [name for name in bench.commands if name not in ("compare", "copy", "memory", "nvbandwidth", "plot")],
 )
 def test_every_measurement_takes_its_letters(command: str) -> None:
     found = {spelling for parameter in bench.commands[command].params for spelling in parameter.opts}
@@ -217,8 +218,8 @@ def test_many_small_steps_need_no_memory() -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("-t 2", "one process drives one GPU"),
-        ("-g 0", "one process drives one GPU"),
+        ("-t 0", "0 is not in the range"),
+        ("-g eight", "'eight' is not a valid integer"),
         ("-D 1", "device headers"),
         ("-V 16", "device headers"),
         ("-z 1 -G 1", "a graph"),
@@ -258,3 +259,23 @@ def test_channels_belong_to_a_sweep() -> None:
     ):
         with pytest.raises(click.UsageError, match=sentence):
             parsed(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks", "rest"),
+    [
+        ("all_reduce -b 8 -g 8 -e 8G", 8, "all_reduce -b 8 -e 8G"),
+        ("all-reduce -g8 -t 2", 16, "all-reduce"),
+        ("alltoallv --ngpus 4 --nthreads=2", 8, "alltoallv"),
+        ("scale all_reduce -g 2 -g 3", 3, "scale all_reduce"),  # as getopt: the last counts
+        ("all_reduce -g 1 -t 1", 1, "all_reduce"),
+        ("all_reduce -g x -t 0", 0, "all_reduce"),  # refused when the words are parsed
+        ("all_reduce -b 8 -g", 1, "all_reduce -b 8"),
+        ("pingpong -g 2", 1, "pingpong -g 2"),
+        ("copy -t 4 -t 5", 1, "copy -t 4 -t 5"),  # of copy, -t is a test case
+        ("nosuch -g 2", 1, "nosuch -g 2"),
+        ("", 1, ""),
+    ],
+)
+def test_the_ranks_that_g_and_t_ask_for(words: str, ranks: int, rest: str) -> None:
+    assert bench.ranks_asked(words.split()) == (ranks, tuple(rest.split()))

@@ -15,6 +15,8 @@ import meshrun
 import meshrun.jobs.kernels
 from meshrun.jobs.bench.copy import engines
 from meshrun.jobs.bench.copy.run import CopyOptions, run
+from meshrun.jobs.bench.nvbandwidth import run as nvbandwidth_run
+from meshrun.jobs.bench.nvbandwidth.run import NvbandwidthOptions
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
 from meshrun.runner.errors import MeshrunError
 
@@ -47,7 +49,8 @@ def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     monkeypatch.setattr(meshrun.jobs.kernels, "load", load)
     monkeypatch.setattr(engines, "SMALL", SIZE)  # otherwise the streaming kernel would need 64 MiB
     mine = threading.local()
-    monkeypatch.setattr("meshrun.jobs.bench.copy.run.open_box", lambda: mine.box)
+    for module in ("copy", "nvbandwidth"):
+        monkeypatch.setattr(f"meshrun.jobs.bench.{module}.run.open_box", lambda: mine.box)
     monkeypatch.setattr("meshrun.jobs.bench.copy.outliers.gpu_links", links)
 
     def bench(
@@ -57,9 +60,11 @@ def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         visible: Sequence[Sequence[int]] | None = None,
         hosts: Sequence[str] | None = None,
         others: Sequence[MadeHost] = (),
+        like_nvbandwidth: bool = False,
         **words: Any,
     ) -> Ended:
-        """visible: the GPUs that each rank sees, all by default. others: the hosts after the first."""
+        """visible: the GPUs that each rank sees, all by default. others: the hosts after the first.
+        like_nvbandwidth: run `meshrun nvbandwidth`."""
         ended = Ended()
 
         def on_rank(control: ThreadComm) -> None:
@@ -85,9 +90,12 @@ def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
             )
             cli_context = SimpleNamespace(colour=False, columns=None, words=("copy",))
             few = {"size": SIZE, "copies": 2, "samples": 3, "accesses": 400}
-            options = CopyOptions(names=names, **{**few, **words})
             ending: Any = SimpleNamespace()
-            run(world, ending, options, cli_context)
+            if like_nvbandwidth:
+                theirs = NvbandwidthOptions(names=names, **{**few, **words})
+                nvbandwidth_run.run(world, ending, theirs, cli_context)
+            else:
+                run(world, ending, CopyOptions(names=names, **{**few, **words}), cli_context)
 
         try:
             run_ranks(ranks, on_rank)

@@ -118,9 +118,9 @@ def test_host_memory_in_huge_pages(
 ) -> None:
     taken, allocate = set(), MadeBox.allocate
 
-    def noted(self: MadeBox, kind: Any, nbytes: int, gpu: int) -> Any:
+    def noted(self: MadeBox, kind: Any, nbytes: int, gpu: int, **where: bool) -> Any:
         taken.add(kind)
-        return allocate(self, kind, nbytes, gpu)
+        return allocate(self, kind, nbytes, gpu, **where)
 
     monkeypatch.setattr(MadeBox, "allocate", noted)
     ended = bench_copy(MadeHost(2), "host_to_device_memcpy_ce", huge_pages=huge_pages)

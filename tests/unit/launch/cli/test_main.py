@@ -20,6 +20,7 @@ from meshrun.launch.cli.main import command, main
 from meshrun.launch.cli.plugins import SUMMARIES
 from meshrun.launch.mpi import local
 from meshrun.launch.supervise.supervisor import Supervision
+from meshrun.runner.comm.collectives.api import OPERATIONS
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.run.execute import Options
 from meshrun.runner.system import launcher
@@ -754,3 +755,59 @@ def test_an_option_that_is_an_input_says_how_it_becomes_one(
         "meshrun: --rate is an input of this job, not an option. Write `def scaled(block, *, rate)`, "
         "if rate is a number: parameters before `*` are inputs"
     )
+
+
+@pytest.mark.parametrize(
+    ("typed", "ranks", "words"),
+    [
+        ("bench all_reduce -b 8 -g 8", 8, "bench all_reduce -b 8 -g 8"),
+        ("all_reduce_perf -b 8 -e 8G -f 2 -g 4 -t 2", 8, "bench all_reduce -b 8 -e 8G -f 2 -g 4 -t 2"),
+        ("reduce_scatter_perf_mpi -g2", 2, "bench reduce_scatter -g2"),
+        ("-n 3 alltoall_perf -g 1", 3, "bench alltoall -g 1"),
+    ],
+)
+def test_commands_of_nccl_tests_start_ranks(calls: Calls, typed: str, ranks: int, words: str) -> None:
+    assert main(typed.split()) == 0
+    assert [(started, tuple(found)) for started, found, _ in calls.started] == [(ranks, tuple(words.split()))]
+
+
+def test_every_program_of_nccl_tests_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in OPERATIONS:
+        assert main([f"{name}_perf", "--help"]) == 0
+        assert capsys.readouterr().out.startswith(f"Usage: meshrun bench {name} ")
+    assert main(["gather_perf", "-g", "2", "--help"]) == 0, "which starts no ranks"
+
+
+def test_an_interactive_step_of_slurm_starts_ranks(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["all_reduce_perf", "-g", "2"]) == 0
+    assert [ranks for ranks, *_ in calls.started] == [2]
+
+
+@pytest.mark.parametrize(
+    ("variables", "typed", "hint"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "reduce_perf -b 8 -g 2", "mpirun -np 8 meshrun bench reduce -b 8"),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, "bench all_reduce -t 2", "mpirun -np 2 meshrun bench all_reduce"),
+        ({"PMI_SIZE": "2", "SLURM_STEP_ID": "0"}, "gather_perf -g 2", "srun --ntasks 4 meshrun bench gather"),
+        ({"PMI_SIZE": "2"}, "bench gather -g 2", "mpirun -np 4 meshrun bench gather"),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0"}, "bench gather -g 2",
+         "srun --ntasks 4 meshrun bench gather"),
+        ({"PMIX_RANK": "0"}, "bench gather -g 2", "mpirun -np 2 meshrun bench gather"),
+        ({}, "-n 2 bench gather -g 4 -b 1M", "meshrun -n 4 bench gather -b 1M"),
+        ({}, "launch local -j 2 -- gather_perf -g 4", "-j 1x4 -- bench gather"),
+    ],
+)  # fmt: skip
+def test_ranks_that_are_started_twice(
+    calls: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: Callable[..., str],
+    variables: dict[str, str],
+    typed: str,
+    hint: str,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert refused(*typed.split()).endswith(f" Try: {hint}")
+    assert calls == Calls()

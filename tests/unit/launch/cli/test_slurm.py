@@ -72,6 +72,10 @@ def test_a_container_has_an_mpi_of_its_own() -> None:
         (("--", "bench", "all_reduce", "-n", "%a"), "'%a'"),
         (("--srun-args", "'", "--", *SPEC.words), "No closing quotation"),
         (("--", "jobs"), "`meshrun jobs` starts no ranks"),
+        (("--mem", "lots", "--", *SPEC.words), "'lots' is no memory per host"),
+        (("--signal", "USR1@soon", "--", *SPEC.words), "'USR1@soon' is not a signal"),
+        (("--requeue=fast", "--", *SPEC.words), "'fast' is not expedite"),
+        (("--nodelist", "n1\nn2", "--", *SPEC.words), "control characters are not allowed"),
         (("--", "run", "nothing"), "unknown job"),
     ],
 )
@@ -92,6 +96,35 @@ def test_options_of_a_new_job_inside_another() -> None:
     assert done.stdout.startswith("srun --overlap --mpi=pmix --cpus-per-task=4 --nodes=2 --ntasks=16")
     done = invoke("-j", "2x8", "--array", "0-3", "--mpi", "pmix", "--print", "--", *SPEC.words, **inside)
     assert "--array needs a new job, but this is inside job 17" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        ([], ["--no-requeue"]),
+        (["--requeue"], ["--open-mode=append", "--requeue"]),
+        (["--requeue=expedite"], ["--open-mode=append", "--requeue=expedite"]),
+        (["--signal", "B:USR1@60", "--mem", "0"], ["--mem=0", "--signal=B:USR1@60", "--no-requeue"]),
+        (["--nodelist", "n[1-3]", "--exclude", "n2", "--qos", "high", "--reservation", "maint"],
+         ["--nodelist='n[1-3]'", "--exclude=n2", "--qos=high", "--reservation=maint", "--no-requeue"]),
+    ],
+)  # fmt: skip
+def test_options_of_sbatch(words: list[str], lines: list[str]) -> None:
+    done = invoke("-j", "2x8", "--mpi", "pmix", "--print", *words, "bench", "all_reduce")
+    requests = [line.removeprefix("#SBATCH ") for line in done.stdout.splitlines() if "#SBATCH" in line]
+    assert [line for line in requests if not line.startswith("--output=")][5:] == lines
+
+
+def test_a_settings_file_may_ask_for_a_requeue(tmp_path: Path) -> None:
+    file = tmp_path / "meshrun" / "meshrun.toml"
+    file.parent.mkdir()
+    for value, line in (("true", "--requeue\n"), ('"expedite"', "--requeue=expedite"), ("false", "--no-req")):
+        file.write_text(f"[slurm]\nrequeue = {value}\nqos = 'low'\n")
+        done = invoke(
+            "-j", "2x8", "--mpi", "pmix", "--print", "--", *SPEC.words, XDG_CONFIG_HOME=str(tmp_path)
+        )
+        assert f"#SBATCH {line}" in done.stdout
+        assert "#SBATCH --qos=low\n" in done.stdout
 
 
 def test_the_output_may_come_from_sbatchs_variable() -> None:

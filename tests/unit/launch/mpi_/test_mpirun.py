@@ -35,6 +35,7 @@ CHECK_NAMES = ssh_hosts.check_names
 VENDORS: tuple[Vendor, ...] = ("Open MPI", "MPICH", "Intel MPI")
 SPEC = LaunchSpec(("bench", "all_reduce", "-b", "8"), 2, 8, ("n1", "n2"))
 ON_ETH1 = LaunchSpec(("selftest",), 2, 8, ("n1", "me@n2"), network="eth1", host_timeout=30.0)
+UNEVEN = LaunchSpec(("selftest",), 2, 8, ("n1", "n2"), slots=(8, 4))
 SSH = (
     "-o BatchMode=yes -o ConnectTimeout=10 -o ConnectionAttempts=3 "
     "-o ServerAliveInterval=5 -o ServerAliveCountMax=3"
@@ -108,6 +109,8 @@ def launcher(vendor: Vendor) -> Launcher:
         ),
         (MPICH, SPEC, {"NCCL_DEBUG": "INFO"}, "-hosts n1,n2 -ppn 8 -n 16"),
         (MPICH, ON_ETH1, {}, "-hosts n1,me@n2 -ppn 8 -iface eth1 -n 16"),
+        (OPEN_MPI_5, UNEVEN, {}, "--host n1:8,n2:4 --map-by slot --bind-to none -n 12"),
+        (MPICH, UNEVEN, {}, "-hosts n1:8,n2:4 -n 12"),
         (INTEL, SPEC, {"NCCL_DEBUG": "INFO"}, "-hosts n1,n2 -ppn 8 -n 16"),
         (INTEL, ON_ETH1, {}, "-hosts n1,me@n2 -ppn 8 -iface eth1 -n 16"),
     ],
@@ -117,6 +120,14 @@ def test_each_vendors_words(
 ) -> None:
     found = machine.install(version)
     assert launcher_command(spec, found, variables) == [str(found.path), *expected.split()]
+
+
+def test_different_slots_need_a_launcher_that_takes_them(machine: Machine) -> None:
+    found = machine.install(INTEL)
+    with pytest.raises(
+        UserError, match=r"one number of ranks for all hosts: got n1:8, n2:4\. Try: -j 2x4, or"
+    ):
+        launcher_command(UNEVEN, found, {})
 
 
 NETWORK = {

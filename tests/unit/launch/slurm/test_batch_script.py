@@ -29,7 +29,8 @@ SCRIPTS: dict[str, tuple[LaunchSpec, JobRequest, str | None]] = {
         replace(SPEC, words=("run", "my file.py:f", "in-%a.npy"), settings={"B": "it's"}, network="ib0"),
         JobRequest(
             "pmi2", "/work", bind_gpus="task", cpus_per_task=6, partition="gpu", account="a b", time="60",
-            constraint="h100&ib", array="0-9%2", dependency="afterok:17", requeue=True,
+            constraint="h100&ib", nodelist="n[1-3]", exclude="n2", qos="high", reservation="maint", mem="64G",
+            signal="USR1@60", array="0-9%2", dependency="afterok:17", requeue="expedite",
             srun_args=("--mem=0", "--comment=x y"),
         ),
         "0123abcd",

@@ -12,6 +12,7 @@ from meshrun.launch.slurm import queries
 from meshrun.launch.slurm.batch_script import JobRequest
 from meshrun.launch.slurm.job import PENDING, SubmittedJob
 from meshrun.launch.slurm.queries import JobState
+from meshrun.runner.errors import UserError
 
 WAITING = (("17", "17"), ("17_[0-3]", "17_[2-3]"))  # a job; an array's tasks, fewer later
 
@@ -107,3 +108,32 @@ def test_variables_of_sbatch_that_would_hide_the_output_are_removed(
         assert slurm_job._submit("", JobRequest("pmix", "/work", requeue=requeue)) == "17"
         told = (tmp_path / "told").read_text().splitlines()
         assert told == ["SBATCH_ACCOUNT=x", f"--parsable --open-mode={mode}"]
+
+
+@pytest.mark.parametrize(
+    ("errors", "told"),
+    [
+        (
+            "sbatch: option '--requeue' doesn't allow an argument\n"
+            'Try "sbatch --help" for more information',
+            "got sbatch: option '--requeue' doesn't allow an argument. Try: --requeue without =expedite, ",
+        ),
+        (
+            "sbatch: error: Memory specification can not be satisfied\n"
+            "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+            "Requested node configuration is not available. Try: a smaller --mem;",
+        ),
+        ("", "got exit status 1. Try: sinfo"),
+    ],
+)
+def test_what_sbatch_rejects_has_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: str, told: str
+) -> None:
+    (tmp_path / "errors").write_text(errors)
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(f"#!/bin/sh\ncat {tmp_path}/errors >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(UserError) as rejected:
+        slurm_job._submit("", JobRequest("pmix", "/work"))
+    assert told in str(rejected.value)

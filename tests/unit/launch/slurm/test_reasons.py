@@ -90,9 +90,51 @@ def test_nothing_to_tell() -> None:
             "another",
         ),
         ("Requested time limit is invalid", "a shorter --time"),
+        ("sbatch: option '--requeue' doesn't allow an argument", "--requeue without =expedite"),
+        ("Invalid qos specification", "another --qos"),
+        ("Requested reservation is invalid", "another --reservation"),
+        ("Invalid node name specified", "another --nodelist or --exclude"),
+        ("sbatch: error: Invalid --signal specification", "--signal USR1@60"),
+        ("sbatch: error: invalid number of nodes (-N 2-1)", "as many hosts for -j as in --nodelist"),
+        (
+            "sbatch: error: Memory specification can not be satisfied\n"
+            "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+            "a smaller --mem",
+        ),
         ("Invalid partition name specified", "sinfo"),
     ],
 )
 def test_a_job_that_sbatch_rejects(error: str, hint: str) -> None:
     line = f"sbatch: error: Batch job submission failed: {error}"
     assert remedy(line, "sinfo; --print shows the script").startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("reason", "hint"),
+    [
+        ("PartitionConfig", "a smaller -j"),
+        ("PartitionNodeLimit", "a smaller -j"),
+        ("PartitionTimeLimit", "a shorter --time"),
+        ("ReqNodeNotAvail,", "sinfo --list-reasons"),
+        ("Reservation", "another --reservation"),
+        ("InvalidQOS", "another --qos"),
+        ("QOSMaxNodePerUserLimit", "another --account"),
+        ("AssocGrpCPUMinutesLimit", "another --account"),
+        ("MaxMemPerLimit", "a smaller --mem"),
+        ("BadConstraints", "another --constraint"),
+        ("JobHeldUser", "scontrol release"),
+        ("SomethingNew", "scontrol show job 7"),
+    ],
+)
+def test_a_reason_for_which_a_job_does_not_start(reason: str, hint: str) -> None:
+    assert remedy(reason, "scontrol show job 7").startswith(hint)
+
+
+def test_addresses_that_pmi2_damaged() -> None:
+    told = task_end(
+        "slurmstepd-c1: error: mpi/pmi2: value not properly terminated in client request\n"
+        "srun: error: c1: task 0: Exited with exit code 15\n"
+    )
+    assert told is not None
+    assert told[0].startswith("MPICH's ranks could not exchange their addresses")
+    assert "PMIx" in str(told[1])
