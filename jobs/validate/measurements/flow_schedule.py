@@ -156,6 +156,9 @@ class FlowSchedule:
             rail &= distant
         elif not far and (rail & ~distant).sum() >= LEAST_NEAR:
             rail &= ~distant
+        shows = ~self.network.hidden[topology.nic_kind[rank], topology.nic_kind]
+        if not over_nvlink and (rail & shows).any():  # a slower partner hides the suspect
+            rail &= shows
         found = self.chosen(np.flatnonzero(rail), suspects, count)
         if rail.sum() < PARTNERS:
             found += self.chosen(np.flatnonzero(away & ~rail), suspects, count)
@@ -168,25 +171,33 @@ class FlowSchedule:
         return list(np.concatenate([order[~last], order[last]])[:count].tolist())
 
     def control_flows(self, suspects: set[int], wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return flows between healthy ranks (or suspects, if there are no others), of each class wanted."""
+        """Return flows between healthy ranks (or suspects, if there are no others), of each class wanted.
+
+        Drawn from each model of NIC, however few hosts have it.
+        """
         topology, found = self.topology, list[tuple[int, int]]()
+        models = [topology.nic_kind == model for model in range(int(topology.nic_kind.max()) + 1)]
         needed = set(self.network.flow_kind(*np.array(wanted, np.int64).T).tolist())
         host = topology.host
         pairs = [
             (rank, other)
-            for rank in self.chosen(np.arange(topology.ranks), suspects, CANDIDATES)
+            for model in models
+            for rank in self.chosen(np.flatnonzero(model), suspects, CANDIDATES)
             for rail in (topology.gpu == topology.gpu[rank], topology.gpu != topology.gpu[rank])
-            for distant in (
-                (False, True) if self.network.far.any() else (False,)
-            )  # of many hosts, few are near
+            # Of many hosts, few are near.
+            for distant in ((False, True) if self.network.far.any() else (False,))
+            for of_partner in models
             for other in self.chosen(
-                np.flatnonzero((host != host[rank]) & rail & (self.network.far[host[rank], host] == distant)),
+                np.flatnonzero(
+                    (host != host[rank]) & rail & of_partner & (self.network.far[host[rank], host] == distant)
+                ),
                 suspects,
                 CONTROLS,
             )
         ]
-        kinds = self.network.flow_kind(*np.array(pairs, np.int64).T)
-        good = np.asarray(~np.isin(np.array(pairs), list(suspects)).any(axis=1))
+        table = np.array(pairs, np.int64).reshape(-1, 2)
+        kinds = self.network.flow_kind(*table.T)
+        good = np.asarray(~np.isin(table, list(suspects)).any(axis=1))
         for kind in sorted(needed):
             some = self.random.permutation(np.flatnonzero(kinds == kind))
             some = some[np.argsort(~good[some], kind="stable")][:CONTROLS]

@@ -39,6 +39,7 @@ from meshrun.jobs.validate.localize.set_cover import (
 from meshrun.jobs.validate.measurements.flow_schedule import PARTNERS, FlowSchedule
 from meshrun.jobs.validate.measurements.repeats import (
     RETEST_REPEATS,
+    Spread,
     joined,
     measure_first,
     repeats_needed,
@@ -57,6 +58,8 @@ from meshrun.jobs.validate.plan import Plan
 from meshrun.jobs.validate.probe.api import Probe, Seconds
 from meshrun.jobs.validate.topology import Ints, Topology
 
+# Kinds of suspects that flows in one direction may clear wrongly; NICs that are measured in both at once.
+ONE_WAY, MOST_BOTH_WAYS = ("nic", "send", "receive", "host", "path"), 16
 FEW_FLAPS = 4  # suspects in one retest
 MOST_LOOKS = 20  # of NICs that may be slow part of the time; a few cannot be told after 15
 ERRATIC = ("nic", "send", "receive", "path")  # kinds that may be a NIC that is slow part of the time
@@ -66,6 +69,10 @@ SCREENED_HOSTS = 8  # from which on there are enough others
 SCREENS = 16  # of suspects of these kinds, at most
 SCREENED = 0.25  # share of them that a screen must clear for another: all take at most 4 times the first
 SCREEN_SAMPLES = 1.5, 60  # times those that clear a healthy flow on average; at most
+OF_HOSTS = ("nic", "send", "receive", "host", "flap")  # kinds that are slow while others load a host
+LEAST_BUSY = 4  # hosts from which on one that was slow for a while shows that others load the fleet
+UNSTEADY = 3.0  # tolerances between the levels of two looks, which no fault of a part makes
+PASSES = 6  # of a first measurement, each of which may meet a flap of 5 s
 TRIAL_ROUNDS = 2  # with which it is decided how many flows to measure at once
 LEAST_BYTES, LEAST_SPLIT_BYTES = 4 << 20, 16 << 20
 NORMAL_QUARTILE = 0.67  # of a normal distribution, in standard deviations
@@ -102,6 +109,9 @@ class InterNode(RungMeasurement):
         self.shares = list[SlowShares]()
         self.screened: Observations | None = None  # suspects that were cleared
         self.isolated: Observations | None = None
+        self.paired: Observations | None = None  # NICs that send and receive at once
+        self.paired_rounds: list[tuple[Ints, Seconds, int]] = []  # of `paired`: flows, seconds, look
+        self.paired_looks = 0
         self.flows: list[Ints] = []  # of `isolated`
         self.seconds: list[Seconds] = []
         self.look_of: list[int] = []
@@ -109,14 +119,23 @@ class InterNode(RungMeasurement):
         self.looks_of: dict[int, set[int]] = {}  # in which a rank was part of a suspect
         self.flaps = set[PartName]()  # suspects that were looked at for being slow at times
         self.looked = 0
+        self.loaded = set[PartName]()  # suspects that were slow for a while, as by others' load
+        self.cleared_hosts = set[int]()  # hosts with NICs that were slow at first only
         self.first: Observations  # table, of the first measurement
         self.crowded = False  # fewer flows at once than `max_subrounds` allows would be faster still
 
     @property
     def gaps(self) -> Sequence[str]:
+        count = len(self.loaded)
+        sentence = (
+            f"{count} suspect{'s'[: count > 1]} between hosts, slow for a while only, as if others loaded "
+            "the fleet; validate it again while it is idle"
+        )
+        load = (sentence,) if count else ()
         if self.network.far.any() or not self.crowded:
-            return self.network.gaps
+            return (*load, *self.network.gaps)
         return (
+            *load,
             f"flows between hosts are faster the fewer there are at once, even {self.schedule.subrounds} "
             "times fewer than all; NICs behind such uplinks cannot be judged",
         )
@@ -146,7 +165,13 @@ class InterNode(RungMeasurement):
         # Noise that hides single pairs of many hides no NIC, and split rounds take as long as more hosts.
         as_many = self.schedule.subrounds * self.topology.hosts
         again = self.schedule.subrounds == 1 or as_many < self.plan.all_pairs_hosts
-        seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer, repeats, again)
+        spread = None
+        if self.plan.first_span and self.schedule.subrounds == 1:  # split rounds take longer than that
+            least, samples = samples * repeats, max(math.ceil(samples * repeats / PASSES), self.plan.samples)
+            spread = Spread(self.probe, self.plan.first_span, PASSES, least)
+        seconds, self.noise = measure_first(
+            self.sample, rounds, samples, self.plan, longer, repeats, again, spread
+        )
         self.first = self.tabulated(rounds, seconds)
         self.network.find_groups(self.first)
         if self.network.far.any():
@@ -173,6 +198,7 @@ class InterNode(RungMeasurement):
             self.plan,
             known=self.noise,
             together=np.concatenate(together),
+            both_ways=True,
         )
 
     def bytes_in_time(self, flows: Ints) -> int:
@@ -241,21 +267,67 @@ class InterNode(RungMeasurement):
         self.suspects |= {rank for name in left for rank in self.network.ranks(name)}
         # A look at many takes longer than a load does, and shows its begin and end.
         few_flaps = sum(name[0] == "flap" for name in left) <= FEW_FLAPS
-        flows = {name: self.schedule.suspect_flows(name, self.suspects, few_flaps) for name in left}
+        flows = {
+            name: self.schedule.suspect_flows(name, self.suspects, few_flaps)
+            for name in left
+            if name[0] != "both"
+        }
         controls = (
             self.schedule.control_flows(self.suspects, [flow for of in flows.values() for flow in of])
-            if left
+            if flows
             else []
         )
         samples = max(self.plan.retest_samples // RETEST_REPEATS, 3) * repeats_needed(
             self.noise, self.plan.retest_samples, self.plan
         )
-        if left:
-            left = self.look(flows, controls, samples)
-        if self.isolated is None:
-            assert self.screened is not None  # there were suspects
-            return self.screened, left
-        return joined(self.screened, self.isolated), left
+        alone, both = ([name for name in left if (name[0] == "both") == wanted] for wanted in (False, True))
+        slow = self.look(flows, controls, samples) if alone else []
+        cleared = [name for name in alone if name not in slow and name[0] in ONE_WAY]
+        if fast := self.fast_alone(cleared):
+            self.network.fast_alone |= set(fast)
+            self.look_both_ways(fast, max(self.plan.quick_looks, 1), 0.0, samples)
+        if both:
+            self.look_both_ways([nic for _, nic in both], RETEST_REPEATS, self.plan.retest_span, samples)
+            assert self.paired is not None
+            slow += self.unclear(self.paired, both)
+        tables = [table for table in (self.screened, self.isolated) if table is not None]
+        table = joined(tables[0], tables[1]) if len(tables) == 2 else tables[0] if tables else None
+        if self.paired is not None:
+            table = self.paired if table is None else table.followed_by(self.paired)
+        assert table is not None  # there were suspects
+        return table, slow
+
+    def fast_alone(self, cleared: Sequence[PartName]) -> list[int]:
+        """Return the NICs of these suspects of which flows alone were fast in either direction."""
+        if not cleared or self.isolated is None:
+            return []
+        nics = dict.fromkeys(
+            int(self.topology.owner[rank]) for name in cleared for rank in self.network.ranks(name)
+        )
+        directions = [(way, nic) for nic in nics for way in ("send", "receive")]
+        slow = {nic for _, nic in self.unclear(self.isolated, directions)}
+        return [nic for nic in nics if nic not in slow][:MOST_BOTH_WAYS]
+
+    def look_both_ways(self, ranks: Sequence[int], looks: int, span: float, samples: int) -> None:
+        """Measure these NICs while they send and receive at once, and add the rows to `paired`.
+
+        looks: spread over `span` seconds.
+        """
+        pairs = [
+            (rank, other) for rank in ranks for other in self.schedule.partners(rank, self.suspects, PARTNERS)
+        ]
+        controls = self.schedule.control_flows(self.suspects | set(ranks), pairs)
+        pairs += [pair for pair in controls if pair not in pairs and pair[::-1] not in pairs]
+        for _ in spaced_repeats(looks, span, self.probe):
+            mixed = [pairs[number] for number in self.schedule.random.permutation(len(pairs))]
+            for met in isolated_rounds(mixed, self.topology, self.at_once):
+                table = both_ways(np.array(met, np.int64))
+                self.paired_rounds.append((table, self.sample(table, samples), self.paired_looks))
+            self.paired_looks += 1
+            flows, seconds, looked = (list(column) for column in zip(*self.paired_rounds, strict=True))
+            self.paired = tabulate(
+                flows, seconds, self.retest_siblings, self.plan, retested=True, looks=looked, both_ways=True
+            )
 
     def look(
         self,
@@ -299,7 +371,40 @@ class InterNode(RungMeasurement):
             if not left:
                 break
         assert self.isolated is not None
-        return self.unclear(self.isolated, list(flows))
+        kinds, slow = self.network.part_kinds(self.isolated), self.unclear(self.isolated, list(flows))
+        for name in (name for name in slow if name[0] != "flap"):
+            levels = self.levels_by_look(self.isolated, kinds, name, begin)
+            if passed(levels, self.plan.tolerance):
+                self.loaded.add(name)
+        slow = [name for name in slow if name not in self.loaded]
+        self.cleared_hosts |= self.hosts_of(
+            [name for name in flows if name not in slow and name[0] in OF_HOSTS]
+        )
+        return slow
+
+    def levels_by_look(
+        self, table: Observations, kinds: Sequence[PartKind], name: PartName, begin: int
+    ) -> Floats:
+        """Return the median level of a suspect in each look from `begin` on."""
+        through = rows_through(kinds, name) & (table.look >= begin)
+        return np.array(
+            [
+                np.median(table.level[through & (table.look == look)])
+                for look in np.unique(table.look[through])
+            ]
+        )
+
+    def hosts_of(self, names: Sequence[PartName]) -> set[int]:
+        return {int(self.topology.host[rank]) for name in names for rank in self.network.ranks(name)}
+
+    def is_loaded(self, name: PartName, levels: Floats) -> bool:
+        """Return whether others may load a suspect: it, or a NIC of another host, was slow for a while only.
+
+        levels: of its looks. Of few hosts, a NIC is slow for a while if its partner is.
+        """
+        many = self.topology.hosts >= LEAST_BUSY
+        changed = passed(levels, self.plan.tolerance, 1)
+        return changed or (many and bool(self.cleared_hosts - self.hosts_of([name])))
 
     def shown_flows(
         self, flows: Mapping[PartName, Sequence[tuple[int, int]]], table: Observations
@@ -328,14 +433,13 @@ class InterNode(RungMeasurement):
                 self.looks_at[name[1]] = looked
                 decided = looked.is_sure or looked.intermittence <= LOADED_UP_TO
             else:
-                through = rows_through(kinds, name) & (table.look >= begin)
-                limit = self.plan.tolerance / 2
-                fast = [
-                    np.median(table.level[through & (table.look == look)]) < limit
-                    for look in np.unique(table.look[through]).tolist()
-                ]
+                levels = self.levels_by_look(table, kinds, name, begin)
+                fast = int(np.count_nonzero(levels < self.plan.tolerance / 2))
                 # A part that is slow in most looks is not fast in two of five.
-                decided = count >= RETEST_REPEATS or sum(fast) > (1 - self.plan.slow_share) * RETEST_REPEATS
+                decided = bool(fast > (1 - self.plan.slow_share) * RETEST_REPEATS)
+                # Where others load the fleet, a load may last for five looks.
+                enough = MOST_LOOKS if self.is_loaded(name, levels) else RETEST_REPEATS
+                decided = decided or count >= enough
             if not decided:
                 found.append(name)
         return found
@@ -368,7 +472,9 @@ class InterNode(RungMeasurement):
             if not left:
                 break
             wanted = np.array([flow for name in left for flow in flows[name]], np.int64)
-            controls = np.array(self.schedule.control_flows(self.suspects, wanted.tolist()), np.int64)
+            controls = np.array(
+                self.schedule.control_flows(self.suspects, wanted.tolist()), np.int64
+            ).reshape(-1, 2)
             rounds = [
                 *self.schedule.separate_rounds(controls, self.suspects),
                 *self.schedule.separate_rounds(wanted, self.suspects, with_controls=True),
@@ -411,7 +517,13 @@ class InterNode(RungMeasurement):
         if kind == "path" and self.network.only_pair(*divmod(key, self.topology.ranks)):
             nics = [("nic", rank) for rank in divmod(key, self.topology.ranks)]
             return replace(found, ties=(*found.ties, *nics))
-        return found if found.flaps is None else replace(found, p99=self.tails(key))
+        if found.flaps is None:
+            return found
+        sure = np.array([nic for nic, looks in self.looks_at.items() if looks.is_sure], np.int64)
+        if np.count_nonzero(self.topology.host[sure] == self.topology.host[key]) > 1:
+            self.loaded.add(found.name)  # others load the host: a flap is of one NIC
+            return None
+        return replace(found, p99=self.tails(key))
 
     def tails(self, nic: int) -> tuple[float, float]:
         """Return the 99th percentile of the seconds of flows through a NIC in all looks, and of other flows.
@@ -479,6 +591,14 @@ class InterNode(RungMeasurement):
         keep = [~np.isin(flows @ [size, 1], again) for flows in rounds]
         some = [number for number, of_round in enumerate(keep) if of_round.any()]
         return [rounds[n][keep[n]] for n in some], [seconds[n][keep[n]] for n in some]
+
+
+def passed(levels: Floats, tolerance: float, least: int = 2) -> bool:
+    """Return whether a part that was slow in most looks was fast in `least` of them or more, or not equally
+    slow in all. So is a loaded part, but not a faulty one. levels: of each look. tolerance: as in the plan.
+    """
+    fast = np.count_nonzero(levels < tolerance / 2)
+    return bool(len(levels) and (fast >= least or np.ptp(levels) > UNSTEADY * tolerance))
 
 
 def is_one_pair(flows: Sequence[tuple[int, int]]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -60,6 +61,31 @@ def measure_repeatedly(
     return [np.concatenate(of_one, axis=1) for of_one in zip(*parts, strict=True)] if count > 1 else parts[0]
 
 
+@dataclass(frozen=True)
+class Spread:
+    """seconds: over which `passes` of all rounds are spread, or fewer if each takes longer. least: samples of
+    each round."""
+
+    probe: Probe
+    seconds: float
+    passes: int
+    least: int
+
+
+def spread_measurements(
+    measure: Measure[Round], rounds: Sequence[Round], samples: int, spread: Spread
+) -> tuple[list[Seconds], int]:
+    """Measure all rounds again and again over some time. Returns the seconds of each round, and how often."""
+    parts: list[list[Seconds]] = []
+    begin = spread.probe.clock()
+    for number in spaced_repeats(spread.passes, spread.seconds, spread.probe):
+        over = spread.probe.clock() - begin >= spread.seconds
+        if number and over and number * samples >= spread.least:
+            break
+        parts.append([measure(each, samples) for each in rounds])
+    return [np.concatenate(of_one, axis=1) for of_one in zip(*parts, strict=True)], len(parts)
+
+
 def repeats_in_time(
     measure: Measure[Round], rounds: Sequence[Round], samples: int, count: int
 ) -> list[list[Seconds]]:
@@ -79,14 +105,20 @@ def measure_first(
     longer: bool = False,
     repeats: int = 1,
     again: bool = True,
+    spread: Spread | None = None,
 ) -> tuple[list[Seconds], float]:
     """Measure all rounds `repeats` times, and more often if they are noisy and there is time.
+
+    spread: over how much time, so that they meet a part that is slow for seconds now and then.
 
     samples: of each round in a repeat. longer: as many samples as show a part at the critical rate, at least
     LONG_SAMPLES and at most MOST_SAMPLES. again: more often because of noise. Returns the seconds of each
     round (`without_common`), and the noise as `repeats_needed` takes it.
     """
-    found = measure_repeatedly(measure, rounds, samples, repeats)
+    if spread is None:
+        found = measure_repeatedly(measure, rounds, samples, repeats)
+    else:
+        found, repeats = spread_measurements(measure, rounds, samples, spread)
     steady = [without_common(each) for each in found]
     noise, done = noise_of_rounds(steady, samples), repeats
     for turn in range(3):
@@ -159,6 +191,26 @@ class RetestSamples:
         seconds = [np.concatenate(parts, axis=1) for _, parts in self.rounds.values()]
         return tabulate(flows, seconds, siblings, plan, retested=True)
 
+    def mostly_slow(
+        self,
+        name: PartName,
+        siblings: Callable[[Ints, Ints], Siblings],
+        part_kinds: Callable[[Observations], list[PartKind]],
+        plan: Plan,
+    ) -> bool:
+        """Return whether a part was slow in `slow_share` of the looks: of their samples together, those of
+        half of the looks, in which others loaded it, would be enough.
+        """
+        looks = min(len(parts) for _, parts in self.rounds.values())
+        slow = 0
+        for look in range(looks):
+            flows = [flows for flows, _ in self.rounds.values()]
+            seconds = [parts[look] for _, parts in self.rounds.values()]
+            table = tabulate(flows, seconds, siblings, plan, retested=True)
+            level = table.level[rows_through(part_kinds(table), name)]
+            slow += bool(len(level) and np.median(level) > plan.tolerance / 2)
+        return slow >= plan.slow_share * looks
+
 
 def look_until_clear(
     look: Callable[[RetestSamples, int], None],
@@ -189,7 +241,8 @@ def look_until_clear(
     for samples in looks(noise, span, plan, probe):
         look(found, samples)
     table = found.table(siblings, plan)
-    return table, unclear_suspects(table, part_kinds(table), suspects, noise, plan)
+    left = unclear_suspects(table, part_kinds(table), suspects, noise, plan)
+    return table, [name for name in left if found.mostly_slow(name, siblings, part_kinds, plan)]
 
 
 def joined(before: Observations | None, later: Observations) -> Observations:

@@ -41,7 +41,7 @@ def looks(*flows: tuple[int, int, int, int]) -> Observations:
     return Observations(
         a, b, np.where(slow > 3, 0.47, 0.0), np.ones(size), np.ones(size), slow, (count - slow) // 2,
         np.where(slow > 0, 0.47, 0.0), np.where(slow > 4, 0.47, 0.0), count, np.full(size, 0.2), look,
-        np.ones(size, bool), np.full(size, 0.1), frozenset(),
+        np.ones(size, bool), np.zeros(size, bool), np.full(size, 0.1), frozenset(),
     )  # fmt: skip
 
 
