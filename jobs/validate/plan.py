@@ -37,7 +37,6 @@ class Plan:
     transfer_seconds: float = 5e-3  # of a flow between hosts, at most: slower networks move fewer bytes
     samples: int = 5  # of each first measurement; the median counts
     samples_per_nic: int = 400  # at least: with few hosts there are few rounds, so each takes more samples
-    first_span: float = 24.0  # seconds of a first measurement between hosts, so that it meets a flap; 0: any
     retest_samples: int = 30  # of each retest
     # Seconds over which these are spread, unless the suspects are clear before: the load of others passes, a
     # fault stays. Of loads with a mean of 4 s, one in 2,000 lasts for four of five looks.
@@ -96,7 +95,6 @@ def for_cpus(plan: Plan) -> Plan:
         max_repeats=max(plan.max_repeats // CPU_REPEATS, 1),
         transfer_seconds=math.inf,  # a sample on CPUs lasts longer than a transfer
         retest_span=CPU_SPAN,
-        first_span=0.0,
         tensor_seconds=0.0,
         quick_looks=0,  # ranks that share cores are fast or slow for a whole look
     )

@@ -96,7 +96,6 @@ def quick() -> Plan:
         samples=3,
         retest_samples=15,
         samples_per_nic=60,
-        first_span=0.0,
         memory_bytes=256 * MiB,
         product_bytes=64 * MiB,
         copy_bytes=64 * MiB,

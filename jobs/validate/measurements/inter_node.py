@@ -39,7 +39,6 @@ from meshrun.jobs.validate.localize.set_cover import (
 from meshrun.jobs.validate.measurements.flow_schedule import PARTNERS, FlowSchedule
 from meshrun.jobs.validate.measurements.repeats import (
     RETEST_REPEATS,
-    Spread,
     joined,
     measure_first,
     repeats_needed,
@@ -70,9 +69,9 @@ SCREENS = 16  # of suspects of these kinds, at most
 SCREENED = 0.25  # share of them that a screen must clear for another: all take at most 4 times the first
 SCREEN_SAMPLES = 1.5, 60  # times those that clear a healthy flow on average; at most
 OF_HOSTS = ("nic", "send", "receive", "host", "flap")  # kinds that are slow while others load a host
+OF_LOADS = ("nic", "send", "receive", "host", "host send", "host receive", *BETWEEN)  # or seem to be
 LEAST_BUSY = 4  # hosts from which on one that was slow for a while shows that others load the fleet
 UNSTEADY = 3.0  # tolerances between the levels of two looks, which no fault of a part makes
-PASSES = 6  # of a first measurement, each of which may meet a flap of 5 s
 TRIAL_ROUNDS = 2  # with which it is decided how many flows to measure at once
 LEAST_BYTES, LEAST_SPLIT_BYTES = 4 << 20, 16 << 20
 NORMAL_QUARTILE = 0.67  # of a normal distribution, in standard deviations
@@ -165,13 +164,7 @@ class InterNode(RungMeasurement):
         # Noise that hides single pairs of many hides no NIC, and split rounds take as long as more hosts.
         as_many = self.schedule.subrounds * self.topology.hosts
         again = self.schedule.subrounds == 1 or as_many < self.plan.all_pairs_hosts
-        spread = None
-        if self.plan.first_span and self.schedule.subrounds == 1:  # split rounds take longer than that
-            least, samples = samples * repeats, max(math.ceil(samples * repeats / PASSES), self.plan.samples)
-            spread = Spread(self.probe, self.plan.first_span, PASSES, least)
-        seconds, self.noise = measure_first(
-            self.sample, rounds, samples, self.plan, longer, repeats, again, spread
-        )
+        seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer, repeats, again)
         self.first = self.tabulated(rounds, seconds)
         self.network.find_groups(self.first)
         if self.network.far.any():
@@ -372,7 +365,9 @@ class InterNode(RungMeasurement):
                 break
         assert self.isolated is not None
         kinds, slow = self.network.part_kinds(self.isolated), self.unclear(self.isolated, list(flows))
-        for name in (name for name in slow if name[0] != "flap"):
+        # Noise, and the loads of many hosts behind one switch, change from look to look.
+        judged = [name for name in slow if name[0] in OF_LOADS and self.noise <= self.plan.tolerance]
+        for name in judged:
             levels = self.levels_by_look(self.isolated, kinds, name, begin)
             if passed(levels, self.plan.tolerance):
                 self.loaded.add(name)
@@ -403,6 +398,8 @@ class InterNode(RungMeasurement):
         levels: of its looks. Of few hosts, a NIC is slow for a while if its partner is.
         """
         many = self.topology.hosts >= LEAST_BUSY
+        if name[0] not in OF_LOADS or self.noise > self.plan.tolerance:
+            return False
         changed = passed(levels, self.plan.tolerance, 1)
         return changed or (many and bool(self.cleared_hosts - self.hosts_of([name])))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -61,31 +60,6 @@ def measure_repeatedly(
     return [np.concatenate(of_one, axis=1) for of_one in zip(*parts, strict=True)] if count > 1 else parts[0]
 
 
-@dataclass(frozen=True)
-class Spread:
-    """seconds: over which `passes` of all rounds are spread, or fewer if each takes longer. least: samples of
-    each round."""
-
-    probe: Probe
-    seconds: float
-    passes: int
-    least: int
-
-
-def spread_measurements(
-    measure: Measure[Round], rounds: Sequence[Round], samples: int, spread: Spread
-) -> tuple[list[Seconds], int]:
-    """Measure all rounds again and again over some time. Returns the seconds of each round, and how often."""
-    parts: list[list[Seconds]] = []
-    begin = spread.probe.clock()
-    for number in spaced_repeats(spread.passes, spread.seconds, spread.probe):
-        over = spread.probe.clock() - begin >= spread.seconds
-        if number and over and number * samples >= spread.least:
-            break
-        parts.append([measure(each, samples) for each in rounds])
-    return [np.concatenate(of_one, axis=1) for of_one in zip(*parts, strict=True)], len(parts)
-
-
 def repeats_in_time(
     measure: Measure[Round], rounds: Sequence[Round], samples: int, count: int
 ) -> list[list[Seconds]]:
@@ -105,20 +79,14 @@ def measure_first(
     longer: bool = False,
     repeats: int = 1,
     again: bool = True,
-    spread: Spread | None = None,
 ) -> tuple[list[Seconds], float]:
     """Measure all rounds `repeats` times, and more often if they are noisy and there is time.
-
-    spread: over how much time, so that they meet a part that is slow for seconds now and then.
 
     samples: of each round in a repeat. longer: as many samples as show a part at the critical rate, at least
     LONG_SAMPLES and at most MOST_SAMPLES. again: more often because of noise. Returns the seconds of each
     round (`without_common`), and the noise as `repeats_needed` takes it.
     """
-    if spread is None:
-        found = measure_repeatedly(measure, rounds, samples, repeats)
-    else:
-        found, repeats = spread_measurements(measure, rounds, samples, spread)
+    found = measure_repeatedly(measure, rounds, samples, repeats)
     steady = [without_common(each) for each in found]
     noise, done = noise_of_rounds(steady, samples), repeats
     for turn in range(3):

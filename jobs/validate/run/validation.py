@@ -146,7 +146,7 @@ def _fit_budget(validation: Validation, probe: Probe, deadline: Deadline) -> Tim
             got=f"{deadline.seconds:.4g} s",
             hint=f"--budget {math.ceil(4 * deadline.seconds)}s, or fewer --rungs",
         ) from None
-    wanted = validation.plan = replace(validation.plan, first_span=0.0)  # waits for nothing
+    wanted = validation.plan
     reduced, cuts = fit(wanted, deadline.left(), lambda plan: costs.estimate(plan, topology, calibrated))
     if cuts:
         validation.notes.append(cuts)
