@@ -17,7 +17,8 @@ from meshrun.jobs.validate.topology import Ints, Topology
 from meshrun.jobs.validate.verdict import Evidence, Finding, FindingKind, describe_part, unit_of
 
 WITH_PARTNERS = ("flows",)  # operations whose evidence lists the partners
-OF_NICS = ("nic", "send", "receive", "flap")
+OF_NICS = ("nic", "both", "send", "receive", "flap")  # both: slow only while it sends and receives
+HOST_DIRECTIONS = {"host send": "send", "host receive": "receive"}  # of all NICs of a host
 ALIKE = 0.15  # largest difference between the factors of findings that are merged
 
 
@@ -27,6 +28,8 @@ def location(name: PartName, topology: Topology) -> tuple[tuple[str, ...], tuple
     names, host, gpu = topology.names, topology.host, topology.number
     if kind in ("host", "ring"):
         return (names[key],), (), tuple(topology.on(key).tolist())
+    if kind in HOST_DIRECTIONS:
+        return (names[key],), tuple(gpu[topology.on(key)].tolist()), tuple(topology.on(key).tolist())
     if kind in ("rail", "leaf"):
         return (), (key,), tuple(np.flatnonzero(gpu_of_nic(topology) == key).tolist())
     if kind in OF_NICS:
@@ -51,7 +54,24 @@ def gpu_of_nic(topology: Topology) -> Ints:
 
 def findings(found: Localization, topology: Topology, rung: RungName, what: str, work: int) -> list[Finding]:
     """Return a finding for each confirmed part. work: bytes, or operations of a product."""
-    return [finding(one, found, topology, rung, what, work) for one in found.confirmed]
+    return [
+        finding(part, found, topology, rung, what, work)
+        for one in found.confirmed
+        for part in parts_of(one, found, topology)
+    ]
+
+
+def parts_of(one: Confirmed, found: Localization, topology: Topology) -> list[Confirmed]:
+    """Return the NICs of a host that is slow in one direction, each with its own rows; otherwise the part."""
+    kind, key = one.name
+    if kind not in HOST_DIRECTIONS:
+        return [one]
+    side = topology.owner[found.table.a if kind == "host send" else found.table.b]
+    owners = [rank for rank in topology.on(key).tolist() if topology.owner[rank] == rank]
+    parts = [
+        replace(one, name=(HOST_DIRECTIONS[kind], rank), rows=one.rows & (side == rank)) for rank in owners
+    ]
+    return [part for part in parts if part.rows.any()]
 
 
 def finding(
@@ -73,7 +93,14 @@ def finding(
     slow = float((table.level[late] > table.threshold[late]).mean()) if late.any() else 0.0
     rate = siblings / math.exp(one.effect)
     evidence = Evidence(
-        what, rate, siblings, int(table.count[one.rows].sum()), partners, slow, unit_of(what), one.p99
+        f"{what} in both directions at once" if one.name[0] == "both" else what,
+        rate,
+        siblings,
+        int(table.count[one.rows].sum()),
+        partners,
+        slow,
+        unit_of(what),
+        one.p99,
     )
     instead = tuple(
         dict.fromkeys(
@@ -91,7 +118,9 @@ def finding(
 
 def kind_on(rung: RungName, name: PartName) -> str:
     """Return the kind that a rung's reports name: on the rung "host", a slow GPU has a slow PCIe link."""
-    return "pcie" if (rung, name[0]) == ("host", "gpu") else name[0]
+    if name[0] == "both":
+        return "nic"
+    return "pcie" if (rung, name[0]) == ("host", "gpu") else HOST_DIRECTIONS.get(name[0], name[0])
 
 
 def part_text(name: PartName, topology: Topology, rung: RungName) -> str:

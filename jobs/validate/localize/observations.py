@@ -32,7 +32,8 @@ class Observations:
 
     level: log(median / siblings' median). seconds, siblings: these medians. slow, count: slow samples, and
     all; fast: those faster than siblings. slow_level: median level of the slow samples. retested: measured
-    again without other traffic. good_level: of the quarter of the samples that is fastest, the slowest; 0
+    again without other traffic. both_ways: measured at the same time as the flow in the other direction.
+    good_level: of the quarter of the samples that is fastest, the slowest; 0
     where few samples are slow.
     slow_above: the level above which a sample is slow. look: of a retest over a span, counted from 0.
     threshold: the level above which the row is slow. failed: ranks with failed measurements.
@@ -51,6 +52,7 @@ class Observations:
     slow_above: Floats
     look: Ints
     retested: np.ndarray
+    both_ways: np.ndarray
     threshold: Floats
     failed: frozenset[int]
 
@@ -87,11 +89,11 @@ class Observations:
         """Return this table with the retests in `later` in place of the first measurements."""
         size = 1 + max(int(side.max(initial=0)) for table in (self, later) for side in (table.a, table.b))
         keep = ~np.isin(self.a * size + self.b, later.a * size + later.b)
+        return self.of(keep).followed_by(later)
 
-        def joined(column: str) -> np.ndarray:
-            return np.concatenate([getattr(self, column)[keep], getattr(later, column)])
-
-        columns = {name: joined(name) for name in COLUMNS}
+    def followed_by(self, later: Observations) -> Observations:
+        """Return the rows of both tables."""
+        columns = {name: np.concatenate([getattr(self, name), getattr(later, name)]) for name in COLUMNS}
         return Observations(**columns, failed=self.failed | later.failed)
 
 
@@ -109,6 +111,7 @@ COLUMNS = (
     "slow_above",
     "look",
     "retested",
+    "both_ways",
     "threshold",
 )
 
@@ -137,6 +140,7 @@ def tabulate(
     looks: Sequence[int] | None = None,
     known: float = 0.0,
     together: Ints | None = None,
+    both_ways: bool = False,
 ) -> Observations:
     """Combine several rounds into one table. looks: of each round; None: all are one.
 
@@ -199,6 +203,7 @@ def tabulate(
         np.full(len(a), slow_above),
         look[good],
         np.full(len(a), retested),
+        np.full(len(a), both_ways),
         threshold,
         failed,
     )

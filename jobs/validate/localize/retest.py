@@ -50,6 +50,8 @@ from meshrun.jobs.validate.topology import Ints, Topology
 
 ALL_LOOKS = 1.0  # share of the looks in which one of many parts must be slow
 FEW = 2  # rows: the two directions of a pair that met once
+# Kinds of one direction, and what they are a direction of.
+DIRECTION_OF = {"send": "nic", "receive": "nic", "host send": "host", "host receive": "host"}
 LEAST_FLOWS = 4  # of a look at an intermittent part: two partners, both ways
 LONG_STALL = 1.5  # times the level of a slow sample: a constant loss makes noisy samples as slow as that
 # If nothing is found, but noise could hide a part below this share of the critical factor, measure longer.
@@ -333,7 +335,8 @@ class Search:
         if (cover.slow | cover.unclear)[retested].sum() > self.plan.slow_share * retested.sum():
             cover.explain(suspect.rows, float(np.median(table.level[retested])))
         gone = ~table.retested & (table.level <= suspect.effect + table.threshold)
-        cover.close(suspect.rows & gone)
+        hidden = self.measurement.slowed(suspect, table)
+        cover.close((suspect.rows if hidden is None else suspect.rows | hidden) & gone)
 
 
 def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasurement) -> Confirmed | None:
@@ -371,16 +374,17 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
 
 
 def without_direction(found: Confirmed, search: Search) -> Confirmed | None:
-    """Return the NIC in place of one of its directions, if most measurements of the other are slow, too, and
-    not clearly fewer: chance alone put one direction above the share that confirms a part, and not both.
+    """Return the NIC (or the host) in place of one of its directions, if most measurements of the other are
+    slow, too, and not clearly fewer: chance alone put one direction above the share that confirms a part.
     None if the NIC is confirmed as one that is slow part of the time.
 
     Measurements that another part explains do not count.
     """
     (kind, key), cover = found.name, search.cover
-    if kind not in ("send", "receive"):
+    if kind not in DIRECTION_OF:
         return found
-    own, other = found.rows, rows_through(cover.kinds, ("nic", key)) & cover.table.retested
+    whole = DIRECTION_OF[kind], key
+    own, other = found.rows, rows_through(cover.kinds, whole) & cover.table.retested
     other &= ~rows_through(cover.kinds, found.name)
     of_others = [one.rows for one in search.confirmed if one.name not in (found.name, ("flap", key))]
     for rows in (*of_others, *(rows for rows, _ in search.measurement.explained(cover.table))):
@@ -394,7 +398,7 @@ def without_direction(found: Confirmed, search: Search) -> Confirmed | None:
         return None
     late = (own | other) & cover.slow
     effect = float(np.median(cover.table.level[late]))
-    return replace(found, name=("nic", key), rows=own | other, effect=effect)
+    return replace(found, name=whole, rows=own | other, effect=effect)
 
 
 def confirmed_intermittent(suspect: Suspect, rows: Mask, table: Observations) -> Confirmed | None:
@@ -423,7 +427,11 @@ def confirmed_intermittent(suspect: Suspect, rows: Mask, table: Observations) ->
 def is_steady(rows: Mask, table: Observations) -> bool:
     """Return whether these rows of a part that looks intermittent are slow, or fast, all of the time."""
     fast, count = int(table.fast[rows].sum()), int(table.count[rows].sum())
-    return not is_erratic(fast, count) or is_constant(rows, table)
+    # A NIC that is slower than most by less than a fault is seldom the faster one, even while it is good.
+    good = rows & ~is_late(table.slow, table.count)
+    healthy = good & (table.level <= table.slow_above / 2)
+    erratic = is_erratic(fast, count) or is_erratic(int(healthy.sum()), int(rows.sum()))
+    return not erratic or is_constant(rows, table)
 
 
 def is_constant(rows: Mask, table: Observations) -> bool:

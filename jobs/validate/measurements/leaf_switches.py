@@ -29,7 +29,7 @@ from meshrun.jobs.measure.outliers import (
 from meshrun.jobs.validate.localize.set_cover import KnownFaults, Mask
 from meshrun.jobs.validate.localize.two_sides import is_either, ranks_of_sides, two_sides
 from meshrun.jobs.validate.measurements.repeats import RETEST_REPEATS, measure_repeatedly
-from meshrun.jobs.validate.measurements.schedule import all_at_once_rounds, isolated_rounds
+from meshrun.jobs.validate.measurements.schedule import all_at_once_rounds, isolated_rounds, senders_of_rail
 from meshrun.jobs.validate.plan import Plan
 from meshrun.jobs.validate.probe.api import Probe, Seconds
 from meshrun.jobs.validate.topology import Ints, Topology
@@ -63,9 +63,9 @@ class LeafSwitchResult:
 
 @dataclass(frozen=True, eq=False)
 class FullLoad:
-    """One measurement under full load, by rail, with a column for each of the rail's ranks in order.
+    """One measurement under full load, by rail, with a column for each of the rail's senders in order.
 
-    level: (2 rounds, ranks of the rail) float64, log(time / siblings' time) of each flow that a rank sends or
+    level: (2 rounds, senders of the rail) float64, log(time / siblings' time) of each flow that it sends or
     receives. partner: same shape, the partner's index on the rail. limit: the level above which a flow is
     slow. siblings: seconds of a typical flow.
     """
@@ -254,13 +254,14 @@ def alike_rails(partner: Mapping[int, Ints]) -> list[list[int]]:
 def split_by_rail(
     topology: Topology, flows: Ints, level: Floats
 ) -> tuple[dict[int, Floats], dict[int, Ints]]:
-    """Return levels and partners by rail: for each rank what it sent, then received; a row per round."""
-    place = np.zeros(topology.ranks, np.int64)  # on its rail
-    for rail in range(topology.rails):
-        place[topology.rail(rail)] = np.arange(len(topology.rail(rail)))
+    """Return levels and partners by rail: for each sender what it sent, then received; a row per round."""
+    members = [senders_of_rail(topology, rail) for rail in range(topology.rails)]
+    place = np.zeros(topology.ranks, np.int64)  # among the members of its rail
+    for ranks in members:
+        place[ranks] = np.arange(len(ranks))
     levels, partners = {}, {}
     for rail in range(topology.rails):
-        count = len(topology.rail(rail))
+        count = len(members[rail])
         rows = np.flatnonzero(topology.gpu[flows[:, 0]] == rail)
         if not len(rows):
             continue
@@ -346,7 +347,7 @@ def slow_alone(
 
     Compares them with the same hosts' flows on another rail, or with other hosts' flows on this one.
     """
-    ranks = topology.rail(rail)
+    ranks = senders_of_rail(topology, rail)
     inside, outside = ranks[members], ranks[~members]
     senders = random.permutation(inside)[:RETESTED_HOSTS]
     receivers = random.choice(outside, len(senders)) if len(outside) else np.roll(senders, 1)
@@ -369,7 +370,7 @@ def siblings(topology: Topology, flows: Iterable[tuple[int, int]], rail: int) ->
     for a, b in flows:
         for other in np.roll(np.arange(topology.rails), -rail - 1)[:-1]:
             there = int(topology.at[topology.host[a], other]), int(topology.at[topology.host[b], other])
-            if min(there) >= 0:
+            if min(there) >= 0 and (topology.owner[list(there)] == there).all():
                 yield there
                 break
 
@@ -398,7 +399,7 @@ def finding(load: FullLoad, topology: Topology, plan: Plan, rail: int, members: 
         (),
         len(slow) / len(through),
     )
-    sides = ranks_of_sides(members, topology.rail(rail), np.zeros((len(members), len(members))))
+    sides = ranks_of_sides(members, senders_of_rail(topology, rail), np.zeros((len(members), len(members))))
     hosts, others = (tuple(topology.names[host] for host in topology.host[side]) for side in sides)
     instead = (describe_part("leaf", others, (rail,), topology.unit),) if others else ()
     ranks = tuple(sides[0].tolist())

@@ -159,6 +159,26 @@ class RetestSamples:
         seconds = [np.concatenate(parts, axis=1) for _, parts in self.rounds.values()]
         return tabulate(flows, seconds, siblings, plan, retested=True)
 
+    def mostly_slow(
+        self,
+        name: PartName,
+        siblings: Callable[[Ints, Ints], Siblings],
+        part_kinds: Callable[[Observations], list[PartKind]],
+        plan: Plan,
+    ) -> bool:
+        """Return whether a part was slow in `slow_share` of the looks: of their samples together, those of
+        half of the looks, in which others loaded it, would be enough.
+        """
+        looks = min(len(parts) for _, parts in self.rounds.values())
+        slow = 0
+        for look in range(looks):
+            flows = [flows for flows, _ in self.rounds.values()]
+            seconds = [parts[look] for _, parts in self.rounds.values()]
+            table = tabulate(flows, seconds, siblings, plan, retested=True)
+            level = table.level[rows_through(part_kinds(table), name)]
+            slow += bool(len(level) and np.median(level) > plan.tolerance / 2)
+        return slow >= plan.slow_share * looks
+
 
 def look_until_clear(
     look: Callable[[RetestSamples, int], None],
@@ -189,7 +209,8 @@ def look_until_clear(
     for samples in looks(noise, span, plan, probe):
         look(found, samples)
     table = found.table(siblings, plan)
-    return table, unclear_suspects(table, part_kinds(table), suspects, noise, plan)
+    left = unclear_suspects(table, part_kinds(table), suspects, noise, plan)
+    return table, [name for name in left if found.mostly_slow(name, siblings, part_kinds, plan)]
 
 
 def joined(before: Observations | None, later: Observations) -> Observations:

@@ -179,6 +179,12 @@ def partners(count: int, random: np.random.Generator, distance: Distance) -> Pai
     return flows.astype(np.int64)
 
 
+def senders_of_rail(topology: Topology, rail: int) -> Ints:
+    """Return the ranks of a rail that send when all do, ordered by host: of ranks that share a NIC, one."""
+    ranks = topology.rail(rail)
+    return np.asarray(ranks[topology.owner[ranks] == ranks])
+
+
 def all_at_once_rounds(topology: Topology, count: int, random: np.random.Generator) -> list[Pairs]:
     """Return rounds in which every rank sends to one of its rail and receives from one (`partners`).
 
@@ -186,9 +192,7 @@ def all_at_once_rounds(topology: Topology, count: int, random: np.random.Generat
     these are far apart, as neighbours often share a leaf switch. In the other half any two may meet, in case
     the order of hosts is not that of the network.
     """
-    owners = np.unique(topology.owner)  # of ranks that share a NIC, one fills it
-    rails = [np.intersect1d(topology.rail(rail), owners) for rail in range(topology.rails)]
-    rails = [ranks[np.argsort(topology.host[ranks])] for ranks in rails if len(ranks) > 1]
+    rails = [ranks for rail in range(topology.rails) if len(ranks := senders_of_rail(topology, rail)) > 1]
     of_hosts = [topology.host[ranks].tobytes() for ranks in rails]
     rounds = []
     for number in range(count):

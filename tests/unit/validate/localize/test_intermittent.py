@@ -41,7 +41,7 @@ def looks(*flows: tuple[int, int, int, int]) -> Observations:
     return Observations(
         a, b, np.where(slow > 3, 0.47, 0.0), np.ones(size), np.ones(size), slow, (count - slow) // 2,
         np.where(slow > 0, 0.47, 0.0), np.where(slow > 4, 0.47, 0.0), count, np.full(size, 0.2), look,
-        np.ones(size, bool), np.full(size, 0.1), frozenset(),
+        np.ones(size, bool), np.zeros(size, bool), np.full(size, 0.1), frozenset(),
     )  # fmt: skip
 
 
@@ -86,7 +86,9 @@ def test_a_part_that_is_hardly_ever_fast_is_not_slow_at_times() -> None:
     """Of a mild constant loss, noise makes some measurements late."""
     suspect, table = flapping((8, 9), [(4, 12, look, 0) for look in range(8)])
     assert not is_steady(suspect.rows, table)
-    assert is_steady(suspect.rows, replace(table, fast=np.zeros(len(table), np.int64)))
+    never_fastest = replace(table, fast=np.zeros(len(table), np.int64))
+    assert not is_steady(suspect.rows, never_fastest)  # as fast as others while it is good
+    assert is_steady(suspect.rows, replace(never_fastest, level=np.maximum(table.level, 0.11)))
 
 
 def test_a_nic_behind_scarce_uplinks_is_seen_coming_and_going() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.localize.host_groups import slow_side
 from meshrun.jobs.validate.localize.two_sides import is_either, two_sides
-from meshrun.jobs.validate.measurements.inter_node import slow_side
 from meshrun.jobs.validate.simulation.fleet import SimulatedFleet
 from meshrun.jobs.validate.simulation.spec import parse_fleet
 

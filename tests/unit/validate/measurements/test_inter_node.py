@@ -10,8 +10,11 @@ import pytest
 from toy_fleet import ToyFleet
 
 from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.localize.flow_network import FlowNetwork
+from meshrun.jobs.validate.localize.host_groups import in_groups
 from meshrun.jobs.validate.localize.set_cover import Mask
-from meshrun.jobs.validate.measurements.inter_node import CONTROLS, InterNode, in_groups
+from meshrun.jobs.validate.measurements.flow_schedule import CONTROLS, FlowSchedule
+from meshrun.jobs.validate.measurements.inter_node import InterNode
 from meshrun.jobs.validate.measurements.schedule import both_ways, split_round
 from meshrun.jobs.validate.plan import Plan
 from meshrun.jobs.validate.probe.api import RankPlace, Seconds
@@ -252,14 +255,13 @@ def test_uplinks_that_hashed_flows_share_hide_no_nics(seed: int) -> None:
 def test_flows_inside_groups_have_controls_among_many_hosts() -> None:
     """Of 256 hosts, seven are near each."""
     topology = topology_of(ToyFleet([2] * 256))
-    flows = InterNode(ToyFleet([2] * 256), topology, Plan(), {})
-    group = np.arange(256) // 8
-    flows.far = group[:, None] != group
+    network, group = FlowNetwork(topology, Plan()), np.arange(256) // 8
+    network.far = group[:, None] != group
     for seed in range(5):
-        flows.random = np.random.default_rng(seed)
+        flows = FlowSchedule(topology, network, seed)
         found = flows.control_flows({0, 2}, [(0, 2), (2, 0)])
         assert len(found) == CONTROLS
-        assert all(not flows.far[topology.host[a], topology.host[b]] for a, b in found)
+        assert all(not network.far[topology.host[a], topology.host[b]] for a, b in found)
     assert flows.of_classes([], [(0, 2)]) == []
 
 
@@ -267,13 +269,14 @@ def test_flows_inside_groups_have_controls_among_many_hosts() -> None:
 def test_flows_between_known_groups_share_no_uplinks(subrounds: int) -> None:
     """Of eight hosts behind a switch, as many send at once as in a part of a split round."""
     topology, random = topology_of(ToyFleet([2] * 64)), np.random.default_rng(1)
-    flows = InterNode(ToyFleet([2] * 64), topology, Plan(), {})
-    group = np.arange(64) // 8
-    flows.far, flows.subrounds = group[:, None] != group, subrounds
+    network, group = FlowNetwork(topology, Plan()), np.arange(64) // 8
+    network.far = group[:, None] != group
+    flows = FlowSchedule(topology, network, 0)
+    flows.subrounds = subrounds
     ranks = np.array([random.choice(topology.rail(rail), 2, replace=False) for rail in (0, 1) * 400])
     wanted = {tuple(sorted(pair)) for pair in ranks.tolist()}
     for with_controls in (False, True):
-        rounds = list(flows.separate_rounds(ranks, with_controls))
+        rounds = list(flows.separate_rounds(ranks, set(), with_controls))
         found = {tuple(sorted(flow)) for each in rounds for flow in each.tolist()}
         assert found >= wanted if with_controls else found == wanted
         for each in rounds:

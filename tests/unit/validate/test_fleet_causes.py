@@ -1,0 +1,45 @@
+"""Faults that one look at a fleet misjudges, on fleets with physics of their own (`fleet_physics`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fleet_causes import CONDITIONS, run
+from fleet_physics import Fleet, PhysicalFleet, fair_shares
+
+from meshrun.jobs.validate.ladder.ladder import climb_ladder
+from meshrun.jobs.validate.plan import Plan
+
+ONE_EACH = (
+    "host receives", "host sends", "both at once", "two rates, NIC", "two rates, host", "shared NICs",
+    "healthy, two NIC rates", "healthy, shared NICs", "two rates, host receives",
+)  # fmt: skip
+
+
+def test_flows_share_what_others_cannot_use() -> None:
+    """Two flows share part 0; one of them is limited to 1 by part 1, so that the other has 3."""
+    assert fair_shares(np.array([[0, 0], [1, -1]]), np.array([4.0, 1.0])) == pytest.approx([1, 3])
+
+
+@pytest.mark.parametrize("condition", ONE_EACH)
+@pytest.mark.parametrize("number", [2, 4])
+def test_the_cause_is_named(condition: str, number: int) -> None:
+    result, _, said, *_ = run(condition, number)
+    assert result == "right", said
+
+
+def test_hosts_that_share_nics_among_hosts_that_do_not() -> None:
+    """Of 11 hosts, 8 have two GPUs to a NIC: rails have members of their own."""
+    probe: Any = PhysicalFleet(Fleet([8] * 8 + [4] * 3, [48e9] * 11, [4] * 11, 1))
+    assert climb_ladder(probe, Plan(rungs=("all",))).findings == ()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "condition", [name for name in CONDITIONS if not name.startswith(("others", "flaps"))]
+)
+def test_causes_by_condition(condition: str) -> None:
+    results = [run(condition, number)[0] for number in range(44)]
+    assert results.count("right") >= 0.95 * len(results), results
