@@ -74,8 +74,8 @@ WAIT, DEVICE_WAIT, ON_DEVICE = "wait for messages", "wait for the device", "on d
 
 _RECORD = struct.Struct(f"{WORDS}q")
 _PEER = struct.Struct(f"{PEER_WORDS}q")
-# Changes complete, entered, left, nanoseconds (sum of left less sum of entered), bytes, steps, unused, changes
-# begun. A reader copies the words in this order: it has whole ones if the first equals the last.
+# Changes complete, entered, left, nanoseconds (sum of left less sum of entered), bytes, steps, unused, and
+# changes begun. A reader copies the words in this order: it has whole ones if the first equals the last.
 _TOTAL = struct.Struct("8q")
 READS_MOST = 5  # of a file whose totals are being written
 _pack = _RECORD.pack_into
@@ -113,6 +113,7 @@ class Recorder:
         self._counter = memoryview(self._map)[len(MAGIC) : 16].cast("q")
         self._peers = memoryview(self._map)[PEERS_AT:SEQUENCES_AT].cast("q")
         self._sequences = memoryview(self._map)[SEQUENCES_AT:RECORDS_AT].cast("q")
+        self._totals = memoryview(self._map)[TOTALS_AT:SIZE].cast("q")
         self._planned = memoryview(self._map)[24:32].cast("q")
         self._numbers = itertools.count(1)
         self._names: dict[str, int] = {}
@@ -211,15 +212,17 @@ class Recorder:
             words[at + 1] = now
         self._add(entry >> TOTAL_SHIFT, 0, 1, now, 0, steps)
 
-    def _add(self, total: int, *changes: int) -> None:
-        """Add to the totals at a place: entered, left, nanoseconds, bytes, steps."""
-        at = TOTALS_AT + total * 64
+    def _add(self, total: int, entered: int, left: int, nanoseconds: int, moved: int, steps: int) -> None:
+        """Add to the totals at a place."""
+        words, at = self._totals, total * 8
         with self._lock:
-            complete, *totals, unused, _ = _TOTAL.unpack_from(self._map, at)
-            struct.pack_into("q", self._map, at + 56, complete + 1)
-            values = [value + change for value, change in zip(totals, changes, strict=True)]
-            struct.pack_into("6q", self._map, at + 8, *values, unused)
-            struct.pack_into("q", self._map, at, complete + 1)
+            words[at + 7] += 1
+            words[at + 1] += entered
+            words[at + 2] += left
+            words[at + 3] += nanoseconds
+            words[at + 4] += moved
+            words[at + 5] += steps
+            words[at] += 1
 
     def plan_steps(self, count: int) -> None:
         """Record how many time steps the run is to take."""
@@ -282,8 +285,8 @@ class Operation:
 
 @dataclass(frozen=True)
 class Total:
-    """All operations of a name. entered: how many. seconds: inside them, in open ones until now. moved: bytes.
-    steps: time steps taken in those that were left. open: operations that were not left."""
+    """All operations of a name. entered: how many. seconds: inside them, in open ones until now. moved:
+    bytes. steps: time steps taken in those that were left. open: operations that were not left."""
 
     entered: int
     seconds: float

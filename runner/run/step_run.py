@@ -313,8 +313,6 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
         rules=LoopRules(options.max_iterations, steps.check_finite is not None),
         saved=state.step if state else None,
     )
-    if world.recorder is not None and steps.steps:
-        world.recorder.plan_steps(steps.steps - stepper.done)
     _warn_of_lowered(world, stepper, steps)
     sources = _sources(task, run.sources, state.fields if state else {})
     stepper.start(load_arrays(world, sources, stepper.plans, world.phases, stepper))
