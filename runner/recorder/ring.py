@@ -371,17 +371,17 @@ def namespace() -> str:
 
 def read(path: Path, now: int | None = None) -> Recording | None:
     """Read a rank's file; None if there is none, or not a valid one. now: `time.monotonic_ns()`."""
+    # The time before the file is read: an operation that is left meanwhile must not count as longer.
+    at, content = _now(), read_bytes(path)
     for _ in range(READS_MOST):
-        # Before the file is read: an operation that is left meanwhile would count as longer than it took.
-        at = _now() if now is None else now
-        content = read_bytes(path)
-        about = None if content is None else _about(content)
-        if content is None or about is None:
-            return None
-        if not _changing(content):
+        if content is None or not _changing(content):
             break
+        at, content = _now(), read_bytes(path)
+    about = None if content is None else _about(content)
+    if content is None or about is None:
+        return None
     try:
-        return _recording(content, about, at)
+        return _recording(content, about, at if now is None else now)
     except (ValueError, LookupError, TypeError):
         return None
 
