@@ -81,6 +81,7 @@ class Started:
 
 
 BY_HAND = Started()
+STARTED_IN = "MESHRUN_SLURM_JOB"  # variable of ranks that mpirun has started inside of a Slurm job
 SECRET = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL", "PSK")  # in the names of variables
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.world.helper_process import rank_has_ended, read_setting, write_message
-from meshrun.runner.world.metrics.families import Family, HostRanks, families
+from meshrun.runner.world.metrics.families import Family, FamilyTable, HostRanks, families
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -45,18 +45,12 @@ class RunMetrics:
         """Return all metrics, with names and labels as they are served."""
         with self._lock:
             readings = self._ranks.read()
-            found = families(readings)
             about = readings[0].recording.about if readings else {}
-            command = str(about.get("command", ""))
-            one = {"command": command, "version": self._version}
-            run = [
-                Family("run_info", "gauge", "The run; always 1.", [(one, 1.0)]),
-                Family("run_ranks", "gauge", "Ranks of the run, on all hosts.", [({}, float(self._size))]),
-            ]
-            if "time" in about:
-                what = "When the run's ranks were connected, in seconds since the epoch."
-                run.append(Family("run_start_time_seconds", "gauge", what, [({}, float(about["time"]))]))
-            return [self._served(family) for family in (*run, *found)]
+            run = FamilyTable()
+            run.add("run_info", 1, command=str(about.get("command", "")), version=self._version)
+            run.add("run_ranks", self._size)
+            run.add("run_start_time_seconds", about.get("time"))
+            return [self._served(family) for family in (*run.made.values(), *families(readings))]
 
     def _served(self, family: Family) -> Family:
         """Return a family with its full name and labels. Its counters never fall: Prometheus would take that

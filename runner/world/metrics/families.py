@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from meshrun.runner.processes import PROCESSES
 from meshrun.runner.recorder import ring
@@ -22,7 +22,41 @@ Kind = Literal["counter", "gauge"]
 STATES = ("running", "waiting", "disk", "stopped", "dead", "ended")
 EXCHANGE = "exchange"  # messages between pairs of ranks; other operations of communicators are collectives
 FILES = {"read": ("read", "read of chunk"), "write": ("write", "write of chunk")}  # phases by direction
-MEGA = 1e6
+# By metric: the reading of `gpu_states`, and its unit.
+GPU_READINGS = {
+    "gpu_utilization_ratio": ("busy", 0.01),
+    "gpu_power_watts": ("power", 1.0),
+    "gpu_temperature_celsius": ("temperature", 1.0),
+    "gpu_sm_clock_hertz": ("SM clock", 1e6),
+}
+# The kind of each metric and what it measures. It is served with `meshrun_` before its name, and `_total`
+# after a counter's.
+METRICS: dict[str, tuple[Kind, str]] = {
+    "run_info": ("gauge", "The run with its command and meshrun's version; always 1."),
+    "run_ranks": ("gauge", "Ranks of the run, on all hosts."),
+    "run_start_time_seconds": ("gauge", "When the ranks were connected, in seconds since the epoch."),
+    "rank_info": ("gauge", "A rank with its device; always 1."),
+    "rank_state": ("gauge", "1 for the state of the rank's process, 0 for the others."),
+    "rank_idle_seconds": ("gauge", "Time since the rank entered or left an operation."),
+    "process_cpu_seconds": ("counter", "Processor time of the rank's process, all threads."),
+    "process_resident_memory_bytes": ("gauge", "Resident memory of the rank's process."),
+    "steps": ("counter", "Time steps taken."),
+    "steps_planned": ("gauge", "Time steps that this run is to take."),
+    "phases": ("counter", "Phases, steps and stages of chunks begun."),
+    "phase_seconds": ("counter", "Time in phases, of which one may be inside another."),
+    "phase_bytes": ("counter", "Bytes that phases read and write."),
+    "file_bytes": ("counter", "Bytes read from and written to files."),
+    "file_seconds": ("counter", "Time in reads and writes of files."),
+    "communication_operations": ("counter", "Collectives, exchanges and waits begun."),
+    "communication_seconds": ("counter", "Time in these operations."),
+    "communication_bytes": ("counter", "Bytes that they send and receive."),
+    "messages": ("counter", "Messages that were posted."),
+    "wait_seconds": ("counter", "Time in waits for messages, in collectives, and in waits for the device."),
+    "gpu_utilization_ratio": ("gauge", "Share of the last second in which a kernel ran."),
+    "gpu_power_watts": ("gauge", "Power of the rank's GPU."),
+    "gpu_temperature_celsius": ("gauge", "Temperature of the rank's GPU."),
+    "gpu_sm_clock_hertz": ("gauge", "Clock of the GPU's multiprocessors."),
+}
 
 
 @dataclass
@@ -129,16 +163,11 @@ class FamilyTable:
 
     made: dict[str, Family] = field(default_factory=dict)
 
-    def add(self, name: str, kind: Kind, help: str, value: float | None, **labels: str) -> None:
-        """Add a sample; None: there is none."""
+    def add(self, name: str, value: float | None, **labels: str) -> None:
+        """Add a sample of one of METRICS; None: there is none."""
         if value is not None:
-            self.made.setdefault(name, Family(name, kind, help)).samples.append((labels, float(value)))
-
-    def gauge(self, name: str, help: str, value: float | None, **labels: str) -> None:
-        self.add(name, "gauge", help, value, **labels)
-
-    def counter(self, name: str, help: str, value: float | None, **labels: str) -> None:
-        self.add(name, "counter", help, value, **labels)
+            family = self.made.setdefault(name, Family(name, *METRICS[name]))
+            family.samples.append((labels, float(value)))
 
 
 def families(readings: Iterable[RankReading]) -> list[Family]:
@@ -153,69 +182,60 @@ def families(readings: Iterable[RankReading]) -> list[Family]:
     return list(table.made.values())
 
 
+def plain(found: Iterable[Family]) -> dict[str, list[dict[str, Any]]]:
+    """Return the samples of families as values for JSON, by name: their labels, and "value"."""
+    return {family.name: [{**labels, "value": value} for labels, value in family.samples] for family in found}
+
+
 def _add_process(table: FamilyTable, reading: RankReading) -> None:
     """Add who a rank is, and how its process is."""
     about, operations, rank = reading.recording.about, reading.recording.operations, str(reading.rank)
-    what = "A rank with its device; always 1."
-    gpu = str(about.get("gpu", ""))
-    table.gauge("rank_info", what, 1.0, rank=rank, device=str(about["device"]), gpu_uuid=gpu)
-    what = "1 for the state that the rank's process is in, 0 for the others."
+    device, gpu = str(about["device"]), str(about.get("gpu", ""))
+    table.add("rank_info", 1, rank=rank, device=device, gpu_uuid=gpu)
     for state in STATES:
-        table.gauge("rank_state", what, state == reading.state, rank=rank, state=state)
+        table.add("rank_state", state == reading.state, rank=rank, state=state)
     if reading.state != "ended":
         ages = [item.entered if item.left is None else item.left for item in operations]
         idle = max(min(ages, default=reading.recording.age), 0.0)
-        table.gauge("rank_idle_seconds", "Time since the rank entered or left an operation.", idle, rank=rank)
-    what = "Processor time of the rank's process, all threads."
-    table.counter("process_cpu_seconds", what, reading.cpu, rank=rank)
-    what = "Resident memory of the rank's process."
-    table.gauge("process_resident_memory_bytes", what, reading.memory, rank=rank)
+        table.add("rank_idle_seconds", idle, rank=rank)
+    table.add("process_cpu_seconds", reading.cpu, rank=rank)
+    table.add("process_resident_memory_bytes", reading.memory, rank=rank)
 
 
 def _add_work(table: FamilyTable, reading: RankReading) -> None:
     """Add a rank's steps, its phases and stages, and its reads and writes of files."""
     recording, rank = reading.recording, str(reading.rank)
     if "step" in recording.totals:
-        table.counter("steps", "Time steps taken.", steps_taken(recording), rank=rank)
+        table.add("steps", steps_taken(recording), rank=rank)
     if recording.planned:
-        table.gauge("steps_planned", "Time steps that this run is to take.", recording.planned, rank=rank)
+        table.add("steps_planned", recording.planned, rank=rank)
     for name, total in recording.totals.items():
         if name != DEVICE_WAIT:
-            labels = {"rank": rank, "phase": name}
-            table.counter("phases", "Phases, steps and stages of chunks begun.", total.entered, **labels)
-            table.counter("phase_seconds", "Time in phases; they may be nested.", total.seconds, **labels)
-            table.counter("phase_bytes", "Bytes that phases read and write.", total.moved, **labels)
+            table.add("phases", total.entered, rank=rank, phase=name)
+            table.add("phase_seconds", total.seconds, rank=rank, phase=name)
+            table.add("phase_bytes", total.moved, rank=rank, phase=name)
     for direction, names in FILES.items():
         if totals := [recording.totals[name] for name in names if name in recording.totals]:
-            labels = {"rank": rank, "direction": direction}
-            moved, seconds = sum(one.moved for one in totals), sum(one.seconds for one in totals)
-            table.counter("file_bytes", "Bytes read from and written to files.", moved, **labels)
-            table.counter("file_seconds", "Time in reads and writes of files.", seconds, **labels)
+            table.add("file_bytes", sum(one.moved for one in totals), rank=rank, direction=direction)
+            table.add("file_seconds", sum(one.seconds for one in totals), rank=rank, direction=direction)
 
 
 def _add_communication(table: FamilyTable, reading: RankReading) -> None:
     """Add what a rank exchanges with others, and how long it waits."""
     recording, rank = reading.recording, str(reading.rank)
     for name, total in recording.communication.items():
-        labels = {"rank": rank, "operation": name}
-        table.counter("communication_operations", "Operations of communicators.", total.entered, **labels)
-        table.counter("communication_seconds", "Time in these operations.", total.seconds, **labels)
-        table.counter("communication_bytes", "Bytes that they send and receive.", total.moved, **labels)
-    sent = sum(count for count, _ in recording.messages.values())
-    received = sum(count for _, count in recording.messages.values())
-    for direction, count in (("sent", sent), ("received", received)):
-        table.counter("messages", "Messages that were posted.", count, rank=rank, direction=direction)
-    what = "Time in which the rank waits for messages, in collectives, or for its device."
+        table.add("communication_operations", total.entered, rank=rank, operation=name)
+        table.add("communication_seconds", total.seconds, rank=rank, operation=name)
+        table.add("communication_bytes", total.moved, rank=rank, operation=name)
+    counts = recording.messages.values()
+    table.add("messages", sum(sent for sent, _ in counts), rank=rank, direction="sent")
+    table.add("messages", sum(received for _, received in counts), rank=rank, direction="received")
     for reason, seconds in waits(recording).items():
-        table.counter("wait_seconds", what, seconds, rank=rank, reason=reason)
+        table.add("wait_seconds", seconds, rank=rank, reason=reason)
 
 
 def _add_gpu(table: FamilyTable, rank: str, gpu: Mapping[str, float]) -> None:
     """Add the readings of a rank's GPU; those that NVML does not report are absent."""
-    if "busy" in gpu:
-        what = "Share of the last second in which a kernel ran."
-        table.gauge("gpu_utilization_ratio", what, gpu["busy"] / 100, rank=rank)
-    table.gauge("gpu_power_watts", "Power of the rank's GPU.", gpu.get("power"), rank=rank)
-    table.gauge("gpu_temperature_celsius", "Its temperature.", gpu.get("temperature"), rank=rank)
-    if "SM clock" in gpu:
-        table.gauge("gpu_sm_clock_hertz", "Clock of its multiprocessors.", gpu["SM clock"] * MEGA, rank=rank)
+    for metric, (reading, unit) in GPU_READINGS.items():
+        if reading in gpu:
+            table.add(metric, gpu[reading] * unit, rank=rank)

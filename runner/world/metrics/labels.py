@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from meshrun.runner.system.launcher import slurm_job
+from meshrun.runner.system.launcher import STARTED_IN, slurm_job
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # that Kubernetes mounts into pods
 # Endings of the names of pods, which the controllers add to the name of their job: MPIJob, indexed Job.
@@ -32,7 +32,7 @@ def scheduler_labels(
     {'slurm_job': '17'}
     """
     labels = {}
-    if job := slurm_job(environment):
+    if job := slurm_job(environment) or environment.get(STARTED_IN):
         labels["slurm_job"] = job
     if account.is_dir() or any(name in environment for name in IN_POD):
         pod = os.uname().nodename.partition(".")[0] if host is None else host
