@@ -11,7 +11,7 @@ import atexit
 import contextlib
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshrun.runner.errors import UserError
 from meshrun.runner.report.versions import installed_version
@@ -46,8 +46,7 @@ def start(world: World, address_and_port: tuple[str, int]) -> list[str]:
     if world.recorder is None:
         reason = "there is no flight recorder"
     elif world.here.local == 0:
-        answer = _start(world, address_and_port)
-        reason, place = answer.get("error", ""), answer.get("place", "")
+        reason, place = _start(world, address_and_port)
     answers = world.control.allgather((reason, place))
     for rank, (why, _) in zip(world.ranks, answers, strict=True):
         if why:
@@ -70,8 +69,8 @@ def _text(address_and_port: tuple[str, int]) -> str:
     return f"{address} port {port}" if address else f"port {port}"
 
 
-def _start(world: World, address_and_port: tuple[str, int]) -> dict[str, Any]:
-    """Start this host's process; returns its first message, {"place": port} or {"error": reason}."""
+def _start(world: World, address_and_port: tuple[str, int]) -> tuple[str, str]:
+    """Start this host's process; returns why it cannot serve, else "", and its port."""
     here = [rank for rank in world.ranks if rank.host_id == world.here.host_id]
     setting = {
         "run_id": world.run_id,
@@ -86,10 +85,10 @@ def _start(world: World, address_and_port: tuple[str, int]) -> dict[str, Any]:
     }
     process = helper_process.start(PROCESS, "metrics", setting)
     if isinstance(process, str):
-        return {"error": process}
+        return process, ""
     answer = helper_process.first_message(process, "metrics")
     atexit.register(_end, process)  # after which `helper_process` kills it
-    return answer
+    return answer.get("error", ""), str(answer.get("place", ""))
 
 
 def _end(process: subprocess.Popen[str]) -> None:
