@@ -24,7 +24,7 @@ class LaunchSpec:
     same on all, in place of per_host; otherwise empty. settings: environment variables of every rank.
     network: the interface between hosts; None for the route to them. host_timeout: seconds for which a
     host may not respond. stall_timeout: seconds without progress after which the run ends, 0: never; None if
-    the user chose none.
+    the user chose none. metrics: address and port at which each host serves metrics; None: it does not.
     """
 
     words: tuple[str, ...]
@@ -35,6 +35,7 @@ class LaunchSpec:
     network: str | None = None
     host_timeout: float = HOST_TIMEOUT
     stall_timeout: float | None = None
+    metrics: tuple[str, int] | None = None
     slots: tuple[int, ...] = ()
 
     @property
@@ -69,6 +70,21 @@ def parse_shape(text: str) -> tuple[int | None, int]:
     if not match or not int(match[2]) or (match[1] and not int(match[1])):
         raise ValueError(f"expected HOSTSxGPUS such as 2x8, or GPUS, not {text!r}")
     return (int(match[1]) if match[1] else None), int(match[2])
+
+
+def parse_endpoint(text: str) -> tuple[str, int]:
+    """Parse "9400" as the port of all addresses, "127.0.0.1:9400" and "[::1]:9400" as that of one. Raises
+    ValueError."""
+    address, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535 or (":" in address and address[0] + address[-1] != "[]"):
+        raise ValueError(f"expected PORT, 0 to 65535, or ADDRESS:PORT such as 127.0.0.1:9400, not {text!r}")
+    return address.strip("[]"), int(port)
+
+
+def endpoint_text(endpoint: tuple[str, int]) -> str:
+    """Return what `parse_endpoint` parses as `endpoint`."""
+    address, port = endpoint
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}" if address else str(port)
 
 
 def make_spec(

@@ -14,7 +14,14 @@ import click
 
 from meshrun.launch.cli.plugins import check_words
 from meshrun.launch.host_list import HostSlots, parse_hosts, read_hostfile
-from meshrun.launch.spec import HOST_TIMEOUT, START_TIMEOUT, LaunchSpec, make_spec, parse_shape
+from meshrun.launch.spec import (
+    HOST_TIMEOUT,
+    START_TIMEOUT,
+    LaunchSpec,
+    make_spec,
+    parse_endpoint,
+    parse_shape,
+)
 
 Value = TypeVar("Value")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -97,6 +104,10 @@ STALL = click.option(
     "--stall-timeout", type=Seconds(0.0), metavar="SECONDS",
     help="End a run of several ranks after SECONDS without progress, and say why; 0: never.  "
     "[default: 300, but a rank that computes is only reported]",
+)  # fmt: skip
+METRICS = click.option(
+    "--metrics", type=ParsedText("[ADDRESS:]PORT", parse_endpoint), metavar="PORT",
+    help="Serve metrics for Prometheus while it runs, on every host, at PORT or ADDRESS:PORT; 0: any port.",
 )  # fmt: skip
 ON_FAILURE = click.option(
     "--on-failure", type=click.Choice(["stop", "resume"]), default="stop", metavar="stop|resume",
@@ -203,7 +214,10 @@ def build_spec(
     except ValueError as reason:
         raise click.UsageError(str(reason)) from reason
     context = click.get_current_context().obj
-    return spec if context is None else replace(spec, stall_timeout=context.started.stall_timeout)
+    if context is None:
+        return spec
+    started = context.started
+    return replace(spec, stall_timeout=started.stall_timeout, metrics=started.metrics)
 
 
 def parse_setting(text: str) -> tuple[str, str]:

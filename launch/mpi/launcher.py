@@ -82,7 +82,7 @@ class Launcher:
     def clean_environment(self, base: Mapping[str, str], sockets: Path | None = None) -> dict[str, str]:
         """`base` without variables about hosts and ranks of other runs; the launcher's sockets go to
         `sockets`."""
-        from meshrun.runner.system.launcher import UNCONNECTED_NAMES
+        from meshrun.runner.system.launcher import STARTED_IN, UNCONNECTED_NAMES, slurm_job
 
         environment = {
             name: value
@@ -90,6 +90,8 @@ class Launcher:
             if name.startswith(USER_SETTINGS) or not name.startswith(OTHER_HOSTS)
             if not (name.endswith(HOSTFILE) or name in UNCONNECTED_NAMES)
         }
+        if job := slurm_job(base):
+            environment[STARTED_IN] = job
         folders = (
             ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base") if self.vendor == "Open MPI" else ()
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from meshrun.launch.spec import LaunchSpec
+from meshrun.launch.spec import LaunchSpec, endpoint_text
 
 PROGRAM = (sys.executable, str(Path(__file__).parents[2] / "__main__.py"))
 
@@ -17,18 +17,26 @@ def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
     """
     run = ["--run-dir", f"@{token}"] if token else []
     network = ["--expect-network", spec.network] if spec.network else []
-    silence = ["--host-timeout", f"{spec.host_timeout:g}"]
+    own = ["--host-timeout", f"{spec.host_timeout:g}"]
     if spec.stall_timeout is not None:
-        silence += ["--stall-timeout", f"{spec.stall_timeout:g}"]
+        own += ["--stall-timeout", f"{spec.stall_timeout:g}"]
+    if spec.metrics is not None:
+        own += ["--metrics", endpoint_text(spec.metrics)]
     per_host = ",".join(map(str, spec.slots)) or str(spec.per_host)
-    return [*run, *silence, "--expect", str(spec.hosts), per_host, *network, "-n", str(spec.ranks)]
+    return [*run, *own, "--expect", str(spec.hosts), per_host, *network, "-n", str(spec.ranks)]
 
 
-def run_options(place: str, columns: int | None, stall_timeout: float | None = None) -> list[str]:
+def run_options(
+    place: str,
+    columns: int | None,
+    stall_timeout: float | None = None,
+    metrics: tuple[str, int] | None = None,
+) -> list[str]:
     """Options about the process that waits for the ranks. place: as for `run_status.run_at`."""
     from meshrun.runner.system.launcher import takes_colour
 
     stall = [] if stall_timeout is None else ["--stall-timeout", f"{stall_timeout:g}"]
     terminal = [] if columns is None else ["--tty", str(columns)]
     colour = ["--colour"] if takes_colour() else []
-    return ["--run-dir", place, *stall, *terminal, *colour]
+    served = [] if metrics is None else ["--metrics", endpoint_text(metrics)]
+    return ["--run-dir", place, *stall, *served, *terminal, *colour]

@@ -3,8 +3,9 @@
 An operation is one record of eight words. It is written with one call when it is entered, and with one store
 when it is left, without locks: a rank may be stopped at any instruction, and its recorder must be readable
 then. A record's last word is its number, so that a reader can tell a record that is only half written. The
-file also has a text about the rank, tables of names, and counters of the messages to and from each peer. It
-ends with the text that `faulthandler` appends on request (`runner.recorder.process`).
+file also has a text about the rank, tables of names, counters of the messages to and from each peer, and
+totals of each operation, which lose nothing when records are overwritten. It ends with the text that
+`faulthandler` appends on request (`runner.recorder.process`).
 
 `_record` is compiled at installation (hatch_build.py); `BUILT` is False if it was not. The same words are
 then written from Python, which takes longer (benchmarks/flight_recorder.py).
@@ -32,15 +33,16 @@ from meshrun.runner.processes import process_stat
 from meshrun.runner.recorder.imports import ImportCounter
 
 try:
-    from meshrun.runner.recorder import _record
-except ImportError:
+    from meshrun.runner.recorder._record import functions_of
+except ImportError:  # not compiled, or from older sources
     BUILT = False
 else:
     BUILT = True
 
 FOLDER = Path("/dev/shm")
 PREFIX = "meshrun_"  # of all files' names; `launch.supervise.shared_memory` removes those of killed runs
-MAGIC = b"meshrun1"  # followed by the counters of operations and of imported modules
+# Followed by three words: operations and imported modules so far, and the steps that are planned.
+MAGIC = b"meshrun1"
 RECORDS = 4096  # of a rank, a power of two
 WORDS = 8  # of a record: entered, left, moved, sequence, name, communicator, thread, number
 TEXT = 4096  # bytes for the text about the rank
@@ -56,7 +58,13 @@ GROUPS_AT = NAMES_AT + NAMES * NAME
 PEERS_AT = GROUPS_AT + GROUPS * GROUP
 SEQUENCES_AT = PEERS_AT + PEERS * PEER_WORDS * 8  # of each communicator, the last collective entered
 RECORDS_AT = SEQUENCES_AT + GROUPS * 8
-SIZE = RECORDS_AT + RECORDS * WORDS * 8
+TOTALS_AT = RECORDS_AT + RECORDS * WORDS * 8  # of each name, outside and inside communicators
+SIZE = TOTALS_AT + 2 * NAMES * 64
+
+# What `enter` returns: the number of the operation, and above it the place of its totals: its name, or NAMES
+# more for an operation of a communicator.
+TOTAL_SHIFT = 48
+NUMBER = (1 << TOTAL_SHIFT) - 1
 
 # faulthandler's signal: a real-time one, which neither MPI, NCCL, Slurm nor jobs use.
 TRACEBACK_SIGNAL = signal.SIGRTMAX - 3
@@ -66,6 +74,10 @@ WAIT, DEVICE_WAIT, ON_DEVICE = "wait for messages", "wait for the device", "on d
 
 _RECORD = struct.Struct(f"{WORDS}q")
 _PEER = struct.Struct(f"{PEER_WORDS}q")
+# Changes complete, entered, left, nanoseconds (sum of left less sum of entered), bytes, steps, unused, and
+# changes begun. A reader copies the words in this order: it has whole ones if the first equals the last.
+_TOTAL = struct.Struct("8q")
+READS_MOST = 5  # of a file whose totals are being written
 _pack = _RECORD.pack_into
 _now = time.monotonic_ns
 _thread = threading.get_ident
@@ -101,11 +113,13 @@ class Recorder:
         self._counter = memoryview(self._map)[len(MAGIC) : 16].cast("q")
         self._peers = memoryview(self._map)[PEERS_AT:SEQUENCES_AT].cast("q")
         self._sequences = memoryview(self._map)[SEQUENCES_AT:RECORDS_AT].cast("q")
+        self._totals = memoryview(self._map)[TOTALS_AT:SIZE].cast("q")
+        self._planned = memoryview(self._map)[24:32].cast("q")
         self._numbers = itertools.count(1)
         self._names: dict[str, int] = {}
         self._groups: dict[str, int] = {}
         self._pairs: dict[tuple[int, int], int] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may record, too
         self._open = True
         if BUILT:
             self._bind()
@@ -133,8 +147,9 @@ class Recorder:
     def _bind(self) -> None:
         """Have `enter` and `leave` run from C."""
         begin = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        ring = struct.pack("4q", begin + len(MAGIC), begin + SEQUENCES_AT, begin + RECORDS_AT, RECORDS)
-        enter, leave = _record.bind(ring)
+        places = [begin + at for at in (len(MAGIC), SEQUENCES_AT, RECORDS_AT, TOTALS_AT)]
+        ring = struct.pack("5q", *places, RECORDS)
+        enter, leave = functions_of(ring)
         vars(self).update(enter=enter, leave=leave)
 
     def name(self, text: str) -> int:
@@ -171,24 +186,47 @@ class Recorder:
             return number
 
     def enter(self, name: int, moved: int = 0, group: int = 0, sequence: int = 0) -> int:
-        """Record that an operation is entered; returns its number, for `leave`.
+        """Record that an operation is entered; returns what `leave` needs.
 
         moved: bytes. group, sequence: of a collective, the communicator and its number there. Without a
         communicator, the number of a step or chunk.
         """
-        number = next(self._numbers)
+        number, now = next(self._numbers), _now()
         self._counter[0] = number
-        record = (_now(), 0, moved, sequence, name, group, _thread(), number)
+        record = (now, 0, moved, sequence, name, group, _thread(), number)
         _pack(self._map, RECORDS_AT + (number & (RECORDS - 1)) * 64, *record)
         if sequence:
             self._sequences[group] = sequence
-        return number
+        total = name + (NAMES if group else 0)
+        self._add(total, 1, 0, -now, moved, 0)
+        return total << TOTAL_SHIFT | number
 
-    def leave(self, number: int) -> None:
-        """Record that an operation is left. Does nothing if its record has been overwritten since."""
+    def leave(self, entry: int, steps: int = 0) -> None:
+        """Record that an operation is left; in the totals only if its record has been overwritten since.
+
+        entry: from `enter`. steps: time steps that were taken in it.
+        """
+        number, now = entry & NUMBER, _now()
         words, at = self._words, (number & (RECORDS - 1)) * WORDS
         if words[at + 7] == number:
-            words[at + 1] = _now()
+            words[at + 1] = now
+        self._add(entry >> TOTAL_SHIFT, 0, 1, now, 0, steps)
+
+    def _add(self, total: int, entered: int, left: int, nanoseconds: int, moved: int, steps: int) -> None:
+        """Add to the totals at a place."""
+        words, at = self._totals, total * 8
+        with self._lock:
+            words[at + 7] += 1
+            words[at + 1] += entered
+            words[at + 2] += left
+            words[at + 3] += nanoseconds
+            words[at + 4] += moved
+            words[at + 5] += steps
+            words[at] += 1
+
+    def plan_steps(self, count: int) -> None:
+        """Record how many time steps the run is to take."""
+        self._planned[0] = count
 
     def count(self, group: int, peer: int, sent: int, expected: int) -> None:
         """Count messages to rank `peer`, and messages that are to arrive from it, when they are posted."""
@@ -246,12 +284,25 @@ class Operation:
 
 
 @dataclass(frozen=True)
+class Total:
+    """All operations of a name. entered: how many. seconds: inside them, in open ones until now. moved:
+    bytes. steps: time steps taken in those that were left. open: operations that were not left."""
+
+    entered: int
+    seconds: float
+    moved: int = 0
+    steps: int = 0
+    open: int = 0
+
+
+@dataclass(frozen=True)
 class Recording:
     """What a rank's file says. about: as given to `Recorder`. operations: complete records in their order.
 
     age: seconds since the recorder began. collectives: by label of the communicator, the last one entered.
     messages: by label and peer, the numbers of messages that were sent to the peer and that are to arrive
-    from it.
+    from it. totals, communication: of all operations so far, by name: those of the run itself (phases,
+    steps, stages), and those of communicators. planned: steps that the run is to take; 0 if not recorded.
     """
 
     about: dict[str, Any]
@@ -260,6 +311,9 @@ class Recording:
     collectives: dict[str, int] = field(default_factory=dict)
     groups: dict[str, RecordedGroup] = field(default_factory=dict)
     messages: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    totals: dict[str, Total] = field(default_factory=dict)
+    communication: dict[str, Total] = field(default_factory=dict)
+    planned: int = 0
 
 
 def file_of(run_id: str, rank: int, folder: Path = FOLDER) -> Path:
@@ -317,14 +371,25 @@ def namespace() -> str:
 
 def read(path: Path, now: int | None = None) -> Recording | None:
     """Read a rank's file; None if there is none, or not a valid one. now: `time.monotonic_ns()`."""
-    content = read_bytes(path)
+    # The time before the file is read: an operation that is left meanwhile must not count as longer.
+    at, content = _now(), read_bytes(path)
+    for _ in range(READS_MOST):
+        if content is None or not _changing(content):
+            break
+        at, content = _now(), read_bytes(path)
     about = None if content is None else _about(content)
     if content is None or about is None:
         return None
     try:
-        return _recording(content, about, _now() if now is None else now)
+        return _recording(content, about, at if now is None else now)
     except (ValueError, LookupError, TypeError):
         return None
+
+
+def _changing(content: bytes) -> bool:
+    """Whether any totals were being written when the file was read."""
+    totals = _TOTAL.iter_unpack(content[TOTALS_AT:SIZE])
+    return any(complete != begun for complete, *_, begun in totals)
 
 
 def _recording(content: bytes, about: dict[str, Any], now: int) -> Recording:
@@ -365,7 +430,24 @@ def _recording(content: bytes, about: dict[str, Any], now: int) -> Recording:
         {group.label: sequences[number] for number, group in groups.items() if number},
         {group.label: group for number, group in groups.items() if number},
         messages,
+        _totals(content[TOTALS_AT : TOTALS_AT + NAMES * 64], names, now),
+        _totals(content[TOTALS_AT + NAMES * 64 : SIZE], names, now),
+        struct.unpack_from("q", content, 24)[0],
     )
+
+
+def _totals(content: bytes, names: Sequence[str], now: int) -> dict[str, Total]:
+    """Return the totals by name, without those that were being written, as of a rank stopped while it did."""
+    totals = {}
+    words = _TOTAL.iter_unpack(content)
+    for name, (complete, entered, left, nanoseconds, moved, steps, _, begun) in zip(
+        names, words, strict=True
+    ):
+        if complete == begun and entered:
+            open_now = entered - left
+            seconds = max(nanoseconds + open_now * now, 0) / 1e9
+            totals[name] = Total(entered, seconds, moved, steps, open_now)
+    return totals
 
 
 def read_bytes(path: Path) -> bytes | None:

@@ -41,6 +41,8 @@ def take_steps(stepper: Stepper, steps: int, observers: Sequence[StepObserver]) 
 
     The observers after one that stops the loop do not observe its step.
     """
+    if stepper.world.recorder is not None:
+        stepper.world.recorder.plan_steps(steps - stepper.done)
     for observer in observers:
         observer.begin(stepper)
     stopped = False

@@ -142,7 +142,7 @@ class ProgramStepper(Stepper):
         begin = backend.mark() if backend.asynchronous else None
         left = steps
         while left:
-            entry = 0 if recorder is None else recorder.enter(name, 0, 0, self.done + 1)
+            entry, before = 0 if recorder is None else recorder.enter(name, 0, 0, self.done + 1), left
             if self.world.checksums is not None:
                 self.world.checksums.step = self.done + 1
             taken = self._replayed(left)
@@ -153,7 +153,7 @@ class ProgramStepper(Stepper):
             self.done, self.taken = self.done + taken, self.taken + taken
             self.progress(self.done)
             if recorder is not None:
-                recorder.leave(entry)
+                recorder.leave(entry, before - left)
         if begin is not None:
             self._spans.append((begin, backend.mark()))
 

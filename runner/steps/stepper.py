@@ -298,7 +298,7 @@ class Stepper(StepBlocks[DistributedArray]):
         recorder = self.world.recorder
         name = 0 if recorder is None else recorder.name("step")
         while left:
-            entry = 0 if recorder is None else recorder.enter(name, 0, 0, self.done + 1)
+            entry, before = 0 if recorder is None else recorder.enter(name, 0, 0, self.done + 1), left
             replayed = self._replay(left, cycle, ahead, last=last)
             if replayed:
                 left -= replayed
@@ -311,7 +311,7 @@ class Stepper(StepBlocks[DistributedArray]):
             self.progress(self.done)
             self._check_halos()
             if recorder is not None:
-                recorder.leave(entry)
+                recorder.leave(entry, before - left)
         if begin is not None:
             self._spans.append((begin, backend.mark()))
             if len(self._spans) >= PENDING:

@@ -66,6 +66,8 @@ class Started:
     host_timeout: seconds for which a host may send nothing. hosts, per_host, network: as planned; per_host is
     a tuple, with a number for each host in the order of ranks, if they differ.
     stall_timeout: seconds without progress after which the run ends, 0: never; None if the user chose none.
+    metrics: address ("": all of a host's) and port (0: any free one) at which hosts serve metrics; None: they
+    do not.
     """
 
     ranks: int | None = None
@@ -75,9 +77,11 @@ class Started:
     per_host: int | tuple[int, ...] | None = None
     network: str | None = None
     stall_timeout: float | None = None
+    metrics: tuple[str, int] | None = None
 
 
 BY_HAND = Started()
+STARTED_IN = "MESHRUN_SLURM_JOB"  # variable of ranks that mpirun has started inside of a Slurm job
 SECRET = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL", "PSK")  # in the names of variables
 
 

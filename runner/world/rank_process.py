@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from meshrun.runner.errors import MeshrunError, RunError, is_met_by_all, tell
+from meshrun.runner.errors import MeshrunError, RunError, UserError, is_met_by_all, tell
 from meshrun.runner.files import working_directory
 from meshrun.runner.options.choices import DeviceChoice
 from meshrun.runner.system import launcher
@@ -119,6 +119,19 @@ def join_world(
     token = handler.status.token if isinstance(handler.status, RunLines) else None
     heartbeat = Heartbeat(world, started.host_timeout, handler.abort, token)
     stalls = monitor.start(world, started) if watch_stalls else []
+    if started.metrics is not None:
+        from meshrun.runner.world.metrics import endpoint
+
+        try:
+            places = endpoint.start(world, started.metrics)
+        except UserError as failure:  # met by all
+            status = handler.report_common(failure, world.rank)
+            world.close()
+            if world.recorder is not None:
+                world.recorder.close()
+            return status
+        for place in places:
+            tell(place)
     for warning in (*world.warnings, *heartbeat.warnings, *stalls) if world.rank == 0 else ():
         tell(f"warning: {warning}")
     return world

@@ -9,6 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from meshrun.runner.recorder.snapshot import RankSnapshot
+    from meshrun.runner.world.metrics.families import RankReading
     from meshrun.runner.world.stuck.status import RunState
 
 
@@ -41,8 +42,13 @@ def status(run: str | None, as_json: bool, last: int) -> int:
         )
     if as_json:
         from meshrun.runner.recorder.snapshot import to_json
+        from meshrun.runner.world.metrics.families import families, plain
 
-        click.echo(json.dumps([{**one.about, "ranks": [to_json(r) for r in one.ranks]} for one in runs]))
+        shown = []
+        for one in runs:
+            ranks = [to_json(rank) for rank in one.ranks]
+            shown.append({**one.about, "ranks": ranks, "metrics": plain(families(one.read_ranks()))})
+        click.echo(json.dumps(shown))
         return 0
     for one in runs:
         _show(one, last)
@@ -52,10 +58,15 @@ def status(run: str | None, as_json: bool, last: int) -> int:
 def _show(run: RunState, last: int) -> None:
     from meshrun.runner.report.table import table
     from meshrun.runner.report.units import counted, seconds_text
+    from meshrun.runner.world.metrics.families import steps_taken
 
     click.echo(f"run {run.run_id}: {run.command}, {counted(run.size, 'rank')}, for {seconds_text(run.age)}")
     heads = ["rank", "process", "in", "for", "bytes", "operations", "at"]
     rows = [*map(_row, run.ranks)]
+    readings = {reading.rank: reading for reading in run.read_ranks()}
+    if any(steps_taken(reading.recording) for reading in readings.values()):
+        heads += ["steps", "waited"]
+        rows = [(*row, *_work(readings.get(rank.rank))) for row, rank in zip(rows, run.ranks, strict=True)]
     if any(rank.gpu is not None for rank in run.ranks):
         heads.append("GPU")
         rows = [(*row, _gpu(rank)) for row, rank in zip(rows, run.ranks, strict=True)]
@@ -83,6 +94,16 @@ def _row(rank: RankSnapshot) -> tuple[str, ...]:
         f"{rank.total:,}",
         str(rank.at or "-"),
     )
+
+
+def _work(reading: RankReading | None) -> tuple[str, str]:
+    """Return the steps that a rank has taken, and its time in waits; "-" if it has ended meanwhile."""
+    from meshrun.runner.report.units import seconds_text
+    from meshrun.runner.world.metrics.families import steps_taken, waits
+
+    if reading is None:
+        return "-", "-"
+    return f"{steps_taken(reading.recording):,}", seconds_text(sum(waits(reading.recording).values()))
 
 
 def _gpu(rank: RankSnapshot) -> str:

@@ -12,6 +12,7 @@ from meshrun.runner.recorder import process, ring
 from meshrun.runner.recorder.ring import Operation
 from meshrun.runner.recorder.snapshot import RankSnapshot, snapshots
 from meshrun.runner.report.units import counted
+from meshrun.runner.world.metrics.families import HostRanks, RankReading
 from meshrun.runner.world.stuck import gpu_states
 from meshrun.runner.world.stuck.explain import explain, waits_for
 
@@ -53,6 +54,12 @@ class RunState:
         if not elsewhere and (bad or (is_calm and waits_for({rank.rank: rank for rank in self.ranks}))):
             remarks += explain(self.ranks, self.size).sentences
         return remarks
+
+    def read_ranks(self) -> list[RankReading]:
+        """Return what the run's metrics are made of: the readings of its ranks on this host."""
+        gpus = {rank.rank: rank.gpu for rank in self.ranks}
+        readings = HostRanks(self.run_id, [rank.rank for rank in self.ranks], folder=self.folder).read()
+        return [replace(one, gpu=gpus[one.rank]) for one in readings]
 
     def last_operations(self, rank: int, count: int) -> list[Operation]:
         """Return a rank's last operations, the latest first."""

@@ -67,6 +67,8 @@ def test_operations_are_read_as_written(make: Make) -> None:
         "kernel",
     )
     assert found.collectives == {"world": 7}
+    assert {name: (one.entered, one.open) for name, one in found.communication.items()} == {"barrier": (1, 0)}
+    assert {name: (one.moved, one.open) for name, one in found.totals.items()} == {"kernel": (4096, 1)}
     assert found.messages == {("world", 2): (2, 3)}
     assert found.groups["world"].members == (0, 1, 2)
     assert ring.count_of(recorder.path) == 2
@@ -77,11 +79,11 @@ def test_the_last_operations_stay_and_an_old_one_is_not_left_in_a_new_ones_place
     name = recorder.name("kernel")
     first = recorder.enter(name)
     for _ in range(RECORDS):
-        last = recorder.enter(name)
+        recorder.enter(name)
     recorder.leave(first)
     found = read(recorder.path)
     assert found is not None
-    assert [one.number for one in found.operations] == list(range(first + 1, last + 1))
+    assert [one.number for one in found.operations] == list(range(2, RECORDS + 2))
     assert all(one.left is None for one in found.operations)
 
 
@@ -315,3 +317,81 @@ def test_a_process_that_has_closed_its_recorder_survives_a_late_question(tmp_pat
     script += f"\nrecorder.close()\nimport os, signal\nos.kill(os.getpid(), {int(ring.TRACEBACK_SIGNAL)})\n"
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_totals_lose_nothing_when_records_are_overwritten(make: Make) -> None:
+    recorder = make()
+    outer, step = recorder.name("kernel"), recorder.name("step")
+    entry = recorder.enter(outer, 100)
+    for _ in range(RECORDS + 10):
+        recorder.leave(recorder.enter(step, 8), 3)
+    time.sleep(0.02)
+    recorder.leave(entry)
+    found = read(recorder.path)
+    assert found is not None
+    kernel, steps = found.totals["kernel"], found.totals["step"]
+    assert (kernel.entered, kernel.open, kernel.moved, kernel.steps) == (1, 0, 100, 0)
+    assert 0.02 <= kernel.seconds <= found.age
+    assert (steps.entered, steps.open) == (RECORDS + 10, 0)
+    assert (steps.moved, steps.steps) == (8 * (RECORDS + 10), 3 * (RECORDS + 10))
+    assert 0 < steps.seconds <= kernel.seconds - 0.02
+    assert set(found.totals) == {"kernel", "step"}
+
+
+def test_an_open_operation_counts_until_now(make: Make) -> None:
+    recorder = make()
+    recorder.leave(recorder.enter(recorder.name("barrier")))
+    recorder.enter(recorder.name("barrier"))
+    time.sleep(0.02)
+    first = read(recorder.path)
+    time.sleep(0.02)
+    second = read(recorder.path)
+    assert first is not None
+    assert second is not None
+    assert (first.totals["barrier"].entered, first.totals["barrier"].open) == (2, 1)
+    assert first.totals["barrier"].seconds >= 0.02
+    assert second.totals["barrier"].seconds >= first.totals["barrier"].seconds + 0.02
+
+
+def test_half_written_totals_are_left_out(make: Make) -> None:
+    recorder = make()
+    for name in ("read", "write"):
+        recorder.leave(recorder.enter(recorder.name(name)))
+    with recorder.path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+        at = ring.TOTALS_AT + recorder.name("read") * 64 + 56
+        content[at : at + 8] = bytes(8)  # as of a rank that was stopped between two stores
+    found = read(recorder.path)
+    assert found is not None
+    assert set(found.totals) == {"write"}
+
+
+def test_a_reader_never_sees_totals_that_are_torn(make: Make) -> None:
+    recorder = make()
+    name = recorder.name("step")
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            recorder.leave(recorder.enter(name, 8), 1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        found = [one for _ in range(100) if (one := read(recorder.path)) and "step" in one.totals]
+    finally:
+        ended.set()
+        thread.join()
+    assert found
+    for one in found:
+        total = one.totals["step"]
+        assert total.moved == 8 * total.entered
+        assert total.steps == total.entered - total.open
+        assert 0 <= total.seconds <= one.age + 0.1
+
+
+def test_planned_steps_are_read(make: Make) -> None:
+    recorder = make()
+    recorder.plan_steps(500)
+    found = read(recorder.path)
+    assert found is not None
+    assert found.planned == 500

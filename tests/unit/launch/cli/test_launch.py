@@ -50,6 +50,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         assert isinstance(supervision.conclude, partial)
         more |= {"debug": supervision.debug, "answers": supervision.conclude.args}
         more["clocks"] = supervision.start_timeout, more.pop("stall_timeout", None)
+        if (metrics := more.pop("metrics", None)) is not None:
+            more["metrics"] = metrics
         if supervision.restarts:
             more["restarts"] = supervision.restarts
         found.append((*given, supervision.columns, more))
@@ -124,6 +126,14 @@ def test_the_clocks_of_a_run(started: Started) -> None:
     assert main(["--stall-timeout", "7", "launch", "mpirun", "-j", "1x2", "--hosts", "a", *words]) == VERDICT
     spec, _, more = started[1]
     assert (more["clocks"], spec.stall_timeout) == ((5.0, None), 7.0)
+
+
+def test_metrics_are_served_by_ranks_that_are_launched(started: Started) -> None:
+    assert main(["--metrics", "9400", "launch", "local", "--", "selftest"]) == VERDICT
+    assert started[0][-1]["metrics"] == ("", 9400)
+    command = ["launch", "mpirun", "-j", "1x2", "--hosts", "a", "--", "selftest"]
+    assert main(["--metrics", "[::1]:9400", *command]) == VERDICT
+    assert started[1][0].metrics == ("::1", 9400)
 
 
 def test_mpirun_takes_all_slots_of_a_hostfile(started: Started, tmp_path: Path) -> None:

@@ -384,11 +384,15 @@ def test_the_help_of_run_tells_how(capsys: pytest.CaptureFixture[str]) -> None:
 def test_n_starts_ranks_with_the_same_words(calls: Calls) -> None:
     words = ("run", "edges.py:edges", "in.npy", "out.npy", "--gain", "2", "--debug")
     assert main(["-n", "4", *words]) == 0
-    clocks = {"start_timeout": 60.0, "stall_timeout": None}
+    clocks = {"start_timeout": 60.0, "stall_timeout": None, "metrics": None}
     assert main(["-n", "4", "--on-failure", "resume", "--max-restarts", "2", *words]) == 0
     assert calls.started == [(4, words, {"debug": True, "restarts": n, **clocks}) for n in (0, 2)]
     assert main(["-n", "4", "--stall-timeout", "30", *words]) == 0
-    assert calls.started[2:] == [(4, words, {"debug": True, "restarts": 0, **clocks, "stall_timeout": 30.0})]
+    assert main(["-n", "4", "--metrics", "9400", *words]) == 0
+    assert calls.started[2:] == [
+        (4, words, {"debug": True, "restarts": 0, **clocks, "stall_timeout": 30.0}),
+        (4, words, {"debug": True, "restarts": 0, **clocks, "metrics": ("", 9400)}),
+    ]
     assert calls.ran == []
 
 

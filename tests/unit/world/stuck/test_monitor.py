@@ -254,6 +254,27 @@ def test_status_shows_what_a_rank_does(own: Recorder) -> None:
     assert "read" in lines[-1]
 
 
+def test_status_shows_the_steps_and_waits_that_are_served(own: Recorder) -> None:
+    world = own.group("world", [0])
+    for _ in range(3):
+        step = own.enter(own.name("step"), 0, 0, 1)
+        waiting = own.enter(own.name(ring.WAIT), 0, world)
+        time.sleep(0.01)
+        own.leave(waiting)
+        own.leave(step, 500)
+    _, text = show()
+    heads, row = text.splitlines()[1:3]
+    assert heads.split()[-2:] == ["steps", "waited"]
+    steps, waited, unit = row.split()[-3:]
+    assert (steps, unit) == ("1,500", "ms")
+    _, text = show("--json")
+    (run,) = json.loads(text)
+    assert run["metrics"]["steps"] == [{"rank": "0", "value": 1500.0}]
+    seconds = {one["reason"]: one["value"] for one in run["metrics"]["wait_seconds"]}
+    assert seconds["messages"] >= 0.03
+    assert float(waited) == pytest.approx(1e3 * sum(seconds.values()), rel=0.01)
+
+
 def test_status_as_json_and_of_one_run(own: Recorder) -> None:
     own.enter(own.name("kernel"))
     status, text = show("ab", "--json")
