@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 
 from meshrun.launch.kubernetes import kubectl, manifest, pod_state, user_values
 from meshrun.launch.kubernetes.kubectl import ClusterJob, NoAnswer
-from meshrun.launch.kubernetes.manifest import Document
 from meshrun.launch.kubernetes.pod_log import PodLog
 from meshrun.launch.kubernetes.pod_state import Object
+from meshrun.launch.kubernetes.pod_template import JOB, Document
 from meshrun.launch.kubernetes.pods import Pods
 from meshrun.launch.spec import LaunchSpec
 from meshrun.launch.supervise.judge import Conclude, Outcome, judge, no_answer
@@ -54,7 +54,7 @@ def start(spec: LaunchSpec, pods: Pods, *, debug: bool = False, conclude: Conclu
     try:
         with signal_handlers(followed.signalled):
             job.create(document)
-            tell(f"{job} is submitted; to see its pods: kubectl get pods -l {manifest.JOB}={pods.name}")
+            tell(f"{job} is submitted; to see its pods: kubectl get pods -l {JOB}={pods.name}")
             followed.to_its_end()
         if followed.fault:
             failure = {"exit_code": 1, "sentence": followed.fault, "rank": None}

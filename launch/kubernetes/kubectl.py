@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshrun.launch.kubernetes import pod_state
-from meshrun.launch.kubernetes.manifest import JOB, Document
+from meshrun.launch.kubernetes.pod_template import JOB, Document
 from meshrun.launch.kubernetes.pod_state import Object
 from meshrun.launch.supervise.query import query
 
