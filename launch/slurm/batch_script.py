@@ -36,9 +36,9 @@ class JobRequest:
     mpi: how srun connects the ranks (`srun --mpi`). folder: the working directory, at the same path in a
     container. gpus: one for each rank. bind_gpus: "node": every rank sees all GPUs of its host and uses the
     one of its local rank; "task": each sees one. cpus_per_task: cores of a rank. exclusive: no other job on
-    the hosts. segment: hosts that Slurm's block topology places into one block. requeue: "expedite" for Slurm's expedited requeue. container: an image, for Pyxis. srun_args:
-    more arguments for srun. output: a file name by sbatch's patterns, such as %j, or %A and %a for the tasks
-    of an array.
+    the hosts. segment: hosts that a block topology places into one block. requeue: "expedite" for Slurm's
+    expedited requeue. container: an image, for Pyxis. srun_args: more arguments for srun. output: a file name
+    by sbatch's patterns, such as %j, or %A and %a for the tasks of an array.
     """
 
     mpi: str
