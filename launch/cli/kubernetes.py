@@ -11,7 +11,14 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from meshrun.launch.cli.params import SHAPE, TargetOptions, build_spec, cluster_options, parsed_option
+from meshrun.launch.cli.params import (
+    SHAPE,
+    ParsedText,
+    TargetOptions,
+    build_spec,
+    cluster_options,
+    parsed_option,
+)
 from meshrun.launch.cli.plugins import conclude
 from meshrun.launch.kubernetes.pods import (
     CleanPods,
@@ -21,7 +28,6 @@ from meshrun.launch.kubernetes.pods import (
     Toleration,
     memory_bytes,
 )
-from meshrun.runner.spelling import option
 
 Value = TypeVar("Value")
 
@@ -47,6 +53,8 @@ def pages(text: str) -> tuple[str, str]:
 
 def once(name: str, pairs: Sequence[tuple[str, Value]]) -> dict[str, Value]:
     """The pairs of a repeated option. Raises UsageError if two have the same name."""
+    from meshrun.runner.spelling import option
+
     names = [key for key, _ in pairs]
     if twice := next((key for key in names if names.count(key) > 1), None):
         raise click.UsageError(f"{option(name)} names {twice} more than once")
@@ -146,7 +154,10 @@ def size(text: str) -> str:
     help="Annotation of pods with ranks, such as networks to attach.",
 )  # fmt: skip
 @parsed_option("--node-selector", "K=V", pair, multiple=True, help="Label that nodes must have.")
-@parsed_option("--toleration", "K[=V]:EFFECT", toleration, multiple=True, help="Taint to tolerate.")
+@click.option(
+    "--toleration", "tolerations", type=ParsedText("K[=V]:EFFECT", toleration), metavar="K[=V]:EFFECT",
+    multiple=True, help="Taint to tolerate.",
+)  # fmt: skip
 @click.option(
     "--service-account", metavar="NAME", help="Service account of the pods.  [default: the namespace's]"
 )
@@ -190,7 +201,6 @@ def kubernetes(
     rdma: Sequence[tuple[str, int]],
     volume: Sequence[tuple[str, str]],
     node_selector: Sequence[tuple[str, str]],
-    toleration: tuple[Toleration, ...],
     annotation: Sequence[tuple[str, str]],
     **more: Any,
 ) -> int:
@@ -213,7 +223,6 @@ def kubernetes(
         volumes=once("volume", volume),
         node_selector=once("node_selector", node_selector),
         annotations=once("annotation", annotation),
-        tolerations=toleration,
         **more,
     )
     if target.show:

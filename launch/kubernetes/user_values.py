@@ -11,7 +11,6 @@ from typing import Any
 
 from meshrun.launch.kubernetes.pods import Kind, Pods
 from meshrun.launch.spec import LaunchSpec
-from meshrun.runner.spelling import option
 
 DNS_LABEL = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"  # RFC 1035: a host's name
 NAMESPACE = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"  # RFC 1123
@@ -75,6 +74,8 @@ def problems(objects: Sequence[dict[str, Any]]) -> list[str]:
 
 def conflicts(spec: LaunchSpec, pods: Pods, kind: Kind) -> Iterator[str]:
     """The choices that exclude each other, a sentence each."""
+    from meshrun.runner.spelling import option
+
     chosen = option("kind", kind)
     if kind == "job" and spec.hosts > 1:
         yield f"{chosen} runs on one node, not on {spec.hosts}; {option('kind', 'mpijob')} runs on several"
@@ -105,6 +106,8 @@ def conflicts(spec: LaunchSpec, pods: Pods, kind: Kind) -> Iterator[str]:
 
 
 def _placement_conflicts(spec: LaunchSpec, pods: Pods) -> Iterator[str]:
+    from meshrun.runner.spelling import option
+
     if pods.topology_required and pods.topology_preferred:
         yield f"{option('topology_required')} excludes {option('topology_preferred')}"
     if (pods.topology_required or pods.topology_preferred) and not pods.queue:

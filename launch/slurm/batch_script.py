@@ -11,7 +11,6 @@ from meshrun.launch.mpi.environment import OVER_TCP, required_variables
 from meshrun.launch.mpi.rank_command import PROGRAM, spec_options
 from meshrun.launch.slurm.output_file import JOB_NAME, letters
 from meshrun.launch.spec import LaunchSpec
-from meshrun.runner.spelling import option
 
 # For the threads of a rank: its own, those that read and write files, and NCCL's for the network.
 CPUS_PER_RANK = 4
@@ -88,6 +87,8 @@ def script(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> str:
 
     token: of the ranks' status lines in the output; None if no process reads them.
     """
+    from meshrun.runner.spelling import option
+
     if job.segment and spec.hosts % job.segment:
         raise ValueError(
             f"{option('segment', job.segment)} does not divide the {spec.hosts} hosts, which Slurm requires"
