@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from hosts import problem
-from mpijob import MpiJob
 from kubernetes_schema import problems
+from mpijob import MpiJob
 
 from meshrun.launch.kubernetes import manifest
 from meshrun.launch.kubernetes.pods import Implementation, Pods
