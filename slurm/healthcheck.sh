@@ -21,6 +21,9 @@
 #     MESHRUN_SECONDS=50          total time limit; slurmd kills a HealthCheckProgram after 60
 #     MESHRUN_GPUS=N              expected number of GPUs; default: the number configured in Slurm
 #     MESHRUN_DRAIN_ON_UNKNOWN=   1: also drain a node whose verdict is unknown
+#     MESHRUN_RESUME=             N: measure a node that this script has drained, and resume it after N checks
+#                                 in a row that are ok; default: only --undrain resumes
+#     MESHRUN_STATE=/var/lib/meshrun-healthcheck    folder that keeps why this script has drained the node
 #     MESHRUN_DRY_RUN=            1: like --dry-run
 #     MESHRUN_SIMULATE=SPEC       rehearsal: judge this simulated fleet instead of the GPUs
 #     MESHRUN_LOCK=/run/meshrun-healthcheck.lock
@@ -43,6 +46,8 @@ seconds=${MESHRUN_SECONDS:-50}
 simulated=${MESHRUN_SIMULATE:-}
 dry=${MESHRUN_DRY_RUN:-}
 lock=${MESHRUN_LOCK:-/run/meshrun-healthcheck.lock}
+resume=${MESHRUN_RESUME:-}
+kept=${MESHRUN_STATE:-/var/lib/meshrun-healthcheck}
 node=${SLURMD_NODENAME:-$(hostname -s)}
 last=12 # seconds kept for draining
 begun=$(date +%s)
@@ -80,7 +85,8 @@ ask_leave() {
   fi
   describe || skip "Slurm does not say what $node does ($(printf '%s' "$described" | tail -n 1))"
   case $state in
-    *DRAIN* | *DOWN* | *FAIL* | *MAINT* | *REBOOT* | *POWER* | *COMPLETING*) skip "$node is $state" ;;
+    *DOWN* | *FAIL* | *MAINT* | *REBOOT* | *POWER* | *COMPLETING*) skip "$node is $state" ;;
+    *DRAIN*) may_return || skip "$node is $state" ;;
   esac
   [ "$cpus" -eq 0 ] || skip "$node has jobs"
   # gpu:h200:8(S:0-1),shard:64 are 8.
@@ -88,6 +94,34 @@ ask_leave() {
     awk -F: '$1 == "gpu" { count += $NF } END { print count + 0 }')
   # HealthCheckProgram runs on every node of the cluster.
   [ "${MESHRUN_GPUS:-$wanted}" -gt 0 ] || skip "Slurm counts on no GPU of $node"
+}
+
+# Whether a drained node may be resumed: this script has drained it, for a part that it measures. Somebody may
+# have drained the node for a path between nodes, with a reason in the same form. Set returning.
+may_return() {
+  [ -n "$resume" ] && [ "$reason" = "$(cat "$kept/reason" 2>/dev/null)" ] && [ -n "$reason" ] || return 1
+  returning=1
+}
+
+# Count the checks of a drained node that are ok, one after the other, and resume it after enough.
+return_node() {
+  passed=$(($(cat "$kept/passed" 2>/dev/null || echo 0) + 1))
+  if [ "$passed" -lt "$resume" ]; then
+    [ -n "$dry" ] || echo "$passed" >"$kept/passed" || exit 0
+    say info "$node stays drained: $passed of $resume checks passed since"
+    exit 0
+  fi
+  if [ -n "$dry" ]; then
+    say info "would run: scontrol update nodename=$node state=resume"
+    exit 0
+  fi
+  # Somebody may have given another reason meanwhile.
+  if ! describe || ! may_return; then
+    skip "$node is $state ($reason)"
+  fi
+  timeout -k 1 5 scontrol update "nodename=$node" state=resume || exit 0
+  say notice "$node is resumed after $passed checks that passed: ${reason#meshrun: }"
+  rm -f "$kept/reason" "$kept/passed"
 }
 
 # Set gpus: those that the driver lists. Use files, as $(...) would wait for a process that cannot be killed.
@@ -153,6 +187,8 @@ drain() { # for what
     exit 1
   fi
   say err "$node is drained: $1"
+  # Without this note, the node is not resumed by itself.
+  (mkdir -p "$kept" && printf '%s\n' "$plain" >"$kept/reason" && rm -f "$kept/passed") 2>/dev/null || :
 }
 
 undrain() {
@@ -205,7 +241,14 @@ trap 'cd / && rm -rf "$folder"' EXIT
 trap 'exit 143' HUP INT TERM
 cd "$folder" || exit 0
 
-gpus=''
+case $resume in
+  '' | [1-9] | [1-9][0-9]) ;;
+  *)
+    say warning "MESHRUN_RESUME=$resume is no number of checks, and is ignored"
+    resume=''
+    ;;
+esac
+gpus='' returning=''
 if [ -n "$simulated" ]; then
   judge validate --simulate "$simulated"
   sentence="rehearsal: $sentence"
@@ -228,9 +271,11 @@ else
   fi
 fi
 
+[ "$verdict" = ok ] || rm -f "$kept/passed"
 case $verdict in
   ok)
     say info "$node is ok: $sentence"
+    [ -z "$returning" ] || return_node
     exit 0
     ;;
   warning)

@@ -7,13 +7,29 @@ import secrets
 from collections.abc import Sequence
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import click
 
-from meshrun.launch.cli.params import SHAPE, TargetOptions, build_spec, cluster_options, parsed_option
+from meshrun.launch.cli.params import (
+    SHAPE,
+    ParsedText,
+    TargetOptions,
+    build_spec,
+    cluster_options,
+    parsed_option,
+)
 from meshrun.launch.cli.plugins import conclude
-from meshrun.launch.kubernetes.pods import CleanPods, Implementation, Pods, Toleration, memory_bytes
+from meshrun.launch.kubernetes.pods import (
+    CleanPods,
+    Implementation,
+    Kind,
+    Pods,
+    Toleration,
+    memory_bytes,
+)
+
+Value = TypeVar("Value")
 
 LONGEST = 2**31 - 1  # seconds, of a pod's activeDeadlineSeconds
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -26,6 +42,23 @@ def pair(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise ValueError(f"expected NAME=VALUE, not {text!r}")
     return name, value
+
+
+def pages(text: str) -> tuple[str, str]:
+    page, amount = pair(text)
+    if memory_bytes(amount) % memory_bytes(page):
+        raise ValueError(f"{amount} is no multiple of a page of {page}")
+    return page, amount
+
+
+def once(name: str, pairs: Sequence[tuple[str, Value]]) -> dict[str, Value]:
+    """The pairs of a repeated option. Raises UsageError if two have the same name."""
+    from meshrun.runner.spelling import option
+
+    names = [key for key, _ in pairs]
+    if twice := next((key for key in names if names.count(key) > 1), None):
+        raise click.UsageError(f"{option(name)} names {twice} more than once")
+    return dict(pairs)
 
 
 def counted(text: str) -> tuple[str, int]:
@@ -75,7 +108,23 @@ def size(text: str) -> str:
     help="Name of the job.  [default: meshrun- and random digits]",
 )  # fmt: skip
 @click.option("-N", "--namespace", help="Namespace of the job.  [default: kubectl's current one]")
+@click.option(
+    "--kind", type=click.Choice(get_args(Kind)),
+    help="Kind of job.  [default: job on one node, mpijob on several]",
+)  # fmt: skip
 @click.option("--queue", metavar="NAME", help="Local queue of Kueue.")
+@click.option(
+    "--topology-required", metavar="LABEL",
+    help="Kueue: all pods with ranks on nodes with one value of this label.",
+)  # fmt: skip
+@click.option(
+    "--topology-preferred", metavar="LABEL",
+    help="Kueue: the same where possible, otherwise on as few values as possible.",
+)  # fmt: skip
+@click.option(
+    "--nvlink-domain", is_flag=True,
+    help="Put all pods with ranks into one NVLink domain (NVL72), by a ComputeDomain.",
+)  # fmt: skip
 @click.option(
     "--gpu-resource",
     default=Pods.gpu_resource,
@@ -96,11 +145,27 @@ def size(text: str) -> str:
     "--volume", "CLAIM:PATH", mounted, multiple=True,
     help="Persistent volume claim, and its mount path in pods with ranks.",
 )  # fmt: skip
+@parsed_option(
+    "--hugepages", "PAGE=AMOUNT", pages, help="Huge pages of each pod with ranks, such as 2Mi=2Gi."
+)
+@click.option("--host-network", is_flag=True, help="Pods with ranks use the network of their node.")
+@parsed_option(
+    "--annotation", "K=V", pair, multiple=True,
+    help="Annotation of pods with ranks, such as networks to attach.",
+)  # fmt: skip
 @parsed_option("--node-selector", "K=V", pair, multiple=True, help="Label that nodes must have.")
-@parsed_option("--toleration", "K[=V]:EFFECT", toleration, multiple=True, help="Taint to tolerate.")
+@click.option(
+    "--toleration", "tolerations", type=ParsedText("K[=V]:EFFECT", toleration), metavar="K[=V]:EFFECT",
+    multiple=True, help="Taint to tolerate.",
+)  # fmt: skip
 @click.option(
     "--service-account", metavar="NAME", help="Service account of the pods.  [default: the namespace's]"
 )
+@click.option(
+    "--image-pull-secret", "image_pull_secrets", multiple=True, metavar="NAME",
+    help="Secret with the registry's password.",
+)  # fmt: skip
+@click.option("--ssh-secret", metavar="NAME", help="Secret with the ssh keys of a JobSet's pods.")
 @parsed_option("--time-limit", "TIME", seconds, help="Time limit of the whole job: 90s, 30m, 2h, 1d.")
 @parsed_option(
     "--start-timeout", "TIME", seconds, default=Pods.start_timeout, show_default=True,
@@ -136,10 +201,10 @@ def kubernetes(
     rdma: Sequence[tuple[str, int]],
     volume: Sequence[tuple[str, str]],
     node_selector: Sequence[tuple[str, str]],
-    toleration: tuple[Toleration, ...],
+    annotation: Sequence[tuple[str, str]],
     **more: Any,
 ) -> int:
-    """Start ranks in pods: an MPIJob (kubeflow.org/v2beta1), or a plain Job on one node.
+    """Start ranks in pods: an MPIJob, JobSet or TrainJob, or a plain Job on one node.
 
     \b
     meshrun launch kubernetes -j 2x8 --image registry/meshrun:1 -- bench all_reduce -b 8 -e 8G -f 2
@@ -154,10 +219,10 @@ def kubernetes(
     spec = build_spec(target, files_here=False)
     pods = Pods(
         gpu_resource=None if no_gpus else gpu_resource,
-        rdma=dict(rdma),
-        volumes=dict(volume),
-        node_selector=dict(node_selector),
-        tolerations=toleration,
+        rdma=once("rdma", rdma),
+        volumes=once("volume", volume),
+        node_selector=once("node_selector", node_selector),
+        annotations=once("annotation", annotation),
         **more,
     )
     if target.show:

@@ -23,6 +23,7 @@ SUMMARIES = {
     "meshrun.launch.cli.kernel:kernel": "Print the kernel that a job's function becomes.",
     "meshrun.launch.cli.launch:launch": "Start ranks on several hosts.",
     "meshrun.launch.cli.plan:plan": "Predict the time and memory of a run, without a GPU or MPI.",
+    "meshrun.launch.cli.running.mcp_server:mcp_server": "Serve plans, runs and verdicts to an assistant.",
     "meshrun.launch.cli.running.status:status": "Show what each rank of your runs on this host is doing.",
     "meshrun.jobs.validate.cli:validate": "Check whether GPUs and links are healthy.",
 }

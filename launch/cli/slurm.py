@@ -19,7 +19,7 @@ from meshrun.launch.slurm.batch_script import CPUS_PER_RANK, INDEX, PER_TASK, Jo
 # Options that only a new job can have.
 NEW_JOB_ONLY = (
     "partition", "account", "time", "constraint", "nodelist", "exclude", "qos", "reservation", "mem",
-    "signal", "array", "dependency", "requeue", "exclusive", "output",
+    "signal", "array", "dependency", "segment", "requeue", "exclusive", "output",
 )  # fmt: skip
 
 
@@ -98,6 +98,8 @@ class SlurmCommand(click.Command):
     help="One run for each index; %a in COMMAND is replaced by it.",
 )
 @click.option("--dependency", metavar="LIST", help="Wait for other jobs: afterok:17.")
+@click.option("--segment", type=click.IntRange(min=1), metavar="HOSTS",
+              help="Hosts in each block of a block topology, such as 16 of an NVL72.")  # fmt: skip
 @parsed_option(
     "--requeue",
     "MODE",

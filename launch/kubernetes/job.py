@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 
 from meshrun.launch.kubernetes import kubectl, manifest, pod_state, user_values
 from meshrun.launch.kubernetes.kubectl import ClusterJob, NoAnswer
-from meshrun.launch.kubernetes.manifest import Document
 from meshrun.launch.kubernetes.pod_log import PodLog
 from meshrun.launch.kubernetes.pod_state import Object
+from meshrun.launch.kubernetes.pod_template import JOB, Document
 from meshrun.launch.kubernetes.pods import Pods
 from meshrun.launch.spec import LaunchSpec
 from meshrun.launch.supervise.judge import Conclude, Outcome, judge, no_answer
@@ -34,7 +34,7 @@ MAX_MISSING = 3  # queries until a missing launcher pod counts as deleted
 
 def preview(spec: LaunchSpec, pods: Pods) -> str:
     """The manifest that `start` submits, without the options of one run; UserError for an invalid one."""
-    return manifest.text(_document(spec, pods))
+    return manifest.text(_objects(spec, pods))
 
 
 def start(spec: LaunchSpec, pods: Pods, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
@@ -47,14 +47,14 @@ def start(spec: LaunchSpec, pods: Pods, *, debug: bool = False, conclude: Conclu
     from meshrun.runner.world.run_status import RunDirectory
 
     token = secrets.token_hex(8)
-    document = _document(spec, pods, token)
-    job = ClusterJob(kubectl.find(), document["kind"], pods.name, pods.namespace)
+    objects = _objects(spec, pods, token)
+    job = ClusterJob(kubectl.find(), objects[-1]["kind"], pods.name, pods.namespace)
     run = RunDirectory.create()
     followed = _Followed(job, StatusLines(run, token), pods.start_timeout)
     try:
         with signal_handlers(followed.signalled):
-            job.create(document)
-            tell(f"{job} is submitted; to see its pods: kubectl get pods -l {manifest.JOB}={pods.name}")
+            job.create(objects)
+            tell(f"{job} is submitted; to see its pods: kubectl get pods -l {JOB}={pods.name}")
             followed.to_its_end()
         if followed.fault:
             failure = {"exit_code": 1, "sentence": followed.fault, "rank": None}
@@ -70,13 +70,15 @@ def start(spec: LaunchSpec, pods: Pods, *, debug: bool = False, conclude: Conclu
         shutil.rmtree(run.path, ignore_errors=True)
 
 
-def _document(spec: LaunchSpec, pods: Pods, token: str | None = None) -> Document:
+def _objects(spec: LaunchSpec, pods: Pods, token: str | None = None) -> list[Document]:
     from meshrun.runner.errors import UserError
 
-    document = manifest.document(spec, pods, token)
-    if wrong := user_values.problems(document):
-        raise UserError(f"the {document['kind']} is invalid: {'; '.join(wrong)}")
-    return document
+    if excluded := list(user_values.conflicts(spec, pods, manifest.kind_of(spec, pods))):
+        raise UserError("; ".join(excluded))
+    objects = manifest.documents(spec, pods, token)
+    if wrong := user_values.problems(objects):
+        raise UserError(f"the {objects[-1]['kind']} is invalid: {'; '.join(wrong)}")
+    return objects
 
 
 class _Followed:

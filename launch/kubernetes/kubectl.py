@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -9,13 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshrun.launch.kubernetes import pod_state
-from meshrun.launch.kubernetes.manifest import JOB, Document
 from meshrun.launch.kubernetes.pod_state import Object
+from meshrun.launch.kubernetes.pod_template import JOB, Document
 from meshrun.launch.supervise.query import query
 
 TIMEOUT = 20  # seconds for an answer
 ENDING = 120  # seconds for a deleted job's pods to end; their grace period is 30 s
 UNKNOWN_KIND = "no matches for kind"
+# What installs each kind of object.
+TRAINER = "the Kubeflow Trainer (github.com/kubeflow/trainer)"
+PROVIDERS = {
+    "MPIJob": "the MPI operator (github.com/kubeflow/mpi-operator), or -j 1xN for a plain Job",
+    "Job": "Kubernetes 1.21 or later",
+    "JobSet": "JobSet (github.com/kubernetes-sigs/jobset), or choose another --kind",
+    "TrainJob": TRAINER,
+    "TrainingRuntime": TRAINER,
+    "ComputeDomain": "NVIDIA's DRA driver for GPUs, or leave out --nvlink-domain",
+}
 
 
 class NoAnswer(Exception):
@@ -34,22 +45,43 @@ class ClusterJob:
     def __str__(self) -> str:
         return f"{self.kind.lower()}/{self.name}"
 
-    def create(self, manifest: Document) -> None:
-        """Submit the job. Raises UserError if the cluster rejects it."""
+    def create(self, objects: Sequence[Document]) -> None:
+        """Submit a job, the last of these objects, after those that it needs, which end with it.
+
+        Raises UserError if the cluster rejects one of them; then none is left.
+        """
         from meshrun.runner.errors import UserError
 
-        try:
-            self._run(["create", "-f", "-"], text=json.dumps(manifest))
-        except NoAnswer as reason:
-            lacking = UNKNOWN_KIND in str(reason)
-            raise UserError(
-                f"the cluster rejected {self}",
-                why=str(reason),
-                hint="install the MPI operator (github.com/kubeflow/mpi-operator), or -j 1xN for a plain Job"
-                if lacking
-                else "kubectl config current-context, kubectl auth can-i create "
-                + ("mpijobs" if self.kind == "MPIJob" else "jobs"),
-            ) from reason
+        created: list[str] = []
+        for each in objects:
+            name = f"{each['kind'].lower()}/{each['metadata']['name']}"
+            try:
+                self._run(["create", "-f", "-"], text=json.dumps(each))
+            except NoAnswer as reason:
+                for other in created:
+                    with contextlib.suppress(NoAnswer):
+                        self._run(["delete", other, "--ignore-not-found", "--wait=false"])
+                raise UserError(
+                    f"the cluster rejected {name}",
+                    why=str(reason),
+                    hint=f"install {PROVIDERS[each['kind']]}"
+                    if UNKNOWN_KIND in str(reason)
+                    else f"kubectl config current-context, kubectl auth can-i create {each['kind'].lower()}s",
+                ) from reason
+            created.append(name)
+        if len(created) > 1:
+            self._own(created[:-1], objects[-1])
+
+    def _own(self, names: Sequence[str], job: Document) -> None:
+        """Let the cluster delete these objects when the job is deleted."""
+        submitted = self.get()
+        if submitted is None:
+            return  # deleted meanwhile
+        owner = {key: job[key] for key in ("apiVersion", "kind")}
+        owner |= {key: submitted["metadata"][key] for key in ("name", "uid")}
+        change = json.dumps({"metadata": {"ownerReferences": [owner]}})
+        for name in names:
+            self._run(["patch", name, "--type=merge", "-p", change])
 
     def delete(self) -> None:
         """Remove the job and its pods, and wait until they are gone."""

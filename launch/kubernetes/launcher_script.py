@@ -39,6 +39,18 @@ def script(mpi: Implementation) -> str:
     return AWAIT.read_text() + (OPEN_MPI if mpi == "openmpi" else HYDRA)
 
 
+def write_hosts(spec: LaunchSpec, pods: Pods, before: str, after: str) -> str:
+    """Shell commands that write the hostfile. before, after: the parts of a host's name around its number."""
+    slots = f" slots={spec.per_host}" if pods.mpi == "openmpi" else f":{spec.per_host}"
+    return f"""\
+host=0
+while [ "$host" -lt {spec.hosts} ]; do
+  echo "{before}$host{after}{slots}"
+  host=$((host + 1))
+done >{HOSTFILE}
+"""
+
+
 def words_between_hosts(spec: LaunchSpec, pods: Pods) -> list[str]:
     """mpiexec and its arguments: ranks in blocks in the hostfile's order, not bound to single cores."""
     start = [pods.beside_python("mpiexec")]

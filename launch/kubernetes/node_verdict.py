@@ -1,9 +1,11 @@
-"""Mark a Kubernetes node with its validation's verdict: a label, two annotations and, if critical, a taint.
+"""Mark a Kubernetes node with its validation's verdict: a label, two annotations, a condition and, if
+critical, a taint.
 
     python -I -m meshrun.launch.kubernetes.node_verdict REPORT NODE
 
-Runs in a pod whose service account may get and patch nodes (kubernetes/validate.yaml). The taint is only
-added: an administrator removes it after repairing the node.
+Runs in a pod whose service account may get and patch nodes and their status (kubernetes/validate.yaml). The
+taint is only added: an administrator removes it after repairing the node. The condition is of the form that
+node-problem-detector uses, True for a problem, so that NVSentinel's object monitor and others can act on it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,14 @@ from urllib.parse import quote
 
 KEY = "meshrun.dev/interconnect"  # of the label and the taint
 SENTENCE, WHEN = "meshrun.dev/verdict", "meshrun.dev/validated"
+CONDITION = "InterconnectDegraded"
+# Status and reason of the condition, by verdict.
+STATES = {
+    "ok": ("False", "Validated"),
+    "warning": ("False", "ValidatedWithWarnings"),
+    "critical": ("True", "SlowOrFaultyPart"),
+    "unknown": ("Unknown", "NotJudged"),
+}
 STATUSES = ("ok", "warning", "critical", "unknown")
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT = 20  # seconds for an answer
@@ -55,13 +65,19 @@ class Api:
     def patch(self, name: str, change: Object) -> None:
         self._request("PATCH", name, change)
 
-    def _request(self, method: str, node: str, change: Object | None = None) -> Object:
+    def patch_status(self, name: str, change: Object) -> None:
+        """Merge `change` into the node's status; conditions are merged by their types."""
+        self._request("PATCH", name, change, part="/status", merge="strategic-merge-patch")
+
+    def _request(
+        self, method: str, node: str, change: Object | None = None, part: str = "", merge: str = "merge-patch"
+    ) -> Object:
         """Send a request. Raises OSError without an answer, HTTPError (an OSError) for a refusal."""
         request = urllib.request.Request(
-            f"{self.url}/api/v1/nodes/{quote(node, safe='')}",
+            f"{self.url}/api/v1/nodes/{quote(node, safe='')}{part}",
             method=method,
             data=None if change is None else json.dumps(change).encode(),
-            headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/merge-patch+json"},
+            headers={"Authorization": f"Bearer {self.token}", "Content-Type": f"application/{merge}+json"},
         )
         with urllib.request.urlopen(request, timeout=TIMEOUT, context=self.trust) as answer:
             found: Object = json.load(answer)
@@ -99,12 +115,30 @@ def merge_patch(node: Object, found: NodeVerdict, now: str) -> Object:
     return patch
 
 
+def condition(node: Object, found: NodeVerdict, now: str) -> Object:
+    """The node's condition. Its time of transition stays while its status does."""
+    status, reason = STATES[found.status]
+    conditions: list[Object] = node.get("status", {}).get("conditions", [])
+    old = next((each for each in conditions if each["type"] == CONDITION), Object())
+    since = old.get("lastTransitionTime", now) if old.get("status") == status else now
+    return {
+        "type": CONDITION,
+        "status": status,
+        "reason": reason,
+        "message": found.sentence,
+        "lastHeartbeatTime": now,
+        "lastTransitionTime": since,
+    }
+
+
 def publish(api: Api, name: str, found: NodeVerdict, now: str) -> None:
     """Patch the node, retrying if others change it at the same time. Raises OSError if the cluster
     refuses."""
     for attempt in range(ATTEMPTS):
         try:
-            api.patch(name, merge_patch(api.node(name), found, now))
+            node = api.node(name)
+            api.patch(name, merge_patch(node, found, now))
+            api.patch_status(name, {"status": {"conditions": [condition(node, found, now)]}})
             return
         except urllib.error.HTTPError as refusal:
             if refusal.code != CONFLICT or attempt == ATTEMPTS - 1:

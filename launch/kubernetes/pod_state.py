@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from meshrun.launch.kubernetes.manifest import LAUNCHER, ROLE
+from meshrun.launch.kubernetes.pod_template import LAUNCHER, ROLE
 
 Object = dict[str, Any]
 

@@ -18,6 +18,7 @@ PREFIXES = ("", "K", "M", "G", "T")
 MEMORY = re.compile(r"(\d+(?:\.\d+)?)((?:[KMGT]i)?|[kMGT])")
 
 Implementation = Literal["openmpi", "mpich", "intel"]
+Kind = Literal["mpijob", "job", "jobset", "trainjob"]
 CleanPods = Literal["Running", "All", "None"]
 Toleration = Mapping[str, str]
 
@@ -29,8 +30,13 @@ class Pods:
     gpu_resource: resource of which each rank gets one; None for ranks on CPUs. rdma, shm, memory, cpu: for
     each pod with ranks, in Kubernetes quantities; /dev/shm counts as memory. volumes: claims and their mount
     paths. time_limit, start_timeout: seconds for the whole job, and for its pods to start and answer by ssh.
-    clean_pods: which pods of an MPIJob to delete at its end. root: the image's user is root instead of the
-    Containerfile's `USER`. python: path in the image, in the same folder as meshrun and mpiexec.
+    clean_pods: which pods of an MPIJob to delete at its end. kind: of job; None: a Job for one host, else an
+    MPIJob. annotations: of pods with ranks. topology_required, topology_preferred: label of nodes that is the
+    level of Kueue's topology in which pods with ranks must or should be together. nvlink_domain: put them
+    into one NVLink domain, with a ComputeDomain. host_network: they use their node's network. hugepages: size
+    of a page, and amount for each of them. image_pull_secrets: names of Secrets. ssh_secret: the Secret with
+    a JobSet's keys. root: the image's user is root instead of the Containerfile's `USER`. python: path in the
+    image, in the same folder as meshrun and mpiexec.
     """
 
     image: str
@@ -52,6 +58,20 @@ class Pods:
     mpi: Implementation = "openmpi"
     root: bool = False
     python: str = PYTHON
+    kind: Kind | None = None
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    topology_required: str | None = None
+    topology_preferred: str | None = None
+    nvlink_domain: bool = False
+    host_network: bool = False
+    hugepages: tuple[str, str] | None = None
+    image_pull_secrets: tuple[str, ...] = ()
+    ssh_secret: str | None = None
+
+    @property
+    def user(self) -> int:
+        """Number of the user that runs ssh and the ranks."""
+        return 0 if self.root else USER
 
     @property
     def ssh_folder(self) -> str:

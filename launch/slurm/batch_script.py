@@ -35,9 +35,9 @@ class JobRequest:
     mpi: how srun connects the ranks (`srun --mpi`). folder: the working directory, at the same path in a
     container. gpus: one for each rank. bind_gpus: "node": every rank sees all GPUs of its host and uses the
     one of its local rank; "task": each sees one. cpus_per_task: cores of a rank. exclusive: no other job on
-    the hosts. requeue: "expedite" for Slurm's expedited requeue. container: an image, for Pyxis. srun_args:
-    more arguments for srun. output: a file name by sbatch's patterns, such as %j, or %A and %a for the tasks
-    of an array.
+    the hosts. segment: hosts that a block topology places into one block. requeue: "expedite" for Slurm's
+    expedited requeue. container: an image, for Pyxis. srun_args: more arguments for srun. output: a file name
+    by sbatch's patterns, such as %j, or %A and %a for the tasks of an array.
     """
 
     mpi: str
@@ -58,6 +58,7 @@ class JobRequest:
     signal: str | None = None
     array: str | None = None
     dependency: str | None = None
+    segment: int | None = None
     requeue: bool | Literal["expedite"] = False
     container: str | None = None
     container_mounts: str | None = None
@@ -82,10 +83,16 @@ class JobRequest:
 
 
 def script(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> str:
-    """The batch script. Raises ValueError if a value contains control characters.
+    """The batch script. Raises ValueError if a value contains control characters, or segments are unequal.
 
     token: of the ranks' status lines in the output; None if no process reads them.
     """
+    from meshrun.runner.spelling import option
+
+    if job.segment and spec.hosts % job.segment:
+        raise ValueError(
+            f"{option('segment', job.segment)} does not divide the {spec.hosts} hosts, which Slurm requires"
+        )
     exported = [f"export {name}={value}" for name, value in _exports(spec, job)]
     again = [AGAIN] if job.requeue else []
     words = " ".join(_indexed(word) if job.array else shlex.quote(word) for word in spec.words)
@@ -144,6 +151,7 @@ def _requests(spec: LaunchSpec, job: JobRequest) -> list[str]:
         "signal": job.signal,
         "array": job.array,
         "dependency": job.dependency,
+        "segment": None if job.segment is None else str(job.segment),
         "output": job.output_file,
     }
     flags = {

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from hosts import problem
+from kubernetes_schema import problems
 from mpijob import MpiJob
-from mpijob_schema import problems
 
 from meshrun.launch.kubernetes import manifest
 from meshrun.launch.kubernetes.pods import Implementation, Pods
@@ -64,7 +64,7 @@ def mpi() -> Implementation:
 
 
 def job(spec: LaunchSpec, **pods: Any) -> dict[str, Any]:
-    made = manifest.document(
+    (made,) = manifest.documents(
         spec,
         Pods("none", name="pi", gpu_resource=None, shm="256Mi", mpi=mpi(), python=sys.executable, **pods),
         TOKEN,

@@ -193,7 +193,10 @@ PROCESSORS = {
         share=("seconds", "of all processors' time"),
     ),
 }
-KNOWN: dict[str, CounterRule] = GPU | NVLINK | RDMA | ETHERNET | TCP | PROCESSORS
+NVSWITCH = {
+    "SXid errors": fault("errors of an NVSwitch or of a link to it: dmesg | grep SXid, and NVIDIA's catalog"),
+}
+KNOWN: dict[str, CounterRule] = NVSWITCH | GPU | NVLINK | RDMA | ETHERNET | TCP | PROCESSORS
 
 
 def changes(rung: RungName, before: Values, after: Values) -> tuple[Change, ...]:

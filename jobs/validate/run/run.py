@@ -21,6 +21,7 @@ from meshrun.jobs.validate.health.hardware_limits import compute_limits, gather_
 from meshrun.jobs.validate.health.known_rates import known_rates, simulated_facts, with_known, with_shares
 from meshrun.jobs.validate.ladder.ladder import OnRung
 from meshrun.jobs.validate.plan import RungName, for_hosts
+from meshrun.jobs.validate.probe import gather
 from meshrun.jobs.validate.probe.api import Probe
 from meshrun.jobs.validate.probe.buffers import fit_to_devices
 from meshrun.jobs.validate.probe.gpu_places import nvml_place
@@ -41,6 +42,7 @@ from meshrun.runner.errors import BadResult, RunError, UserError, tell
 from meshrun.runner.recorder.process import process_state
 from meshrun.runner.system import launcher
 from meshrun.runner.system.counters import read_counters
+from meshrun.runner.system.host_settings import Setting, host_settings
 from meshrun.runner.world.failure import FailureHandler
 
 LEAST_SECONDS = 1.0  # of the measurements of --quick on CPUs, even if the start has taken all of its time
@@ -83,6 +85,7 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
                 f"ranks on CPUs: only a part below {100 * usual:.0f} % of its siblings counts as slow"
             )
         facts = gather_facts(world)
+        settings = gather_settings(world, probe)
         if world.rank:
             handler.before_exit = stay_alive
             try:
@@ -93,6 +96,7 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
             lines = Progress(cli_context.columns, validation.plan.rungs, silent=options.nagios)
             with probe.lead(), lines:
                 validation.members = members_of(world, probe)
+                validation.compare_settings(settings)
                 known = known_rates(options.rates)
                 models = [rank.device.name for rank in world.ranks]
                 facts = [with_known(one, model, known) for one, model in zip(facts, models, strict=True)]
@@ -155,6 +159,18 @@ def run_environment(world: World) -> dict[str, Any]:
     driver = Path("/sys/module/nvidia/version")
     found = {"driver": driver.read_text().strip()} if driver.exists() else {}
     return world.versions() | found | {"settings": recorded_environment(launcher.environment())}
+
+
+def gather_settings(world: World, probe: Probe) -> dict[str, dict[Setting, str]]:
+    """Gather the settings of all hosts, by name, on rank 0; elsewhere {}. Collective."""
+    # The first rank of each host reads them.
+    mine = None if world.here.local else [*host_settings().items()]
+    found = gather.values(world.control, mine)
+    return {
+        probe.hosts[place.host]: {(part, what): value for (part, what), value in rows}
+        for place, rows in zip(probe.places, found, strict=world.rank == 0)
+        if rows is not None
+    }
 
 
 def check_baseline(options: ValidateOptions, members: Sequence[Member]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
 from meshrun.jobs.validate.baseline import compare as baseline
-from meshrun.jobs.validate.health.alarms import add_fleet_alarms, least_rates, with_not_judged
+from meshrun.jobs.validate.health.alarms import add_fleet_alarms, least_rates, with_alarms, with_not_judged
+from meshrun.jobs.validate.health.unequal_settings import unequal_settings, unread_logs
 from meshrun.jobs.validate.ladder import costs
 from meshrun.jobs.validate.ladder.budget import Deadline, TimeLimit, fit
 from meshrun.jobs.validate.ladder.ladder import Ladder, OnRung
@@ -25,8 +26,9 @@ from meshrun.jobs.validate.report.wording import with_devices
 from meshrun.jobs.validate.run.early_end import NOTHING_MEASURED, with_early_end
 from meshrun.jobs.validate.run.options import ValidateOptions
 from meshrun.jobs.validate.topology import topology_of
-from meshrun.jobs.validate.verdict import Verdict
+from meshrun.jobs.validate.verdict import Alarm, Verdict
 from meshrun.runner.errors import UserError
+from meshrun.runner.system.host_settings import Setting
 from meshrun.runner.world.stuck.nccl_ras import NcclDiagnostics
 
 BETWEEN = ("host pairs", "rails", "all")  # rungs
@@ -36,7 +38,7 @@ BETWEEN = ("host pairs", "rails", "all")  # rungs
 class Validation:
     """environment, members, limits, loads, nccl: as in Report. ladder: the current climb.
 
-    notes: what the plan omits.
+    notes: what the plan omits. unequal: alarms about settings in which hosts differ.
     """
 
     options: ValidateOptions
@@ -50,6 +52,12 @@ class Validation:
     begin: float = field(default_factory=time.monotonic)
     loads: tuple[LoadReadings, ...] = ()
     nccl: NcclDiagnostics | None = None
+    unequal: tuple[Alarm, ...] = ()
+
+    def compare_settings(self, hosts: Mapping[str, Mapping[Setting, str]]) -> None:
+        """Note in which settings the hosts differ, and which logs cannot be read."""
+        self.unequal = unequal_settings(hosts)
+        self.notes += filter(None, [unread_logs(hosts)])
 
     def report(self, verdict: Verdict, ended: str = "") -> Report:
         """Return a report of everything so far. ended: why the run ended early, or ""."""
@@ -58,8 +66,9 @@ class Validation:
             sizes |= {key: size for key, size in costs.sizes(ladder.plan).items() if key.startswith(BETWEEN)}
         allowed = {one.rung: one.rate for one in self.limits if one.what == "ring"}
         curves = [replace(one, limit=allowed.get(one.rung)) for one in ladder.curves] if ladder else []
+        noted = replace(verdict, not_judged=(*verdict.not_judged, *self.notes))
         return Report(
-            with_devices(replace(verdict, not_judged=(*verdict.not_judged, *self.notes)), self.members),
+            with_devices(with_alarms(noted, self.unequal), self.members),
             self.members,
             self.started.isoformat(timespec="seconds"),
             time.monotonic() - self.begin,
@@ -119,7 +128,8 @@ def measure(validation: Validation, probe: Probe, on_rung: OnRung, on_round: Cal
     report, ladder = validation.report(verdict), validation.ladder
     without = unknown_rates(report)
     if without:
-        report = replace(report, verdict=replace(verdict, not_judged=(*report.verdict.not_judged, without)))
+        noted = replace(report.verdict, not_judged=(*report.verdict.not_judged, without))
+        report = replace(report, verdict=noted)
     return _use_baseline(validation, report, ladder)
 
 

@@ -8,6 +8,7 @@ import re
 import signal
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ if words[0] == "logs":
     token = ""
     for line in open(path("calls")):
         call = json.loads(line)
-        if call[0] == "create":
+        if call[0] == "create" and '"@' in json.dumps(json.loads(call[-1])):
             token = json.dumps(json.loads(call[-1])).split('"@')[1].split('"')[0]
     name = path("log." + str(turn("log")))
     for line in open(name if os.path.exists(name) else os.devnull):
@@ -376,6 +377,54 @@ def test_a_job_that_the_cluster_does_not_take(cluster: Cluster, said: str, hint:
         kubernetes_job.start(SPEC, PODS)
     assert hint in str(refused.value)
     assert refused.value.exit_code == 2
+
+
+NVLINK = replace(PODS, nvlink_domain=True)
+
+
+def test_what_a_job_needs_ends_with_it(cluster: Cluster) -> None:
+    cluster.play("job", {"kind": "MPIJob", "metadata": {"name": "wires", "uid": "u-1"}})
+    cluster.play("pods", STARTED, DONE)
+    cluster.log(0, line(1, RECORD))
+    assert kubernetes_job.start(SPEC, NVLINK) == 0
+    assert [json.loads(call[-1])["kind"] for call in cluster.asked("create")] == ["ComputeDomain", "MPIJob"]
+    ((_, name, *_, change, _, _, _),) = cluster.asked("patch")
+    assert name == "computedomain/wires"
+    owner = {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "name": "wires", "uid": "u-1"}
+    assert json.loads(change) == {"metadata": {"ownerReferences": [owner]}}
+    assert not cluster.asked("delete")
+
+
+def test_a_job_that_the_cluster_rejects_leaves_nothing(cluster: Cluster) -> None:
+    cluster.play("create", "", "Error from server (Forbidden): mpijobs is forbidden")
+    with pytest.raises(UserError, match=r"the cluster rejected mpijob/wires"):
+        kubernetes_job.start(SPEC, NVLINK)
+    assert [call[1] for call in cluster.asked("delete")] == ["computedomain/wires"]
+
+
+@pytest.mark.parametrize(
+    ("pods_", "kind", "said"),
+    [
+        (NVLINK, "ComputeDomain", "install NVIDIA's DRA driver for GPUs"),
+        (replace(PODS, kind="jobset", ssh_secret="keys"), "JobSet", "install JobSet (github.com"),
+        (replace(PODS, kind="trainjob"), "TrainingRuntime", "install the Kubeflow Trainer (github.com"),
+    ],
+)
+def test_what_installs_a_kind_that_is_not_there(cluster: Cluster, pods_: Pods, kind: str, said: str) -> None:
+    cluster.play("create", f'no matches for kind "{kind}" in version "x"')
+    with pytest.raises(UserError, match=re.escape(said)):
+        kubernetes_job.start(SPEC, pods_)
+    assert not cluster.asked("delete")
+
+
+def test_a_job_set_that_its_queue_holds(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
+    held = {"kind": "JobSet", "metadata": {"name": "wires"}, "spec": {"suspend": True}}
+    cluster.play("job", held)
+    cluster.play("pods", *[pods()] * 5, STARTED, DONE)
+    cluster.log(0, line(1, RECORD))
+    job_set = replace(PODS, kind="jobset", ssh_secret="keys", queue="gpus", start_timeout=0)
+    assert kubernetes_job.start(SPEC, job_set) == 0
+    assert capfd.readouterr().err.count("jobset/wires is waiting in its queue") == 1
 
 
 def test_a_manifest_that_is_no_good_is_not_submitted(cluster: Cluster) -> None:

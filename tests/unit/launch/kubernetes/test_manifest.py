@@ -7,16 +7,16 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mpijob_schema import problems
+from kubernetes_schema import problems
 
 from meshrun.launch.kubernetes import manifest, pods, user_values
 from meshrun.launch.kubernetes.launcher_script import HOSTFILE, script
-from meshrun.launch.kubernetes.pods import Pods, memory_bytes
+from meshrun.launch.kubernetes.pods import Kind, Pods, memory_bytes
 from meshrun.launch.spec import LaunchSpec
 from meshrun.runner.errors import UserError
 
@@ -49,13 +49,50 @@ CPU_MPICH = (
     LaunchSpec(("selftest",), 3, 4),
     Pods("registry.example/meshrun:mpich", name="wires", gpu_resource=None, shm="1Gi", mpi="mpich"),
 )
-CASES = {"mpijob_2x8": MPI_JOB, "job_1x8": JOB, "mpijob_cpu_mpich": CPU_MPICH}
+JOB_SET = (
+    LaunchSpec(BENCH, 2, 4),
+    Pods(
+        "registry.example/meshrun:1",
+        name="wires",
+        kind="jobset",
+        queue="gpus",
+        memory="200Gi",
+        rdma={"rdma/ib": 4},
+        topology_required="cloud.provider.com/topology-rack",
+        nvlink_domain=True,
+        annotations={"k8s.v1.cni.cncf.io/networks": "rail-0,rail-1"},
+        hugepages=("2Mi", "2Gi"),
+        image_pull_secrets=("registry",),
+        ssh_secret="wires-ssh",
+        time_limit=7200,
+    ),
+)
+TRAIN_JOB = (
+    LaunchSpec(BENCH, 2, 8),
+    Pods(
+        "registry.example/meshrun:1",
+        name="wires",
+        namespace="lab",
+        kind="trainjob",
+        queue="gpus",
+        topology_preferred="cloud.provider.com/topology-block",
+        host_network=True,
+        time_limit=7200,
+    ),
+)
+CASES = {
+    "mpijob_2x8": MPI_JOB,
+    "job_1x8": JOB,
+    "mpijob_cpu_mpich": CPU_MPICH,
+    "jobset_2x4": JOB_SET,
+    "trainjob_2x8": TRAIN_JOB,
+}
 
 
 def made(
     spec: LaunchSpec = MPI_JOB[0], chosen: Pods = MPI_JOB[1], token: str | None = None
 ) -> dict[str, Any]:
-    return manifest.document(spec, chosen, token)
+    return manifest.documents(spec, chosen, token)[-1]
 
 
 def pod(document: dict[str, Any], role: str = "Launcher") -> Any:
@@ -65,40 +102,45 @@ def pod(document: dict[str, Any], role: str = "Launcher") -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name: str) -> None:
     spec, chosen = CASES[name]
-    assert manifest.text(made(spec, chosen)) == (GOLDEN / f"{name}.yaml").read_text()
+    assert manifest.text(manifest.documents(spec, chosen)) == (GOLDEN / f"{name}.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden_texts_are_what_the_cluster_takes(name: str) -> None:
     import yaml
 
-    document = yaml.safe_load((GOLDEN / f"{name}.yaml").read_text())
-    assert document == made(*CASES[name])
-    assert problems(document) == []
-    assert user_values.problems(document) == []
+    spec, chosen = CASES[name]
+    objects = list(yaml.safe_load_all((GOLDEN / f"{name}.yaml").read_text()))
+    assert objects == manifest.documents(spec, chosen)
+    assert [problem for each in objects for problem in problems(each)] == []
+    assert user_values.problems(objects) == []
+    assert list(user_values.conflicts(spec, chosen, manifest.kind_of(spec, chosen))) == []
+
+
+def pod_templates(part: Any) -> Iterator[dict[str, Any]]:
+    """Every template of pods, at any depth."""
+    if isinstance(part, dict):
+        if "containers" in part.get("spec", {}):
+            yield part
+        for element in part.values():
+            yield from pod_templates(element)
+    elif isinstance(part, list):
+        for element in part:
+            yield from pod_templates(element)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_pods_are_good_by_the_schema_of_kubernetes_itself(name: str) -> None:
     validate = pytest.importorskip("kubernetes_validate")
-    document = made(*CASES[name])
-    jobs = [document]
-    if document["kind"] == "MPIJob":
-        jobs = [
-            {
-                "apiVersion": "batch/v1",
-                "kind": "Job",
-                "metadata": document["metadata"],
-                "spec": {
-                    "template": {
-                        **each["template"],
-                        "spec": {**each["template"]["spec"], "restartPolicy": "Never"},
-                    }
-                },
-            }
-            for each in document["spec"]["mpiReplicaSpecs"].values()
-        ]
-    for job in jobs:
+    found = [each for document in manifest.documents(*CASES[name]) for each in pod_templates(document)]
+    assert len(found) == (1 if name == "job_1x8" else 2)
+    for template in found:
+        job = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": "wires"},
+            "spec": {"template": {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}},
+        }
         validate.validate(job, "1.31", strict=True)
 
 
@@ -108,7 +150,7 @@ def test_only_a_followed_job_has_a_token() -> None:
     assert {"name": "MESHRUN_TOKEN", "value": "f00d"} in launcher["env"]
     assert launcher["args"][launcher["args"].index("--run-dir") + 1] == "@f00d"
     assert problems(followed) == []
-    assert "run-dir" not in manifest.text(made())
+    assert "run-dir" not in manifest.text([made()])
 
 
 def test_what_the_user_says_is_not_kubernetes_syntax() -> None:
@@ -209,7 +251,7 @@ WORKER = "spec.mpiReplicaSpecs.Worker"
             "spec.mpiImplementation: got 'OMPI', expected OpenMPI or Intel or MPICH",
         ),
         ("apiVersion", "kubeflow.org/v1", "apiVersion: got 'kubeflow.org/v1'"),
-        ("kind", "MpiJob", "kind: expected MPIJob or Job"),
+        ("kind", "MpiJob", "kind: expected JobSet or TrainingRuntime or TrainJob"),
         (f"{CONTAINER}.0.env.0.value", 1, "env[0].value: got 1, expected a text"),
         # The operator's own rules.
         ("spec.mpiReplicaSpecs.Launcher", None, "spec.mpiReplicaSpecs.Launcher: missing"),
@@ -244,7 +286,7 @@ def test_what_the_schema_refuses(path: str, value: Any, said: str) -> None:
 def test_the_longest_name() -> None:
     document = made()
     document["metadata"]["name"] = "a" * 54
-    assert problems(document) == user_values.problems(document) == []
+    assert problems(document) == user_values.problems([document]) == []
 
 
 LABELS, SELECTOR = f"metadata.labels[{manifest.QUEUE}]", "Worker.template.spec.nodeSelector"
@@ -284,22 +326,132 @@ POD = f"{WORKER}.template.spec"
 def test_what_the_user_gets_wrong_is_named_like_a_wrong_field(path: str, value: Any, said: str) -> None:
     document = made()
     set_at(path, value)(document)
-    found = user_values.problems(document)
+    found = user_values.problems([document])
     assert len(found) == 1
     assert said in found[0]
-    assert found == problems(document)
+    assert found[0].split(", expected")[0] == problems(document)[0].split(", expected")[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("metadata.namespace", "0lab", ""),  # only names of hosts begin with a letter
+        (f"{POD}.serviceAccountName", "a..b", "serviceAccountName: got 'a..b'"),
+        (f"{POD}.serviceAccountName", "a.-b", "serviceAccountName: got 'a.-b'"),
+        (f"{POD}.nodeSelector", {"a..b/c": "d"}, "key: got 'a..b/c'"),
+        (f"{POD}.containers.0.resources.limits", {"rdma": "1"}, "key: got 'rdma', expected cpu, memory"),
+        (f"{CONTAINER}.0.image", "Registry/Image", "image: got 'Registry/Image'"),
+        (f"{CONTAINER}.0.image", "r.example:5000/a/b:1@sha256:" + "0" * 64, ""),
+        (f"{CONTAINER}.0.image", "r.example/a:b:c", "image: got 'r.example/a:b:c'"),
+        (f"{POD}.imagePullSecrets", [{"name": "A_b"}], "imagePullSecrets[0].name: got 'A_b'"),
+    ],
+)
+def test_names_by_the_rules_of_kubernetes(path: str, value: Any, said: str) -> None:
+    document = made()
+    set_at(path, value)(document)
+    found = user_values.problems([document])
+    assert len(found) == bool(said)
+    assert said in "".join(found)
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_the_longest_names_of_job_sets(kind: Kind) -> None:
+    """A pod is called NAME-launcher-0-0- and five letters."""
+    spec = LaunchSpec(BENCH, 2, 8)
+    for length, valid in ((44, True), (45, False)):
+        objects = manifest.documents(spec, Pods("image", name="a" * length, kind=kind, ssh_secret="keys"))
+        found = user_values.problems(objects)
+        assert (not found) == valid
+        assert valid or found == [
+            f"metadata.name: a pod would be named {'a' * 45}-launcher-0-0-abcde, "
+            "with 64 characters, at most 63 are valid"
+        ]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "chosen", "said"),
+    [
+        (2, {"kind": "job"}, "--kind job runs on one node, not on 2"),
+        (2, {"kind": "jobset"}, "--kind jobset needs --ssh-secret NAME"),
+        (2, {"ssh_secret": "keys"}, "--ssh-secret is for --kind jobset only"),
+        (2, {"kind": "trainjob", "mpi": "mpich"}, "--kind trainjob needs --mpi openmpi"),
+        (2, {"kind": "trainjob", "root": True}, "--kind trainjob excludes --root"),
+        (2, {"kind": "trainjob", "clean_pods": "All"}, "--clean-pods is for MPIJobs"),
+        (2, {"topology_required": "rack"}, "needs --queue NAME"),
+        (
+            2,
+            {"queue": "q", "topology_required": "a", "topology_preferred": "b"},
+            "--topology-required excludes",
+        ),
+        (1, {"nvlink_domain": True}, "--nvlink-domain joins the GPUs of several nodes"),
+        (2, {"nvlink_domain": True, "gpu_resource": None}, "--nvlink-domain joins"),
+        (2, {"hugepages": ("2Mi", "2Gi")}, "--hugepages needs --memory or --cpu"),
+        (2, {"rdma": {"nvidia.com/gpu": 2}}, "--rdma names nvidia.com/gpu"),
+        (
+            1,
+            {"volumes": {"a": "/data", "b": "/data/"}},
+            "--volume names the mount path /data, which is in use",
+        ),
+        (1, {"volumes": {"a": "/dev/shm"}}, "--volume names the mount path /dev/shm"),
+        (2, {"volumes": {"a": "/home/mpiuser/.ssh"}}, "--volume names the mount path /home/mpiuser/.ssh"),
+    ],
+)
+def test_choices_that_exclude_each_other(hosts: int, chosen: dict[str, Any], said: str) -> None:
+    spec, pods_ = LaunchSpec(BENCH, hosts, 8), Pods("image", **chosen)
+    (found,) = user_values.conflicts(spec, pods_, manifest.kind_of(spec, pods_))
+    assert said in found
+
+
+def test_any_kind_runs_on_one_node() -> None:
+    spec = LaunchSpec(BENCH, 1, 8)
+    for kind, at_last in (("mpijob", "MPIJob"), ("jobset", "JobSet"), ("trainjob", "TrainJob")):
+        chosen = Pods("image", kind=kind, ssh_secret="keys" if kind == "jobset" else None)
+        assert list(user_values.conflicts(spec, chosen, kind)) == []
+        objects = manifest.documents(spec, chosen)
+        assert objects[-1]["kind"] == at_last
+        assert [problem for each in objects for problem in problems(each)] == []
+
+
+def test_the_launcher_of_a_job_set_writes_the_names_of_the_pods(tmp_path: Path) -> None:
+    """JobSets call a pod's host NAME-JOB-0-NUMBER, in the domain NAME."""
+    for mpi, last in (("openmpi", "wires-worker-0-10.wires slots=8"), ("mpich", "wires-worker-0-10.wires:8")):
+        (document,) = manifest.documents(
+            LaunchSpec(BENCH, 11, 8), Pods("image", name="wires", kind="jobset", ssh_secret="k", mpi=mpi)
+        )
+        launcher = document["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]
+        written = launcher["containers"][0]["command"][2].partition("# The launcher")[0]
+        file = tmp_path / mpi
+        subprocess.run(["/bin/sh", "-ec", written.replace(HOSTFILE, str(file))], check=True, timeout=60)
+        lines = file.read_text().splitlines()
+        assert (len(lines), lines[-1]) == (11, last)
+        folder = str(Path(HOSTFILE).parent)
+        assert {"name": "hosts", "mountPath": folder} in launcher["containers"][0]["volumeMounts"]
+
+
+@pytest.mark.parametrize(("root", "folder"), [(False, "/home/mpiuser/.ssh"), (True, "/root/.ssh")])
+def test_ssh_accepts_the_keys_of_a_job_set(root: bool, folder: str) -> None:
+    """Root's own key is refused if others may read it, which fsGroup would let them."""
+    chosen = Pods("image", kind="jobset", ssh_secret="keys", root=root)
+    (document,) = manifest.documents(LaunchSpec(BENCH, 2, 8), chosen)
+    for template in pod_templates(document):
+        spec = template["spec"]
+        assert ("securityContext" in spec) != root
+        (keys,) = (each["secret"] for each in spec["volumes"] if each["name"] == "keys")
+        assert keys["defaultMode"] == 0o400
+        assert {each["path"] for each in keys["items"]} == {"id_rsa", "id_rsa.pub", "authorized_keys"}
+        assert {"name": "keys", "mountPath": folder} in spec["containers"][0]["volumeMounts"]
 
 
 def test_more_ranks_than_the_api_takes() -> None:
     document = made(LaunchSpec(("selftest",), 2, 1 << 40))
-    (found,) = user_values.problems(document)
+    (found,) = user_values.problems([document])
     assert found.startswith("spec.slotsPerWorker: got 1099511627776, expected a whole number below 10^9")
 
 
 def test_without_a_yaml_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(UserError, match=re.escape("pip install 'meshrun[kubernetes]'")):
-        manifest.text(made())
+        manifest.text([made()])
 
 
 @pytest.mark.parametrize(

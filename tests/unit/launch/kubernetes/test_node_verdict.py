@@ -74,6 +74,13 @@ class Cluster:
         self._take(change)
         return 200, self.node
 
+    def patch_status(self, change: dict[str, Any]) -> tuple[int, Any]:
+        """Merge conditions by their types, as a strategic merge patch does."""
+        (new,) = change["status"]["conditions"]
+        kept = self.node.setdefault("status", {}).setdefault("conditions", [])
+        self.node["status"]["conditions"] = [*(each for each in kept if each["type"] != new["type"]), new]
+        return 200, self.node
+
     def _take(self, change: dict[str, Any]) -> None:
         version = str(int(self.node["metadata"]["resourceVersion"]) + 1)
         self.node = merged(self.node, merged(change, {"metadata": {"resourceVersion": version}}))
@@ -85,8 +92,11 @@ def handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
             self.reply(*cluster.get())
 
         def do_PATCH(self) -> None:
-            assert self.headers["Content-Type"] == "application/merge-patch+json"
-            self.reply(*cluster.patch(json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            change = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            of_status = self.path.endswith("/status")
+            merge = "strategic-merge-patch" if of_status else "merge-patch"
+            assert self.headers["Content-Type"] == f"application/{merge}+json"
+            self.reply(*(cluster.patch_status if of_status else cluster.patch)(change))
 
         def reply(self, status: int, document: Any) -> None:
             cluster.asked.append(f"{self.command} {self.path}")
@@ -128,7 +138,33 @@ def test_the_node_tells_the_verdict(cluster: Cluster, api: Api, status: str) -> 
     assert metadata["labels"] == {"zone": "a", KEY: status}
     assert metadata["annotations"] == {SENTENCE: "a sentence", WHEN: NOW}
     assert cluster.node["spec"]["taints"] == ([OTHER, TAINT] if status == "critical" else [OTHER])
-    assert cluster.asked == ["GET /api/v1/nodes/n7", "PATCH /api/v1/nodes/n7"]
+    assert cluster.asked == [
+        "GET /api/v1/nodes/n7",
+        "PATCH /api/v1/nodes/n7",
+        "PATCH /api/v1/nodes/n7/status",
+    ]
+
+
+def test_the_node_has_a_condition(cluster: Cluster, api: Api) -> None:
+    """True is a problem; the time of transition stays while the status does."""
+    ready = {"type": "Ready", "status": "True"}
+    cluster.node["status"] = {"conditions": [ready]}
+    told = []
+    for status, now in (
+        ("ok", "t1"),
+        ("warning", "t2"),
+        ("critical", "t3"),
+        ("critical", "t4"),
+        ("unknown", "t5"),
+    ):
+        publish(api, "n7", NodeVerdict(status, status.upper()), now)
+        kept, own = cluster.node["status"]["conditions"]
+        assert kept == ready
+        assert (own["type"], own["message"], own["lastHeartbeatTime"]) == (
+            "InterconnectDegraded", status.upper(), now,
+        )  # fmt: skip
+        told.append((own["status"], own["lastTransitionTime"]))
+    assert told == [("False", "t1"), ("False", "t1"), ("True", "t3"), ("True", "t3"), ("Unknown", "t5")]
 
 
 def test_a_node_without_taints(cluster: Cluster, api: Api) -> None:
@@ -152,7 +188,7 @@ def test_what_others_change_meanwhile_is_kept(cluster: Cluster, api: Api) -> Non
     publish(api, "n7", CRITICAL, NOW)
     assert cluster.node["spec"]["taints"] == [OTHER, cordoned, TAINT]
     assert cluster.node["metadata"]["labels"]["zone"] == "b"
-    assert len(cluster.asked) == 6
+    assert len(cluster.asked) == 7
 
 
 def test_a_node_that_never_rests_is_given_up(cluster: Cluster, api: Api) -> None:
@@ -289,7 +325,8 @@ def test_the_parts_of_the_manifest_name_each_other() -> None:
     assert made["ClusterRoleBinding"]["roleRef"]["name"] == made["ClusterRole"]["metadata"]["name"]
     assert pod["priorityClassName"] == made["PriorityClass"]["metadata"]["name"]
     assert made["ClusterRole"]["rules"] == [
-        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]},
+        {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
     ]
     (never_together,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert never_together["labelSelector"]["matchLabels"] == job["template"]["metadata"]["labels"]

@@ -30,7 +30,7 @@ SCRIPTS: dict[str, tuple[LaunchSpec, JobRequest, str | None]] = {
         JobRequest(
             "pmi2", "/work", bind_gpus="task", cpus_per_task=6, partition="gpu", account="a b", time="60",
             constraint="h100&ib", nodelist="n[1-3]", exclude="n2", qos="high", reservation="maint", mem="64G",
-            signal="USR1@60", array="0-9%2", dependency="afterok:17", requeue="expedite",
+            signal="USR1@60", array="0-9%2", dependency="afterok:17", segment=1, requeue="expedite",
             srun_args=("--mem=0", "--comment=x y"),
         ),
         "0123abcd",
@@ -49,6 +49,18 @@ SCRIPTS: dict[str, tuple[LaunchSpec, JobRequest, str | None]] = {
 def test_scripts(name: str) -> None:
     text = script(*SCRIPTS[name]).replace(shlex.join(PROGRAM), "PYTHON MAIN")
     assert text == (GOLDEN / f"{name}.sbatch").read_text()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "segment", "valid"), [(32, 16, True), (2, 2, True), (2, 4, False), (6, 4, False)]
+)
+def test_segments_have_the_same_size(hosts: int, segment: int, valid: bool) -> None:
+    spec, job = replace(SPEC, hosts=hosts), replace(JOB, segment=segment)
+    if valid:
+        assert f"#SBATCH --segment={segment}\n" in script(spec, job)
+        return
+    with pytest.raises(ValueError, match=f"--segment {segment} does not divide the {hosts} hosts"):
+        script(spec, job)
 
 
 def test_every_golden_script_is_of_a_test() -> None:

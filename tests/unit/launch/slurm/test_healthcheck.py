@@ -105,6 +105,7 @@ class Played:
             "SLURMD_NODENAME": "c1",
             "MESHRUN_CONF": str(self.folder / "settings"),
             "MESHRUN_LOCK": str(self.folder / "lock"),
+            "MESHRUN_STATE": str(self.folder / "state"),
             "TMPDIR": str(self.folder / "tmp"),
         }
 
@@ -544,6 +545,83 @@ def test_undrain_of_another_node_and_dry(played: Played) -> None:
     done = played.run("--undrain", "c9", "--dry-run")
     assert done.stdout == "meshrun: would run: scontrol update nodename=c9 state=resume\n"
     assert played.told("scontrol") == [["show", "node", "c9"]]
+
+
+def test_a_node_returns_after_checks_that_pass(played: Played) -> None:
+    """Drained by a check after a job, measured twice while drained, and resumed after the second pass."""
+    played.verdict(CRITICAL, 2)
+    assert played.run(**AS["epilog"], MESHRUN_RESUME="2").returncode == 1
+    assert played.updates == [DRAINED]
+    played.node("IDLE+DRAIN", reason=f"meshrun: {NIC}")
+    played.verdict(OK, 0)
+    first = played.run(MESHRUN_RESUME="2")
+    assert first.stdout == f"{IS_OK}meshrun: c1 stays drained: 1 of 2 checks passed since\n"
+    assert played.updates == [DRAINED]
+    second = played.run(MESHRUN_RESUME="2")
+    assert second.stdout == f"{IS_OK}meshrun: c1 is resumed after 2 checks that passed: {NIC}\n"
+    assert played.updates == [DRAINED, RESUMED]
+
+
+@pytest.mark.parametrize(("line", "status"), [(CRITICAL, 2), ("WARNING: x", 1), ("UNKNOWN: x", 3), ("", 0)])
+def test_checks_that_pass_must_follow_each_other(played: Played, line: str, status: int) -> None:
+    played.verdict(CRITICAL, 2)
+    played.run()
+    played.node("IDLE+DRAIN", reason=f"meshrun: {NIC}")
+    for said, ended in ((OK, 0), (line, status), (OK, 0)):
+        played.verdict(said, ended)
+        played.run(MESHRUN_RESUME="2")
+    assert played.updates == [DRAINED]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "setting"),
+    [
+        ("IDLE+DRAIN", f"meshrun: {NIC}", ""),  # not asked for
+        ("IDLE+DRAIN", "disk, ask Ada", "1"),
+        ("IDLE+DRAIN", "meshrun: host c1, GPU 3: its NIC at 50 %", "1"),  # measured between hosts
+        ("DOWN+DRAIN", f"meshrun: {NIC}", "1"),
+        ("IDLE+DRAIN+REBOOT_REQUESTED", f"meshrun: {NIC}", "1"),
+    ],
+)
+def test_nobody_else_s_drain_is_lifted(played: Played, state: str, reason: str, setting: str) -> None:
+    """Nor is one for a part that this check does not measure."""
+    played.verdict(CRITICAL, 2)
+    played.run()
+    played.verdict(OK, 0)
+    played.node(state, reason=reason)
+    done = played.run(MESHRUN_RESUME=setting)
+    assert done.stdout == f"meshrun: c1 is {state}: not measured\n"
+    assert played.updates == [DRAINED]
+
+
+def test_a_node_with_jobs_is_not_measured_though_it_may_return(played: Played) -> None:
+    played.verdict(CRITICAL, 2)
+    played.run()
+    played.verdict(OK, 0)
+    played.node("MIXED+DRAIN", cpus=4, reason=f"meshrun: {NIC}")
+    assert played.run(MESHRUN_RESUME="1").stdout == "meshrun: c1 has jobs: not measured\n"
+
+
+def test_a_dry_run_resumes_nothing(played: Played) -> None:
+    played.verdict(CRITICAL, 2)
+    played.run()
+    played.node("IDLE+DRAIN", reason=f"meshrun: {NIC}")
+    played.verdict(OK, 0)
+    done = played.run("--dry-run", MESHRUN_RESUME="1")
+    assert done.stdout == f"{IS_OK}meshrun: would run: scontrol update nodename=c1 state=resume\n"
+    assert played.updates == [DRAINED]
+
+
+@pytest.mark.parametrize("setting", ["yes", "0", "-1"])
+def test_a_setting_that_is_no_number_of_checks(played: Played, setting: str) -> None:
+    played.verdict(CRITICAL, 2)
+    played.run()
+    played.node("IDLE+DRAIN", reason=f"meshrun: {NIC}")
+    done = played.run(MESHRUN_RESUME=setting)
+    assert done.stdout.startswith(
+        f"meshrun: MESHRUN_RESUME={setting} is no number of checks, and is ignored\n"
+    )
+    assert played.updates == [DRAINED]
 
 
 def test_wrong_words_do_nothing(played: Played) -> None:

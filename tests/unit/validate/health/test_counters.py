@@ -234,7 +234,7 @@ def test_every_counter_that_is_read_has_a_meaning_or_is_known_to_have_none() -> 
     of_load = {"temperature", "power", "power limit", "performance state", "OutSegs", "seconds"}
     fixed = {"SM clock, most", "memory clock, most"}
     assert read - set(KNOWN) == of_load | fixed
-    assert set(KNOWN) <= read
+    assert set(KNOWN) - {"SXid errors"} <= read  # of hosts with NVSwitches
 
 
 def test_xid_errors_of_a_rung_are_a_fault() -> None:

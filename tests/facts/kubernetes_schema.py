@@ -2,7 +2,9 @@
 
 An API server may drop unknown fields, and the operator reports an invalid job only as an event. These are the
 fields of an MPIJob according to the operator's CRD, those of pods that `launch.kubernetes.manifest` uses, and
-the rules that are not in the CRD (validation.go of kubeflow/mpi-operator v0.8.2).
+the rules that are not in the CRD (validation.go of kubeflow/mpi-operator v0.8.2). Of JobSets (v1alpha2), of
+TrainJobs and TrainingRuntimes (v1alpha1) and of ComputeDomains (v1beta1) they are the fields in use, and the
+rules of their admission webhooks.
 """
 
 from __future__ import annotations
@@ -115,7 +117,11 @@ container = fields(
     command=each(text(ANY)),
     args=each(text(ANY)),
     env=each(fields("name", name=text(VARIABLE, "a variable's name"), value=text(ANY))),
-    resources=fields(limits=mapping(quantity), requests=mapping(quantity)),
+    resources=fields(
+        limits=mapping(quantity),
+        requests=mapping(quantity),
+        claims=each(fields("name", name=text(DNS_LABEL, "a DNS label"))),
+    ),
     securityContext=fields(
         runAsUser=integer(),
         runAsGroup=integer(),
@@ -129,7 +135,15 @@ container = fields(
 volume = fields(
     "name",
     name=text(DNS_LABEL, "a DNS label"),
-    emptyDir=fields(medium=one_of("Memory"), sizeLimit=quantity),
+    emptyDir=fields(
+        medium=text(re.compile(r"Memory|HugePages-\d+[KMG]i"), "memory or huge pages"), sizeLimit=quantity
+    ),
+    secret=fields(
+        "secretName",
+        secretName=text(DNS_NAME, "a Secret's name"),
+        defaultMode=integer(0, 0o777),
+        items=each(fields("key path", key=text(), path=text(re.compile(r"[^/].*"), "a relative path"))),
+    ),
     persistentVolumeClaim=fields("claimName", claimName=text(DNS_NAME, "a claim's name")),
 )
 toleration = fields(
@@ -144,13 +158,36 @@ pod = {
     "nodeSelector": labels,
     "tolerations": each(toleration),
     "serviceAccountName": text(DNS_NAME, "a service account's name"),
+    "hostNetwork": boolean,
+    "dnsPolicy": one_of("ClusterFirstWithHostNet"),
+    "imagePullSecrets": each(fields("name", name=text(DNS_NAME, "a Secret's name"))),
+    "resourceClaims": each(
+        fields(
+            "name resourceClaimTemplateName",
+            name=text(DNS_LABEL, "a DNS label"),
+            resourceClaimTemplateName=text(DNS_NAME, "a template's name"),
+        )
+    ),
+    "securityContext": fields(fsGroup=integer(1)),
+    "affinity": fields(
+        podAffinity=fields(
+            requiredDuringSchedulingIgnoredDuringExecution=each(
+                fields(
+                    "labelSelector topologyKey",
+                    labelSelector=fields("matchLabels", matchLabels=labels),
+                    topologyKey=text(KEY, "a label of nodes"),
+                )
+            )
+        )
+    ),
     "enableServiceLinks": boolean,
     "automountServiceAccountToken": boolean,
 }
-template = fields("spec", metadata=fields(labels=labels), spec=fields("containers", **pod))
+pod_metadata = fields(labels=labels, annotations=mapping(text(ANY)))
+template = fields("spec", metadata=pod_metadata, spec=fields("containers", **pod))
 job_template = fields(
     "spec",
-    metadata=fields(labels=labels),
+    metadata=pod_metadata,
     spec=fields("containers restartPolicy", **pod, restartPolicy=one_of("Never", "OnFailure")),
 )
 policy: dict[str, Check] = {
@@ -195,7 +232,113 @@ mpi_job_spec = fields(
     runPolicy=run_policy,
     mpiReplicaSpecs=fields("Launcher", Launcher=replicas(integer(1, 1)), Worker=replicas(integer(1))),
 )
+
+
+def ends_with_launcher(value: Any, path: str) -> Iterator[str]:
+    """A JobSet's jobs have names of their own, and its success is the launcher's."""
+    yield from job_set_fields(value, path)
+    names = [job.get("name") for job in value.get("replicatedJobs", ())]
+    if len(set(names)) < len(names):
+        yield f"{path}.replicatedJobs: got {names}, expected each name once"
+    for name in value.get("successPolicy", {}).get("targetReplicatedJobs", ()):
+        if name not in names:
+            yield f"{path}.successPolicy.targetReplicatedJobs: got {name!r}, expected one of {names}"
+
+
+replicated_job = fields(
+    "name template",
+    name=text(DNS_LABEL, "a DNS label"),
+    replicas=integer(1, 1),
+    template=fields(
+        "spec",
+        metadata=fields(labels=labels),
+        spec=fields(
+            "template",
+            completionMode=one_of("Indexed"),
+            parallelism=integer(1),
+            completions=integer(1),
+            backoffLimit=integer(0, 0),
+            activeDeadlineSeconds=integer(1),
+            template=job_template,
+        ),
+    ),
+)
+job_set_fields = fields(
+    "replicatedJobs successPolicy failurePolicy",
+    ttlSecondsAfterFinished=integer(),
+    network=fields(enableDNSHostnames=boolean, publishNotReadyAddresses=boolean, subdomain=text(DNS_LABEL)),
+    successPolicy=fields("operator", operator=one_of("All", "Any"), targetReplicatedJobs=each(text())),
+    failurePolicy=fields(maxRestarts=integer(0, 0)),
+    replicatedJobs=each(replicated_job, least=1),
+)
+mpi_policy = fields(
+    numProcPerNode=integer(1),
+    mpiImplementation=one_of("OpenMPI"),  # the only one in the CRD
+    sshAuthMountPath=path,
+    runLauncherAsNode=boolean,
+)
+TRAINER = one_of("trainer.kubeflow.org/v1alpha1")
+runtime_ref = fields(
+    "name", name=text(DNS_NAME), kind=one_of("TrainingRuntime"), apiGroup=one_of("trainer.kubeflow.org")
+)
+
+
+def for_the_trainer(value: Any, path: str) -> Iterator[str]:
+    """The Trainer finds its jobs and containers by name."""
+    yield from fields("spec", spec=ends_with_launcher)(value, path)
+    jobs = {job["name"]: job["template"] for job in value["spec"]["replicatedJobs"]}
+    if set(jobs) != {"node", "launcher"}:
+        yield f"{path}.spec.replicatedJobs: got {sorted(jobs)}, expected node and launcher"
+    for name, job in jobs.items():
+        names = [container["name"] for container in job["spec"]["template"]["spec"]["containers"]]
+        if names != ["node"]:
+            yield f"{path}.spec.replicatedJobs: the containers of {name} are {names}, expected node"
+
+
 KINDS: dict[str, Check] = {
+    "JobSet": fields(
+        "apiVersion metadata spec",
+        apiVersion=one_of("jobset.x-k8s.io/v1alpha2"),
+        kind=one_of("JobSet"),
+        metadata=metadata,
+        spec=ends_with_launcher,
+    ),
+    "TrainingRuntime": fields(
+        "apiVersion metadata spec",
+        apiVersion=TRAINER,
+        kind=one_of("TrainingRuntime"),
+        metadata=metadata,
+        spec=fields(
+            "mlPolicy template",
+            mlPolicy=fields("mpi", numNodes=integer(1), mpi=mpi_policy),
+            template=for_the_trainer,
+        ),
+    ),
+    "TrainJob": fields(
+        "apiVersion metadata spec",
+        apiVersion=TRAINER,
+        kind=one_of("TrainJob"),
+        metadata=metadata,
+        spec=fields(
+            "runtimeRef trainer",
+            runtimeRef=runtime_ref,
+            trainer=fields(numNodes=integer(1), numProcPerNode=integer(1)),
+            activeDeadlineSeconds=integer(1),
+        ),
+    ),
+    "ComputeDomain": fields(
+        "apiVersion metadata spec",
+        apiVersion=one_of("resource.nvidia.com/v1beta1"),
+        kind=one_of("ComputeDomain"),
+        metadata=metadata,
+        spec=fields(
+            "numNodes channel",
+            numNodes=integer(0),
+            channel=fields(
+                "resourceClaimTemplate", resourceClaimTemplate=fields("name", name=text(DNS_NAME))
+            ),
+        ),
+    ),
     "MPIJob": fields(
         "apiVersion metadata spec",
         apiVersion=one_of("kubeflow.org/v2beta1"),
