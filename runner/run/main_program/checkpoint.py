@@ -34,7 +34,7 @@ from meshrun.runner.storage.file_errors import write_error
 from meshrun.runner.storage.formats.registry import Source, open_sink, rename
 from meshrun.runner.storage.journal import check_same
 from meshrun.runner.storage.transaction import OutputTransaction
-from meshrun.runner.world.agreement.operations import callers_frame
+from meshrun.runner.world.agreement.caller import callers_frame
 from meshrun.runner.world.world import World
 
 PLAIN = (bool, int, float, complex, str, type(None))
