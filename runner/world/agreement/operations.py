@@ -15,15 +15,20 @@ import numpy as np
 from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import UserError
 from meshrun.runner.world.agreement.caller import callers_line, told_line
+from meshrun.runner.world.agreement.waits import Waits
 
 END = "the end of the world's `with` block"
 MOST_KEPT = 1000  # operations, of which the first that differs can be named
 
 
 class Operations:
-    """The operations of this rank's program, in order. It compares them with those of other ranks."""
+    """The operations of this rank's program, in order. It compares them with those of other ranks.
+
+    waits: for values, in the current run.
+    """
 
     def __init__(self, control: Control) -> None:
+        self.waits = Waits()
         self._control, self._count, self._digest = control, 0, 0
         self._recent: deque[tuple[str, CodeType | None, int]] = deque(maxlen=MOST_KEPT)
         self._extremes = np.empty(4, np.int64)
