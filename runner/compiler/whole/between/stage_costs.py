@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from meshrun.runner.compiler.trace.graph import Node, Offset
 from meshrun.runner.compiler.whole.between.levels import (
+    KnownDemands,
     demands_of,
     lattices,
     parts_of,
@@ -46,11 +47,17 @@ class StageCosts:
 
     results: what is computed of the arrays in the end, one list of nodes per stage. written: of the arrays
     that may be written, by number, the node of their cells; each after those that it is computed of.
+    demands: where nodes are needed, as far as is known.
     """
 
     def __init__(
-        self, program: WholeProgram, written: Mapping[int, Node], results: Sequence[Sequence[Node]]
+        self,
+        program: WholeProgram,
+        written: Mapping[int, Node],
+        results: Sequence[Sequence[Node]],
+        demands: KnownDemands,
     ) -> None:
+        self._demands = demands
         self._program, self._written = program, written
         # What an array holds may be used at the own cell too, where it is no load.
         self._defines = {node: number for number, node in written.items()}
@@ -58,7 +65,7 @@ class StageCosts:
         everywhere = whole_space(len(self._space))
         self._grids = dict.fromkeys(written, everywhere)
         if program.has_strides:
-            self._grids = lattices(replace(program, between=written), used=self._defines)
+            self._grids = lattices(replace(program, between=written), used=self._defines, known=demands)
         stages = {-1 - number: nodes for number, nodes in enumerate(results)}
         self._grids |= dict.fromkeys(stages, everywhere)
         self._cells = {n: max(math.prod(one.lengths(self._space)), 1) for n, one in self._grids.items()}
@@ -137,7 +144,7 @@ class StageCosts:
             counted = [one for one in path if one.op not in FREE]
             self._operations[number] = len(counted)
             if self._program.has_strides:  # operations of which some cells need none
-                needs = demands_of(wanted, grids[number], self._space)
+                needs = demands_of(wanted, grids[number], self._space, self._demands)
                 cells = sum(math.prod(map(len, needs[one])) for one in counted if one in needs)
                 self._operations[number] = cells / self._cells[number]
         # Arrays that are read at one distance are part of what reads them: so is their work.
