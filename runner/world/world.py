@@ -77,7 +77,8 @@ class SavedLoops:
     resume: whether they continue from what an earlier run has saved. program: its name and a checksum of its
     text; None: of the file that calls. transaction: of the run whose job has the loops, which holds their
     locks; None: each loop has its own. unfinished: whether a loop continued from the state of a run that
-    failed: ended loops are then of an earlier run. loops: by path.
+    failed: ended loops are then of an earlier run. loops: by path. progress: what shows the iterations, see
+    `report.progress.ProgressBar.iterations`; None: each loop has its own.
     """
 
     resume: bool = False
@@ -85,6 +86,7 @@ class SavedLoops:
     transaction: OutputTransaction | None = None
     unfinished: bool = False
     loops: dict[Path, Any] = field(default_factory=dict)
+    progress: Callable[[int, int, Callable[[], str]], None] | None = None
 
 
 @dataclass
