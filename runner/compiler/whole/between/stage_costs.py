@@ -57,7 +57,6 @@ class StageCosts:
         results: Sequence[Sequence[Node]],
         demands: KnownDemands,
     ) -> None:
-        self._demands = demands
         self._program, self._written = program, written
         # What an array holds may be used at the own cell too, where it is no load.
         self._defines = {node: number for number, node in written.items()}
@@ -72,7 +71,7 @@ class StageCosts:
         # The operations for each cell of an array, and what it is computed of.
         self._operations: dict[int, float] = {}
         self._sources: dict[int, dict[int, set[Offset]]] = {}
-        self._weigh([node for nodes in results for node in nodes])
+        self._weigh([node for nodes in results for node in nodes], demands)
         # At which distances each stage reads each array, and all that it reads.
         self._uses: dict[int, dict[int, set[Offset]]] = {number: {} for number in written}
         self._reading: dict[int, set[int]] = {}
@@ -127,7 +126,7 @@ class StageCosts:
             self._reading[stage].discard(number)
         self._note([node], stages)
 
-    def _weigh(self, results: Sequence[Node]) -> None:
+    def _weigh(self, results: Sequence[Node], demands: KnownDemands) -> None:
         """Find the operations for each cell of each array, and what each is computed of."""
         grids, distances = self._grids, dict[int, set[Offset]]()
         for number, wanted in [(-1, results), *((n, [node]) for n, node in self._written.items())]:
@@ -144,7 +143,7 @@ class StageCosts:
             counted = [one for one in path if one.op not in FREE]
             self._operations[number] = len(counted)
             if self._program.has_strides:  # operations of which some cells need none
-                needs = demands_of(wanted, grids[number], self._space, self._demands)
+                needs = demands_of(wanted, grids[number], self._space, demands)
                 cells = sum(math.prod(map(len, needs[one])) for one in counted if one in needs)
                 self._operations[number] = cells / self._cells[number]
         # Arrays that are read at one distance are part of what reads them: so is their work.
