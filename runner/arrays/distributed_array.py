@@ -183,7 +183,9 @@ class DistributedArray(HaloBlock, SplitArray):
         begin(self.world, reduction, self, *others)
         first, *rest = (reductions.partitioned(one) for one in (self, *others))
         factors = (one.interior for one in (first, *rest))
-        return reduce_cells(self.world, first.partition, reduction, *factors)
+        found = reduce_cells(self.world, first.partition, reduction, *factors)
+        self.world.operations.waits.note_caller()
+        return found
 
 
 @functools.lru_cache(4096)

@@ -25,6 +25,14 @@ def not_finite(xp: ModuleType, name: str, cells: Array, start: Shape) -> NotFini
     return name, [i + a for i, a in zip(first, start, strict=True)], str(cells[first])
 
 
+def first_nan(xp: ModuleType, cells: Array) -> list[int] | None:
+    """Return the index of the first cell that is a NaN; None if there is none."""
+    if not has_infinities(cells):
+        return None
+    nan = xp.isnan(cells)
+    return [int(at) for at in np.unravel_index(int(nan.argmax()), cells.shape)] if bool(nan.any()) else None
+
+
 def has_infinities(cells: Array) -> bool:
     """Return whether there are cells whose dtype has values that are not finite."""
     return cells.size > 0 and cells.dtype.kind in "fc"

@@ -122,8 +122,7 @@ def exact_total(world: World, dtype: np.dtype[Any], *factors: HostArray) -> Any:
             own = np.asarray(own * other)
         for total, one in zip(words, (own.real, own.imag) if is_complex else (own,), strict=True):
             exact_sum.add_cells(total, np, one)
-    if world.size > 1:
-        world.control.all_reduce(words, "sum")
+    world.sum_words(words)
     real, *imaginary = (exact_sum.rounded(one, real_dtype(dtype)) for one in words)
     return dtype.type(complex(real, *imaginary)) if is_complex else real
 
@@ -165,10 +164,11 @@ def _of_all_cells(world: World, partition: Partition, cells: Array, whole: str, 
     if holders == (world.rank,) and world.size == 1:
         return partials[0, ...]
     own = [partials[at, ...] for at, holder in enumerate(holders) if holder == world.rank]
-    world.exchange(
-        [(rank, one) for one in own for rank in range(world.size) if rank != world.rank],
-        [(holder, partials[at, ...]) for at, holder in enumerate(holders) if holder != world.rank],
-    )
+    with world.operations.waits:
+        world.exchange(
+            [(rank, one) for one in own for rank in range(world.size) if rank != world.rank],
+            [(holder, partials[at, ...]) for at, holder in enumerate(holders) if holder != world.rank],
+        )
     found = partials[0, ...]
     for at in range(1, len(holders)):
         found = combine(found, partials[at, ...])

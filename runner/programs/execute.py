@@ -453,7 +453,7 @@ class ProgramRun:
         elif combined is not None:
             assert stage.value is not None
             words = self._sum_words(number)
-            self.world.control.all_reduce(words, "sum")
+            self.world.sum_words(words)
             self.values.views[stage.value][...] = exact_sum.rounded(words, stage.reduction.dtype)
             words.fill(0)
 
@@ -798,7 +798,7 @@ class ProgramRun:
         for begin, end in self._parts(own, stage):
             part = own.rows(begin, end)
             exact_sum.add_cells(words, self.world.xp, self._computed(number, stage, part.start, part.stop))
-        self.world.control.all_reduce(words, "sum")
+        self.world.sum_words(words)
         return exact_sum.rounded(words, stage.reduction.dtype)
 
     def _parts(self, own: Region, stage: ReductionStage) -> Iterator[tuple[int, int]]:

@@ -223,13 +223,20 @@ class LoopRun:
 
     def take(self, outer: Any) -> None:
         """Run the loop on what the program has before it, and leave the program what is there after it."""
+        if self.stage.loop.again is None and self.stage.first is None:  # no value decides
+            self._take(outer)
+            return
+        with self.run.world.operations.waits.of_line(self.stage.loop.line):
+            self._take(outer)
+
+    def _take(self, outer: Any) -> None:
         stage, run, loop = self.stage, self.run, self.stage.loop
         if self.sweeps is not None and loop.numbers.items is not None:
             self._sweep(outer)
             return
         self._begin(outer)
         before = run.exchanges
-        wanted = stage.first is None or bool(outer.values.views[stage.first])
+        wanted = stage.first is None or run.world.waited_for(outer.values.views[stage.first])
         items = loop.numbers.items
         self.tally.compared.clear()
         if self.march is not None and items is not None:
@@ -253,7 +260,9 @@ class LoopRun:
             count += 1
             if loop.again is not None:
                 answer = self._answers[(count - 1) % self._ahead.slots]
-                run.world.backend.passed(answer.mark)
+                if run.world.backend.asynchronous:
+                    with run.world.operations.waits:
+                        run.world.backend.passed(answer.mark)
                 values = answer.views
                 wanted = bool(values[run.program.numbers.values[loop.again][0]])
                 self._watch(values, count)

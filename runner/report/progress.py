@@ -59,7 +59,8 @@ class ProgressBar:
     def iterations(self, line: int, count: int, compared: Callable[[], str]) -> None:
         """Show an iteration of a loop, what its condition compares, and the rate of iterations.
 
-        line: in the user's file. count: of iterations so far. compared: makes the text.
+        line: in the user's file; 0: not shown. count: of iterations so far. compared: makes the text, which
+        may be empty.
         """
         if self._columns == 0:
             return
@@ -71,7 +72,9 @@ class ProgressBar:
         self._last = now
         _, first, begun = self._loop
         rate = f", {figure((count - first) / (now - begun))} iterations/s" if count > first else ""
-        text = f"{self._title}: loop in line {line}, iteration {count:,}: {compared()}{rate}"
+        where = f"loop in line {line}, " if line else ""
+        values = compared()
+        text = f"{self._title}: {where}iteration {count:,}{': ' if values else ''}{values}{rate}"
         if self._bar is not None:
             self._bar.start()
             self._bar.update(self._task, description=text, total=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from meshrun.runner.errors import show
@@ -20,6 +21,7 @@ from meshrun.runner.report.units import (
 )
 from meshrun.runner.spelling import option
 
+LINES_OF_WAITS = 3  # lines besides loops that are shown
 COLUMNS = ("phase", "slowest rank", "fastest rank", "bytes", "GB/s a rank", "of limit")
 
 
@@ -151,14 +153,30 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
     return notes
 
 
-def _loop_note(loop: Record, *, of_steps: bool) -> str:
-    """Say how often a loop of the function ran, and whether the host waited for its condition."""
+def _loop_note(loop: Record, waited: Mapping[int, float], *, of_steps: bool) -> str:
+    """Say how often a loop of the function ran, and how long the host waited for its condition.
+
+    waited: seconds, by the line of the loop.
+    """
     text = f"  loop in line {loop['line']}: {counted(loop['iterations'], 'iteration')}"
     if of_steps:
         text += f", {loop['last']:,} of them the last time"
     if loop["waits"]:
         text += f"; line {loop['line']} waits for a value in each of its iterations"
+    if loop["line"] in waited:
+        text += f", {seconds_text(waited[loop['line']])} in all"
     return text
+
+
+def _wait_notes(record: Record) -> list[str]:
+    """Say which other lines of the program waited for values, and how long: those that did for longest."""
+    loops = {loop["line"] for loop in record.get("loops", ())}
+    others = [one for one in record.get("waits", ()) if one["file"] or one["line"] not in loops]
+    return [
+        f"  line {one['line']}{' of ' + Path(one['file']).name if one['file'] else ''} waited for "
+        f"{counted(one['times'], 'value')}, {seconds_text(one['seconds'])} in all"
+        for one in others[:LINES_OF_WAITS]
+    ]
 
 
 def _until_notes(until: Record) -> list[str]:
@@ -248,7 +266,10 @@ def _notes(record: Record) -> list[str]:
         notes += ["", *("  " + line for line in render_comparison(record["plan"]).splitlines()), ""]
     if record.get("steps"):
         notes += _step_notes(record["steps"], record["ranks"])
-    notes += [_loop_note(one, of_steps=bool(record.get("steps"))) for one in record.get("loops", ())]
+    waited = {one["line"]: one["seconds"] for one in record.get("waits", ()) if not one["file"]}
+    of_steps = bool(record.get("steps"))
+    notes += [_loop_note(one, waited, of_steps=of_steps) for one in record.get("loops", ())]
+    notes += _wait_notes(record)
     if record["stream"]:
         notes += _stream_notes(record["stream"])
     if record.get("checksum"):

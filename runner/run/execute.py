@@ -18,6 +18,7 @@ from meshrun.runner.run.prepare import RunContext, RunProgress, open_files
 from meshrun.runner.run.services.job_run import run_job
 from meshrun.runner.spelling import option
 from meshrun.runner.storage.transaction import OutputTransaction
+from meshrun.runner.world.agreement.waits import Waits
 from meshrun.runner.world.failure import FailureHandler, Guard
 from meshrun.runner.world.world import World, open_world, with_checksums
 
@@ -76,7 +77,7 @@ def execute(
             f"unknown {option('verify')}", got=options.verify, expected=", ".join(VERIFY), everywhere=True
         )
     world = with_checksums(world, options.checksum)
-    world.phases = world.new_phases()
+    world.phases, world.operations.waits = world.new_phases(), Waits()
     # Rank 0 opens the files for all.
     run = RunContext(world, job, parameters, options, transaction, progress=progress)
     files = world.on_root(lambda: open_files(run, as_list(inputs), as_list(outputs)))

@@ -172,6 +172,7 @@ def build_record(run: RunContext, done: Finished, begin: float, started: datetim
         "started": started.isoformat(timespec="seconds"),
         "steps": done.steps,
         "loops": [asdict(one) for one in computed.loops],
+        "waits": [asdict(one) for one in world.operations.waits.longest],
         "fused": None if computed.fusion is None else asdict(computed.fusion),
         "split_dependent": computed.split_dependent,
         "stages": computed.stages,

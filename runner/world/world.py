@@ -26,6 +26,7 @@ from meshrun.runner.options.choices import Checksum, DeviceChoice
 from meshrun.runner.processes import boot_id
 from meshrun.runner.recorder.process import remove_stale
 from meshrun.runner.recorder.ring import Recorder, file_of
+from meshrun.runner.region import Array, HostArray
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.report.versions import installed_version
 from meshrun.runner.spelling import option, python_caller
@@ -76,7 +77,8 @@ class SavedLoops:
     resume: whether they continue from what an earlier run has saved. program: its name and a checksum of its
     text; None: of the file that calls. transaction: of the run whose job has the loops, which holds their
     locks; None: each loop has its own. unfinished: whether a loop continued from the state of a run that
-    failed: ended loops are then of an earlier run. loops: by path.
+    failed: ended loops are then of an earlier run. loops: by path. progress: what shows the iterations, see
+    `report.progress.ProgressBar.iterations`; None: each loop has its own.
     """
 
     resume: bool = False
@@ -84,6 +86,7 @@ class SavedLoops:
     transaction: OutputTransaction | None = None
     unfinished: bool = False
     loops: dict[Path, Any] = field(default_factory=dict)
+    progress: Callable[[int, int, Callable[[], str]], None] | None = None
 
 
 @dataclass
@@ -166,6 +169,19 @@ class World(Group):
         """This rank's share of its host's cores, at least 1."""
         # Of all cores: a bound rank's affinity mask has only its own.
         return max((os.cpu_count() or 1) // len(self.beside), 1)
+
+    def sum_words(self, words: HostArray) -> None:
+        """Add the ranks' words, into each rank's, for a value that the program asks for. Collective."""
+        if self.size > 1:
+            with self.operations.waits:
+                self.control.all_reduce(words, "sum")
+
+    def waited_for(self, value: Array) -> Any:
+        """Return the number that an array of this rank's device holds. value: of one cell."""
+        if not self.backend.asynchronous:
+            return value.item()
+        with self.operations.waits:
+            return value.item()
 
     def places(self) -> list[dict[str, Any]]:
         """Return an entry per rank for a record: its number, host and device."""

@@ -75,10 +75,12 @@ def reduced(
     if ufunc == "add" and len(axes) == a.ndim and has_exact_sums(a.world, working):
         a.check_readable()
         total = np.asarray(exact_total(a.world, working, a.interior).astype(kind))
+        a.world.operations.waits.note_caller()
         return with_axes(a, geometry.even_parts((), a.world.size), total, axes, keepdims=keepdims)
     source = partitioned(a)
     cells = source.interior.astype(working, copy=False)
     total = reduce_axes(a.world, source.partition, axes, cells, ufunc).astype(kind, copy=False)
+    a.world.operations.waits.note_caller()
     return spread(source, total, axes, keepdims=keepdims)
 
 

@@ -161,7 +161,11 @@ class SplitArray(np.lib.mixins.NDArrayOperatorsMixin):
         """Return the only cell as a Python number, the same on every rank. Collective."""
         if self.size != 1:
             raise ValueError("can only convert an array of size 1 to a Python scalar")
-        return self._gathered("item").item() if self.shape else self.interior.item()
+        if self.shape:
+            return self._gathered("item").item()
+        value = self.world.waited_for(self.interior)
+        self.world.operations.waits.note_caller()
+        return value
 
     def __bool__(self) -> bool:
         if self.size != 1:

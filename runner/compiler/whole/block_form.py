@@ -137,8 +137,9 @@ def _check_sizes(job: Job, arrays: Sequence[WholeInput]) -> None:
     raise UserError(
         f"job {job.name}: its arrays share no grid along axis {axis}",
         got=", ".join(f"{one.name} {'x'.join(map(str, one.shape))}" for one in fields),
-        expected=f"beside {length} cells, {length - MOST_FEWER} to {length}, "
-        f"or {coarse - 1} or {coarse} of a grid that is twice as coarse",
+        expected=f"{length - MOST_FEWER} to {length} cells along it, or {coarse - 1} or {coarse} of a grid "
+        "that is twice as coarse",
+        hint="np.pad or a slice, so that the lengths fit; or a function for each grid",
     )
 
 

@@ -346,7 +346,9 @@ class SpectralRun:
                 _finish(under_way)
             if isinstance(step, LoopStep):
                 following = number + 1 + step.steps
-                self._take_loop(step, range(number + 1, following), outs)
+                decided = step.again is not None or step.first is not None
+                with self.world.operations.waits.of_line(step.line) if decided else nullcontext():
+                    self._take_loop(step, range(number + 1, following), outs)
                 continue
             if isinstance(step, SpacePart):
                 self._take_part(number, step, outs)
@@ -399,12 +401,14 @@ class SpectralRun:
         """Return whether there is another iteration after so many; watch what the condition compares."""
         known = self._conditions.get(condition)
         if known is None:
-            return bool(self.values[condition])
+            return bool(self.world.waited_for(self.values[condition]))
         # One wait, for the condition and what it compares.
         run, backend, tally = self.runs[known.part], self.world.backend, self._tallies[loop]
         row = backend.host_empty(run.values.row.shape, run.values.row.dtype)
         backend.download(run.values.row, row)
-        backend.passed(backend.mark())
+        if backend.asynchronous:
+            with self.world.operations.waits:
+                backend.passed(backend.mark())
         values = {n: slot_of(row, n, dtype) for n, dtype in run.program.dtypes.items()}
         text = partial(compared_text, known.compared, values)
         done = count + loop.numbers.unrolled

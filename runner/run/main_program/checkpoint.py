@@ -7,6 +7,7 @@ whole, so that any number of ranks continues from it.
 
 from __future__ import annotations
 
+import cmath
 import contextlib
 import hashlib
 import io
@@ -21,12 +22,14 @@ import numpy as np
 
 from meshrun.runner import files
 from meshrun.runner.arrays.distributed_array import DistributedArray
+from meshrun.runner.arrays.finite import first_nan
 from meshrun.runner.arrays.load import load_arrays
 from meshrun.runner.arrays.operations.split_array import SplitArray, begin
 from meshrun.runner.arrays.store import write_block
 from meshrun.runner.errors import RunError, UserError, tell
 from meshrun.runner.options.step_options import SaveInterval, parse_interval
 from meshrun.runner.region import packed
+from meshrun.runner.report.progress import ProgressBar
 from meshrun.runner.run.main_program.remote_array import ranks_of
 from meshrun.runner.spelling import option
 from meshrun.runner.storage.checkpoint_folder import KEPT, CheckpointFolder, SavedState
@@ -34,7 +37,7 @@ from meshrun.runner.storage.file_errors import write_error
 from meshrun.runner.storage.formats.registry import Source, open_sink, rename
 from meshrun.runner.storage.journal import check_same
 from meshrun.runner.storage.transaction import OutputTransaction
-from meshrun.runner.world.agreement.operations import callers_frame
+from meshrun.runner.world.agreement.caller import callers_frame
 from meshrun.runner.world.world import World
 
 PLAIN = (bool, int, float, complex, str, type(None))
@@ -133,7 +136,9 @@ class LoopCheckpoints:
     """The checkpoints of one loop.
 
     interval: between two of them, in calls or in seconds. names: of its state. calls: of `checkpoint` for it,
-    of all runs. last: the call at which the state was saved last. transaction: holds the lock of the path.
+    of all runs. last: the call at which the state was saved last. nans: names of the state's values that have
+    a NaN, of those that the loop began with or saved last. warned: of others. transaction: holds the lock of
+    the path.
     """
 
     world: World
@@ -142,10 +147,14 @@ class LoopCheckpoints:
     names: tuple[str, ...]
     calls: int = 0
     last: int | None = None
+    nans: frozenset[str] = frozenset()
+    warned: bool = False
     transaction: OutputTransaction = field(init=False)
 
     def __post_init__(self) -> None:
         self.transaction = self.world.checkpoints.transaction or OutputTransaction()
+        own = ProgressBar(self.folder.output.name, None if self.world.rank == 0 else 0)
+        self._show = self.world.checkpoints.progress or own.iterations
 
     def release(self) -> None:
         """Unlock the path, unless the run of a job does when it ends."""
@@ -183,6 +192,7 @@ class LoopCheckpoints:
                 restored = {name: self._restored(saved, name, value) for name, value in state.items()}
                 if saved.values.get(TEXT) != self._text:
                     world.warn(f"{self._program} has changed since {folder.path} was written")
+            self.nans = frozenset(self._nan_cells(restored))
         except BaseException:
             self.release()
             raise
@@ -206,6 +216,7 @@ class LoopCheckpoints:
         self.calls += 1
         if self.world.operations.is_needed:
             self.world.operations.note(self._operation)
+        self._show(0, self.calls, partial(_numbers_shown, state))
         if self.calls < self._next:
             return
         self.world.operations.agree()
@@ -280,9 +291,19 @@ class LoopCheckpoints:
         return self.world.xp.asarray(whole)
 
     def _save(self, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint. Collective."""
+        """Write a checkpoint, unless a value has a NaN for the first time. Collective."""
         world, folder = self.world, self.folder
         self._agree(state)
+        nans = self._nan_cells(state)
+        if new := [text for name, text in nans.items() if name not in self.nans]:
+            if not self.warned:
+                kept = "there is no checkpoint" if self.last is None else self.kept
+                world.warn(
+                    f"{new[0]}, after {self.calls:,} iterations: states with this NaN are not saved; {kept}"
+                )
+            self.warned = True
+            return
+        self.nans, self.warned = frozenset(nans), False
         try:
             place = world.on_root(folder.begin)
             plain = {}
@@ -311,6 +332,25 @@ class LoopCheckpoints:
             raise
         self.last = self.calls
         self._keep()
+
+    def _nan_cells(self, state: Mapping[str, Any]) -> dict[str, str]:
+        """Return where the first NaN of each value is that has one, as texts by name. Collective."""
+        world, own = self.world, dict[str, str]()
+        for name, value in state.items():
+            if isinstance(value, SplitArray):
+                place = first_nan(world.xp, value.interior)
+                region = value.partition[world.rank]
+                if place is not None:
+                    cell = [at + start for at, start in zip(place, region.start, strict=True)]
+                    own[name] = f"{name} has a NaN, first in cell {cell}, on [{world.here}]"
+            elif isinstance(value, (float, complex)) and cmath.isnan(value):
+                own[name] = f"{name} is a NaN"
+            elif _is_array(value) and first_nan(np, _on_host(value)) is not None:
+                own[name] = f"{name} has a NaN"
+        found: dict[str, str] = {}
+        for of_rank in world.control.allgather(own):
+            found = of_rank | found
+        return found
 
     def _keep(self) -> None:
         """Have the run, if it is started again, continue from the last checkpoint."""
@@ -368,6 +408,13 @@ def _described(name: str, value: Any) -> str:
         got=type(value).__name__,
         expected="a distributed array, a NumPy array, a number, a text or None",
     )
+
+
+def _numbers_shown(state: Mapping[str, Any]) -> str:
+    """Return the real numbers of a state, to be shown while its loop runs."""
+    kinds = (int, float, np.integer, np.floating)
+    numbers = [(name, one) for name, one in state.items() if isinstance(one, kinds)]
+    return ", ".join(f"{name} = {one:.6g}" for name, one in numbers if not isinstance(one, bool))
 
 
 def _shown(output: str, interval: SaveInterval, keep: int, state: Mapping[str, str]) -> str:

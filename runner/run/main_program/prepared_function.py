@@ -175,6 +175,7 @@ class PreparedFunction:
             self._scalars.provide(0, 1, 1)
             run.set_step(self._scalars.rows(0, 1)[0])
         run.take(self._outs)
+        self.world.operations.waits.note_caller()
         if program.checks and (failed := run.failed_check()) is not None:
             run.reset_checks()
             raise RunError(f"line {failed.line}: job {self.job.name} {failed.what}", everywhere=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,17 +19,21 @@ from meshrun.runner.arrays.distributed_array import DistributedArray, array_of
 from meshrun.runner.arrays.operations import parts as geometry
 from meshrun.runner.arrays.operations.split_array import SplitArray, begin
 from meshrun.runner.arrays.tools.table import NUMPY_FUNCTIONS
-from meshrun.runner.errors import UserError
+from meshrun.runner.errors import UserError, tell
 from meshrun.runner.plan.grid import Partition, split_over
 from meshrun.runner.region import Array, HostArray, Region, Shape, packed
+from meshrun.runner.report.units import counted, seconds_text
 from meshrun.runner.run.main_program import numpy_functions
 from meshrun.runner.run.main_program.checkpoint import end_checkpoints
 from meshrun.runner.storage.formats.registry import Sink, Source
 from meshrun.runner.world.agreement.operations import END
+from meshrun.runner.world.agreement.waits import Waits
 from meshrun.runner.world.world import World
 
 TRACED = numpy_functions.traced_function  # what distributed arrays do with NumPy's further functions
 TOOLS = NUMPY_FUNCTIONS  # sorting, statistics and scans, which enter the table, too
+LOOP_WAITS = 100  # waits of a line that is in a loop
+LEAST_WAITED, SHARE_WAITED = 1.0, 0.1  # seconds, and share of the program's time, of waits that are reported
 NUMBERS = "biufc"  # kinds of dtypes that arrays have
 
 
@@ -58,6 +63,8 @@ class ProgramWorld(World):
         try:
             begin(self, END)
             end_checkpoints(self, failed=False)
+            if self.rank == 0 and (told := waits_of_a_loop(self.operations.waits)):
+                tell(told)
         finally:
             self.close()
 
@@ -296,6 +303,19 @@ class ProgramWorld(World):
         if not getattr(own.flags, "writeable", True):
             own = own.copy()
         return own
+
+
+def waits_of_a_loop(waits: Waits) -> str:
+    """Return what to tell of a program in which a loop waits for values; an empty text if it costs little."""
+    total = time.perf_counter() - waits.start
+    line = next(iter(waits.longest), None)
+    if line is None or line.times < LOOP_WAITS or waits.seconds < max(LEAST_WAITED, SHARE_WAITED * total):
+        return ""
+    return (
+        f"the program waited for values in {seconds_text(waits.seconds)} of its {seconds_text(total)}. Line "
+        f"{line.line} of {Path(line.file or '').name} waited for {counted(line.times, 'value')}, "
+        f"{seconds_text(line.seconds)} in all. Try: ask for a value in every tenth iteration"
+    )
 
 
 def checked(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -48,6 +48,7 @@ def run_job(run: RunContext) -> Finished:
     simulate = Simulate(run) if job.takes_steps else None
     create = CreateOutput(run) if "create" in job.services and run.targets else None
     world.checkpoints.resume, world.checkpoints.transaction = options.stream.resume, run.transaction
+    world.checkpoints.progress = run.progress.iterations
     try:
         value = call(run, output=output, simulate=simulate, create=create, memory=memory)
     except BaseException:

@@ -6,25 +6,29 @@ what they have noted: the first difference is an error on every rank, and no ran
 
 from __future__ import annotations
 
-import functools
-import sys
 import zlib
 from collections import deque
-from types import CodeType, FrameType
+from types import CodeType
 
 import numpy as np
 
 from meshrun.runner.comm.api import Control
 from meshrun.runner.errors import UserError
+from meshrun.runner.world.agreement.caller import callers_line, told_line
+from meshrun.runner.world.agreement.waits import Waits
 
 END = "the end of the world's `with` block"
 MOST_KEPT = 1000  # operations, of which the first that differs can be named
 
 
 class Operations:
-    """The operations of this rank's program, in order. It compares them with those of other ranks."""
+    """The operations of this rank's program, in order. It compares them with those of other ranks.
+
+    waits: for values, in the current run.
+    """
 
     def __init__(self, control: Control) -> None:
+        self.waits = Waits()
         self._control, self._count, self._digest = control, 0, 0
         self._recent: deque[tuple[str, CodeType | None, int]] = deque(maxlen=MOST_KEPT)
         self._extremes = np.empty(4, np.int64)
@@ -62,7 +66,7 @@ class Operations:
 
     def _first_difference(self) -> tuple[str, str, int]:
         """Return the first operations that differ, of rank 0 and of another, and that one's rank."""
-        recent = [(operation, _told_line(code, line)) for operation, code, line in self._recent]
+        recent = [(operation, told_line(code, line)) for operation, code, line in self._recent]
         every = self._control.allgather((self._count - len(recent), recent))
         start = max(first for first, _ in every)
         kept = [recent[start - first :] for first, recent in every]
@@ -72,26 +76,3 @@ class Operations:
                 if operation != at[0][0]:
                     return "".join(at[0]), operation + line, rank
         return "other operations", f"others, more than {MOST_KEPT:,} operations ago", len(kept) - 1
-
-
-def callers_line() -> tuple[CodeType | None, int]:
-    """Return the code and the line of the program that called meshrun; no code if there is none."""
-    frame = callers_frame()
-    return (None, 0) if frame is None else (frame.f_code, frame.f_lineno)
-
-
-def callers_frame() -> FrameType | None:
-    """Return the frame of the program that called meshrun; None if there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_library(frame.f_globals.get("__name__", "")):
-        frame = frame.f_back
-    return frame
-
-
-@functools.lru_cache(4096)
-def _is_library(module: str) -> bool:
-    return module.partition(".")[0] in ("meshrun", "numpy", "contextlib")
-
-
-def _told_line(code: CodeType | None, line: int) -> str:
-    return "" if code is None else f" in {code.co_filename}, line {line}"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.programs.spectral.spectral_run import SpectralRun
 from tests.unit.programs.test_spectral import check, field
 
@@ -147,6 +148,16 @@ def chosen(u: Any) -> Any:
     return u
 
 
+def real_parts(u: Any) -> Any:
+    """Parts of complex arrays take the place of an array that is none, and are written."""
+    v = u * 0
+    while np.max(np.abs(u)) > 0.5:
+        u = np.fft.ifft2(np.fft.fft2(u) * (0.7 + 0.1j)).real
+        v = np.fft.ifft2(np.fft.fft2(u)).imag
+        u[0] = 0
+    return u + v
+
+
 def two_loops(u: Any) -> Any:
     while np.max(np.abs(u)) > 1.5:
         u = smoothed(u)
@@ -242,6 +253,7 @@ LOOPS = (
     with_few_within,
     with_edges,
     adaptive,
+    real_parts,
 )
 
 
@@ -249,6 +261,21 @@ LOOPS = (
 def test_loops_with_transforms(function: Any) -> None:
     program = check(function, field(8, 6, seed=3))
     assert program.loop_steps
+
+
+def of_a_part_that_two_names_see(u: Any) -> Any:
+    wave = u + 0j
+    while np.max(np.abs(u)) > 0.5:
+        wave = np.fft.ifft2(np.fft.fft2(u) * 0.7)
+        u = wave.real
+        u[0] = 0
+    return u + wave.real
+
+
+def test_a_part_whose_array_has_a_name_is_refused_with_the_cure() -> None:
+    with pytest.raises(NotTraceable, match=r"becomes .*, the real part of an array") as refused:
+        check(of_a_part_that_two_names_see, field(8, 6, seed=3))
+    assert ".real.copy()" in refused.value.hint
 
 
 def read_long_after(u: Any) -> Any:

@@ -488,3 +488,33 @@ def test_a_series_has_a_row_for_each_step(start: Path, ranks: int) -> None:
         u, change = call_whole(with_series, [u], {}, step)
         rows.append(change)
     np.testing.assert_array_equal(np.load(start.with_name("changes_after.npy")), rows[1::2])
+
+
+# Waits
+
+
+@distribute(outputs=("u",))
+def chosen(u, *, tol: float = 0.1):
+    """A loop and a condition that ask for values."""
+    if np.max(u) > 0.5:
+        u = u * 0.9
+    while np.sum(u * u) > tol:
+        u = u * 0.5
+    return u
+
+
+def test_the_time_of_waits_is_in_record_and_summary_by_line(start: Path) -> None:
+    record, line = on_ranks(2, chosen, start, Options()), chosen.function.__code__.co_firstlineno
+    (loop,) = record["loops"]
+    waits = {one["line"]: one for one in record["waits"]}
+    assert {one["file"] for one in record["waits"]} == {None}
+    # The sum before the first iteration is not the loop's.
+    assert waits[line + 5]["times"] == loop["iterations"] > 1
+    assert 0 < waits[line + 5]["seconds"] < record["seconds"]
+    assert f"line {line + 5} waits for a value in each of its iterations, " in render(record)
+
+
+def test_one_cpu_rank_waits_for_nobody(start: Path) -> None:
+    record = on_ranks(1, chosen, start, Options())
+    assert record["waits"] == []
+    assert render(record).count("in all") == 0

@@ -257,5 +257,6 @@ def _described(value: Any) -> str:
     if isinstance(value, Whole):
         kind = f" of shape {value.shape}" if value.shape else ""
         turned = any(isinstance(axis, Along) and axis.step < 0 for axis in value._axes)
-        return f"({value.dtype}{kind}{', reversed' if turned else ''})"
+        parts = {"real": ", the real part of an array", "imag": ", the imaginary part of an array"}
+        return f"({value.dtype}{kind}{parts.get(value._part, '')}{', reversed' if turned else ''})"
     return f"({type(value).__name__})"

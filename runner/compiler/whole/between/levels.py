@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,9 +56,12 @@ def whole_space(dimensions: int) -> LevelGrid:
     return LevelGrid((0,) * dimensions, (1,) * dimensions)
 
 
-@dataclass(frozen=True)
-class Progression:
-    """Positions along an axis: from low to high, one every `step`; step is 0 if low is high."""
+class Progression(NamedTuple):
+    """Positions along an axis: from low to high, one every `step`; step is 0 if low is high.
+
+    A tuple, as a trace of a function in levels compares some hundred thousands. Its length is that of the
+    positions.
+    """
 
     low: int
     high: int
@@ -150,13 +153,21 @@ def _without(positions: Progression, condition: tuple[int, int, int]) -> Progres
 Demand = tuple[Progression, ...]  # the positions along each axis of space
 
 
+# Known demands of nodes, by these nodes and where they are needed themselves.
+KnownDemands = dict[tuple[tuple[Node, ...], Demand], dict[Node, Demand]]
+
+
 def lattices(
-    program: WholeProgram, reduced: Collection[int] = (), used: Mapping[Node, int] | None = None
+    program: WholeProgram,
+    reduced: Collection[int] = (),
+    used: Mapping[Node, int] | None = None,
+    known: KnownDemands | None = None,
 ) -> dict[int, LevelGrid]:
     """Return the positions at which each of the arrays that stages write is read.
 
     reduced: numbers of arrays that reductions alone read, at the own cell. used: what arrays hold, where it
     is used at the own cell without a load: the arrays' numbers; then each is after those it is computed of.
+    known: of this graph, which is added to.
     """
     graph, space, written, used = program.graph, program.space, program.written, used or {}
     demands: dict[int, Demand] = {}
@@ -165,7 +176,7 @@ def lattices(
     longest = {number: [0] * len(space) for number in written}
 
     def note(nodes: Sequence[Node], demand: Demand) -> None:
-        needs = _demands(nodes, demand)
+        needs = _known_demands(nodes, demand, {} if known is None else known)
         own = [(used[node], needed) for node, needed in needs.items() if node in used and node not in nodes]
         for number, needed in own:
             demands[number] = _joined(needed, demands.get(number, needed))
@@ -195,9 +206,22 @@ def lattices(
     return found
 
 
-def demands_of(nodes: Sequence[Node], cells: LevelGrid, space: Shape) -> dict[Node, Demand]:
-    """Return the positions at which each node is needed that the cells of a lattice are computed of."""
-    return _demands(nodes, tuple(map(_steps, cells.first, cells.step, cells.lengths(space))))
+def demands_of(
+    nodes: Sequence[Node], cells: LevelGrid, space: Shape, known: KnownDemands
+) -> dict[Node, Demand]:
+    """Return the positions at which each node is needed that the cells of a lattice are computed of.
+
+    known: of the nodes' graph, which is added to.
+    """
+    return _known_demands(nodes, tuple(map(_steps, cells.first, cells.step, cells.lengths(space))), known)
+
+
+def _known_demands(nodes: Sequence[Node], demand: Demand, known: KnownDemands) -> dict[Node, Demand]:
+    """Return `_demands`, of an earlier call where possible."""
+    key = tuple(nodes), demand
+    if key not in known:
+        known[key] = _demands(nodes, demand)
+    return known[key]
 
 
 def shared_cells(cells: LevelGrid, distance: Shape, others: LevelGrid, space: Shape) -> int:
@@ -297,9 +321,8 @@ def _in_order_of_reads(written: Mapping[int, Node]) -> list[int]:
     return list(found)
 
 
+@lru_cache(maxsize=1 << 14)
 def _joined(one: Demand, other: Demand) -> Demand:
-    if one == other:
-        return one
     return tuple([a.joined(b) for a, b in zip(one, other, strict=True)])
 
 
@@ -309,7 +332,7 @@ def _demands(nodes: Sequence[Node], demand: Demand) -> dict[Node, Demand]:
 
     def need(node: Node, wanted: Demand) -> None:
         known = found.setdefault(node, wanted)
-        if known is not wanted:
+        if known is not wanted and known != wanted:
             found[node] = _joined(wanted, known)
 
     for node in reversed(in_order(nodes)):

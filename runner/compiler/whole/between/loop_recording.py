@@ -38,6 +38,7 @@ from meshrun.runner.compiler.whole.between.traced_state import (
 from meshrun.runner.compiler.whole.graph import LoopResult, Reduction, StateValue
 
 FEW_WITH_TRANSFORMS = 16  # iterations of a counted loop that are traced one by one beside transforms
+PART_HINT = "a copy of the part, as in np.fft.ifft2(spectrum).real.copy()"
 SHARED_HINT = "an array of its own for each variable, by .copy()"
 HINT = "arrays of one shape and dtype in all iterations, and values such as np.float64(0) for numbers"
 
@@ -113,6 +114,7 @@ def record_loop(
             raise
         what = {"if": "branches", "while": "loops"}.get(loop.kind, "loops")
         hint = SHARED_HINT if "memory" in str(reason) else HINT
+        hint = PART_HINT if "part of an array" in str(reason) else hint
         failure = NotTraceable(f"{what} on a value, and {reason}", hint)
         failure.line = loop.line
         raise failure from None

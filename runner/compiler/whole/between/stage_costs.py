@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from meshrun.runner.compiler.trace.graph import Node, Offset
 from meshrun.runner.compiler.whole.between.levels import (
+    KnownDemands,
     demands_of,
     lattices,
     parts_of,
@@ -46,10 +47,15 @@ class StageCosts:
 
     results: what is computed of the arrays in the end, one list of nodes per stage. written: of the arrays
     that may be written, by number, the node of their cells; each after those that it is computed of.
+    demands: where nodes are needed, as far as is known.
     """
 
     def __init__(
-        self, program: WholeProgram, written: Mapping[int, Node], results: Sequence[Sequence[Node]]
+        self,
+        program: WholeProgram,
+        written: Mapping[int, Node],
+        results: Sequence[Sequence[Node]],
+        demands: KnownDemands,
     ) -> None:
         self._program, self._written = program, written
         # What an array holds may be used at the own cell too, where it is no load.
@@ -58,14 +64,14 @@ class StageCosts:
         everywhere = whole_space(len(self._space))
         self._grids = dict.fromkeys(written, everywhere)
         if program.has_strides:
-            self._grids = lattices(replace(program, between=written), used=self._defines)
+            self._grids = lattices(replace(program, between=written), used=self._defines, known=demands)
         stages = {-1 - number: nodes for number, nodes in enumerate(results)}
         self._grids |= dict.fromkeys(stages, everywhere)
         self._cells = {n: max(math.prod(one.lengths(self._space)), 1) for n, one in self._grids.items()}
         # The operations for each cell of an array, and what it is computed of.
         self._operations: dict[int, float] = {}
         self._sources: dict[int, dict[int, set[Offset]]] = {}
-        self._weigh([node for nodes in results for node in nodes])
+        self._weigh([node for nodes in results for node in nodes], demands)
         # At which distances each stage reads each array, and all that it reads.
         self._uses: dict[int, dict[int, set[Offset]]] = {number: {} for number in written}
         self._reading: dict[int, set[int]] = {}
@@ -120,7 +126,7 @@ class StageCosts:
             self._reading[stage].discard(number)
         self._note([node], stages)
 
-    def _weigh(self, results: Sequence[Node]) -> None:
+    def _weigh(self, results: Sequence[Node], demands: KnownDemands) -> None:
         """Find the operations for each cell of each array, and what each is computed of."""
         grids, distances = self._grids, dict[int, set[Offset]]()
         for number, wanted in [(-1, results), *((n, [node]) for n, node in self._written.items())]:
@@ -137,7 +143,7 @@ class StageCosts:
             counted = [one for one in path if one.op not in FREE]
             self._operations[number] = len(counted)
             if self._program.has_strides:  # operations of which some cells need none
-                needs = demands_of(wanted, grids[number], self._space)
+                needs = demands_of(wanted, grids[number], self._space, demands)
                 cells = sum(math.prod(map(len, needs[one])) for one in counted if one in needs)
                 self._operations[number] = cells / self._cells[number]
         # Arrays that are read at one distance are part of what reads them: so is their work.

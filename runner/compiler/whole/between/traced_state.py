@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -153,8 +154,27 @@ class StateTracer:
     def run(self, state: LocalState, body: Callable[[], Any]) -> tuple[list[Leaf], list[Leaf]]:
         """Run an iteration. Return the state before it and after it, of values by themselves."""
         before = [Leaf(one.path, self.alone(one.value)) for one in self.leaves(state)]
+        born = next(Storage.numbers)
         body()
+        self._copy_own_parts(state, before, born)
         return before, [Leaf(one.path, self.alone(one.value)) for one in self.leaves(state)]
+
+    def _copy_own_parts(self, state: LocalState, before: Sequence[Leaf], born: int) -> None:
+        """Let the real or imaginary part of an array that only one variable sees be an array of its own.
+
+        Such as `u = np.fft.ifft2(spectrum).real` for a variable that held a real array. before: the state
+        before the iteration. born: number of the first storage that the iteration has made.
+        """
+        held = {one.name: one.value for one in before if len(one.path) == 1}
+        seen = Counter(one.value._storage for one in self.leaves(state) if isinstance(one.value, Whole))
+        values = list(state.get())
+        for number, (name, value) in enumerate(zip(state.names, values, strict=True)):
+            old = held.get(name)
+            if not (isinstance(old, Whole) and isinstance(value, Whole) and value._part and not old._part):
+                continue
+            if value._storage.born > born and seen[value._storage] == 1:
+                values[number] = value.copy()
+                state.set(values)
 
     def as_alike(self, value: Any) -> Any:
         """Return a number as a value of the program."""

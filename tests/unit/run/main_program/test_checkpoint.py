@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import meshrun
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
 from meshrun.runner.errors import RunError, UserError
+from meshrun.runner.report import progress
 from meshrun.runner.run.main_program import checkpoint as checkpoints
 from meshrun.runner.storage.formats.flat import FlatSink
 
@@ -340,3 +342,75 @@ def test_a_job_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     warnings = nothing.run("u.npy", resume=True, device="cpu")["warnings"]
     assert any("nothing to continue" in line for line in warnings)
+
+
+# NaN
+
+
+def growing(path: Path, nan: int, *, began: float = 0.0, name: str = "u") -> Any:
+    """Return a program of 12 iterations, of which one makes a NaN on the last rank."""
+
+    def body(world: Any) -> Any:
+        u, v, size, step = world.ones((9, 4)), world.ones(7), 1.0, 0
+        v[0] = began
+        while step < 12:
+            u, v, size, step = meshrun.checkpoint(path, u=u, v=v, size=size, step=step, every=2)
+            step += 1
+            if step == nan and name == "u":
+                u[8, 3] = np.nan
+            elif step == nan:
+                size = float("nan")
+        return list(world.warnings)
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), [("u", r"u has a NaN, first in cell \[8, 3\], on \[rank "), ("size", "size is a NaN")]
+)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_nan_does_not_replace_good_checkpoints(name: str, where: str, ranks: int, tmp_path: Path) -> None:
+    for warnings in in_world(ranks, growing(tmp_path / "u", 5, name=name)):
+        (warning,) = warnings
+        assert re.search(where, warning)
+        assert "after 6 iterations" in warning
+        assert "has the state after 4 iterations" in warning
+    folders = (tmp_path / "u.checkpoint").glob("step-*")
+    assert sorted(one.name for one in folders) == ["step-2", "step-4"]
+
+
+def test_a_nan_before_the_first_checkpoint_is_said(tmp_path: Path) -> None:
+    (warning,) = in_world(1, growing(tmp_path / "u", 1))[0]
+    assert "there is no checkpoint" in warning
+    assert not list((tmp_path / "u.checkpoint").glob("step-*"))
+
+
+def test_a_nan_that_was_there_from_the_beginning_is_saved(tmp_path: Path) -> None:
+    assert in_world(2, growing(tmp_path / "u", 99, began=np.nan)) == [[], []]
+    assert (tmp_path / "u.checkpoint" / "step-10").is_dir()
+
+
+# Progress
+
+
+def test_the_iterations_of_a_loop_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    monkeypatch.setattr(progress, "QUIET", 0.0)
+    in_world(2, growing(tmp_path / "heat", 99))
+    lines = [line for line in capfd.readouterr().err.splitlines() if "iteration " in line]
+    assert len(lines) == 11  # of rank 0 alone
+    assert lines[2].startswith("meshrun: heat: iteration 3: size = 1, step = 3, ")
+    assert lines[2].endswith(" iterations/s")
+
+
+def test_a_job_shows_the_iterations_of_its_loop(tmp_path: Path) -> None:
+    shown = []
+
+    def body(world: Any) -> None:
+        world.checkpoints.progress = lambda line, count, text: shown.append((line, count, text()))
+        growing(tmp_path / "heat", 99)(world)
+
+    in_world(1, body)
+    assert shown[0] == (0, 1, "size = 1, step = 1")
+    assert len(shown) == 11

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 
 import meshrun
 from meshrun.runner.errors import UserError
+from meshrun.runner.run.main_program.program_world import waits_of_a_loop
+from meshrun.runner.world.agreement.waits import LineWaits, Waits
 from tests.unit.arrays.test_operations import RANKS, on_ranks, values
 
 
@@ -137,3 +141,43 @@ def test_what_exchanges_needs_an_open_world() -> None:
             world.save("u.npy", u)
 
     on_ranks(2, body)
+
+
+# Waits for values
+
+
+def test_waits_are_those_of_the_lines_that_ask_for_values() -> None:
+    def body(world: Any) -> None:
+        u = world.ones((6, 4))
+        first = inspect.currentframe().f_lineno  # type: ignore[union-attr]
+        for _ in range(5):
+            assert float(u.sum()) == 24
+            assert float(np.max(u)) == 1
+        u.sum(axis=0)
+        lines = {one.line - first: one for one in world.operations.waits.longest}
+        assert {line: one.times for line, one in lines.items()} == {2: 5, 3: 5}
+        assert {one.file for one in lines.values()} == {__file__}
+
+    on_ranks(2, body)
+
+
+@pytest.mark.parametrize(
+    ("times", "seconds", "share"),
+    [(99, 5.0, 0.5), (500, 0.9, 0.5), (500, 5.0, 0.05)],
+    ids=["is no loop", "is short", "is a small part"],
+)
+def test_nothing_is_said_of_waits_that_cost_little(times: int, seconds: float, share: float) -> None:
+    assert waits_of_a_loop(waited(times, seconds, share)) == ""
+
+
+def test_a_loop_that_waits_is_named() -> None:
+    text = waits_of_a_loop(waited(500, 5.0, 0.5))
+    assert text.startswith("the program waited for values in 5.00 s of its 10")
+    assert "Line 12 of solve.py waited for 500 values, 5.00 s in all" in text
+
+
+def waited(times: int, seconds: float, share: float) -> Waits:
+    """Return waits of a line that have taken a share of a program's time."""
+    line = LineWaits("/home/me/solve.py", 12, times, seconds)
+    begun = time.perf_counter() - seconds / share
+    return Waits(times, seconds, {(line.file, line.line): line}, begun)
