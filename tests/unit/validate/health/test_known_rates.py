@@ -20,7 +20,7 @@ NONE = NominalRate(None, "NVML: no active NVLink")
     ["Tesla V100-SXM2-32GB", "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe",
      "NVIDIA H100 NVL", "NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA B200", "NVIDIA L40S",
      "NVIDIA GB200", "NVIDIA GB300", "NVIDIA B300 SXM6 AC",
-     "NVIDIA RTX PRO 6000 Blackwell Server Edition", "AMD Instinct MI300X OAM"],
+     "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "AMD Instinct MI300X OAM"],
 )  # fmt: skip
 def test_each_model_has_memory_arithmetic_and_a_source(model: str) -> None:
     gpu = known_rates().gpu(model)
