@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from meshrun.runner.compiler.operations import INEXACT, whole_exponent
 from meshrun.runner.compiler.trace.graph import Graph, Node, Operand, Program, in_order
 
-SCALAR = frozenset(["floor_divide", "remainder", "fmod"])  # no loop of these is vectorised
+SCALAR = frozenset(["floor_divide", "remainder", "fmod"])  # operations that have no vectors
 Range = tuple[int, int]  # first and last offset
 Offset = tuple[int, int]  # along the axis before the last one (0 if there is none), and along the last one
 
@@ -47,8 +47,12 @@ RESULTS = _Group(-1, (0, 0), (0, 0))  # the program's own results read at their 
 
 def is_costly(node: Node) -> bool:
     """Return whether an operation takes longer than to store its result and to load it again."""
-    scalar = node.op in SCALAR or (node.op == "power" and node.dtype.kind in "iu")
-    return scalar or (node.op in INEXACT and not whole_exponent(node))
+    return is_scalar(node) or (node.op in INEXACT and not whole_exponent(node))
+
+
+def is_scalar(node: Node) -> bool:
+    """Return whether no loop over an operation is vectorised."""
+    return node.op in SCALAR or (node.op == "power" and node.dtype.kind in "iu")
 
 
 def kept_rows(program: Program) -> tuple[Program, list[KeptRows]]:
