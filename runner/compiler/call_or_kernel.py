@@ -1,7 +1,7 @@
 """Whether a kernel on the host is slower than the function that it replaces. Measured once, where it may be.
 
-A kernel saves the memory traffic between operations. But NumPy's own loops of some functions are faster than
-a kernel's, and a kernel that keeps no rows of costly values computes them again for each cell that reads them.
+A kernel saves the memory traffic between operations. But NumPy has faster loops of some functions, and a
+kernel that keeps no rows of costly values computes them again for each cell that reads them.
 """
 
 from __future__ import annotations
