@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshrun.runner.compiler.compiled import DeviceKernel, compile_for
+from meshrun.runner.compiler.compiled import compile_for
 from meshrun.runner.compiler.cuda.values import ValueKernel
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
 from meshrun.runner.compiler.whole.point_kernel import PointKernel
