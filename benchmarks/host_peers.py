@@ -1,9 +1,10 @@
-"""Seven functions on a CPU, two threads: kernels of meshrun, JAX, and numba where a loop is written below.
+"""Seven functions on a CPU, two threads: kernels of meshrun, JAX, and for some numba and Devito.
 
     python benchmarks/host_peers.py [cells of a side] [names of functions]
 
-Needs `pip install jax numba`. The peers take turns within each round; the table has the least time of a step
-in milliseconds, by the clock and of all processors. A machine that does other work shows in the difference.
+Needs `pip install jax numba devito`. The peers take turns within each round; the table has the least time of
+a step in milliseconds, by the clock and of all processors. A machine that does other work shows in the
+difference.
 meshrun's kernels are called by two threads, one for each half of the rows: a run adds the exchange of halos,
 and gains by taking several steps while rows are in the cache.
 """
@@ -24,6 +25,7 @@ from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.compiler import find_compiler
 
 ROUNDS = 15
+STEPS = 20  # that Devito takes at once
 F = np.float32
 
 
@@ -255,21 +257,60 @@ def by_numba(name, arrays, width):
     return lambda: loops[name](*arrays, *outs)
 
 
+def by_devito(name, arrays, width):
+    """Return one step of equations for Devito; None for a function that has none here.
+
+    A call takes STEPS steps.
+    """
+    if name not in ("gray_scott", "acoustic"):
+        return None
+    import devito
+
+    side = arrays[0].shape[0] - 2 * width
+    grid = devito.Grid((side, side), dtype=F, extent=(side - 1, side - 1))
+    (x, y), t = grid.dimensions, grid.stepping_dim
+
+    def taps(field, k):
+        return field[t, x + k, y] + field[t, x - k, y] + field[t, x, y + k] + field[t, x, y - k]
+
+    if name == "gray_scott":
+        a, b = (devito.TimeFunction(name=one, grid=grid, space_order=2) for one in "ab")
+        r, laplace = a * b * b, [taps(one, 1) - 4 * one for one in (a, b)]
+        equations = [
+            devito.Eq(a.forward, a + F(0.16) * laplace[0] - r + F(0.035) * (1 - a)),
+            devito.Eq(b.forward, b + F(0.08) * laplace[1] + r - F(0.095) * b),
+        ]
+        given = [(a, arrays[0]), (b, arrays[1])]
+    else:
+        u = devito.TimeFunction(name="u", grid=grid, space_order=8, time_order=2)
+        speed = devito.Function(name="speed", grid=grid, space_order=8)
+        waves = W8[0] * u + sum(W8[k] * taps(u, k) for k in range(1, 5))
+        equations = [devito.Eq(u.forward, 2 * u - u.backward + speed * waves)]
+        given = [(u, arrays[0]), (speed, arrays[2])]
+    inner = (slice(width, -width),) * 2
+    for field, array in given:
+        field.data[:] = array[inner]
+    operator = devito.Operator(equations, language="openmp")
+    return lambda: operator.apply(time_m=1, time_M=STEPS, nthreads=2)
+
+
 def main() -> None:
     # JAX takes a thread for each processor.
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=true intra_op_parallelism_threads=2"
-    os.environ["NUMBA_NUM_THREADS"] = "2"
+    os.environ["NUMBA_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "2"
+    os.environ["DEVITO_LOGGING"] = "ERROR"
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     given = sys.argv[1:]
     side = int(given.pop(0)) if given and given[0].isdigit() else 2048
     print(f"{side} x {side} float32, 2 threads: ms of a step by the clock (of all processors)")
-    print(f"{'function':12s}{'meshrun':>18s}{'JAX':>18s}{'numba':>18s}{'best peer / meshrun':>22s}")
+    peers = "".join(f"{one:>18s}" for one in ("meshrun", "JAX", "numba", "Devito"))
+    print(f"{'function':12s}{peers}{'best peer / meshrun':>22s}")
     for name, (function, width, kinds, fed) in CASES.items():
         if given and name not in given:
             continue
         arrays = [np.pad(one, width, mode="wrap") for one in fields(kinds, side)]
         ways = [by_meshrun(function, width, fed, arrays), by_jax(function, width, fed, arrays)]
-        ways += [by_numba(name, arrays, width)]
+        ways += [by_numba(name, arrays, width), by_devito(name, arrays, width)]
         best = [(float("inf"), float("inf"))] * len(ways)
         for turn in range(ROUNDS):
             for at, way in enumerate(ways):
@@ -277,7 +318,8 @@ def main() -> None:
                     continue
                 clock, used = time.perf_counter(), time.process_time()
                 way()
-                took = time.perf_counter() - clock, time.process_time() - used
+                steps = STEPS if at == len(ways) - 1 else 1
+                took = (time.perf_counter() - clock) / steps, (time.process_time() - used) / steps
                 if turn:  # the first one compiles
                     best[at] = min(best[at][0], took[0]), min(best[at][1], took[1])
         cells = [f"{a * 1e3:8.2f} ({b * 1e3:6.2f})" if np.isfinite(a) else "-" for a, b in best]

@@ -1,7 +1,7 @@
 """Whether a kernel on the host is slower than the function that it replaces. Measured once, where it may be.
 
-A kernel computes a value anew for each cell that reads it, and NumPy once for each cell: for most operations
-the memory traffic of NumPy costs more, for slow ones it may not.
+A kernel saves the memory traffic between operations. But NumPy has faster loops of some functions, and a
+kernel that keeps no rows of costly values computes them again for each cell that reads them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ import numpy as np
 from meshrun.runner.compiler.block_function import BlockFunction
 from meshrun.runner.compiler.compiled import HostKernel
 from meshrun.runner.compiler.cpp.source import source
-from meshrun.runner.compiler.operations import INEXACT, whole_exponent
-from meshrun.runner.compiler.passes.branches import Conditions
+from meshrun.runner.compiler.passes.branches import Conditions, common_path
 from meshrun.runner.compiler.passes.ends import interior
+from meshrun.runner.compiler.passes.kept_rows import is_costly, is_scalar, kept_rows
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.traced import random_blocks
 from meshrun.runner.plan.task import Task, TaskKernel
 from meshrun.runner.system import cached_files
 from meshrun.runner.system.compiler import find_compiler
 
-SLOW = INEXACT | {"floor_divide", "remainder", "fmod"}
-NO_VECTORS = frozenset(["floor_divide", "remainder", "fmod"])  # no loop of these is vectorised
-CELLS, ROW = 1 << 17, 1024  # of a sample, and of its rows
+CHEAP = 6  # operations whose memory traffic takes NumPy longer than a costly one takes a kernel longer
+CELLS = 1 << 22  # of a sample: NumPy's temporaries in it are as slow as in larger arrays
+ROW = 1024  # cells of a sample's row
 ROUNDS = 3
+CLEARLY = 1.05  # times as fast; last bits should not follow from noise
+SURELY = 2  # times as fast; one round suffices
 
 
 def may_be_slower(task: Task, kernel: TaskKernel | None) -> bool:
@@ -41,13 +43,15 @@ def may_be_slower(task: Task, kernel: TaskKernel | None) -> bool:
     if not set(task.job.services) <= {"xp"} or kernel.program.has_places or kernel.program.scalars:
         return False
     program = interior(kernel.program)
-    moved = Conditions(program.graph)
-    slow = [node for node in program.nodes if node.op in SLOW and not whole_exponent(node)]
-    # Powers of integers are loops of their own.
-    scalar = any(
-        node.op in NO_VECTORS or (node.op == "power" and node.dtype.kind in "iu") for node in program.nodes
-    )
-    return scalar or len({moved(node) for node in slow}) < len(slow)
+    if any(map(is_scalar, program.nodes)):
+        return True
+    stored, kept = (program, []) if common_path(program) else kept_rows(program)
+    computed = [*stored.nodes, *(node for rows in kept for node in rows.program.nodes)]
+    costly = [node for node in computed if is_costly(node)]
+    moved = Conditions(stored.graph)
+    again = len({moved(node) for node in costly}) < len(costly)
+    cheap = {moved(node) for node in computed if node.operands and node not in costly}
+    return again or len(costly) * CHEAP > len(cheap)
 
 
 def is_slower(task: Task, kernel: TaskKernel | None, folder: Path | None) -> bool:
@@ -68,7 +72,7 @@ def is_slower(task: Task, kernel: TaskKernel | None, folder: Path | None) -> boo
     if path is None:
         return False
     seconds = _seconds(task, kernel)
-    answer = b"call" if seconds[1] < seconds[0] else b"kernel"
+    answer = b"call" if CLEARLY * seconds[1] < seconds[0] else b"kernel"
     return cached_files.keep(path, answer) is not None and answer == b"call"
 
 
@@ -93,7 +97,9 @@ def _seconds(task: Task, kernel: HostKernel) -> tuple[float, float]:
 
     run = loops.bind(blocks, outs, widths)
     with hide_output(failures=False), np.errstate(all="ignore"):
-        rounds = [(_timed(run), _timed(call)) for _ in range(ROUNDS)]
+        rounds: list[tuple[float, float]] = []
+        while len(rounds) < ROUNDS and not (rounds and max(rounds[0]) > SURELY * min(rounds[0])):
+            rounds.append((_timed(run), _timed(call)))
     return min(kernel for kernel, _ in rounds), min(called for _, called in rounds)
 
 

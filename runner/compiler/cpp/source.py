@@ -7,6 +7,9 @@ vectorised, and give the same bits.
 Cells near the ends of the whole array, which a function writes by index, are computed by loops of their own:
 at the ends of rows, in each row at the ends of other axes, and where both meet. Each has the conditions that
 are open there. Those between are computed by the loop of the interior (`ends.interior`), which has none.
+
+Costly values that cells of the interior have in common are computed by loops of their own, a row at a time
+(`kept_rows`), and kept in memory.
 """
 
 from __future__ import annotations
@@ -29,9 +32,11 @@ from meshrun.runner.compiler.operations import (
 )
 from meshrun.runner.compiler.passes.branches import common_path
 from meshrun.runner.compiler.passes.ends import ends_of, interior, specialised
+from meshrun.runner.compiler.passes.kept_rows import KeptRows, kept_rows
 from meshrun.runner.compiler.trace.graph import PLACES, Node, Program, in_order, merge_components
 
 MOST_STEPS = 256  # of one call
+CELLS_KEPT = 4096  # of a row of one axis: as many cells at once as costly values of them stay in a cache
 MOST_PARTS = 9  # of the rows, each with a loop of its own: three axes with one cell at each end
 Range = tuple[int, int]  # a first position, and the one after the last
 Rows = dict[tuple[int, tuple[int, ...]], str]
@@ -55,21 +60,22 @@ def _cells(program: Program, merged: int) -> str:
 
     merged: elements that a cell had before its trailing axes became part of the row.
     """
-    rows: Rows = {}
-    for node in program.loads:
-        rows.setdefault((node.input, node.offset[:-1]), f"r{len(rows)}")
+    rows = _rows_read(program)
     placed = {node.value[0] for node in program.nodes if node.op in PLACES}
     lengths = [program.lengths[axis] if axis in placed else 0 for axis in range(program.axes)]
     inner = interior(program)
     common = common_path(inner)
+    # A test tells which cells need most of the costly values; without one, all need them.
+    stored, kept = (inner, []) if common else kept_rows(inner)
     lines = [
         f"constexpr int AXES = {program.axes}, INPUTS = {len(program.inputs)}, "
         f"OUTPUTS = {len(program.outputs)}, SCALARS = {program.scalars};",
         f"constexpr int MOST_STEPS = {MOST_STEPS};",
-        *_sums(program),
+        *_sums(program, CELLS_KEPT if kept and program.axes == 1 else 0),
         f"constexpr int64 LENGTHS[] = {{{', '.join(map(str, lengths))}}};",
         f"typedef {place_type(program)} Place;",
-        *_loop("cells", inner, rows),
+        *_held(kept),
+        *_loop("cells", stored, _rows_read(stored) if kept else rows),
     ]
     if inner is not program:
         *others, (before, after) = _between(program)
@@ -79,15 +85,27 @@ def _cells(program: Program, merged: int) -> str:
             lines += _loop(f"rows_at_ends{number}", _within(program, [*box, (before, after)]), rows)
     if common:
         lines += [*_loop("common_cells", common.program, rows), *_test(inner, common.test, rows)]
-    lines += [*_runs(inner, rows, tested=common is not None), *_row(program, inner, rows, merged)]
-    return "\n".join(lines)
+    lines += _runs(stored, _rows_read(stored) if kept else rows, tested=common is not None)
+    lines += _runs_with_kept(program, stored, kept, rows) if kept else []
+    return "\n".join([*lines, *_row(program, inner, rows, merged, kept=bool(kept))])
 
 
-def _sums(program: Program) -> list[str]:
-    """Write the sums of the results that are added up: `out` has the words of each, as of exact.cuh."""
+def _rows_read(program: Program) -> Rows:
+    """Name the rows that a program reads."""
+    rows: Rows = {}
+    for node in program.loads:
+        rows.setdefault((node.input, node.offset[:-1]), f"r{len(rows)}")
+    return rows
+
+
+def _sums(program: Program, most: int) -> list[str]:
+    """Write the sums of the results that are added up: `out` has the words of each, as of exact.cuh.
+
+    most: cells of a row to compute at once; 0: all.
+    """
     added = {n: ctype(one.dtype) for n, one in enumerate(program.outputs) if one.combine}
     return [
-        f"constexpr int64 MOST_CELLS = {'ROW' if added else 0};  // of a row, at once; 0: all",
+        f"constexpr int64 MOST_CELLS = {'ROW' if added else most};  // of a row, at once; 0: all",
         "struct Sums {",
         *(f"    Summed<{dtype}> s{n};" for n, dtype in added.items()),
         "    explicit Sums(char* const* out)",
@@ -100,10 +118,69 @@ def _sums(program: Program) -> list[str]:
     ]
 
 
-def _row(program: Program, inner: Program, rows: Rows, merged: int) -> list[str]:
+def _held(kept: Sequence[KeptRows]) -> list[str]:
+    """Write the memory of the values that are kept, and the loops that compute them."""
+    if not kept:
+        return ["struct Held {};"]
+    values = [
+        f"{{{one.rows[0]}, {one.rows[1]}, {one.columns[0]}, {one.columns[1]}, {value.dtype.itemsize}}}"
+        for one in kept
+        for value in one.program.outputs
+    ]
+    lines = [
+        f"constexpr KeptValue KEPT[] = {{{', '.join(values)}}};",
+        f"struct Held : Kept<AXES, INPUTS, {len(values)}> {{}};",
+    ]
+    for number, one in enumerate(kept):
+        lines += _loop(f"keep{number}", one.program, _rows_read(one.program))
+    return lines
+
+
+def _runs_with_kept(program: Program, stored: Program, kept: Sequence[KeptRows], rows: Rows) -> list[str]:
+    """Write a function that computes n cells of a row in the interior, and before them the values to keep.
+
+    stored: the program of the interior that loads these values. rows: read by `program`.
+    """
+    inputs = len(program.inputs)
+    places = [f"p{axis}" for axis in range(program.axes if program.lengths else 0)]
+
+    def value(number: int, row: str, column: int = 0) -> str:
+        dtype = memory_type(stored.inputs[number].dtype)
+        return f"held.at<{dtype}>(KEPT, {number - inputs}, {row}) + {column}"
+
+    lines = [
+        "// first: the cell of the row at which its n cells begin",
+        "static void runs_with_kept(int64 n, const char* const* in, const int64 (*strides)[AXES],",
+        f"                           int64 first, Held& held, {', '.join(_parameters(program, rows))}) {{",
+        "    const bool follows = held.follows(KEPT, in, strides, first, n);",
+    ]
+    for number, one in enumerate(kept):
+        (low, high), (left, right) = one.rows, one.columns
+        given = []
+        for key in _rows_read(one.program):
+            if key[0] >= inputs:
+                given.append(value(key[0], f"row + {(0, *key[1])[-1]}", left))
+                continue
+            dtype, count = memory_type(program.inputs[key[0]].dtype), program.inputs[key[0]].components
+            further = f" + row * strides[{key[0]}][AXES - 2]" if program.axes > 1 else ""
+            given.append(f"({dtype} const*)({_address(*key)}{further}) + {count} * (first + {left})")
+        given += [value(one.first + at, "row", left) for at in range(len(one.program.outputs))]
+        lines += [
+            f"    for (int64 row = follows ? {high} : {low}; row <= {high}; ++row)",
+            f"        keep{number}(n + {right - left}, {', '.join([*given, *places, 'scalars'])});",
+        ]
+    read = [
+        value(key[0], str((0, *key[1])[-1])) if key[0] >= inputs else rows[key] for key in _rows_read(stored)
+    ]
+    written = [f"o{place}" for place in range(len(program.outputs))]
+    return [*lines, f"    runs(n, {', '.join([*read, *written, *places, 'scalars'])});", "}"]
+
+
+def _row(program: Program, inner: Program, rows: Rows, merged: int, *, kept: bool) -> list[str]:
     """Write the function that computes a row: the cells in the interior, and those before and after them.
 
-    inner: the program of the interior; the same one if all cells are in it.
+    inner: the program of the interior; the same one if all cells are in it. kept: whether it loads values
+    that are kept.
     """
     given = [
         (name, f"({memory_type(program.inputs[key[0]].dtype)} const*)({_address(*key)})")
@@ -121,7 +198,8 @@ def _row(program: Program, inner: Program, rows: Rows, merged: int) -> list[str]
     ]
     if inner is program:
         n = f"n * {merged}" if merged > 1 else "n"
-        return [*lines, f"    runs({n}, {_given(program, rows)});", "}"]
+        loop = f"runs_with_kept({n}, in, strides, 0, where.held, " if kept else f"runs({n}, "
+        return [*lines, f"    {loop}{_given(program, rows)});", "}"]
 
     # The row's cells that are far from the ends of the last axis; whether it is far from those of others.
     last, (*others, (before, after)) = program.axes - 1, _between(program)
@@ -142,12 +220,21 @@ def _row(program: Program, inner: Program, rows: Rows, merged: int) -> list[str]
         "    const auto compute = [&](auto&& loop, int64 first, int64 last) {",
         f"        if (last > first) loop(last - first, {_given(program, rows, 'first')});",
         "    };",
+        *(
+            [
+                "    const auto interior = [&](int64 cells, auto... given) {",
+                "        runs_with_kept(cells, in, strides, begin, where.held, given...);",
+                "    };",
+            ]
+            if kept
+            else []
+        ),
         "    const auto parts = [&](auto&& at_ends, auto&& between) {",
         "        compute(at_ends, 0, begin);",
         "        compute(between, begin, end);",
         "        compute(at_ends, end, count);",
         "    };",
-        f"    if ({_is_within(others)}) return parts(ends_of_rows, runs);",
+        f"    if ({_is_within(others)}) return parts(ends_of_rows, {'interior' if kept else 'runs'});",
         *(
             f"    if ({_is_within(box)}) return parts(cells_at_ends, rows_at_ends{number});"
             for number, box in kinds

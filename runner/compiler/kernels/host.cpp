@@ -11,14 +11,70 @@ constexpr int64 SEGMENT = 64;
 constexpr int64 SEGMENT = 32;
 #endif
 
+// A value that a row of cells reads at these offsets, along the axis before the last one and along the last one.
+struct KeptValue {
+    int64 low_row, high_row, low_column, high_column, bytes;
+
+    constexpr int64 rows() const { return high_row - low_row + 1; }
+};
+
+// Values that neighbours have in common: of each, the rows that the next rows of cells read too.
+template <int AXES, int INPUTS, int VALUES> struct Kept {
+    const char* last[INPUTS];          // addresses of the last row's cell 0
+    int64 first = 0, cells = -1;       // of the last row: where its cells begin, and how many they are
+    int64 turn = 0;                    // rows until now
+    int64 room = 0;                    // bytes of memory
+    int64 begin[VALUES], row[VALUES];  // of each value: where it begins in memory, and bytes of a row
+    char* memory = nullptr;
+
+    ~Kept() { delete[] memory; }
+
+    // Go to a row of n cells, the first one `begins` cells after the row's cell 0. Return whether it lies one row
+    // behind the last one in all inputs: then the values of all its rows but the last one are known.
+    bool follows(const KeptValue* values, const char* const* in, const int64 (*strides)[AXES], int64 begins, int64 n) {
+        bool known = AXES > 1 && n == cells && begins == first;
+        for (int k = 0; k < INPUTS; ++k) {
+            known = known && in[k] == last[k] + strides[k][AXES > 1 ? AXES - 2 : 0];
+            last[k] = in[k];
+        }
+        if (n != cells) {
+            int64 end = 0;
+            for (int k = 0; k < VALUES; ++k) {
+                const KeptValue& value = values[k];
+                row[k] = ((n + value.high_column - value.low_column) * value.bytes + 63) / 64 * 64;
+                begin[k] = end;
+                end += value.rows() * row[k];
+            }
+            if (end > room) {
+                delete[] memory;
+                memory = new char[room = end];
+            }
+        }
+        first = begins;
+        cells = n;
+        ++turn;
+        return known;
+    }
+
+    // Return where a value of the row's first cell is stored. offset: of the row.
+    template <class T> T* at(const KeptValue* values, int k, int64 offset) {
+        const KeptValue& value = values[k];
+        const int64 place = (turn + offset - value.low_row) % value.rows();
+        return (T*)(memory + begin[k] + place * row[k]) - value.low_column;
+    }
+};
+
 struct Sums;
+struct Held;
 
 // Where a row lies in the whole array. first: position of cell 0; at: of the row's first cell, along the axes
 // that have LENGTHS. scalars: the slots of the step. sums: of the results that are added up.
+// held: values that are kept from row to row.
 template <int AXES> struct Where {
     const int64* first;
     const uint64* scalars;
     Sums& sums;
+    Held& held;
     int64 at[AXES];
 
     // Go to a cell along an axis of `length` cells. Beyond its ends it wraps around.
@@ -76,7 +132,8 @@ extern "C" void run@number(const char* const* in, const Index* in_strides, char*
                     const int64* shape, const int64* first, const uint64* scalars) {
     const Index lo = {};
     Sums sums(out);
-    Where<AXES> where = {first, scalars, sums, {}};
+    Held held;
+    Where<AXES> where = {first, scalars, sums, held, {}};
     compute<0>(in, in_strides, out, out_strides, lo, shape, where);
     sums.finish();
 }
@@ -137,7 +194,8 @@ extern "C" void steps@number(int64 count, int64 strip, int64 skew, int64 ring, c
         part.lo[0] = first;
         part.hi[0] = last;
         Sums sums(out);  // none: a program that adds takes one step in a call
-        Where<AXES> where = {position, scalars + k * SCALARS, sums, {}};
+        Held held;
+        Where<AXES> where = {position, scalars + k * SCALARS, sums, held, {}};
         compute<0>(in, strides, out, out_strides, part.lo, part.hi, where);
         for (const Points* set = points; set < points + point_sets; ++set) {
             const int64 begin = set->before(first), end = set->before(last);

@@ -190,6 +190,13 @@ def spread(field):
     return (field[:-2, 1:-1] + field[2:, 1:-1] + field[1:-1, :-2] + field[1:-1, 2:]) / np.float32(4)
 
 
+def remainders(field):
+    """Return a value that needs remainders of neighbours, which need remainders of theirs."""
+    inner = field % 0.3
+    outer = (inner[1:-1, 2:] + inner[2:, 1:-1]) % 0.7
+    return inner[2:-2, 2:-2] + outer[2:, 1:-1] / 4 + outer[1:-1, :-2] / 8
+
+
 def line(field):
     return field[1:-1] + (field[:-2] - field[1:-1]) / 3 - field[2:] / 5
 
@@ -212,6 +219,7 @@ CASES = {
     "life": Case(life.function, ("board",), (0,), (23, 70), PLANE, "u1"),
     "spread": Case(spread, ("field",), (0,), (17, 9), PLANE),
     "colours": Case(spread, ("field",), (0,), (17, 9), PLANE, "f8", (3,)),
+    "remainders": Case(remainders, ("field",), (0,), (23, 41), ((2, 2), (2, 2))),
     "line": Case(line, ("field",), (0,), (61,), ((1, 1),)),
     "drift": Case(drift, ("now", "before", "speed"), (0, 1, None), (19, 11), ((2, 1), (1, 1))),
     "drift3d": Case(drift, ("now", "before", "speed"), (0, 1, None), (13, 6, 7), ((2, 1), (1, 1), (1, 1))),

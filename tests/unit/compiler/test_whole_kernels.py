@@ -53,6 +53,16 @@ def divided(u):
     return new
 
 
+def remainders(u):
+    """Values that neighbours have in common and that take long, between edges."""
+    part = u % 3
+    new = u.copy()
+    new[1:-1, 1:-1] = part[2:, 1:-1] + part[1:-1, 2:] - part[1:-1, :-2]
+    new[0] = part[1]
+    new[:, -1] = part[:, -2]
+    return new
+
+
 def mostly_masked(u):
     """What few cells need takes long: it is computed in a branch, also where there are edges."""
     costly = u
@@ -92,6 +102,7 @@ def case(function: Callable[..., Any], *arrays: Any, names: Sequence[str] = ("ou
 PLANES = (
     whole.heat, whole.periodic_by_hand, whole.life, whole.red_then_black, whole.runge_kutta, whole.views,
     whole.differences, whole.overlapping, whole.masked, whole.coordinates, mostly_masked,
+    remainders,
 )  # fmt: skip
 
 
