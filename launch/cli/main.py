@@ -28,6 +28,7 @@ from meshrun.launch.cli.job_command import Jobs
 from meshrun.launch.cli.params import (
     MAX_RESTARTS,
     ON_FAILURE,
+    OPERATIONS,
     STALL,
     START,
     ParsedText,
@@ -86,6 +87,7 @@ class Parent:
 @MAX_RESTARTS
 @START
 @STALL
+@OPERATIONS
 @click.option("--run-dir", hidden=True)
 @click.option("--host-timeout", type=float, default=HOST_TIMEOUT, hidden=True)
 @click.option("--expect", type=(int, ParsedText("RANKS", per_host)), hidden=True)
@@ -110,6 +112,7 @@ def command(
     max_restarts: int,
     start_timeout: float,
     stall_timeout: float | None,
+    operations: str | None,
 ) -> None:
     """Run array work over many GPUs and nodes, and prove that the result is right.
 
@@ -139,7 +142,7 @@ def command(
                 restarts=restarts(on_failure, max_restarts, words),
                 start_timeout=start_timeout,
             )
-            ctx.exit(start(ranks, words, supervision, stall_timeout=stall_timeout))
+            ctx.exit(start(ranks, words, supervision, stall_timeout=stall_timeout, operations=operations))
         if launched is not None and launched.size is not None:
             check_expected(ranks, launched.size, launched)
     if on_failure == "resume" and not {*words} & {*HELP}:
@@ -152,7 +155,15 @@ def command(
         run_at(parent.run_dir).begin(launched.rank, os.uname().nodename, os.getpid())
     planned: tuple[int | None, int | tuple[int, ...] | None] = parent.expect or (None, None)
     ctx.obj = CliContext(
-        Started(ranks, parent.run_dir, parent.host_timeout, *planned, parent.expect_network, stall_timeout),
+        Started(
+            ranks,
+            parent.run_dir,
+            parent.host_timeout,
+            *planned,
+            parent.expect_network,
+            stall_timeout,
+            operations,
+        ),
         parent.columns if launched else terminal_columns(),
         parent.colour if launched else takes_colour(),
         words,

@@ -98,6 +98,10 @@ STALL = click.option(
     help="End a run of several ranks after SECONDS without progress, and say why; 0: never.  "
     "[default: 300, but a rank that computes is only reported]",
 )  # fmt: skip
+OPERATIONS = click.option(
+    "--record-operations", "operations", metavar="FILE",
+    help="Write what the ranks send, and when, to FILE; `meshrun bench replay FILE` repeats it.",
+)  # fmt: skip
 ON_FAILURE = click.option(
     "--on-failure", type=click.Choice(["stop", "resume"]), default="stop", metavar="stop|resume",
     help="End a run that loses a rank or a host, or continue with the others.  [default: stop]",
@@ -203,7 +207,10 @@ def build_spec(
     except ValueError as reason:
         raise click.UsageError(str(reason)) from reason
     context = click.get_current_context().obj
-    return spec if context is None else replace(spec, stall_timeout=context.started.stall_timeout)
+    if context is None:
+        return spec
+    started = context.started
+    return replace(spec, stall_timeout=started.stall_timeout, operations=started.operations)
 
 
 def parse_setting(text: str) -> tuple[str, str]:

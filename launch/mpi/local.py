@@ -27,11 +27,12 @@ def start(
     *,
     program: Sequence[str] = PROGRAM,
     stall_timeout: float | None = None,
+    operations: str | None = None,
 ) -> int:
     """Run `program` with `words` as `ranks` ranks on this machine; returns the exit status (see `judge`).
 
     The program also gets `--run-dir DIR -n RANKS`, and `--tty COLUMNS` if it may draw a progress bar.
-    stall_timeout: as in `Started`.
+    stall_timeout, operations: as in `Started`.
 
     Raises UserError without a launcher, or if it belongs to another MPI than mpi4py loads. The status is
     128 + signal if interrupted.
@@ -45,7 +46,7 @@ def start(
 
     def run(spec: LaunchSpec, restartable: bool) -> int:
         def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
-            ours = [*run_options(str(run), columns, stall_timeout), "-n", str(spec.ranks)]
+            ours = [*run_options(str(run), columns, stall_timeout, operations), "-n", str(spec.ranks)]
             environment = launcher.environment(spec.ranks, os.environ, sockets)
             command = [*launcher.command(spec.ranks, bar=columns is not None), *program, *ours, *spec.words]
             return command, {**environment, RUN_MARK: str(run)}

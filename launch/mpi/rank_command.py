@@ -20,15 +20,20 @@ def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
     silence = ["--host-timeout", f"{spec.host_timeout:g}"]
     if spec.stall_timeout is not None:
         silence += ["--stall-timeout", f"{spec.stall_timeout:g}"]
+    if spec.operations is not None:
+        silence += ["--record-operations", spec.operations]
     per_host = ",".join(map(str, spec.slots)) or str(spec.per_host)
     return [*run, *silence, "--expect", str(spec.hosts), per_host, *network, "-n", str(spec.ranks)]
 
 
-def run_options(place: str, columns: int | None, stall_timeout: float | None = None) -> list[str]:
+def run_options(
+    place: str, columns: int | None, stall_timeout: float | None = None, operations: str | None = None
+) -> list[str]:
     """Options about the process that waits for the ranks. place: as for `run_status.run_at`."""
     from meshrun.runner.system.launcher import takes_colour
 
     stall = [] if stall_timeout is None else ["--stall-timeout", f"{stall_timeout:g}"]
+    record = [] if operations is None else ["--record-operations", operations]
     terminal = [] if columns is None else ["--tty", str(columns)]
     colour = ["--colour"] if takes_colour() else []
-    return ["--run-dir", place, *stall, *terminal, *colour]
+    return ["--run-dir", place, *stall, *record, *terminal, *colour]

@@ -66,6 +66,7 @@ class Started:
     host_timeout: seconds for which a host may send nothing. hosts, per_host, network: as planned; per_host is
     a tuple, with a number for each host in the order of ranks, if they differ.
     stall_timeout: seconds without progress after which the run ends, 0: never; None if the user chose none.
+    operations: file for the record of all operations (`recorder.operations`); None if none is wanted.
     """
 
     ranks: int | None = None
@@ -75,6 +76,7 @@ class Started:
     per_host: int | tuple[int, ...] | None = None
     network: str | None = None
     stall_timeout: float | None = None
+    operations: str | None = None
 
 
 BY_HAND = Started()

@@ -6,11 +6,14 @@ import inspect
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from meshrun.runner.errors import MeshrunError, RunError, is_met_by_all, tell
+from meshrun.runner.comm.recorded import write_operations
+from meshrun.runner.errors import BadResult, MeshrunError, RunError, is_met_by_all, tell
 from meshrun.runner.files import working_directory
 from meshrun.runner.options.choices import DeviceChoice
+from meshrun.runner.recorder.operations import OperationLog, RankOperations, now
 from meshrun.runner.system import launcher
 from meshrun.runner.system.launcher import BY_HAND, Started
 from meshrun.runner.world import preload
@@ -57,17 +60,33 @@ def run_as_rank(
         end_with_parent()
         if detected.size != 1:
             preload.start(device, later=later)
+    log = None if started.operations is None else OperationLog()
     world = join_world(
         handler, device, oversubscribe, started, check,
-        command=command, watch_stalls=watch_stalls, later=later,
+        command=command, watch_stalls=watch_stalls, later=later, log=log,
     )  # fmt: skip
     if isinstance(world, int):
         return world
+    began = now()
     if world.rank == 0 and handler.status is not None and handler.failure_exit_status != RunError.exit_code:
         handler.status.note_exit_status(handler.failure_exit_status)
     with Guard(world.own_rank, handler, reports_single_rank=True):
         try:
-            record = body(world, handler)
+            if started.operations is not None:
+                from meshrun.runner.storage.formats.registry import check_place
+
+                file = Path(started.operations)
+                world.on_root(lambda: check_place(file, "record of operations"))
+            result: BadResult | None = None
+            try:
+                record = body(world, handler)
+            except BadResult as found:  # the run is complete, and all ranks are here
+                result = found
+            if started.operations is not None and log is not None:
+                own = RankOperations(world.here.host, began, now())
+                write_operations(world.control, log, own, command, file)
+            if result is not None:
+                raise result
             world.close()
             if world.recorder is not None:
                 world.recorder.close()
@@ -94,6 +113,7 @@ def join_world(
     command: str = "",
     watch_stalls: bool = False,
     later: bool = False,
+    log: OperationLog | None = None,
 ) -> World | int:
     """Open the world, register this rank, start the heartbeat; returns an exit status on failure."""
     check = check or preflight(started, oversubscribe=oversubscribe)
@@ -104,7 +124,7 @@ def join_world(
         # The caller is a command, not a program, so options in errors of `open_world` are flags.
         world: World = inspect.unwrap(open_world)(
             device, oversubscribe=oversubscribe, expected_ranks=started.ranks, check=check, record=command,
-            later=later,
+            log=log, later=later,
         )  # fmt: skip
     except BaseException as failure:
         is_common = is_met_by_all(failure)
