@@ -6,6 +6,7 @@ import inspect
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,26 +68,14 @@ def run_as_rank(
     )  # fmt: skip
     if isinstance(world, int):
         return world
-    began = now()
     if world.rank == 0 and handler.status is not None and handler.failure_exit_status != RunError.exit_code:
         handler.status.note_exit_status(handler.failure_exit_status)
     with Guard(world.own_rank, handler, reports_single_rank=True):
         try:
-            if started.operations is not None:
-                from meshrun.runner.storage.formats.registry import check_place
-
-                file = Path(started.operations)
-                world.on_root(lambda: check_place(file, "record of operations"))
-            result: BadResult | None = None
-            try:
+            if log is None or started.operations is None:
                 record = body(world, handler)
-            except BadResult as found:  # the run is complete, and all ranks are here
-                result = found
-            if started.operations is not None and log is not None:
-                own = RankOperations(world.here.host, began, now())
-                write_operations(world.control, log, own, command, file)
-            if result is not None:
-                raise result
+            else:
+                record = _logged(partial(body, world, handler), world, log, Path(started.operations), command)
             world.close()
             if world.recorder is not None:
                 world.recorder.close()
@@ -101,6 +90,24 @@ def run_as_rank(
     if world.rank == 0 and handler.status is not None:
         handler.status.complete(record)
     return 0
+
+
+def _logged(body: Callable[[], Record], world: World, log: OperationLog, file: Path, command: str) -> Record:
+    """Run a body, and write what its ranks have sent, also if its result is bad. Collective."""
+    from meshrun.runner.storage.formats.registry import check_place
+
+    began = now()
+    world.on_root(lambda: check_place(file, "record of operations"))
+    record: Record | BadResult
+    try:
+        record = body()
+    except BadResult as found:  # the run is complete, and all ranks are here
+        record = found
+    own = RankOperations(world.here.host, began, now())
+    write_operations(world.control, log, own, command, file)
+    if isinstance(record, BadResult):
+        raise record
+    return record
 
 
 def join_world(

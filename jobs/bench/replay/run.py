@@ -85,7 +85,13 @@ def _gathered(world: World, record: OperationRecord, mine: RankOperations) -> Op
 def summary(parts: TimeParts) -> dict[str, Any]:
     """Return the parts for JSON: seconds, sums over the ranks."""
     kinds = [
-        {"operation": name, "bytes": nbytes, "calls": kind.calls, "wire": kind.seconds}
+        {
+            "operation": name,
+            "bytes": nbytes,
+            "calls": kind.calls,
+            "wire": kind.seconds,
+            "median": kind.median,
+        }
         for (name, nbytes), kind in sorted(parts.kinds.items())
     ]
     return {

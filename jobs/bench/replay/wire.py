@@ -7,11 +7,15 @@ both ranks have posted it.
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from meshrun.runner.comm.collectives.api import OPERATIONS
+import numpy as np
+
+from meshrun.runner.comm.api import UFUNCS
+from meshrun.runner.comm.collectives.api import DATATYPES, OPERATIONS, REDUCTIONS
 from meshrun.runner.comm.recorded import MESSAGE
 from meshrun.runner.recorder.operations import RAW, LoggedOperation, OperationRecord
 from meshrun.runner.recorder.ring import WAIT
@@ -25,10 +29,21 @@ COLLECTIVE = ("barrier", "broadcast", "allgather", "all_reduce", "split", "count
 
 @dataclass
 class WireTime:
-    """Operations of one kind and size. calls: of all ranks. seconds: on the wire, the sum of all ranks."""
+    """Operations of one kind and size. each: seconds on the wire of each call of each rank."""
 
-    calls: int = 0
-    seconds: float = 0.0
+    each: list[float] = field(default_factory=list)
+
+    @property
+    def calls(self) -> int:
+        return len(self.each)
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.each)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.each) if self.each else 0.0
 
 
 @dataclass
@@ -52,10 +67,16 @@ class TimeParts:
         """Add an operation whose data the wire could carry from the time `ready` on."""
         begin = min(max(operation.began, ready), operation.ended)
         kind = self.kinds[name, nbytes]
-        kind.calls += 1
-        kind.seconds += operation.ended - begin
+        kind.each.append(operation.ended - begin)
         self.wire += operation.ended - begin
         self.waiting += begin - operation.began
+
+    def add_exchange(self, posted: LoggedOperation, wait: LoggedOperation, ready: float) -> None:
+        """Add an exchange and its wait; what the rank did in between hides the wire, and does not count."""
+        self.add(wait, posted.name, posted.nbytes, ready)
+        posting = posted.ended - posted.began
+        self.kinds[posted.name, posted.nbytes].each[-1] += posting
+        self.wire += posting
 
 
 # By communicator, sender and receiver: bytes of a message and when it was posted.
@@ -84,9 +105,45 @@ def messages_of(
     return [], []
 
 
+def check_operations(record: OperationRecord) -> None:
+    """Raise ValueError, TypeError, LookupError or AttributeError for an operation that no rank can make."""
+    for label, members in record.groups.items():
+        if len({*members}) != len(members) or not all(0 <= rank < len(record.ranks) for rank in members):
+            raise ValueError(f"ranks {members} in {label!r}")
+    for rank, one in enumerate(record.ranks):
+        for operation in one.operations:
+            members = record.groups[operation.group]
+            members.index(rank)
+            if operation.name == WAIT:
+                (_,) = operation.detail
+            elif operation.name in (EXCHANGE, MESSAGE):
+                going, coming = messages_of(operation)
+                if not all(0 <= peer < len(members) and nbytes >= 0 for peer, nbytes in (*going, *coming)):
+                    raise ValueError(f"messages {going} and {coming}")
+            elif not is_collective(operation):
+                raise ValueError(f"an operation {operation.name!r}")
+            elif operation.group.endswith(RAW):
+                _check_raw(operation, len(members))
+            elif operation.name == "all_reduce":
+                dtype, reduction = operation.detail
+                if reduction not in UFUNCS or operation.nbytes % np.dtype(dtype).itemsize:
+                    raise ValueError(f"an all_reduce of {operation.nbytes} bytes, {operation.detail}")
+
+
+def _check_raw(operation: LoggedOperation, ranks: int) -> None:
+    count, datatype, reduction, root, traffic = operation.detail
+    if datatype not in DATATYPES or reduction not in REDUCTIONS or count < 0 or not 0 <= root < ranks:
+        raise ValueError(f"{operation.name} {operation.detail}")
+    if (operation.name == "alltoallv") is (traffic is None):
+        raise ValueError(f"{operation.name} with traffic {traffic}")
+    for row in traffic or ():
+        if len(row) != ranks or len(traffic) != ranks or min(row) < 0:
+            raise ValueError(f"a row of traffic {row}")
+
+
 def check(record: OperationRecord) -> None:
     """Raise NotAlike unless every collective has been entered by all of its ranks, and every message is both
-    sent and received: a replay would wait for ever."""
+    sent and received: a replay would wait for ever. record: one that `check_operations` accepts."""
     names = {
         label: [
             [one.name for one in record.ranks[rank].operations if one.group == label and is_collective(one)]
@@ -172,11 +229,12 @@ def _add_messages(
     """Add one rank's exchanges, its waits for them, and its messages on raw memory."""
     counts: dict[tuple[str, int, int], int] = defaultdict(int)
     incoming: dict[tuple[str, int, int], int] = defaultdict(int)
-    open_exchanges: dict[int, tuple[float, int]] = {}
+    open_exchanges: dict[int, tuple[float, LoggedOperation]] = {}
     for operation in operations:
         if operation.name == WAIT:
-            ready, nbytes = open_exchanges.pop(operation.detail[0], (operation.began, 0))
-            parts.add(operation, EXCHANGE, nbytes, ready)
+            if operation.detail[0] in open_exchanges:
+                ready, posted = open_exchanges.pop(operation.detail[0])
+                parts.add_exchange(posted, operation, ready)
             continue
         going, coming = messages_of(operation)
         ready, members = operation.began, record.groups[operation.group]
@@ -190,8 +248,6 @@ def _add_messages(
             ready = max(ready, sent[key][incoming[key]][1])
             incoming[key] += 1
         if operation.name == EXCHANGE:
-            open_exchanges[operation.detail[0]] = (ready, operation.nbytes)
-            parts.wire += operation.ended - operation.began
-            parts.kinds[EXCHANGE, operation.nbytes].seconds += operation.ended - operation.began
+            open_exchanges[operation.detail[0]] = (ready, operation)
         elif operation.name == MESSAGE:
             parts.add(operation, MESSAGE, operation.nbytes, ready)
