@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from meshrun.jobs.bench.collectives.options import (
+    EXPERTS,
     LETTERS,
     LINK_RATE,
     OURS,
@@ -64,13 +65,16 @@ bench.add_command(nvbandwidth)
 
 def _add(name: str, operations: tuple[str, ...], summary: str) -> None:
     varied = "alltoallv" in operations
+    unequal = (*(TRAFFIC if varied else ()), *(EXPERTS if name in ("alltoall", "alltoallv") else ()))
 
     @bench.command(name, cls=BenchCommand, help=summary, short_help=summary)
-    @with_options([*LETTERS.values(), *OURS, *SWEEP, *(TRAFFIC if varied else ()), *LAST])
+    @with_options([*LETTERS.values(), *OURS, *SWEEP, *unequal, *LAST])
     def command(device: str, debug: bool, **words: Any) -> int:
         from meshrun.jobs.bench.collectives.commands import run, tuning_sweep
 
-        options = bench_options(operations, words)
+        # Unequal shares are what alltoallv measures.
+        skewed = words.get("experts") is not None
+        options = bench_options(("alltoallv",) if skewed else operations, words)
         body = tuning_sweep.run if options.sweep_tuning else run.run
         return run_on_ranks(body, options, device, debug)
 
