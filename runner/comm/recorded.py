@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.comm.clock import clock_offsets
 from meshrun.runner.errors import RunError
 from meshrun.runner.files import write_file
 from meshrun.runner.recorder.operations import (
@@ -114,7 +113,7 @@ def _collective(trail: Trail, operation: str, method: Callable[..., Any]) -> Cal
 def _exchange(trail: Trail, method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a recorded `exchange`, which counts the messages and records the wait for them."""
 
-    def exchange(sends: Any, receives: Any) -> RecordedPending:
+    def post(sends: Any, receives: Any) -> Any:
         count, group, members = trail.recorder.count, trail.group, trail.members
         moved = 0
         for peer, array in sends:
@@ -126,7 +125,10 @@ def _exchange(trail: Trail, method: Callable[..., Any]) -> Callable[..., Any]:
         entry = trail.enter(trail.names["exchange"], moved, group)
         pending = method(sends, receives)
         trail.leave(entry)
-        return RecordedPending(pending, trail)
+        return pending
+
+    def exchange(sends: Any, receives: Any) -> RecordedPending:
+        return RecordedPending(post(sends, receives), trail)
 
     log = trail.log
     if log is None:
@@ -134,13 +136,13 @@ def _exchange(trail: Trail, method: Callable[..., Any]) -> Callable[..., Any]:
 
     def logged(sends: Any, receives: Any) -> LoggedPending:
         began = now()
-        pending = exchange(sends, receives)
+        pending = post(sends, receives)
         ended = now()
         log.exchanges += 1
         going, coming = ([(peer, array.nbytes) for peer, array in part] for part in (sends, receives))
         nbytes, detail = sum(size for _, size in going), (log.exchanges, going, coming)
         log.add(LoggedOperation(began, ended, "exchange", trail.label, nbytes, detail))
-        return LoggedPending(pending, trail.label, log)
+        return LoggedPending(pending, trail, log)
 
     return logged
 
@@ -161,20 +163,17 @@ class RecordedPending:
         trail.leave(entry)
 
 
-class LoggedPending:
+class LoggedPending(RecordedPending):
     """Messages in flight whose wait is logged too, as that of the log's last exchange."""
 
-    def __init__(self, pending: RecordedPending, label: str, log: OperationLog) -> None:
-        self._pending, self._label, self._log = pending, label, log
-        self._number = log.exchanges
-
-    def progress(self) -> None:
-        self._pending.progress()
+    def __init__(self, pending: Any, trail: Trail, log: OperationLog) -> None:
+        super().__init__(pending, trail)
+        self._log, self._number = log, log.exchanges
 
     def wait(self) -> None:
         began = now()
-        self._pending.wait()
-        self._log.add(LoggedOperation(began, now(), WAIT, self._label, 0, (self._number,)))
+        super().wait()
+        self._log.add(LoggedOperation(began, now(), WAIT, self._trail.label, 0, (self._number,)))
 
 
 def log_calls(collectives: Any) -> None:
@@ -212,14 +211,15 @@ def log_calls(collectives: Any) -> None:
     collectives.bind, collectives.message = logged_bind, logged_message
 
 
-def write_operations(control: Any, log: OperationLog, rank: RankOperations, command: str, path: Path) -> None:
+def write_operations(control: Any, rank: RankOperations, offset: float, command: str, path: Path) -> None:
     """Write what all ranks have logged into one file. Collective.
 
-    rank: this rank's host and times. Raises RunError, on all ranks, if the file cannot be written, or if a
-    rank has made more operations than a log holds.
+    control: has a trail with a log. rank: this rank's host and times. offset: of its clock to rank 0's,
+    seconds (`comm.clock`). Raises RunError, on all ranks, if the file cannot be written, or if a rank has
+    made more operations than a log holds.
     """
+    log: OperationLog = control.trail.log
     operations, groups = list(log.operations), dict(log.groups)
-    offset = clock_offsets(control)[control.rank].offset
     text = rank_text(replace(rank, operations=operations), offset).encode()
     gathered = control.allgather((len(text), groups, log.others, log.lost))
     if any(lost for *_, lost in gathered):

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from meshrun.runner.comm.clock import clock_offsets
 from meshrun.runner.comm.recorded import write_operations
 from meshrun.runner.errors import BadResult, MeshrunError, RunError, is_met_by_all, tell
 from meshrun.runner.files import working_directory
@@ -28,6 +29,7 @@ from meshrun.runner.world.termination import end_with_parent, on_termination
 from meshrun.runner.world.world import Check, World, open_world
 
 Record = dict[str, Any]
+Value = TypeVar("Value")
 
 
 @warnings_told()
@@ -61,10 +63,9 @@ def run_as_rank(
         end_with_parent()
         if detected.size != 1:
             preload.start(device, later=later)
-    log = None if started.operations is None else OperationLog()
     world = join_world(
         handler, device, oversubscribe, started, check,
-        command=command, watch_stalls=watch_stalls, later=later, log=log,
+        command=command, watch_stalls=watch_stalls, later=later,
     )  # fmt: skip
     if isinstance(world, int):
         return world
@@ -72,10 +73,10 @@ def run_as_rank(
         handler.status.note_exit_status(handler.failure_exit_status)
     with Guard(world.own_rank, handler, reports_single_rank=True):
         try:
-            if log is None or started.operations is None:
+            if started.operations is None:
                 record = body(world, handler)
             else:
-                record = _logged(partial(body, world, handler), world, log, Path(started.operations), command)
+                record = _logged(partial(body, world, handler), world, Path(started.operations), command)
             world.close()
             if world.recorder is not None:
                 world.recorder.close()
@@ -92,22 +93,22 @@ def run_as_rank(
     return 0
 
 
-def _logged(body: Callable[[], Record], world: World, log: OperationLog, file: Path, command: str) -> Record:
+def _logged(body: Callable[[], Value], world: World, file: Path, command: str) -> Value:
     """Run a body, and write what its ranks have sent, also if its result is bad. Collective."""
     from meshrun.runner.storage.formats.registry import check_place
 
     began = now()
     world.on_root(lambda: check_place(file, "record of operations"))
-    record: Record | BadResult
+    result: Value | BadResult
     try:
-        record = body()
+        result = body()
     except BadResult as found:  # the run is complete, and all ranks are here
-        record = found
+        result = found
     own = RankOperations(world.here.host, began, now())
-    write_operations(world.control, log, own, command, file)
-    if isinstance(record, BadResult):
-        raise record
-    return record
+    write_operations(world.control, own, clock_offsets(world.control)[world.rank].offset, command, file)
+    if isinstance(result, BadResult):
+        raise result
+    return result
 
 
 def join_world(
@@ -120,7 +121,6 @@ def join_world(
     command: str = "",
     watch_stalls: bool = False,
     later: bool = False,
-    log: OperationLog | None = None,
 ) -> World | int:
     """Open the world, register this rank, start the heartbeat; returns an exit status on failure."""
     check = check or preflight(started, oversubscribe=oversubscribe)
@@ -131,7 +131,7 @@ def join_world(
         # The caller is a command, not a program, so options in errors of `open_world` are flags.
         world: World = inspect.unwrap(open_world)(
             device, oversubscribe=oversubscribe, expected_ranks=started.ranks, check=check, record=command,
-            log=log, later=later,
+            log=None if started.operations is None else OperationLog(), later=later,
         )  # fmt: skip
     except BaseException as failure:
         is_common = is_met_by_all(failure)

@@ -11,6 +11,7 @@ import pytest
 
 from meshrun.jobs.bench.replay.run import ReplayOptions, run
 from meshrun.launch.cli.cli_context import CliContext
+from meshrun.runner.comm.clock import clock_offsets
 from meshrun.runner.comm.collectives.api import DATATYPES, Call, Pointer
 from meshrun.runner.comm.collectives.mpi import MpiCollectives
 from meshrun.runner.comm.mpi import MpiComm
@@ -64,7 +65,9 @@ def record(folder: Path, tmp_path: Path) -> Path:
     began = now()
     converse(control)
     own = RankOperations("n1", began, now())
-    write_operations(control, log, own, "run talk", folder / "talk.json")
+    write_operations(
+        control, own, clock_offsets(control)[control.rank].offset, "run talk", folder / "talk.json"
+    )
     record_operations(control, None)
     recorder.close()
     control.close()

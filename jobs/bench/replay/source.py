@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from meshrun.jobs.bench.replay.wire import NotAlike, check, check_operations
+from meshrun.jobs.bench.replay.wire import RanksDiffer, check, check_operations
 from meshrun.runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
 from meshrun.runner.errors import UserError
 from meshrun.runner.recorder.operations import (
@@ -72,7 +72,7 @@ def read_source(path: Path) -> OperationRecord:
         check(record)
     except BadRecord as reason:
         raise UserError(str(reason), hint=HOW_TO_RECORD) from reason
-    except NotAlike as reason:
+    except RanksDiffer as reason:
         raise UserError(f"{path} is not whole", why=reason, hint=HOW_TO_RECORD) from reason
     except (ValueError, TypeError, LookupError, AttributeError) as reason:
         raise UserError(f"{path} has an entry that is not valid", why=reason, hint=HOW_TO_RECORD) from reason

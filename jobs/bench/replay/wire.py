@@ -83,7 +83,7 @@ class TimeParts:
 Posted = dict[tuple[str, int, int], list[tuple[int, float]]]
 
 
-class NotAlike(ValueError):
+class RanksDiffer(ValueError):
     """The ranks of a record do not fit together; the text says where."""
 
 
@@ -142,8 +142,8 @@ def _check_raw(operation: LoggedOperation, ranks: int) -> None:
 
 
 def check(record: OperationRecord) -> None:
-    """Raise NotAlike unless every collective has been entered by all of its ranks, and every message is both
-    sent and received: a replay would wait for ever. record: one that `check_operations` accepts."""
+    """Raise RanksDiffer unless every collective has been entered by all of its ranks, and every message is
+    both sent and received: a replay would wait for ever. record: one that `check_operations` accepts."""
     names = {
         label: [
             [one.name for one in record.ranks[rank].operations if one.group == label and is_collective(one)]
@@ -155,7 +155,7 @@ def check(record: OperationRecord) -> None:
         members = record.groups[label]
         for rank, listed in zip(members, of_ranks, strict=True):
             if listed != of_ranks[0]:
-                raise NotAlike(
+                raise RanksDiffer(
                     f"rank {members[0]} has {len(of_ranks[0])} collectives of {label!r} and rank {rank} has "
                     f"{len(listed)}, or others"
                 )
@@ -163,7 +163,7 @@ def check(record: OperationRecord) -> None:
     for label, source, target in sent.keys() | received.keys():
         going, coming = sent.get((label, source, target), ()), received.get((label, source, target), ())
         if [nbytes for nbytes, _ in going] != [nbytes for nbytes, _ in coming]:
-            raise NotAlike(
+            raise RanksDiffer(
                 f"rank {source} sends {len(going)} messages to rank {target} in {label!r}, and that receives "
                 f"{len(coming)}, or others"
             )

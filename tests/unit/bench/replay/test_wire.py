@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshrun.jobs.bench.replay.wire import NotAlike, check, time_parts
+from meshrun.jobs.bench.replay.wire import RanksDiffer, check, time_parts
 from meshrun.runner.recorder.operations import LoggedOperation, OperationRecord, RankOperations
 
 
@@ -60,11 +60,13 @@ def test_messages_of_the_same_pair_are_matched_in_order() -> None:
 
 def test_a_record_that_would_wait_for_ever() -> None:
     barrier = LoggedOperation(0.0, 1.0, "barrier", "world")
-    with pytest.raises(NotAlike, match="rank 0 has 2 collectives of 'world' and rank 1 has 1"):
+    with pytest.raises(RanksDiffer, match="rank 0 has 2 collectives of 'world' and rank 1 has 1"):
         check(record([barrier, barrier], [barrier]))
     lonely = LoggedOperation(0.0, 1.0, "exchange", "world", 8, (1, [(1, 8)], []))
-    with pytest.raises(NotAlike, match="rank 0 sends 1 messages to rank 1 in 'world', and that receives 0"):
+    with pytest.raises(
+        RanksDiffer, match="rank 0 sends 1 messages to rank 1 in 'world', and that receives 0"
+    ):
         check(record([lonely], []))
     shorter = LoggedOperation(0.0, 1.0, "exchange", "world", 0, (1, [], [(0, 4)]))
-    with pytest.raises(NotAlike):
+    with pytest.raises(RanksDiffer):
         check(record([lonely], [shorter]))
