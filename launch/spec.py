@@ -23,8 +23,7 @@ class LaunchSpec:
     the order of ranks; empty if the launcher chooses. slots: ranks on each of `names` if they are not the
     same on all, in place of per_host; otherwise empty. settings: environment variables of every rank.
     network: the interface between hosts; None for the route to them. host_timeout: seconds for which a
-    host may not respond. stall_timeout: seconds without progress after which the run ends, 0: never; None if
-    the user chose none. metrics: address and port at which each host serves metrics; None: it does not.
+    host may not respond. stall_timeout, metrics, operations: as in `runner.system.launcher.Started`.
     """
 
     words: tuple[str, ...]
@@ -36,6 +35,7 @@ class LaunchSpec:
     host_timeout: float = HOST_TIMEOUT
     stall_timeout: float | None = None
     metrics: tuple[str, int] | None = None
+    operations: str | None = None
     slots: tuple[int, ...] = ()
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from meshrun.jobs.bench.collectives.options import (
+    EXPERTS,
     LETTERS,
     LINK_RATE,
     OURS,
@@ -21,7 +22,16 @@ from meshrun.jobs.bench.collectives.options import (
     bench_options,
     option,
 )
-from meshrun.jobs.bench.command_base import COUNT, DEBUG, LAST, PLOT, SIZE, run_on_ranks, with_options
+from meshrun.jobs.bench.command_base import (
+    COUNT,
+    DEBUG,
+    LAST,
+    PLOT,
+    SIZE,
+    OwnCommand,
+    run_on_ranks,
+    with_options,
+)
 from meshrun.jobs.bench.copy.cli import copy
 from meshrun.jobs.bench.lessons.cli import memory
 from meshrun.jobs.bench.nvbandwidth.cli import nvbandwidth
@@ -31,6 +41,7 @@ from meshrun.runner.comm.collectives.api import OPERATIONS
 KERNELS = ("product", "copy")  # meshrun.jobs.bench.collectives.commands.overlap.LOADS
 # The kernels of all have to find room on a GPU at once, or ranks wait for each other for ever.
 MOST_COMMUNICATORS = 4
+MOST_REPEATS = 1000  # of a replay
 
 
 @click.group(cls=BenchGroup, no_args_is_help=False)
@@ -54,13 +65,16 @@ bench.add_command(nvbandwidth)
 
 def _add(name: str, operations: tuple[str, ...], summary: str) -> None:
     varied = "alltoallv" in operations
+    unequal = (*(TRAFFIC if varied else ()), *(EXPERTS if name in ("alltoall", "alltoallv") else ()))
 
     @bench.command(name, cls=BenchCommand, help=summary, short_help=summary)
-    @with_options([*LETTERS.values(), *OURS, *SWEEP, *(TRAFFIC if varied else ()), *LAST])
+    @with_options([*LETTERS.values(), *OURS, *SWEEP, *unequal, *LAST])
     def command(device: str, debug: bool, **words: Any) -> int:
         from meshrun.jobs.bench.collectives.commands import run, tuning_sweep
 
-        options = bench_options(operations, words)
+        # Unequal shares are what alltoallv measures.
+        skewed = words.get("experts") is not None
+        options = bench_options(("alltoallv",) if skewed else operations, words)
         body = tuning_sweep.run if options.sweep_tuning else run.run
         return run_on_ranks(body, options, device, debug)
 
@@ -135,6 +149,33 @@ def overlap(operation: str, communicators: int, kernel: str, device: str, debug:
 
     body = partial(run, communicators=communicators, kernel=kernel)
     return run_on_ranks(body, bench_options((operation,), words), device, debug)
+
+
+@bench.command(cls=OwnCommand)
+@click.argument("record", type=click.Path(path_type=Path), metavar="RECORD")
+@with_options(
+    [
+        click.option("--gaps/--no-gaps", default=True, show_default=True,
+                     help="Wait between operations as long as the run computed."),
+        click.option("--repeats", type=click.IntRange(1, MOST_REPEATS), default=3, show_default=True,
+                     help="Times to repeat the run; the median counts."),
+        LETTERS["-J"],
+        *LAST,
+    ]
+)  # fmt: skip
+def replay(device: str, debug: bool, **words: Any) -> int:
+    """Repeat what a run sent, and show which part of its time was the wire, there and here.
+
+    \b
+    meshrun --record-operations heat.json -n 4 run heat in.npy out.npy --steps 100
+    meshrun -n 4 bench replay heat.json
+
+    RECORD: a file of --record-operations, or the log of a program with
+    NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,COLL.
+    """
+    from meshrun.jobs.bench.replay.run import ReplayOptions, run
+
+    return run_on_ranks(run, ReplayOptions(**words), device, debug)
 
 
 @bench.command(cls=BenchCommand)

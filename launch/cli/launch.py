@@ -114,7 +114,12 @@ def local(target: TargetOptions, start_timeout: float, on_failure: str, max_rest
         start_timeout,
     )
     return here.start(
-        spec.ranks, spec.words, supervision, stall_timeout=spec.stall_timeout, metrics=spec.metrics
+        spec.ranks,
+        spec.words,
+        supervision,
+        stall_timeout=spec.stall_timeout,
+        metrics=spec.metrics,
+        operations=spec.operations,
     )
 
 

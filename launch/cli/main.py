@@ -29,6 +29,7 @@ from meshrun.launch.cli.params import (
     MAX_RESTARTS,
     METRICS,
     ON_FAILURE,
+    OPERATIONS,
     STALL,
     START,
     ParsedText,
@@ -88,6 +89,7 @@ class Parent:
 @START
 @STALL
 @METRICS
+@OPERATIONS
 @click.option("--run-dir", hidden=True)
 @click.option("--host-timeout", type=float, default=HOST_TIMEOUT, hidden=True)
 @click.option("--expect", type=(int, ParsedText("RANKS", per_host)), hidden=True)
@@ -113,6 +115,7 @@ def command(
     start_timeout: float,
     stall_timeout: float | None,
     metrics: tuple[str, int] | None,
+    operations: str | None,
 ) -> None:
     """Run array work over many GPUs and nodes, and prove that the result is right.
 
@@ -142,7 +145,16 @@ def command(
                 restarts=restarts(on_failure, max_restarts, words),
                 start_timeout=start_timeout,
             )
-            ctx.exit(start(ranks, words, supervision, stall_timeout=stall_timeout, metrics=metrics))
+            ctx.exit(
+                start(
+                    ranks,
+                    words,
+                    supervision,
+                    stall_timeout=stall_timeout,
+                    metrics=metrics,
+                    operations=operations,
+                )
+            )
         if launched is not None and launched.size is not None:
             check_expected(ranks, launched.size, launched)
     if on_failure == "resume" and not {*words} & {*HELP}:
@@ -163,6 +175,7 @@ def command(
             parent.expect_network,
             stall_timeout,
             metrics,
+            operations,
         ),
         parent.columns if launched else terminal_columns(),
         parent.colour if launched else takes_colour(),

@@ -109,6 +109,10 @@ METRICS = click.option(
     "--metrics", type=ParsedText("[ADDRESS:]PORT", parse_endpoint), metavar="PORT",
     help="Serve metrics for Prometheus while it runs, on every host, at PORT or ADDRESS:PORT; 0: any port.",
 )  # fmt: skip
+OPERATIONS = click.option(
+    "--record-operations", "operations", metavar="FILE",
+    help="Write what the ranks send, and when, to FILE; `meshrun bench replay FILE` repeats it.",
+)  # fmt: skip
 ON_FAILURE = click.option(
     "--on-failure", type=click.Choice(["stop", "resume"]), default="stop", metavar="stop|resume",
     help="End a run that loses a rank or a host, or continue with the others.  [default: stop]",
@@ -217,7 +221,9 @@ def build_spec(
     if context is None:
         return spec
     started = context.started
-    return replace(spec, stall_timeout=started.stall_timeout, metrics=started.metrics)
+    return replace(
+        spec, stall_timeout=started.stall_timeout, metrics=started.metrics, operations=started.operations
+    )
 
 
 def parse_setting(text: str) -> tuple[str, str]:

@@ -28,11 +28,12 @@ def start(
     program: Sequence[str] = PROGRAM,
     stall_timeout: float | None = None,
     metrics: tuple[str, int] | None = None,
+    operations: str | None = None,
 ) -> int:
     """Run `program` with `words` as `ranks` ranks on this machine; returns the exit status (see `judge`).
 
     The program also gets `--run-dir DIR -n RANKS`, and `--tty COLUMNS` if it may draw a progress bar.
-    stall_timeout, metrics: as in `Started`.
+    stall_timeout, metrics, operations: as in `Started`.
 
     Raises UserError without a launcher, or if it belongs to another MPI than mpi4py loads. The status is
     128 + signal if interrupted.
@@ -46,7 +47,8 @@ def start(
 
     def run(spec: LaunchSpec, restartable: bool) -> int:
         def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
-            ours = [*run_options(str(run), columns, stall_timeout, metrics), "-n", str(spec.ranks)]
+            about = run_options(str(run), columns, stall_timeout, metrics, operations)
+            ours = [*about, "-n", str(spec.ranks)]
             environment = launcher.environment(spec.ranks, os.environ, sockets)
             command = [*launcher.command(spec.ranks, bar=columns is not None), *program, *ours, *spec.words]
             return command, {**environment, RUN_MARK: str(run)}

@@ -22,6 +22,8 @@ def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
         own += ["--stall-timeout", f"{spec.stall_timeout:g}"]
     if spec.metrics is not None:
         own += ["--metrics", endpoint_text(spec.metrics)]
+    if spec.operations is not None:
+        own += ["--record-operations", spec.operations]
     per_host = ",".join(map(str, spec.slots)) or str(spec.per_host)
     return [*run, *own, "--expect", str(spec.hosts), per_host, *network, "-n", str(spec.ranks)]
 
@@ -31,12 +33,14 @@ def run_options(
     columns: int | None,
     stall_timeout: float | None = None,
     metrics: tuple[str, int] | None = None,
+    operations: str | None = None,
 ) -> list[str]:
     """Options about the process that waits for the ranks. place: as for `run_status.run_at`."""
     from meshrun.runner.system.launcher import takes_colour
 
     stall = [] if stall_timeout is None else ["--stall-timeout", f"{stall_timeout:g}"]
+    record = [] if operations is None else ["--record-operations", operations]
     terminal = [] if columns is None else ["--tty", str(columns)]
     colour = ["--colour"] if takes_colour() else []
     served = [] if metrics is None else ["--metrics", endpoint_text(metrics)]
-    return ["--run-dir", place, *stall, *served, *terminal, *colour]
+    return ["--run-dir", place, *stall, *served, *record, *terminal, *colour]

@@ -68,6 +68,7 @@ class Started:
     stall_timeout: seconds without progress after which the run ends, 0: never; None if the user chose none.
     metrics: address ("": all of a host's) and port (0: any free one) at which hosts serve metrics; None: they
     do not.
+    operations: file for the record of all operations (`recorder.operations`); None if none is wanted.
     """
 
     ranks: int | None = None
@@ -78,6 +79,7 @@ class Started:
     network: str | None = None
     stall_timeout: float | None = None
     metrics: tuple[str, int] | None = None
+    operations: str | None = None
 
 
 BY_HAND = Started()

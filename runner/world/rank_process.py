@@ -6,11 +6,16 @@ import inspect
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
-from meshrun.runner.errors import MeshrunError, RunError, UserError, is_met_by_all, tell
+from meshrun.runner.comm.clock import clock_offsets
+from meshrun.runner.comm.recorded import write_operations
+from meshrun.runner.errors import BadResult, MeshrunError, RunError, UserError, is_met_by_all, tell
 from meshrun.runner.files import working_directory
 from meshrun.runner.options.choices import DeviceChoice
+from meshrun.runner.recorder.operations import OperationLog, RankOperations, now
 from meshrun.runner.system import launcher
 from meshrun.runner.system.launcher import BY_HAND, Started
 from meshrun.runner.world import preload
@@ -24,6 +29,7 @@ from meshrun.runner.world.termination import end_with_parent, on_termination
 from meshrun.runner.world.world import Check, World, open_world
 
 Record = dict[str, Any]
+Value = TypeVar("Value")
 
 
 @warnings_told()
@@ -67,7 +73,10 @@ def run_as_rank(
         handler.status.note_exit_status(handler.failure_exit_status)
     with Guard(world.own_rank, handler, reports_single_rank=True):
         try:
-            record = body(world, handler)
+            if started.operations is None:
+                record = body(world, handler)
+            else:
+                record = _logged(partial(body, world, handler), world, Path(started.operations), command)
             world.close()
             if world.recorder is not None:
                 world.recorder.close()
@@ -82,6 +91,24 @@ def run_as_rank(
     if world.rank == 0 and handler.status is not None:
         handler.status.complete(record)
     return 0
+
+
+def _logged(body: Callable[[], Value], world: World, file: Path, command: str) -> Value:
+    """Run a body, and write what its ranks have sent, also if its result is bad. Collective."""
+    from meshrun.runner.storage.formats.registry import check_place
+
+    began = now()
+    world.on_root(lambda: check_place(file, "record of operations"))
+    result: Value | BadResult
+    try:
+        result = body()
+    except BadResult as found:  # the run is complete, and all ranks are here
+        result = found
+    own = RankOperations(world.here.host, began, now())
+    write_operations(world.control, own, clock_offsets(world.control)[world.rank].offset, command, file)
+    if isinstance(result, BadResult):
+        raise result
+    return result
 
 
 def join_world(
@@ -104,7 +131,7 @@ def join_world(
         # The caller is a command, not a program, so options in errors of `open_world` are flags.
         world: World = inspect.unwrap(open_world)(
             device, oversubscribe=oversubscribe, expected_ranks=started.ranks, check=check, record=command,
-            later=later,
+            log=None if started.operations is None else OperationLog(), later=later,
         )  # fmt: skip
     except BaseException as failure:
         is_common = is_met_by_all(failure)

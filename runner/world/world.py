@@ -18,12 +18,13 @@ from meshrun.runner.comm.checksum.checked import SHARE, CheckedControl, Checksum
 from meshrun.runner.comm.checksum.sums import sums_of
 from meshrun.runner.comm.collective_call import call_and_tell, collective_call, gather_calls, on_root
 from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
-from meshrun.runner.comm.recorded import Trail, record_operations
+from meshrun.runner.comm.recorded import Trail, log_calls, record_operations
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
 from meshrun.runner.errors import UserError, first_line, is_met_by_all
 from meshrun.runner.options.choices import Checksum, DeviceChoice
 from meshrun.runner.processes import boot_id
+from meshrun.runner.recorder.operations import OperationLog
 from meshrun.runner.recorder.process import remove_stale
 from meshrun.runner.recorder.ring import Recorder, file_of
 from meshrun.runner.region import Array, HostArray
@@ -270,7 +271,9 @@ class World(Group):
         NCCL_ALGO and NCCL_PROTO; likewise. transport: None for NCCL on GPUs and MPI on CPUs; "mpi" on GPUs
         needs a CUDA-aware MPI.
         """
-        return open_collectives(group, self.backend, cta_policy, peers, stream, tuning, transport)
+        collectives = open_collectives(group, self.backend, cta_policy, peers, stream, tuning, transport)
+        log_calls(collectives)
+        return collectives
 
 
 @python_caller()
@@ -282,6 +285,7 @@ def open_world(
     control: Control | None = None,
     check: Check | None = None,
     record: str | None = None,
+    log: OperationLog | None = None,
     later: bool = False,
 ) -> World:
     """Find the ranks and bind this rank's device; what `meshrun.open_world` does, without arrays. Collective.
@@ -317,7 +321,11 @@ def open_world(
     if record is not None:
         recorder, reasons = open_recorder(control, ranks, run_id, record)
         warnings += reasons
-    trail = None if recorder is None else Trail(recorder, "world", range(control.size))
+    if log is not None and recorder is None:
+        raise UserError(
+            "operations cannot be recorded without a flight recorder", why=warnings[-1], everywhere=True
+        )
+    trail = None if recorder is None else Trail(recorder, "world", range(control.size), log)
     record_operations(control, trail)
     listens = {nccl_ras.ADDRESS: nccl_ras.address_of(run_id)}
     arrays = open_arrays(control, backend, shared_gpu=bool(clash), later=later, variables=listens)

@@ -51,6 +51,7 @@ class MadeHost:
     spoil: Callable[[str, str, Bytes], None] = lambda source, target, array: None
     peers: Callable[[int, int], bool] = lambda gpu, other: True
     memory: int = GPU_MEMORY
+    capability: int = 90
     exported: dict[bytes, Block] = field(default_factory=dict)
     processes: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -95,6 +96,7 @@ class MadeBox:
                 host.memory,
                 1 << 20,
                 4e12,
+                host.capability,
             )
             for index, number in enumerate(self.numbers)
         ]
@@ -286,10 +288,41 @@ def _chase(stream: Stream, threads: int, first: int, steps: int, block: int, las
     return steps * stream.box.host.latency(stream.number, memory.place)
 
 
+def _tma(stream: Stream, threads: int, target: int, source: int, nbytes: int, copies: int) -> float:
+    assert nbytes % 16 == 0
+    return copies * stream.box.carry(target, source, nbytes, stream)
+
+
+def _words(stream: Stream, address: int, count: int) -> np.ndarray[Any, Any]:
+    memory, at = stream.box.find(address)
+    return memory.array[at : at + 8 * count].view(np.uint64)
+
+
+def _read(stream: Stream, threads: int, target: int, source: int, rounds: int, copies: int) -> float:
+    read = _words(stream, source, 2 * threads * rounds).reshape(rounds, 2 * threads)
+    sums = _words(stream, target, 2 * threads)
+    sums[:] = read.sum(axis=0, dtype=np.uint64) * np.uint64(copies)
+    place = stream.box.find(target)[0].place
+    stream.box.host.spoil(place, place, sums.view(np.uint8))
+    return copies * read.nbytes / stream.box.host.rate(place, place)
+
+
+def _write(stream: Stream, threads: int, target: int, source: int, rounds: int, copies: int) -> float:
+    written = _words(stream, target, 2 * threads * rounds)
+    written.reshape(rounds, 2 * threads)[:] = _words(stream, source, 2 * threads)
+    place = stream.box.find(target)[0].place
+    stream.box.host.spoil(place, place, written.view(np.uint8))
+    return copies * written.nbytes / stream.box.host.rate(place, place)
+
+
 KERNELS: dict[str, Callable[..., float]] = {
     "gate": _gate,
     "copy_streaming": _streaming,
     "copy_small": _small,
     "copy_split": _split,
     "chase": _chase,
+    "chase_tma": _chase,
+    "copy_tma": _tma,
+    "read_streaming": _read,
+    "write_streaming": _write,
 }

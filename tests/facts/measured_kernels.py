@@ -8,6 +8,10 @@ REALS = ("float", "__half", "__nv_bfloat16")
 
 INSTANCES: dict[str, tuple[str, ...]] = {
     "chase.cu": ("chase",),
+    "chase_tma.cu": ("chase_tma",),
+    "copy_tma.cu": ("copy_tma",),
+    "read_streaming.cu": ("read_streaming",),
+    "write_streaming.cu": ("write_streaming",),
     "copy_small.cu": ("copy_small",),
     "copy_split.cu": ("copy_split",),
     "copy_streaming.cu": ("copy_streaming",),

@@ -72,7 +72,7 @@ class BenchOptions:
     sweep_tuning, channels: measure NCCL's algorithms and protocols, and these numbers of channels.
     transport: None for NCCL on GPUs and MPI on CPUs.
     output_file: of -J. csv: file of the rows. split, split_mask: as in nccl-tests' variables. min_busbw,
-    link_rate: GB/s. spread, matrix, matrix_scale: of alltoallv. pairs: of pingpong."""
+    link_rate: GB/s. spread, matrix, matrix_scale, experts, skew: of alltoallv. pairs: of pingpong."""
 
     operations: tuple[str, ...]
     settings: SweepSettings
@@ -94,6 +94,8 @@ class BenchOptions:
     spread: float = 1.0
     matrix: Path | None = None
     matrix_scale: float = 1.0
+    experts: int | None = None
+    skew: float = 1.0
     link_rate: float | None = None
     pairs: str = "ends"
 

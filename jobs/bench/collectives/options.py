@@ -194,13 +194,35 @@ SWEEP = (
                  help="With --sweep-tuning: numbers of channels."),
 )  # fmt: skip
 TRAFFIC = (
-    click.option("--spread", envvar="NCCL_TESTS_ALLTOALLV_SPREAD", type=Finite(0, 1), default=1.0,
-                 show_default=True, help="0: the same to all; 1: by distance."),
-    click.option("--matrix", envvar="NCCL_TESTS_ALLTOALLV_MATRIX_FILE", type=click.Path(path_type=Path),
-                 metavar="FILE", help="File with bytes from each rank to each other."),
-    click.option("--matrix-scale", envvar="NCCL_TESTS_ALLTOALLV_MATRIX_SCALE",
-                 type=Finite(min=0, min_open=True), default=1.0, show_default=True,
-                 help="Factor of the matrix."),
+    click.option(
+        "--spread",
+        envvar="NCCL_TESTS_ALLTOALLV_SPREAD",
+        type=Finite(0, 1),
+        default=1.0,
+        show_default=True,
+        help="0: the same to all; 1: by distance.",
+    ),
+    click.option(
+        "--matrix",
+        envvar="NCCL_TESTS_ALLTOALLV_MATRIX_FILE",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="File with bytes from each rank to each other.",
+    ),
+    click.option(
+        "--matrix-scale",
+        envvar="NCCL_TESTS_ALLTOALLV_MATRIX_SCALE",
+        type=Finite(min=0, min_open=True),
+        default=1.0,
+        show_default=True,
+        help="Factor of the matrix.",
+    ),
+)
+EXPERTS = (
+    click.option("--experts", type=click.IntRange(1, 1 << 16), metavar="N",
+                 help="Mixture of experts: as many bytes to each rank as its share of N experts draws."),
+    click.option("--skew", type=Finite(0, 10), default=1.0, show_default=True,
+                 help="With --experts: expert k draws 1 / k to this power; 0: all the same."),
 )  # fmt: skip
 
 
@@ -230,6 +252,8 @@ def bench_options(operations: tuple[str, ...], words: dict[str, Any]) -> BenchOp
     least = words.get("min_busbw")
     if least is not None and not 0 <= least < math.inf:
         raise click.UsageError(f"--min-busbw {least:g} (NCCL_TESTS_MIN_BW): a bandwidth is 0 GB/s or more")
+    if words.get("experts") is not None and words.get("matrix") is not None:
+        raise click.UsageError("--experts and --matrix both say who receives what: remove one of them")
     if words.get("sweep_tuning") and words.get("transport") not in (None, "nccl"):
         raise click.UsageError("--sweep-tuning varies NCCL's algorithms: remove --transport")
     if words.get("channels") and not words["sweep_tuning"]:

@@ -12,7 +12,15 @@ from functools import partial
 from meshrun import World
 from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings, Transport
 from meshrun.jobs.bench.collectives.results import GpuMemoryUse, Header, RankDevice
-from meshrun.jobs.bench.collectives.specs import GUARD, SPECS, CollectiveSpec, Counts, Traffic, read_matrix
+from meshrun.jobs.bench.collectives.specs import (
+    GUARD,
+    SPECS,
+    CollectiveSpec,
+    Counts,
+    Traffic,
+    expert_shares,
+    read_matrix,
+)
 from meshrun.jobs.measure.link_rates import RankLayout, assumed_algorithm, percent, wire_rate
 from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.clock import clock_offsets
@@ -392,6 +400,15 @@ def colors_of(world: World, options: BenchOptions) -> list[int]:
 def traffic_of(options: BenchOptions, ranks: int, name: str, settings: SweepSettings) -> Traffic:
     """Return alltoallv's traffic. Raises UserError, the same on every rank that can read the matrix."""
     spread = min(max(options.spread, 0.0), 1.0)
+    if name == "alltoallv" and options.experts is not None:
+        if options.experts < ranks:
+            raise UserError(
+                "a mixture of experts has at least one expert per rank",
+                got=f"--experts {options.experts} on {ranks} ranks",
+                hint=f"--experts {8 * ranks}",
+                everywhere=True,
+            )
+        return Traffic(shares=expert_shares(options.experts, options.skew, ranks))
     if name != "alltoallv" or options.matrix is None:
         return Traffic(spread)
     matrix = read_matrix(options.matrix, max(options.matrix_scale, 0.0), ranks)

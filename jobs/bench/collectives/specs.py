@@ -6,6 +6,7 @@ getBw).
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -25,15 +26,21 @@ GUARD = 4096  # bytes past the largest result that a call must leave as they wer
 @dataclass(frozen=True)
 class Traffic:
     """spread: 0.0 sends the same to all, 1.0 in proportion to the distance in rank order. matrix: bytes from
-    rank i to rank j in row i, multiples of 16; overrides the pattern."""
+    rank i to rank j in row i, multiples of 16; overrides the pattern. shares: of each rank in what a rank
+    sends, in place of `spread`; the busiest rank receives the size."""
 
     spread: float = 1.0
     matrix: tuple[tuple[int, ...], ...] | None = None
+    shares: tuple[float, ...] | None = None
 
     def elements(self, total: int, itemsize: int, ranks: int) -> tuple[tuple[int, ...], ...]:
         """Return elements from rank i to rank j in row i, if each rank sends about `total` bytes."""
         if self.matrix is not None:
             return tuple(tuple(cell // itemsize for cell in row[:ranks]) for row in self.matrix[:ranks])
+        if self.shares is not None:
+            busiest = max(self.shares) * ranks
+            row = [int(total * share / busiest) & ~(ALIGNMENT - 1) for share in self.shares]
+            return (tuple(nbytes // itemsize for nbytes in row),) * ranks
         by_distance = [self._bytes(distance, total, ranks) // itemsize for distance in range(ranks)]
         return tuple(tuple(by_distance[(j - i) % ranks] for j in range(ranks)) for i in range(ranks))
 
@@ -43,6 +50,18 @@ class Traffic:
         even = total / ranks
         graded = distance * total / (ranks * (ranks - 1) // 2)
         return int((1.0 - self.spread) * even + self.spread * graded) & ~(ALIGNMENT - 1)
+
+
+def expert_shares(experts: int, skew: float, ranks: int) -> tuple[float, ...]:
+    """Return the share of each rank in the tokens of a mixture of experts.
+
+    The popularity of expert k, from 1, is k ** -skew. The experts lie on the ranks in a random order with a
+    fixed seed, as evenly as they can.
+    """
+    popularity = [k**-skew for k in range(1, experts + 1)]
+    random.Random(0).shuffle(popularity)
+    shares = [sum(popularity[rank::ranks]) for rank in range(ranks)]
+    return tuple(share / sum(shares) for share in shares)
 
 
 def read_matrix(path: Path, scale: float, ranks: int) -> tuple[tuple[int, ...], ...]:

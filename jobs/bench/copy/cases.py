@@ -1,4 +1,4 @@
-"""nvbandwidth's test cases (0.8) with its names, order and titles, and one case for host memory.
+"""nvbandwidth's test cases (0.10) with its names, order and titles, and one case for host memory.
 
 The simultaneous transfers of a cell are written as "hc>c@c c>hc@c*2": from host memory near the column's GPU
 to that GPU, moved by it; and back, with twice the buffer's size. r, c, o: the row's GPU, the column's, and
@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-EngineName = Literal["ce", "sm", "split", "chase", "host"]
+EngineName = Literal["ce", "sm", "tma", "read", "write", "split", "chase", "chase_tma", "host"]
+LATENCY = ("chase", "chase_tma")
+NEEDS_TMA = ("tma", "chase_tma")
+TMA_CAPABILITY = 90  # Hopper
 ReportedRate = Literal["first", "total", "each"]
 TRANSFER = re.compile(r"(h?)([rco])>(h?)([rco])@([rco])(?:\*(\d))?")
 
@@ -54,8 +57,11 @@ CopyTransfers = tuple[CopyTransfer, ...]
 class Case:
     """One test case.
 
-    engine: a copy engine ("ce"), a kernel ("sm"), a kernel that copies both ways ("split"), a kernel that
-    follows a chain of addresses ("chase"), the CPU ("host"). arrow: direction, for titles. pattern: the
+    engine: a copy engine ("ce"), a kernel ("sm"), the tensor memory accelerator ("tma"), kernels that only
+    read or write ("read", "write"), a kernel that copies both ways ("split"), one that follows a chain of
+    addresses ("chase"), also by the accelerator ("chase_tma"), the CPU ("host").
+
+    arrow: direction, for titles. pattern: the
     transfers of a cell. rows: the meaning of a row of the matrix. reports: the rate of the first transfer
     ("first"), of all by the time until the last ends ("total"), or of each and their sum ("each"). about: a
     line of help.
@@ -71,7 +77,7 @@ class Case:
 
     @property
     def unit(self) -> str:
-        return "ns" if self.engine == "chase" else "GB/s"
+        return "ns" if self.engine in LATENCY else "GB/s"
 
     @property
     def needs_gpu(self) -> bool:
@@ -88,15 +94,19 @@ class Case:
     @property
     def matrices(self) -> tuple[tuple[str, str], ...]:
         """The key and the title of each matrix."""
-        if self.engine == "chase":
+        if self.engine in LATENCY:
             word = "memory latency" if self.rows == "host" else "Device to Device Latency"
-            return ((self.name, f"{word} SM {self.arrow} (ns)"),)
+            return ((self.name, f"{word} {'SM' if self.engine == 'chase' else 'TMA'} {self.arrow} (ns)"),)
+        if self.engine in ("read", "write"):
+            return ((self.name, f"memcpy local {self.engine} SM {self.arrow} bandwidth (GB/s)"),)
         if self.engine == "host":
             return (
                 (f"{self.name}_alone", f"memcpy local {self.arrow}, one at a time, bandwidth (GB/s)"),
                 (f"{self.name}_together", f"memcpy local {self.arrow}, all at once, bandwidth (GB/s)"),
             )
-        by = "local" if self.path == "local" else "CE" if self.engine == "ce" else "SM"
+        by = {"ce": "CE", "tma": "TMA"}.get(self.engine, "SM")
+        if self.path == "local":
+            by = "local" if self.engine == "ce" else f"local {by}"
         if self.reports == "each":
             word = "read" if "read" in self.name else "write"
             parts = (f"{word}1", f"{word}2", "total")
@@ -186,8 +196,26 @@ CASES: tuple[Case, ...] = (
          about="A load of the column's GPU from the host's memory."),
     Case("device_to_device_latency_sm", "chase", PEERS, "c>r@r", "gpus",
          about="A load of the row's GPU from the column's memory."),
+    Case("device_to_device_memcpy_read_tma", "tma", THERE, "c>r@r", "gpus",
+         about="The row's GPU reads the column's memory by its accelerator of bulk copies."),
+    Case("device_to_device_memcpy_write_tma", "tma", BACK, "r>c@r", "gpus",
+         about="The row's GPU writes into the column's memory by its accelerator of bulk copies."),
+    Case("device_to_device_bidirectional_memcpy_read_tma", "tma", PEERS, "c>r@r r>c@c", "gpus", "each",
+         about="Two GPUs read each other's memory by bulk copies."),
+    Case("device_to_device_bidirectional_memcpy_write_tma", "tma", PEERS, "c>r@c r>c@r", "gpus", "each",
+         about="Two GPUs write into each other's memory by bulk copies."),
     Case("device_local_copy", "ce", "GPU(column)", "c>c@c",
          about="From one place of a GPU's memory to another."),
+    Case("device_local_copy_sm", "sm", "GPU(column)", "c>c@c",
+         about="From one place of a GPU's memory to another, by a kernel."),
+    Case("device_local_read_sm", "read", "GPU(column)", "c>c@c",
+         about="A kernel that only reads the GPU's memory."),
+    Case("device_local_write_sm", "write", "GPU(column)", "c>c@c",
+         about="A kernel that only writes the GPU's memory."),
+    Case("device_to_device_latency_tma", "chase_tma", PEERS, "c>r@r", "gpus",
+         about="A bulk copy of 16 bytes of the row's GPU from the column's memory."),
+    Case("device_local_copy_tma", "tma", "GPU(column)", "c>c@c",
+         about="From one place of a GPU's memory to another, by bulk copies."),
 )  # fmt: skip
 HOST = Case(
     "host_local_copy",

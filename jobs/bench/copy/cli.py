@@ -16,9 +16,21 @@ from meshrun.jobs.bench.command_base import (
     with_options,
 )
 from meshrun.jobs.bench.copy.cases import UnknownCase, chosen, listing
+from meshrun.jobs.measure.exit_codes import Parsed
 
 UNIT = 16  # bytes
 MAX_COPIES = 200  # operations that can be queued behind a closed gate (meshrun.jobs.measure.gate)
+
+
+def parse_pair(text: str) -> tuple[int, int]:
+    """Parse two numbers of GPUs such as "0,1"."""
+    words = text.split(",")
+    if len(words) != 2 or not all(word.isdecimal() and len(word) < 6 for word in words):
+        raise ValueError(f"{text!r} is no pair of GPUs such as 0,1")
+    first, second = map(int, words)
+    if first == second:
+        raise ValueError(f"{text!r} is the same GPU twice")
+    return first, second
 
 
 class CopyCommand(TranslatedCommand):
@@ -52,6 +64,8 @@ class CopyCommand(TranslatedCommand):
         click.option("--huge-pages", is_flag=True, help="Keep host memory in huge pages."),
         click.option("--sample-pairs", "pairs", type=COUNT, metavar="N",
                      help="Measure only N pairs of GPUs, drawn with a fixed seed."),
+        click.option("--pair", type=Parsed("pair", parse_pair), metavar="A,B",
+                     help="Of pairs of GPUs, measure only these two, by their numbers in the matrix."),
         click.option("-c", "check", type=click.IntRange(0, 1), default=1, show_default=True,
                      help="Check the copied data."),
         click.option("-J", "output_file", metavar="FILE.json",
@@ -68,8 +82,7 @@ def copy(device: Any, debug: bool, lists: bool, **words: Any) -> int:
     meshrun -n 4 bench copy -t 4 -t 5             one process per GPU
     meshrun bench copy -p device_to_device --plot pairs.html
 
-    Names, order, sizes, timing and layout are nvbandwidth's (0.8); outliers are marked and described. As with
-    nvbandwidth 0.9: how much samples vary, host memory in huge pages, some pairs of many.
+    Names, order, sizes, timing and layout are nvbandwidth's (0.10); outliers are marked and described.
     """
     if lists:
         click.echo(listing(), nl=False)
@@ -86,5 +99,7 @@ def copy(device: Any, debug: bool, lists: bool, **words: Any) -> int:
         chosen(words["names"], words["prefixes"])
     except UnknownCase as reason:
         raise click.UsageError(str(reason)) from reason
+    if words["pair"] is not None and words["pairs"] is not None:
+        raise click.UsageError("--pair and --sample-pairs cannot be combined")
     words["check"] = bool(words["check"])
     return run_on_ranks(run, CopyOptions(**words), device, debug)

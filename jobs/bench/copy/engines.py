@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 UNIT = 16  # bytes that a thread moves at a time
 THREADS = 512  # of a block of copy_streaming, one block a multiprocessor
 SMALL, SMALL_THREADS = 64 << 20, 1024  # below, a thread for each unit and no truncation
+TMA_BLOCKS, TMA_THREADS = 4, 32  # blocks of copy_tma on each multiprocessor, threads of a block
 PIECE = 512  # bytes: consecutive pieces go in opposite directions in copy_split
 
 
@@ -49,12 +51,18 @@ Queue = Callable[[Copies], None]
 class TransferEngine:
     """moved: (bytes, GPU) -> bytes that one copy moves. queue: queue copies on their stream.
 
-    both_ways: half of the bytes go from target to source.
+    leaves: what is in the target afterwards: the source's bytes; these and, in the source, the target's
+    ("both ways"), half of the bytes each; a sum for each thread ("sums"); the bytes of each thread's first
+    unit ("repeats").
     """
 
     moved: Callable[[int, GpuProperties], int]
     queue: Queue
-    both_ways: bool = False
+    leaves: Literal["copy", "both ways", "sums", "repeats"] = "copy"
+
+    @property
+    def both_ways(self) -> bool:
+        return self.leaves == "both ways"
 
 
 def _by_copy_engine(asked: Copies) -> None:
@@ -83,10 +91,35 @@ def _by_units(name: str, asked: Copies) -> None:
     asked.launch(name, -(-units // threads), threads, units)
 
 
+def grid_of(nbytes: int, gpu: GpuProperties) -> tuple[int, int, int]:
+    """Return blocks, threads and rounds of a kernel that reads or writes only: at most a block for each
+    multiprocessor, so many rounds of the grid."""
+    units = nbytes // UNIT
+    threads = min(units, THREADS)
+    blocks = min(gpu.processors, units // threads)
+    return blocks, threads, units // (blocks * threads)
+
+
+def _by_grid(name: str, asked: Copies) -> None:
+    asked.launch(name, *grid_of(asked.nbytes, asked.gpu))
+
+
+def _in_grids(nbytes: int, gpu: GpuProperties) -> int:
+    return math.prod(grid_of(nbytes, gpu)) * UNIT
+
+
+def _by_tma(asked: Copies) -> None:
+    nbytes = asked.nbytes // UNIT * UNIT
+    asked.launch("copy_tma", TMA_BLOCKS * asked.gpu.processors, TMA_THREADS, nbytes)
+
+
 ENGINES: dict[str, TransferEngine] = {
     "ce": TransferEngine(lambda nbytes, gpu: nbytes, _by_copy_engine),
     "sm": TransferEngine(_whole_rounds, _by_kernel),
+    "tma": TransferEngine(lambda nbytes, gpu: nbytes // UNIT * UNIT, _by_tma),
+    "read": TransferEngine(_in_grids, partial(_by_grid, "read_streaming"), leaves="sums"),
+    "write": TransferEngine(_in_grids, partial(_by_grid, "write_streaming"), leaves="repeats"),
     "split": TransferEngine(
-        lambda nbytes, gpu: nbytes // UNIT * UNIT, partial(_by_units, "copy_split"), both_ways=True
+        lambda nbytes, gpu: nbytes // UNIT * UNIT, partial(_by_units, "copy_split"), leaves="both ways"
     ),
 }

@@ -27,12 +27,14 @@ class ChaseResult:
     mismatch: str = ""
 
 
-def chase(transfer_runner: TransferRunner, one: BoundTransfer, accesses: int) -> ChaseResult:
+def chase(
+    transfer_runner: TransferRunner, one: BoundTransfer, accesses: int, kernel: str = "chase"
+) -> ChaseResult:
     """Time `accesses` loads in all, from every multiprocessor in turn; collective over the host.
 
-    one: bound to CHAIN bytes of its source.
+    one: bound to CHAIN bytes of its source. kernel: also "chase_tma".
     """
-    mine = _followed(transfer_runner, one, accesses) if one.ends else None
+    mine = _followed(transfer_runner, one, accesses, kernel) if one.ends else None
     (chased,) = (found for found in transfer_runner.group.allgather(mine) if found is not None)
     result: ChaseResult = chased
     return result
@@ -50,7 +52,7 @@ def end(address: int, steps: int) -> int:
     return address + NODE * (STRIDE * steps % (CHAIN // NODE))
 
 
-def _followed(transfer_runner: TransferRunner, one: BoundTransfer, accesses: int) -> ChaseResult:
+def _followed(transfer_runner: TransferRunner, one: BoundTransfer, accesses: int, kernel: str) -> ChaseResult:
     box, gpu, memory = transfer_runner.box, transfer_runner.gpu_of(one), one.ends["source"]
     stream = transfer_runner.stream(gpu.index, 0)
     steps = max(accesses // gpu.processors, 1)
@@ -60,13 +62,11 @@ def _followed(transfer_runner: TransferRunner, one: BoundTransfer, accesses: int
         box.host_array(staging).view(np.uint64)[:] = chain(memory.address)
         box.copy(memory, staging, CHAIN, stream)
         ends = box.host_array(last).view(np.uint64)
-        _launch(transfer_runner, one, last, 0, 1)
+        launch = partial(_launch, transfer_runner, one, last, kernel)
+        launch(0, 1)
         box.synchronize(stream)
         ends[:] = 0
-        pairs = [
-            event_pair(box, stream, partial(_launch, transfer_runner, one, last, block, steps))
-            for block in range(gpu.processors)
-        ]
+        pairs = [event_pair(box, stream, partial(launch, block, steps)) for block in range(gpu.processors)]
         box.synchronize(stream)
         seconds = sum(box.elapsed(begin, end) for begin, end in pairs)
         return ChaseResult(
@@ -78,7 +78,7 @@ def _followed(transfer_runner: TransferRunner, one: BoundTransfer, accesses: int
 
 
 def _launch(
-    transfer_runner: TransferRunner, one: BoundTransfer, last: Memory, block: int, steps: int
+    transfer_runner: TransferRunner, one: BoundTransfer, last: Memory, name: str, block: int, steps: int
 ) -> None:
     gpu = transfer_runner.gpu_of(one)
     arguments = (
@@ -88,7 +88,7 @@ def _launch(
         np.uint64(last.address),
     )
     with transfer_runner.box.on(gpu.index):
-        kernel = kernels.load("chase.cu", "chase")
+        kernel = kernels.load(f"{name}.cu", name)
         kernel((gpu.processors,), (1,), arguments, stream=transfer_runner.stream(gpu.index, 0))
 
 

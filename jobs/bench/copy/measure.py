@@ -7,7 +7,15 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshrun.jobs.bench.copy.cases import Case, CopyTransfer, CopyTransfers
+from meshrun.jobs.bench.copy.buffers import MatrixGpu
+from meshrun.jobs.bench.copy.cases import (
+    LATENCY,
+    NEEDS_TMA,
+    TMA_CAPABILITY,
+    Case,
+    CopyTransfer,
+    CopyTransfers,
+)
 from meshrun.jobs.bench.copy.engines import ENGINES
 from meshrun.jobs.bench.copy.latency import CHAIN, chase
 from meshrun.jobs.bench.copy.transfers import TransferRunner, TransferSample
@@ -21,7 +29,8 @@ class CopySettings:
 
     size: bytes of a buffer. copies, samples: copies of a sample, samples of a cell. mean: report the mean,
     not the median. check: verify data. accesses: loads of a latency sample. huge_pages: of host memory.
-    pairs: how many pairs of GPUs to measure, drawn at random; None for all. near: allocate host memory near
+    pairs: how many pairs of GPUs to measure, drawn at random; None for all. pair: the only one to measure;
+    None for all. near: allocate host memory near
     each GPU.
     """
 
@@ -33,6 +42,7 @@ class CopySettings:
     accesses: int = 1_000_000
     huge_pages: bool = False
     pairs: int | None = None
+    pair: tuple[int, int] | None = None
     near: bool = True
 
     def middle(self, values: Sequence[float]) -> float:
@@ -90,23 +100,41 @@ def measure(
 ) -> CaseResult:
     """Measure all cells of a case; collective over the host's ranks, the same result on all."""
     gpus, cells, wrong = len(transfer_runner.gpus), list[MatrixCell](), list[str]()
-    for row, column, transfers in drawn(case, gpus, settings.pairs):
+    if case.engine in NEEDS_TMA and (why := without_tma(transfer_runner.gpus)):
+        return CaseResult(case, gpus, (), waived=why)
+    for row, column, transfers in drawn(case, gpus, settings):
         progress(f"row {row}, column {column}")
-        measured = _latency if case.engine == "chase" else _rates
+        measured = _latency if case.engine in LATENCY else _rates
         cell, found = measured(case, transfer_runner, settings, row, column, transfers)
         cells.append(cell)
         wrong += [f"{case.name}, cell ({row}, {column}), {sentence}" for sentence in found]
     waived = ""
-    if not cells:
+    if not cells and settings.pair is not None and gpus > 1:
+        waived = f"there is no pair {settings.pair[0]},{settings.pair[1]} of {gpus} GPUs"
+    elif not cells:
         waived = f"it needs two GPUs, and there is {gpus}"
     elif all(cell.values is None for cell in cells):
         waived = cells[0].why
     return CaseResult(case, gpus, tuple(cells), tuple(wrong), waived)
 
 
-def drawn(case: Case, gpus: int, pairs: int | None) -> list[tuple[int, int, CopyTransfers]]:
-    """Return the cells to measure: of a matrix of pairs, so many; the same ones in all cases and runs."""
-    cells = list(case.cells(gpus))
+def without_tma(gpus: Sequence[MatrixGpu]) -> str:
+    """Return why GPUs cannot make bulk copies; "" if all can."""
+    for number, one in enumerate(gpus):
+        if one.gpu.capability < TMA_CAPABILITY:
+            return (
+                f"bulk copies need compute capability {TMA_CAPABILITY / 10:g}, and GPU {number} "
+                f"({one.gpu.name}) has {one.gpu.capability / 10:g}"
+            )
+    return ""
+
+
+def drawn(case: Case, gpus: int, settings: CopySettings) -> list[tuple[int, int, CopyTransfers]]:
+    """Return the cells to measure: of a matrix of pairs, those of one pair, or so many; the same ones in all
+    cases and runs."""
+    cells, pairs = list(case.cells(gpus)), settings.pairs
+    if settings.pair is not None and case.rows == "gpus":
+        return [cell for cell in cells if {*cell[:2]} == {*settings.pair}]
     if pairs is None or case.rows != "gpus" or pairs >= len(cells):
         return cells
     return [cells[number] for number in sorted(random.Random(0).sample(range(len(cells)), pairs))]
@@ -162,6 +190,6 @@ def _latency(
     with transfer_runner.buffers.bound(transfers, CHAIN, ends=("source",)) as binding:
         if binding.unavailable:
             return MatrixCell(row, column, (), None, why="; ".join(binding.unavailable.values())), []
-        chased = chase(transfer_runner, binding.transfers[0], settings.accesses)
+        chased = chase(transfer_runner, binding.transfers[0], settings.accesses, case.engine)
     values = (chased.seconds * 1e9,)
     return MatrixCell(row, column, transfers, values, (values,)), [chased.mismatch] if chased.mismatch else []

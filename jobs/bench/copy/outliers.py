@@ -82,7 +82,7 @@ def in_common(slow: Sequence[MatrixCell], cells: Sequence[MatrixCell]) -> list[s
 
 def cell_name(cell: MatrixCell, result: CaseResult, number: int) -> str:
     """Name the cell of a matrix by its GPUs, such as "GPU 2 -> GPU 1 by GPU 1"."""
-    if result.case.engine == "chase":
+    if result.case.unit == "ns":
         transfer = cell.transfers[0]
         return f"GPU {transfer.gpu} loading from {transfer.source} memory"
     if result.case.engine == "host":
@@ -109,7 +109,10 @@ def peak(result: CaseResult, number: int, cell: MatrixCell, limits: Sequence[Pea
         return None
     first = cell.transfers[0]
     if case.path == "local":
-        return limits[first.gpu].memory
+        memory = limits[first.gpu].memory
+        if case.engine not in ("read", "write") or memory.rate is None:
+            return memory
+        return Reading(2 * memory.rate, "memory clock x bus width")
     if case.path == "host":
         return limits[cell.column].pcie
     if case.reports == "total":

@@ -7,8 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from meshrun.jobs.bench.copy.buffers import BoundTransfer, End, TransferBuffers
-from meshrun.jobs.bench.copy.engines import ENGINES, PIECE, SMALL, Copies, TransferEngine
+from meshrun.jobs.bench.copy.engines import (
+    ENGINES,
+    PIECE,
+    SMALL,
+    UNIT,
+    Copies,
+    TransferEngine,
+    grid_of,
+)
 from meshrun.jobs.measure import check, patterns
 from meshrun.jobs.measure.gate import Gate
 from meshrun.jobs.measure.patterns import Copied, Segment, Untouched
@@ -83,7 +93,7 @@ class TransferRunner:
             tuple(self._moved(one, engine) for one in transfers),
             tuple(known[one.number] for one in transfers),
             max(whole for _, whole in gathered),
-            self._verify(transfers, engine, seed) if checked else (),
+            self._verify(transfers, engine, seed, copies) if checked else (),
         )
 
     def gpu_of(self, one: BoundTransfer) -> GpuProperties:
@@ -160,16 +170,37 @@ class TransferRunner:
         ]
 
     def _verify(
-        self, transfers: Sequence[BoundTransfer], engine: TransferEngine, seed: int
+        self, transfers: Sequence[BoundTransfer], engine: TransferEngine, seed: int, copies: int
     ) -> tuple[str, ...]:
         found = []
         for one in transfers:
             for end, memory in one.own.items():
                 if end == "target" or engine.both_ways:
                     with self.box.on(memory.gpu):
-                        mismatch = self._verify_end(one, engine, seed, end, memory)
+                        if engine.leaves in ("sums", "repeats"):
+                            mismatch = self._verify_grid(one, engine, copies)
+                        else:
+                            mismatch = self._verify_end(one, engine, seed, end, memory)
                     found += [] if mismatch is None else [mismatch]
         return tuple(one for some in self.group.allgather(found) for one in some)
+
+    def _verify_grid(self, one: BoundTransfer, engine: TransferEngine, copies: int) -> str | None:
+        """Compare what a kernel that only reads or writes has left with the source."""
+        blocks, threads, rounds = grid_of(one.nbytes, self.gpu_of(one))
+        words = blocks * threads * UNIT // WIDTH  # of a round
+        source, target = (
+            self.box.array(one.ends[end])[: rounds * words * WIDTH].view(ELEMENT).reshape(rounds, words)
+            for end in ("source", "target")
+        )
+        if engine.leaves == "sums":
+            expected, target = source.sum(axis=0, dtype=ELEMENT) * np.uint64(copies), target[0]
+        else:
+            expected = source[0]
+        wrong = int((target != expected).sum())
+        if not wrong:
+            return None
+        what = "sum" if engine.leaves == "sums" else "element"
+        return f"{one.transfer}: {counted(wrong, f'wrong {what}')} of {WIDTH} bytes"
 
     def _verify_end(
         self, one: BoundTransfer, engine: TransferEngine, seed: int, end: End, memory: Memory

@@ -1,4 +1,4 @@
-"""`meshrun nvbandwidth`: the measurements of `bench copy` with the options and the output of nvbandwidth 0.8.
+"""`meshrun nvbandwidth`: the measurements of `bench copy` with nvbandwidth 0.10's options and output.
 
 cli         the command: nvbandwidth's options with its meanings
 output      its text and its JSON

@@ -53,7 +53,7 @@ class NvbandwidthCommand(TranslatedCommand):
         "--plot": "meshrun bench copy --plot FILE draws it",
         "--huge_pages": "meshrun bench copy has it",
         "--sample_pairs": "meshrun bench copy has it",
-        "--pair": "meshrun has the test cases and options of nvbandwidth 0.8",
+        "--pair": "meshrun bench copy --pair A,B measures one pair of GPUs",
         "--device": "nvbandwidth measures GPUs; meshrun bench copy --device cpu measures host memory",
     }
 
@@ -101,7 +101,7 @@ class NvbandwidthCommand(TranslatedCommand):
     ]
 )  # fmt: skip
 def nvbandwidth(debug: bool, lists: bool, skips_check: bool, anywhere: bool, **words: Any) -> int:
-    """Measure copies inside a host, with the options and the output of nvbandwidth 0.8.
+    """Measure copies inside a host, with the options and the output of nvbandwidth 0.10.
 
     \b
     meshrun nvbandwidth -t device_to_device_memcpy_read_ce 4

@@ -1,4 +1,4 @@
-"""The text and the JSON of nvbandwidth 0.8, as its readers parse them.
+"""The text and the JSON of nvbandwidth 0.10, as its readers parse them.
 
 The version and the layout are nvbandwidth's; the Git version names meshrun, whose figures these are.
 """
@@ -6,6 +6,7 @@ The version and the layout are nvbandwidth's; the Git version names meshrun, who
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
@@ -16,7 +17,7 @@ from meshrun.jobs.bench.copy.measure import CaseResult
 from meshrun.jobs.bench.copy.record import HostResults
 from meshrun.jobs.measure.record_file import Json
 
-VERSION = "v0.8"
+VERSION = "v0.10.0"
 DEFAULT_SIZE = 512 << 20  # bytes
 
 
@@ -66,7 +67,7 @@ def head(host: HostResults, versions: dict[str, str], sentence: str) -> str:
 def text(result: CaseResult, verbose: bool, perf: bool) -> str:
     """Format a test case. verbose: of -v. perf: of --perfFormatter."""
     if result.waived:
-        return "Waived: \n"
+        return f"Waived: {result.case.name}: {result.waived}\n"
     lines = [f"Running {result.case.name}."]
     for number, (key, title) in enumerate(result.case.matrices):
         lines += [title, *nvbandwidth_text.matrix(result, number, marked=False), ""]
@@ -79,6 +80,10 @@ def text(result: CaseResult, verbose: bool, perf: bool) -> str:
             names = {"MIN": "min", "MAX": "max", "AVG": "average"}
             lines += [f"{word} {key} {figures[name]:.2f}" for word, name in names.items() if name in figures]
         lines.append("")
+        if number == len(result.case.matrices) - 1 and not perf:
+            varies = [value for row in result.variations(number) for value in row if value is not None]
+            if varies:
+                lines.insert(len(lines) - 1, f"COEFFICIENT_OF_VARIATION {key} {statistics.fmean(varies):.2f}")
     lines += [f"Error: {sentence}" for sentence in result.wrong]
     return "\n".join(lines) + "\n"
 
@@ -129,7 +134,7 @@ def _case(result: CaseResult, verbose: bool) -> Json:
     """The matrices of a case, row after row; sum and description are of the last one, as in nvbandwidth."""
     case: Json = {"name": result.case.name, "status": "Waived" if result.waived else "Passed"}
     if result.waived:
-        return case
+        return {**case, "reason": result.waived}
     rows = [
         ["N/A" if value is None else f"{value:g}" for value in row]
         for number in range(len(result.case.matrices))

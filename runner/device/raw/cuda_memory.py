@@ -236,6 +236,7 @@ def _gpu(index: int) -> GpuProperties:
         memory=device.memory,
         cache=properties["l2CacheSize"],
         bandwidth=device.bandwidth,
+        capability=device.compute_capability,
     )
 
 

@@ -18,7 +18,7 @@ class GpuProperties:
     """One GPU. index: CUDA's in this process. processors: streaming multiprocessors. cache: bytes of L2.
 
     memory: bytes. bandwidth: peak memory bandwidth in bytes per second, read plus written, from clock and bus
-    width; None if unknown.
+    width; None if unknown. capability: of computing, such as 90; 0 if unknown.
     """
 
     index: int
@@ -29,6 +29,7 @@ class GpuProperties:
     memory: int
     cache: int
     bandwidth: float | None
+    capability: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 
 from meshrun.jobs.bench.collectives.config import BenchOptions, SweepSettings
 from meshrun.jobs.bench.collectives.session import traffic_of
-from meshrun.jobs.bench.collectives.specs import Traffic, read_matrix
+from meshrun.jobs.bench.collectives.specs import Traffic, expert_shares, read_matrix
 from meshrun.runner.errors import UserError
 
 
@@ -101,3 +101,31 @@ def test_a_matrix_is_of_alltoallv_alone(matrix: Path) -> None:
 def test_the_spread_is_between_0_and_1(given: float, taken: float) -> None:
     wanted = BenchOptions(("alltoallv",), SweepSettings(), spread=given)
     assert traffic_of(wanted, 3, "alltoallv", wanted.settings) == Traffic(taken)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("skew", [0.0, 1.2])
+def test_a_mixture_of_experts(ranks: int, skew: float) -> None:
+    """Every rank sends the same parts; the busiest rank receives the size, and no other rank more."""
+    options = BenchOptions(("alltoallv",), SweepSettings(), experts=2 * ranks, skew=skew)
+    traffic = traffic_of(options, ranks, "alltoallv", options.settings)
+    table = traffic.elements(1 << 20, 4, ranks)
+    assert table == (table[0],) * ranks
+    received = [4 * sum(column) for column in zip(*table, strict=True)]
+    assert (1 << 20) - 16 * ranks <= max(received) <= 1 << 20
+    assert (len(set(received)) == 1) is (skew == 0.0 or ranks == 1)
+    assert all(4 * part % 16 == 0 for part in table[0])
+
+
+def test_experts_have_the_popularity_of_their_number() -> None:
+    shares = expert_shares(4, 2.0, 4)
+    assert sorted(shares, reverse=True) == pytest.approx(
+        [k**-2 / (1 + 1 / 4 + 1 / 9 + 1 / 16) for k in (1, 2, 3, 4)]
+    )
+    assert sum(expert_shares(7, 1.0, 3)) == pytest.approx(1.0)
+
+
+def test_more_ranks_than_experts() -> None:
+    options = BenchOptions(("alltoallv",), SweepSettings(), experts=3)
+    with pytest.raises(UserError, match="at least one expert per rank"):
+        traffic_of(options, 4, "alltoallv", options.settings)

@@ -21,6 +21,12 @@ TITLES = {
     "host_device_latency_sm": "memory latency SM CPU(row) <-> GPU(column) (ns)",
     "device_to_device_latency_sm": "Device to Device Latency SM GPU(row) <-> GPU(column) (ns)",
     "device_local_copy": "memcpy local GPU(column) bandwidth (GB/s)",
+    "device_to_device_memcpy_read_tma": "memcpy TMA GPU(row) -> GPU(column) bandwidth (GB/s)",
+    "device_local_copy_sm": "memcpy local SM GPU(column) bandwidth (GB/s)",
+    "device_local_copy_tma": "memcpy local TMA GPU(column) bandwidth (GB/s)",
+    "device_local_read_sm": "memcpy local read SM GPU(column) bandwidth (GB/s)",
+    "device_local_write_sm": "memcpy local write SM GPU(column) bandwidth (GB/s)",
+    "device_to_device_latency_tma": "Device to Device Latency TMA GPU(row) <-> GPU(column) (ns)",
 }
 
 
@@ -49,7 +55,7 @@ def test_paths() -> None:
 
 
 def test_by_name_and_by_index() -> None:
-    assert [case.name for case in chosen(["34", "host_to_device_memcpy_ce", "0"])] == [
+    assert [case.name for case in chosen(["38", "host_to_device_memcpy_ce", "0"])] == [
         "device_local_copy",
         "host_to_device_memcpy_ce",
     ]
@@ -72,7 +78,7 @@ def test_by_prefix_in_nvbandwidths_order() -> None:
     ("names", "prefixes", "text"),
     [
         (["device_to_device_memcpy_read"], [], "did you mean device_to_device_memcpy_read_"),
-        (["35"], [], "numbered 0 to 34, not 35"),
+        (["44"], [], "numbered 0 to 43, not 44"),
         (["-1"], [], "no test case '-1'; --list"),
         (["²"], [], "no test case '²'; --list"),
         ([], ["device", "nothing"], "begins with 'nothing'"),
@@ -85,5 +91,5 @@ def test_unknown_cases_are_refused(names: list[str], prefixes: list[str], text: 
 
 def test_the_list_has_every_case_with_its_index() -> None:
     lines = listing().splitlines()[2:]
-    assert [line.split(",")[0].strip() for line in lines] == [*map(str, range(35)), "-"]
+    assert [line.split(",")[0].strip() for line in lines] == [*map(str, range(44)), "-"]
     assert [line.split(", ")[1].split(":")[0] for line in lines] == list(BY_NAME)

@@ -55,14 +55,14 @@ def test_the_list_opens_nothing(run: Run) -> None:
     ended = run("--list")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert " 0, host_to_device_memcpy_ce: " in ended.stdout
-    assert "34, device_local_copy: " in ended.stdout
+    assert "38, device_local_copy: " in ended.stdout
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
         (("-t", "device_local_cpoy"), "did you mean device_local_copy"),
-        (("-t", "99"), "numbered 0 to 34, not 99"),
+        (("-t", "99"), "numbered 0 to 43, not 99"),
         (("-p", "nothing"), "begins with 'nothing'"),
         (("-t", "0", "-p", "host"), "-t and -p cannot be combined"),
         (("-s", "0"), "a multiple of 16 bytes, at least 16"),

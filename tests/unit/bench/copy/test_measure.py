@@ -325,8 +325,47 @@ def test_one_gpu_waives_what_takes_two(bench_copy: Any) -> None:
     assert ended.failure is None
     waived = re.findall(r"# (\w+): waived, it needs two GPUs, and there is 1\n", ended.text)
     assert waived == [case.name for case in CASES if not list(case.cells(1))]
-    assert len(waived) == 17
-    assert ended.text.count("Running ") == 35 - 17
+    assert len(waived) == 22
+    assert ended.text.count("Running ") == 44 - 22
+
+
+def test_gpus_without_bulk_copies_waive_them(bench_copy: Any) -> None:
+    names = ("device_local_copy_tma", "device_to_device_latency_tma", "device_local_read_sm")
+    ended = bench_copy(MadeHost(2, capability=80), *names)
+    why = "bulk copies need compute capability 9, and GPU 0 (Made) has 8"
+    for name in names[:2]:
+        assert f"# {name}: waived, {why}\n" in ended.text
+    assert ended.text.count("Running ") == 1
+
+
+@pytest.mark.parametrize("name", ["device_local_read_sm", "device_local_write_sm", "device_local_copy_tma"])
+@pytest.mark.parametrize("size", [16, 96, 1 << 14, (1 << 16) + 48])
+def test_any_size_is_read_written_and_checked(bench_copy: Any, name: str, size: int) -> None:
+    ended = bench_copy(MadeHost(1), name, size=size)
+    assert ended.failure is None
+    assert ended.rows(name)[0][0] != "N/A"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("device_local_read_sm", "1 wrong sum"), ("device_local_write_sm", "1 wrong element")],
+)
+def test_what_a_kernel_reads_or_writes_wrongly(bench_copy: Any, name: str, sentence: str) -> None:
+    def spoil(source: str, target: str, array: np.ndarray[Any, Any]) -> None:
+        array[0] ^= 1
+
+    ended = bench_copy(MadeHost(1, spoil=spoil), name)
+    assert isinstance(ended.failure, WrongResults)
+    assert sentence in str(ended.failure)
+
+
+def test_one_pair_of_many(bench_copy: Any) -> None:
+    name = "device_to_device_memcpy_read_tma"
+    ended = bench_copy(MadeHost(3), name, pair=(2, 0))
+    cells = [[cell != "N/A" for cell in row] for row in ended.rows(name)]
+    assert cells == [[False, False, True], [False, False, False], [True, False, False]]
+    ended = bench_copy(MadeHost(2), name, "device_local_copy", pair=(0, 7))
+    assert f"# {name}: waived, there is no pair 0,7 of 2 GPUs\n" in ended.text
 
 
 @pytest.mark.parametrize("gpus", [1, 2])

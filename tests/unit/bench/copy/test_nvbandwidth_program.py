@@ -50,7 +50,7 @@ def test_golden_text(text: str) -> None:
     both = "device_to_device_bidirectional_memcpy_write_ce"
     head, body = text.split("\n\n", 3)[:3], text.split("\n\n", 3)[3]
     assert head == [
-        f"nvbandwidth Version: v0.8\nBuilt from Git version: meshrun {version('meshrun')}",
+        f"nvbandwidth Version: v0.10.0\nBuilt from Git version: meshrun {version('meshrun')}",
         "NOTE: Buffers of 0 MiB are smaller than the default of 512 MiB, and may not reach the peak "
         "bandwidth.\nCUDA Runtime Version: 0\nCUDA Driver Version: 0\nDriver Version: unknown",
         "made\nDevice 0: Made (00000000:10:00)\nDevice 1: Made (00000000:11:00)",
@@ -66,6 +66,7 @@ def test_golden_text(text: str) -> None:
         "MIN device_to_device_memcpy_read_ce 30.00\n"
         "MAX device_to_device_memcpy_read_ce 100.00\n"
         "AVG device_to_device_memcpy_read_ce 65.00\n"
+        "COEFFICIENT_OF_VARIATION device_to_device_memcpy_read_ce 0.00\n"
         "\n"
         "ERROR: Testcase nosuch not found!\n"
         f"Running {both}.\n"
@@ -146,16 +147,19 @@ def test_dcgm_reads_the_json(bench_copy: Any) -> None:
         "0: Made (00000000:10:00): (made)",
         "1: Made (00000000:11:00): (made)",
     ]
-    assert whole["version"] == "v0.8"
+    assert whole["version"] == "v0.10.0"
 
 
 def test_waived_cases_are_no_failure(bench_copy: Any) -> None:
     name = "device_to_device_memcpy_read_ce"
-    ended = bench_copy(host(1), name, "34", like_nvbandwidth=True)
+    ended = bench_copy(host(1), name, "38", like_nvbandwidth=True)
     assert ended.failure is None
-    assert "\nWaived: \nRunning device_local_copy.\n" in ended.text
+    why = "it needs two GPUs, and there is 1"
+    assert f"\nWaived: {name}: {why}\nRunning device_local_copy.\n" in ended.text
     ended = bench_copy(host(1), name, like_nvbandwidth=True, json=True, output_file="-")
-    assert json.loads(ended.text)["nvbandwidth"]["testcases"] == [{"name": name, "status": "Waived"}]
+    assert json.loads(ended.text)["nvbandwidth"]["testcases"] == [
+        {"name": name, "status": "Waived", "reason": why}
+    ]
 
 
 def test_wrong_data_is_an_error(bench_copy: Any) -> None:
@@ -231,7 +235,13 @@ def test_bench_copy_names_the_command_with_nvbandwidths_options(words: str) -> N
             "--testcase host_to_device_memcpy_ce 1 --skipVerification -t 2",
             ["host_to_device_memcpy_ce", "1", "2"],
         ),
-        ("-p device_local host_device_l -j", ["host_device_latency_sm", "device_local_copy"]),
+        (
+            "-p device_local host_device_l -j",
+            [
+                "host_device_latency_sm",
+                *(case.name for case in CASES if case.name.startswith("device_local")),
+            ],
+        ),
         ("--bufferSize 64 --testcase 3 --disableAffinity --useMean --testSamples 3", ["3"]),
         ("-j -v -t 0 -t 1", ["0", "1"]),
         ("", [case.name for case in CASES]),

@@ -44,7 +44,16 @@ NAMES = [
     "one_to_all_read_sm",
     "host_device_latency_sm",
     "device_to_device_latency_sm",
+    "device_to_device_memcpy_read_tma",
+    "device_to_device_memcpy_write_tma",
+    "device_to_device_bidirectional_memcpy_read_tma",
+    "device_to_device_bidirectional_memcpy_write_tma",
     "device_local_copy",
+    "device_local_copy_sm",
+    "device_local_read_sm",
+    "device_local_write_sm",
+    "device_to_device_latency_tma",
+    "device_local_copy_tma",
 ]
 
 # Case -> (row, column) -> transfers, for two GPUs.
@@ -89,7 +98,16 @@ TWO = {
     "one_to_all_read_sm": {(0, 0): "1>0@1", (0, 1): "0>1@0"},
     "host_device_latency_sm": {(0, 0): "h0>0@0", (0, 1): "h1>1@1"},
     "device_to_device_latency_sm": {(0, 1): "1>0@0", (1, 0): "0>1@1"},
+    "device_to_device_memcpy_read_tma": {(0, 1): "1>0@0", (1, 0): "0>1@1"},
+    "device_to_device_memcpy_write_tma": {(0, 1): "0>1@0", (1, 0): "1>0@1"},
+    "device_to_device_bidirectional_memcpy_read_tma": {(0, 1): "1>0@0 0>1@1", (1, 0): "0>1@1 1>0@0"},
+    "device_to_device_bidirectional_memcpy_write_tma": {(0, 1): "1>0@1 0>1@0", (1, 0): "0>1@0 1>0@1"},
     "device_local_copy": {(0, 0): "0>0@0", (0, 1): "1>1@1"},
+    "device_local_copy_sm": {(0, 0): "0>0@0", (0, 1): "1>1@1"},
+    "device_local_read_sm": {(0, 0): "0>0@0", (0, 1): "1>1@1"},
+    "device_local_write_sm": {(0, 0): "0>0@0", (0, 1): "1>1@1"},
+    "device_to_device_latency_tma": {(0, 1): "1>0@0", (1, 0): "0>1@1"},
+    "device_local_copy_tma": {(0, 0): "0>0@0", (0, 1): "1>1@1"},
 }
 
 # For three GPUs, some cells of every case: those where a third GPU could be mistaken for one of the two.
@@ -128,7 +146,16 @@ THREE = {
     "one_to_all_read_sm": {(0, 1): "0>1@0 2>1@2"},
     "host_device_latency_sm": {(0, 2): "h2>2@2"},
     "device_to_device_latency_sm": {(1, 2): "2>1@1", (2, 1): "1>2@2"},
+    "device_to_device_memcpy_read_tma": {(1, 2): "2>1@1"},
+    "device_to_device_memcpy_write_tma": {(1, 2): "1>2@1"},
+    "device_to_device_bidirectional_memcpy_read_tma": {(1, 2): "2>1@1 1>2@2"},
+    "device_to_device_bidirectional_memcpy_write_tma": {(1, 2): "2>1@2 1>2@1"},
     "device_local_copy": {(0, 2): "2>2@2"},
+    "device_local_copy_sm": {(0, 2): "2>2@2"},
+    "device_local_read_sm": {(0, 2): "2>2@2"},
+    "device_local_write_sm": {(0, 2): "2>2@2"},
+    "device_to_device_latency_tma": {(1, 2): "2>1@1", (2, 1): "1>2@2"},
+    "device_local_copy_tma": {(0, 2): "2>2@2"},
 }
 
 SPLIT = {
@@ -154,7 +181,7 @@ def cells(case: Case, gpus: int) -> dict[tuple[int, int], str]:
 
 def test_names_and_indices_are_nvbandwidths() -> None:
     assert [case.name for case in CASES] == NAMES
-    assert len(NAMES) == 35
+    assert len(NAMES) == 44
 
 
 def test_every_case_has_flows_below() -> None:
@@ -179,7 +206,13 @@ def test_flows_of_three_gpus(name: str) -> None:
 def test_engines_and_what_is_reported(name: str) -> None:
     case = BY_NAME[name]
     engine = "split" if name in SPLIT else "chase" if "latency" in name else name.rpartition("_")[2]
-    assert case.engine == ("ce" if name == "device_local_copy" else engine)
+    others = {
+        "device_local_copy": "ce",
+        "device_local_read_sm": "read",
+        "device_local_write_sm": "write",
+        "device_to_device_latency_tma": "chase_tma",
+    }
+    assert case.engine == others.get(name, engine)
     each = name.startswith("device_to_device_bidirectional")
     total = "one" in name.split("_")
     assert case.reports == ("each" if each else "total" if total else "first")
