@@ -406,7 +406,7 @@ class _Body:
         self._numbers = {key: number for number, key in enumerate(keys)}
         self._arrays: dict[int, int] = {}  # between stages, by their numbers in the function's graph
         self._loops: dict[RecordedLoop, RecordedLoop] = {}
-        self._lists: dict[int, int] = {}  # what lists have for points, by their numbers in the function's graph
+        self._lists: dict[int, int] = {}  # what lists have, by number in the function's graph
         self._done: dict[Node, Node] = {}
         for slot in sorted(used[loop]):
             one = loop.slots[slot]
