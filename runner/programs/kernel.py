@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshrun.runner.compiler.compiled import DeviceKernel, compile_for
+from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel, compile_for
+from meshrun.runner.compiler.cpp.host import HostProgram
 from meshrun.runner.compiler.cuda.values import ValueKernel
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
@@ -84,6 +85,12 @@ class CellKernel:
         return functools.partial(
             _call_both, fill, functools.partial(self._points.fill, blocks, outs, first, scalars)
         )
+
+    @property
+    def loops(self) -> HostProgram | None:
+        """The compiled loops of a CPU that compute all cells; None if others are needed."""
+        is_host = isinstance(self.kernel, HostKernel) and self._points is None
+        return self.kernel.loops if is_host else None
 
     def _fill(self, blocks: Sequence[Array], outs: Sequence[Array], first: Shape, scalars: Array) -> None:
         program, xp = self._program, self._backend.xp

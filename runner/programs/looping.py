@@ -286,10 +286,10 @@ class LoopRun:
     def _march(self, outer: Any, march: RowMarch, items: range) -> None:
         """Run all iterations, each of which computes a row."""
         run, loop = self.run, self.stage.loop
-        numbers = []
-        for count in range(len(items)):
-            numbers.append(np.zeros(len(loop.body.tape.slots), run.values.row.dtype))
-            self._make_numbers(count, numbers[-1])
+        numbers = np.zeros((len(items), len(loop.body.tape.slots)), run.values.row.dtype)
+        needed = march.numbered or loop.numbers.carried
+        for count in range(len(items)) if needed else ():
+            self._make_numbers(count, numbers[count])
         # The last iteration's blocks, which begin as what there was before the loop.
         targets = {output: self._target(output, len(items) - 1) for output in self._blocks}
         for output, array in targets.items():
