@@ -287,8 +287,13 @@ class LoopRun:
         """Run all iterations, each of which computes a row."""
         run, loop = self.run, self.stage.loop
         numbers = np.zeros((len(items), len(loop.body.tape.slots)), run.values.row.dtype)
-        needed = march.numbered or loop.numbers.carried
-        for count in range(len(items)) if needed else ():
+        # Where neither cells nor numbers depend on those of the iterations before, the last one's are enough.
+        carried = {one.number for one in loop.numbers.carried}
+        depending = loop.body.tape.depending_on(carried)
+        each = march.numbered or any(
+            one.on_tape[1] and one.final in depending for one in loop.numbers.carried
+        )
+        for count in range(0 if each else len(items) - 1, len(items)):
             self._make_numbers(count, numbers[count])
         # The last iteration's blocks, which begin as what there was before the loop.
         targets = {output: self._target(output, len(items) - 1) for output in self._blocks}

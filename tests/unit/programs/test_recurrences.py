@@ -157,13 +157,22 @@ def test_compiled_rows_have_the_bits_of_numpy(function: Any) -> None:
 
 
 def test_all_rows_are_computed_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by a call of Python for each of them."""
-    monkeypatch.setattr(CellKernel, "bind", None)
-    monkeypatch.setattr(LoopRun, "_make_numbers", None)
+    """Not by a call of Python for each of them, nor with numbers that Python makes for each of them."""
+    counts: list[int] = []
+    make = LoopRun._make_numbers
+
+    def counted(loop: LoopRun, count: int, row: Any) -> None:
+        counts.append(count)
+        make(loop, count, row)
+
+    monkeypatch.setattr(LoopRun, "_make_numbers", counted)
+    monkeypatch.setattr(CellKernel, "_fill", None)
     u, b = np.random.default_rng(0).random((2, 11, 9))
-    for function in (along_rows, along_columns, backward):
-        (found,) = run_program(planned(function, [u, b], ["out"]), [u, b], (2, 1), compiled=True)
+    for function, loops in ((along_columns, 1), (thomas, 2)):
+        counts.clear()
+        (found,) = run_program(planned(function, [u, b], ["out"]), [u, b], (1, 1), compiled=True)
         assert np.array_equal(found, function(u.copy(), b.copy()))
+        assert len(counts) == loops
 
 
 @pytest.mark.parametrize("function", [along_rows, along_columns, backward, thomas, by_the_number])
