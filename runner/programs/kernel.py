@@ -89,8 +89,9 @@ class CellKernel:
     @property
     def loops(self) -> HostProgram | None:
         """The compiled loops of a CPU that compute all cells; None if others are needed."""
-        is_host = isinstance(self.kernel, HostKernel) and self._points is None
-        return self.kernel.loops if is_host else None
+        if not isinstance(self.kernel, HostKernel) or self._points is not None:
+            return None
+        return self.kernel.loops
 
     def _fill(self, blocks: Sequence[Array], outs: Sequence[Array], first: Shape, scalars: Array) -> None:
         program, xp = self._program, self._backend.xp

@@ -156,8 +156,8 @@ class RowMarch:
             """Return the blocks that a row reads, where it is written, and its first position."""
             place = item + rows.distance
             at = place - region.start[rows.axis]
-            read = [block[(*before, slice(at, at + 1 + low + high))] for block in given]
-            written = [target[(*before, slice(at, at + 1))] for target in targets]
+            around, own = (*before, slice(at, at + 1 + low + high)), (*before, slice(at, at + 1))
+            read, written = [block[around] for block in given], [target[own] for target in targets]
             return read, written, (*region.start[: rows.axis], place, *region.start[rows.axis + 1 :])
 
         # All rows by one call of compiled code.
