@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,3 +134,12 @@ def slot(node: Node) -> str:
 def compiler_options(arithmetic: str) -> tuple[str, ...]:
     """Return NVRTC's options for "strict" arithmetic, or for "fast", which contracts a * b + c."""
     return ("--fmad=true",) if arithmetic == "fast" else ()
+
+
+def line_of(program: Program, source: str, at: int) -> int:
+    """Return the line of the user's file that line `at` of a kernel's text computes; 0 if it is not one."""
+    lines = source.splitlines()
+    text = lines[at - 1] if 0 < at <= len(lines) else ""
+    operations = set(re.findall(r"(?:numpy|packed)::(?:near_|whole_)?(\w+)<", text))
+    found = {node.line for node in program.nodes if node.op in operations and node.line}
+    return found.pop() if len(found) == 1 else 0

@@ -13,7 +13,8 @@ from typing import Any
 
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.compiler.block_function import BlockFunction
-from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel
+from meshrun.runner.compiler.compiled import HostKernel
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.passes.branches import common_operations
 from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable

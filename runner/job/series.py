@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +66,8 @@ class Series:
         """Return the path of the file, or what the array is: the same text for the same values."""
         if self.path is not None:
             return str(self.path)
+        import hashlib  # loads OpenSSL
+
         digest = hashlib.sha256(self.values.tobytes()).hexdigest()[:16]
         shape = "x".join(map(str, self.values.shape))
         return f"{self.values.dtype} of shape {shape}, SHA-256 {digest}"

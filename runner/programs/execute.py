@@ -30,6 +30,7 @@ from meshrun.runner.compiler.whole.graph import ValueCheck
 from meshrun.runner.compiler.whole.point_kernel import PointValues
 from meshrun.runner.compiler.whole.point_pass import Blocks, PointCells
 from meshrun.runner.device.api import Mark, poison
+from meshrun.runner.options.loop_rules import USUAL, LoopRules
 from meshrun.runner.plan.grid import Partition
 from meshrun.runner.plan.halo import check_widths
 from meshrun.runner.plan.steps import LINE
@@ -37,7 +38,6 @@ from meshrun.runner.programs.cells import LevelCells, StageCells
 from meshrun.runner.programs.chains import ChainStage, chains_of
 from meshrun.runner.programs.kernel import CellKernel, bind_values
 from meshrun.runner.programs.level_kernel import LevelKernel, Target, level_partition
-from meshrun.runner.programs.loop_rules import USUAL, LoopRules
 from meshrun.runner.programs.looping import LoopRun
 from meshrun.runner.programs.memory import shared_memory, written_by
 from meshrun.runner.programs.reducing import (

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel, compile_for
+from meshrun.runner.compiler.compiled import HostKernel, compile_for
 from meshrun.runner.compiler.cpp.host import HostProgram
 from meshrun.runner.compiler.cuda.values import ValueKernel
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.pieces import UniformBox, compute_piece, pieces_of
 from meshrun.runner.compiler.whole.point_kernel import PointKernel

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshrun.runner.compiler.block_function import BlockFunction
-from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import shared_planes, single_pass
 from meshrun.runner.compiler.cuda.steps.layout import NotFusable, StepKernel, layout_of
 from meshrun.runner.compiler.decide import not_one_kernel
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.operations import compiler_options, inexact_operations
 from meshrun.runner.compiler.passes.branches import BranchCost, branch_costs, common_operations
 from meshrun.runner.compiler.passes.ends import ends_of, interior

@@ -13,6 +13,7 @@ from meshrun.runner.arrays.store import store_of
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.in_memory import BlockDoesNotFit, Pipeline
 from meshrun.runner.maps.streamed.chunk_agreement import serial_file, with_trial_results
+from meshrun.runner.options.loop_rules import LoopRules
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import (
     FileTraits,
@@ -25,7 +26,6 @@ from meshrun.runner.plan.chunking import (
 )
 from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import ArrayType, Task
-from meshrun.runner.programs.loop_rules import LoopRules
 from meshrun.runner.region import Array, Region
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.spans import STAGES

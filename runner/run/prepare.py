@@ -40,12 +40,12 @@ from meshrun.runner.maps.same_values import (
 )
 from meshrun.runner.maps.split_probe import refuse_split
 from meshrun.runner.options.form import forms_of_inputs
+from meshrun.runner.options.loop_rules import OnIteration, nothing_shown
 from meshrun.runner.options.run_options import Options
 from meshrun.runner.options.step_options import FieldChange, NamedRule, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import MemoryUse, block_memory, check_limit, has_own_grid, memory_limits
 from meshrun.runner.plan.task import ArrayType, Task, plan_task
-from meshrun.runner.programs.loop_rules import OnIteration, nothing_shown
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.run.files import check_files, check_no_overwrite, name_files
@@ -452,10 +452,10 @@ def agreed_kernel(
         made = alone.kernel
         if may_be_slower(task, made) and world.on_root(lambda: is_slower(task, made, cache_folder())):
             return task, Fusion(why="NumPy is faster, as was measured", quiet=True)
-    if steps > 1:
-        from meshrun.runner.compiler.compiled import DeviceKernel
+    kernel, shape = alone.kernel, task.partition[0].shape
+    if steps > 1 and kernel is not None and fusions[world.rank].compiler == "CUDA":
+        from meshrun.runner.compiler.device_kernel import DeviceKernel
 
-        shape, kernel = task.partition[0].shape, alone.kernel
         if isinstance(kernel, DeviceKernel):
             kernel.choice = world.on_root(
                 lambda: kernel.choice or kernel.measured(world.backend, shape, steps)

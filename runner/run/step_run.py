@@ -12,12 +12,12 @@ from meshrun.runner.arrays.load import load_arrays, spread_sources
 from meshrun.runner.arrays.store import store_of
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.maps.streamed.chunk_agreement import serial_file, with_trial_results
+from meshrun.runner.options.loop_rules import LoopRules
 from meshrun.runner.options.step_options import EVERY, FieldChange, NamedRule, StepOptions
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import MemoryUse, not_streamed
 from meshrun.runner.plan.steps import fields_memory, moved_bytes, step_memory
 from meshrun.runner.plan.task import ArrayType, Task, check_feeds
-from meshrun.runner.programs.loop_rules import LoopRules
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.run.finish import Computation, Finished, commit, commit_series, computation_of

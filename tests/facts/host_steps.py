@@ -16,11 +16,11 @@ from typing import Any
 
 from numpy_kernel import pass_and_store, with_ends
 
-from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.beyond import NO_SIDES, Sides
 from meshrun.runner.compiler.cuda.steps.kernel import build
 from meshrun.runner.compiler.cuda.steps.layout import StepKernel
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.operations import KERNELS
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.device.api import Backend

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from step_runs import PAD, Arrays, beyond_ends
 
-from meshrun.runner.compiler.compiled import DeviceKernel, Feeds
+from meshrun.runner.compiler.compiled import Feeds
 from meshrun.runner.compiler.cuda import single_pass
 from meshrun.runner.compiler.cuda.beyond import NO_SIDES, Sides, cells_beyond
 from meshrun.runner.compiler.cuda.steps.layout import Axis, Sending
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.passes.handed_on import without_outputs
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Extents, Program, in_order

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from fused import Array, Launch, launchers, widths_of
 
-from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel, PassVariant
+from meshrun.runner.compiler.compiled import HostKernel
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit
+from meshrun.runner.compiler.device_kernel import DeviceKernel, PassVariant
 from meshrun.runner.compiler.passes.real_parts import in_real_parts
 from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components, with_units
 from meshrun.runner.region import Shape

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import meshrun
-from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.steps.layout import Axis
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Operand
 from meshrun.runner.compiler.trace.trace import trace

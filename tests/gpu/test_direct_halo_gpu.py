@@ -182,7 +182,7 @@ def test_graphs_of_single_steps_are_a_plain_loop(
     )  # observed between graphs of all lengths
     options = Options(device="cuda", fuse="require", overlap=overlap, steps=steps, oversubscribe=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("meshrun.runner.compiler.compiled.DeviceKernel.most_steps", 1)
+        patch.setattr("meshrun.runner.compiler.device_kernel.DeviceKernel.most_steps", 1)
         record = run(job, inputs, outputs, {}, options, world=world)
     assert record["steps"]["steps_per_kernel"] == 1
     assert record["steps"]["steps_per_exchange"] == every

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from packed_cases import SMALL, of_floats, of_integers, of_neighbours, of_sums
 from random_programs import programs
 
-from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.pass_launch import launch_arguments
 from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit
 from meshrun.runner.compiler.cuda.steps.layout import Axis
 from meshrun.runner.compiler.cuda.steps.tuning import MEASURED, choices
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Operand, Program, merge_components
 from meshrun.runner.compiler.trace.trace import trace

@@ -118,7 +118,7 @@ def test_single_passes_store_the_cells_beyond_the_array(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: str, shape: tuple[int, ...]
 ) -> None:
     """In graphs too: no launch fills these cells between two steps."""
-    monkeypatch.setattr("meshrun.runner.compiler.compiled.DeviceKernel.most_steps", 1)
+    monkeypatch.setattr("meshrun.runner.compiler.device_kernel.DeviceKernel.most_steps", 1)
     monkeypatch.setattr(StepBlocks, "_fill_outside", lambda *_: pytest.fail("a launch fills them"))
     field = np.random.default_rng(1).random(shape, np.float32)
     before, after = tmp_path / "a.npy", tmp_path / "b.npy"
@@ -136,7 +136,7 @@ def test_single_passes_store_the_cells_beyond_the_array(
 def test_single_passes_store_the_rows_beyond_the_array(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: str, shape: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr("meshrun.runner.compiler.compiled.DeviceKernel.most_steps", 1)
+    monkeypatch.setattr("meshrun.runner.compiler.device_kernel.DeviceKernel.most_steps", 1)
     monkeypatch.setattr(StepBlocks, "_fill_outside", lambda *_: pytest.fail("a launch fills them"))
     fields = tuple(np.random.default_rng(1).integers(0, 2**32, (2, *shape), np.uint32))
     inputs, outputs = [tmp_path / "a.npy", tmp_path / "b.npy"], [tmp_path / "c.npy", tmp_path / "d.npy"]

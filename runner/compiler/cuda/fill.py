@@ -12,7 +12,7 @@ from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
 
 if TYPE_CHECKING:
-    from meshrun.runner.compiler.compiled import DeviceKernel
+    from meshrun.runner.compiler.device_kernel import DeviceKernel
     from meshrun.runner.compiler.trace.graph import Extents, Operand
 
 
@@ -59,7 +59,7 @@ def kernel_of(
     device: int,
 ) -> DeviceKernel:
     """Return the kernel of a function for one device, kept for the next call."""
-    from meshrun.runner.compiler.compiled import DeviceKernel
+    from meshrun.runner.compiler.device_kernel import DeviceKernel
     from meshrun.runner.compiler.trace.trace import trace
 
     names = [one.name for one in outputs]

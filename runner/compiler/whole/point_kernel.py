@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel, StepState, compile_points
+from meshrun.runner.compiler.compiled import HostKernel, compile_points
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.operations import inexact_operations
+from meshrun.runner.compiler.step_state import StepState
 from meshrun.runner.compiler.whole.point_code import (
     DevicePoints,
     HostPoints,

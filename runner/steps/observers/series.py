@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel, compile_points
+from meshrun.runner.compiler.compiled import HostKernel, compile_points
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.whole.point_code import PointSet, is_computable
 from meshrun.runner.compiler.whole.point_kernel import PointKernel, PointValues
 from meshrun.runner.compiler.whole.point_pass import Blocks, SeriesPass

@@ -11,10 +11,10 @@ from fused import GXX, cases, example, launchers, same, widths_of
 from nvrtc_log import log_of
 from step_runs import PAD, beyond_ends
 
-from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.beyond import Beyond, Sides, cells_beyond
 from meshrun.runner.compiler.cuda.pass_launch import launch_arguments
 from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit, finds_ends
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program
 from meshrun.runner.plan.halo import source_index

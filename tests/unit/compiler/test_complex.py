@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from nvrtc_log import log_of
 
 import meshrun
-from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp.host import build
 from meshrun.runner.compiler.cuda.single_pass import emit
 from meshrun.runner.compiler.cuda.steps.layout import NotFusable
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.operations import inexact_operations
 from meshrun.runner.compiler.passes.real_parts import has_complex, in_real_parts, views_of_parts
 from meshrun.runner.compiler.trace.evaluate import evaluate

@@ -16,13 +16,13 @@ from nvrtc_log import log_of, log_of_text
 from step_parts import Part, compare
 from whole_kernels import compile_loops, compile_texts, halo_of
 
-from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.beyond import cells_beyond
 from meshrun.runner.compiler.cuda.pass_launch import launch_arguments
 from meshrun.runner.compiler.cuda.single_pass import emit, finds_ends
 from meshrun.runner.compiler.cuda.steps.kernel import FEW_BYTES, build
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import choices
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.passes.real_parts import in_real_parts, views_of_parts
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Operand, Program, merge_components, with_units, without_units

@@ -23,11 +23,11 @@ from meshrun.runner.comm.api import Control
 from meshrun.runner.comm.threads import run_ranks
 from meshrun.runner.compiler import decide as fusing
 from meshrun.runner.compiler import inferred_halo
-from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import host
 from meshrun.runner.compiler.cuda.steps.layout import Tuning
 from meshrun.runner.compiler.cuda.steps.tuning import Choice
 from meshrun.runner.compiler.decide import Fusion, fused_alone
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.trace.refusal import NotTraceable

@@ -18,11 +18,11 @@ from nvrtc_log import log_of
 from step_runs import PAD, beyond_ends
 from whole_kernels import compile_texts, in_blocks
 
-from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda import shared_planes
 from meshrun.runner.compiler.cuda.pass_launch import have_equal_alignment
 from meshrun.runner.compiler.cuda.shared_planes import SharedPlanes, choose, reads_of_turn
 from meshrun.runner.compiler.cuda.single_pass import emit, finds_ends
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Graph, Node, Operand, Program
 

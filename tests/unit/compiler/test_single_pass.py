@@ -35,11 +35,11 @@ from hypothesis import strategies as st
 from random_programs import programs
 from step_runs import PAD, beyond_ends
 
-from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda import pass_launch, single_pass
 from meshrun.runner.compiler.cuda.pass_launch import have_equal_pitches, is_wide, launch_arguments
 from meshrun.runner.compiler.cuda.pass_tile import choose_tile, with_fewer_columns
 from meshrun.runner.compiler.cuda.single_pass import PassKernel, emit, finds_ends
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program, merge_components
 

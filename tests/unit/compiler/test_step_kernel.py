@@ -18,7 +18,6 @@ from numpy.lib.stride_tricks import as_strided
 from nvrtc_log import log_of_text
 from step_parts import Part, bits, compare, run
 
-from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.steps import kernel_3d as step_kernel_3d
 from meshrun.runner.compiler.cuda.steps.kernel import (
     arguments,
@@ -28,6 +27,7 @@ from meshrun.runner.compiler.cuda.steps.kernel import (
     takes_vectors,
 )
 from meshrun.runner.compiler.cuda.steps.layout import Axis, NotFusable, StepKernel, Tuning
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Graph, Operand, Program
 from meshrun.runner.compiler.trace.trace import trace

@@ -14,7 +14,6 @@ import pytest
 from meshrun.jobs.airflow.cells import Cell
 from meshrun.jobs.airflow.lattice import LATTICES
 from meshrun.jobs.airflow.step import step_job
-from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cuda.steps.kernel import build
 from meshrun.runner.compiler.cuda.steps.layout import Axis
 from meshrun.runner.compiler.cuda.steps.tuning import (
@@ -24,6 +23,7 @@ from meshrun.runner.compiler.cuda.steps.tuning import (
     chosen,
     seconds_per_cell,
 )
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.graph import Operand, Program
 from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.system.compiler import NotCompiled

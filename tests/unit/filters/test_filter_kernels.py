@@ -24,9 +24,10 @@ from meshrun.jobs.filters.dtypes import SUPPORTED, is_wide
 from meshrun.jobs.filters.grayscale import grayscale
 from meshrun.jobs.filters.laplacian import laplacian
 from meshrun.jobs.filters.weights import read
-from meshrun.runner.compiler import compiled
+from meshrun.runner.compiler import device_kernel
 from meshrun.runner.compiler.cuda import fill
 from meshrun.runner.compiler.trace.evaluate import evaluate
+from meshrun.runner.compiler.trace.graph import Operand
 from meshrun.runner.errors import RunError, UserError
 from meshrun.runner.plan.halo import normalize
 from meshrun.runner.system.compiler import NotCompiled
@@ -64,13 +65,13 @@ def by_numpy(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Have NumPy evaluate what is traced. Returns the programs, in the order of their calls."""
     programs = []
 
-    def call(kernel: compiled.DeviceKernel, blocks: Any, outs: Any, first: Any) -> None:
+    def call(kernel: device_kernel.DeviceKernel, blocks: Any, outs: Any, first: Any) -> None:
         programs.append(kernel.program)
         plain = [np.asarray(block) for block in blocks]
         for out, result in zip(outs, evaluate(kernel.program, plain, kernel.widths), strict=True):
             out[...] = result
 
-    monkeypatch.setattr(compiled.DeviceKernel, "__call__", call)
+    monkeypatch.setattr(device_kernel.DeviceKernel, "__call__", call)
     return programs
 
 
@@ -145,7 +146,7 @@ def test_kernels_of_many_taps_read_them_from_memory(
     assert [len(weights.taps) for weights in tables] == [256]
     wide = fill.kernel_of.__wrapped__  # of 64-bit integers, whose taps take the most operations
     weights = read("; ".join([" ".join(["1"] * 15)] * 15), False)
-    operands = [(fill.Operand(name, np.dtype(np.int64)),) for name in ("block0", "out0")]
+    operands = [(Operand(name, np.dtype(np.int64)),) for name in ("block0", "out0")]
     kernel = wide(convolve_module._filter, *operands, tuple(weights.widths), (("weights", weights),), 0)
     assert kernel.program.operations > 4 * 225
 

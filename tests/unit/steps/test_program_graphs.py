@@ -16,7 +16,7 @@ from point_threads import by_threads
 
 from meshrun.runner.arrays.halo import exchange
 from meshrun.runner.comm.threads import ThreadComm, run_ranks
-from meshrun.runner.compiler.compiled import DeviceKernel
+from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.whole import point_code, point_kernel
 from meshrun.runner.compiler.whole.point_pass import PointCells
 from meshrun.runner.device.api import NotCapturable
