@@ -5,9 +5,10 @@
 PYTHON: an interpreter that has JAX. float32. Each method has a process of its own (meshrun: two), which waits
 without using a core while another one measures. In each round, the methods take turns on each program and
 size, with steps for about --seconds. Medians of rounds, microseconds per step (of conjugate gradients: per
-iteration), and the microseconds of processor time, of all threads and ranks: where other work loads the
+iteration), and the least processor time of a round, of all threads and ranks: where other work loads the
 machine, elapsed time grows and processor time hardly does, but for ranks that wait for each other.
-The results of JAX and of meshrun after one step are compared with NumPy's.
+All methods have the same cores, one for each rank. JAX's results after one step are compared with NumPy's;
+tests compare meshrun's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -29,7 +31,7 @@ import numpy as np
 Take = Callable[[int], None]
 ITERATIONS = 64  # of a loop of conjugate gradients in one step
 SHAPES = {"turbulence": "v", "split_step": "cv", "cavity": "vvv", "v_cycle": "vv", "conjugate_step": "vvv1",
-          "conjugate_loop": "vv", "heat_implicit": "v"}  # fmt: skip
+          "conjugate_loop": "vv", "heat_implicit": "v", "recurrence": "vv", "thomas": "v"}  # fmt: skip
 OUTPUTS = {"cavity": 3, "conjugate_step": 4}  # results that feed the next step; by default, one
 
 
@@ -49,10 +51,8 @@ def inputs(name: str, size: int) -> list[Any]:
 # The programs in JAX: `jit`, loops of `lax`, and updates by `at`.
 
 
-def in_jax() -> dict[str, Callable[..., Any]]:  # noqa: PLR0915
-    import jax
+def spectral_in_jax() -> list[Callable[..., Any]]:
     import jax.numpy as jnp
-    from jax import lax
 
     def turbulence(w: Any, dt: float = 1e-4, nu: float = 1e-4) -> Any:
         n, m = w.shape
@@ -80,8 +80,19 @@ def in_jax() -> dict[str, Callable[..., Any]]:  # noqa: PLR0915
         half = jnp.exp(-0.5j * dt * potential)
         return half * jnp.fft.ifft2(jnp.exp(-0.5j * dt * (kx**2 + ky**2)) * jnp.fft.fft2(half * psi))
 
-    def around(q: Any) -> Any:
-        return q[1:-1, 2:] + q[1:-1, :-2] + q[2:, 1:-1] + q[:-2, 1:-1]
+    def heat_implicit(u: Any, rate: float = 0.1) -> Any:
+        k = [2 - 2 * jnp.cos(2 * jnp.pi * jnp.fft.fftfreq(n).astype(u.dtype)) for n in u.shape]
+        return jnp.fft.ifft2(jnp.fft.fft2(u) / (1 + rate * (k[0][:, None] + k[1]))).real
+
+    return [turbulence, split_step, heat_implicit]
+
+
+def around(q: Any) -> Any:
+    return q[1:-1, 2:] + q[1:-1, :-2] + q[2:, 1:-1] + q[:-2, 1:-1]
+
+
+def cavity_in_jax() -> Callable[..., Any]:
+    from jax import lax
 
     def cavity(u: Any, v: Any, p: Any, dt: float = 1e-4, dx: float = 0.05, nu: float = 0.1) -> Any:
         source = (u[1:-1, 2:] - u[1:-1, :-2] + v[2:, 1:-1] - v[:-2, 1:-1]) / (2 * dx * dt)
@@ -105,6 +116,13 @@ def in_jax() -> dict[str, Callable[..., Any]]:  # noqa: PLR0915
         new_u, new_v = moved(u, p[1:-1, 2:] - p[1:-1, :-2]), moved(v, p[2:, 1:-1] - p[:-2, 1:-1])
         new_u = new_u.at[0].set(0).at[:, 0].set(0).at[:, -1].set(0).at[-1].set(1)
         return new_u, new_v.at[0].set(0).at[-1].set(0).at[:, 0].set(0).at[:, -1].set(0), p
+
+    return cavity
+
+
+def solvers_in_jax() -> list[Callable[..., Any]]:
+    import jax.numpy as jnp
+    from jax import lax
 
     def smoothed(u: Any, f: Any, sweeps: int) -> Any:
         return lax.fori_loop(0, sweeps, lambda _, u: u + 0.8 * ((around(jnp.pad(u, 1)) - f) / 4 - u), u)
@@ -137,11 +155,41 @@ def in_jax() -> dict[str, Callable[..., Any]]:  # noqa: PLR0915
         state = (x, r, r, jnp.sum(r * r), 0)
         return lax.while_loop(wanted, lambda s: (*conjugate_step(*s[:4]), s[4] + 1), state)[0]
 
-    def heat_implicit(u: Any, rate: float = 0.1) -> Any:
-        k = [2 - 2 * jnp.cos(2 * jnp.pi * jnp.fft.fftfreq(n).astype(u.dtype)) for n in u.shape]
-        return jnp.fft.ifft2(jnp.fft.fft2(u) / (1 + rate * (k[0][:, None] + k[1]))).real
+    return [v_cycle, conjugate_step, conjugate_loop]
 
-    programs = (turbulence, split_step, cavity, v_cycle, conjugate_step, conjugate_loop, heat_implicit)
+
+def recurrences_in_jax() -> list[Callable[..., Any]]:
+    import jax.numpy as jnp
+    from jax import lax
+
+    def recurrence(u: Any, b: Any) -> Any:
+        def row(before: Any, own: Any) -> Any:
+            new = 0.5 * before + own
+            return new, new
+
+        return jnp.concatenate([u[:1], lax.scan(row, u[0], b[1:])[1]])
+
+    def thomas(b: Any, k: float = 0.7) -> Any:
+        def forward(before: Any, own: Any) -> Any:
+            m = 1 + 2 * k + k * before[0]
+            new = -k / m, (own + k * before[1]) / m
+            return new, new
+
+        def backward(after: Any, own: Any) -> Any:
+            new = own[1] - own[0] * after
+            return new, new
+
+        zero = jnp.zeros_like(b[0])
+        _, rows = lax.scan(forward, (zero, zero), b)
+        return lax.scan(backward, zero, rows, reverse=True)[1]
+
+    return [recurrence, thomas]
+
+
+def in_jax() -> dict[str, Callable[..., Any]]:
+    import jax
+
+    programs = [*spectral_in_jax(), cavity_in_jax(), *solvers_in_jax(), *recurrences_in_jax()]
     return {one.__name__: jax.jit(one) for one in programs}
 
 
@@ -208,7 +256,7 @@ def as_peer(method: str, folder: Path) -> None:
 
 def as_ranks(folder: Path) -> None:
     """Take the turns of meshrun, on each rank."""
-    from programs import PROGRAMS, stepping
+    from programs import PROGRAMS, RECURRENCES, stepping
 
     from meshrun.runner.steps.stepper import Stepper
     from meshrun.runner.world.world import open_world
@@ -217,7 +265,7 @@ def as_ranks(folder: Path) -> None:
         known: dict[tuple[str, int], tuple[Callable[[int], float], Stepper]] = {}
         turns = Turns(folder, "meshrun")
         for name, size, steps in turns:
-            job, dtypes, _ = PROGRAMS[name]
+            job, dtypes, _ = (PROGRAMS | RECURRENCES)[name]
             if (name, size) not in known:
                 types = [
                     (() if one.endswith("*") else (size, size), np.dtype(one.strip("*"))) for one in dtypes
@@ -252,12 +300,16 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             rows = compared(Path(folder), options)
         if options.json:
-            about = {"benchmark": "program_peers", "rounds": options.rounds, "ranks": options.ranks}
+            about = {
+                "benchmark": "program_peers", "rounds": options.rounds, "ranks": options.ranks,
+                "processor": platform.processor() or platform.machine(), "load": os.getloadavg(),
+            }  # fmt: skip
             options.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 
 def compared(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for each program and size."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.ranks])
     own = [str(Path(__file__).resolve()), "--folder", str(folder), "--as"]
     command = ["mpirun", "-n", str(options.ranks), sys.executable, *own, "meshrun"]
     commands = {"meshrun": command, "numpy": [sys.executable, *own, "numpy"]}
@@ -293,7 +345,7 @@ def compared(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
                 elapsed, used = zip(*pairs, strict=True)
                 row[method] = {
                     "microseconds": scale * statistics.median(elapsed), "least": scale * min(elapsed),
-                    "processor_microseconds": scale * statistics.median(used), "steps": steps[method],
+                    "processor_microseconds": scale * min(used), "steps": steps[method],
                 }  # fmt: skip
             rows.append(row)
             texts = [

@@ -175,6 +175,30 @@ def conjugate_loop(x, b, *, most: int = ITERATIONS):
     return x
 
 
+# Recurrences
+
+
+@meshrun.distribute(outputs=("u",))
+def recurrence(u, b):
+    for i in range(1, u.shape[0]):
+        u[i] = 0.5 * u[i - 1] + b[i]
+    return u
+
+
+@meshrun.distribute(outputs=("x",))
+def thomas(b, *, k: float = 0.7):
+    """Solve (1 + 2k) x[i] - k (x[i-1] + x[i+1]) = b[i] along axis 0."""
+    c, x, n = np.zeros_like(b), b.copy(), b.shape[0]
+    c[0], x[0] = -k / (1 + 2 * k), b[0] / (1 + 2 * k)
+    for i in range(1, n):
+        m = 1 + 2 * k + k * c[i - 1]
+        c[i] = -k / m
+        x[i] = (b[i] + k * x[i - 1]) / m
+    for i in range(n - 2, -1, -1):
+        x[i] -= c[i] * x[i + 1]
+    return x
+
+
 # The functions, the dtypes of their inputs, and the iterations of a step. A dtype of rank 0 has a "*".
 PROGRAMS: dict[str, tuple[Job, list[str], int]] = {
     "turbulence": (turbulence, ["f4"], 1),
@@ -186,11 +210,18 @@ PROGRAMS: dict[str, tuple[Job, list[str], int]] = {
     "conjugate_step": (conjugate_step, ["f4"] * 3 + ["f4*"], 1),
     "conjugate_loop": (conjugate_loop, ["f4"] * 2, ITERATIONS),
 }
+# On CPUs alone: a GPU computes all rows in each iteration.
+RECURRENCES: dict[str, tuple[Job, list[str], int]] = {
+    "recurrence": (recurrence, ["f4"] * 2, 1),
+    "thomas": (thomas, ["f4"], 1),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", choices=PROGRAMS, nargs="+", default=[*PROGRAMS], help="these programs")
+    parser.add_argument(
+        "--only", choices=[*PROGRAMS, *RECURRENCES], nargs="+", default=[*PROGRAMS], help="these programs"
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[1024, 4096, 8192], help="cells of an axis")
     parser.add_argument("--seconds", type=float, default=0.2, help="of a round, about")
     parser.add_argument("--rounds", type=int, default=5)
@@ -215,7 +246,7 @@ def main() -> None:
 
 def measure(world: World, name: str, size: int, options: argparse.Namespace) -> dict[str, Any]:
     """Print and return the row of a program and a size. Collective."""
-    job, dtypes, iterations = PROGRAMS[name]
+    job, dtypes, iterations = (PROGRAMS | RECURRENCES)[name]
     shape = (size, size // 2 + 1) if name == "turbulence_spectrum" else (size, size)
     types = [(() if one.endswith("*") else shape, np.dtype(one.strip("*"))) for one in dtypes]
     take, stepper = stepping(world, job, types)

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshrun.runner.compiler.compiled import compile_for
+from meshrun.runner.compiler.compiled import HostKernel, compile_for
+from meshrun.runner.compiler.cpp.host import HostProgram
 from meshrun.runner.compiler.cuda.values import ValueKernel
 from meshrun.runner.compiler.device_kernel import DeviceKernel
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -85,6 +86,13 @@ class CellKernel:
         return functools.partial(
             _call_both, fill, functools.partial(self._points.fill, blocks, outs, first, scalars)
         )
+
+    @property
+    def loops(self) -> HostProgram | None:
+        """The compiled loops of a CPU that compute all cells; None if others are needed."""
+        if not isinstance(self.kernel, HostKernel) or self._points is not None:
+            return None
+        return self.kernel.loops
 
     def _fill(self, blocks: Sequence[Array], outs: Sequence[Array], first: Shape, scalars: Array) -> None:
         program, xp = self._program, self._backend.xp

@@ -159,6 +159,7 @@ class LoopRun:
         self.stage, self.run = stage, run
         self.tally = Tally()
         self.graphs = BodyGraphs(run)
+        self._next: dict[int, Any] = {}  # carried numbers, as the iteration that runs leaves them
         self.sweeps: Any = None  # of `steps.loop_sweeps`: takes all iterations
         loop, program, world = stage.loop, run.program, outer.world
         left = dict(stage.writes)
@@ -286,6 +287,7 @@ class LoopRun:
             run.values.views[value][...] = outer.values.views[source]
         run.forget()
         run.host, run.capturing, run.tables = outer.host, outer.capturing, outer.tables
+        self._next = {}
         before_loop = loop.body.tape.numbers(run.host.step, run.host.given) if loop.numbers.carried else []
         for one in loop.numbers.carried:
             run.host.given[one.number] = before_loop[one.initial] if one.on_tape[0] else one.initial
@@ -293,10 +295,15 @@ class LoopRun:
     def _march(self, outer: Any, march: RowMarch, items: range) -> None:
         """Run all iterations, each of which computes a row."""
         run, loop = self.run, self.stage.loop
-        numbers = []
-        for count in range(len(items)):
-            numbers.append(np.zeros(len(loop.body.tape.slots), run.values.row.dtype))
-            self._make_numbers(count, numbers[-1])
+        numbers = np.zeros((len(items), len(loop.body.tape.slots)), run.values.row.dtype)
+        # Where neither cells nor numbers depend on those of the iterations before, the last one's are enough.
+        carried = {one.number for one in loop.numbers.carried}
+        depending = loop.body.tape.depending_on(carried)
+        each = march.numbered or any(
+            one.on_tape[1] and one.final in depending for one in loop.numbers.carried
+        )
+        for count in range(0 if each else len(items) - 1, len(items)):
+            self._make_numbers(count, numbers[count])
         # The last iteration's blocks, which begin as what there was before the loop.
         targets = {output: self._target(output, len(items) - 1) for output in self._blocks}
         for output, array in targets.items():
@@ -348,23 +355,27 @@ class LoopRun:
         tape, numbers = loop.body.tape, loop.numbers
         if numbers.index is not None and numbers.items is not None:
             given[numbers.index] = numbers.items[count]
+        given.update(self._next)
         values = tape.numbers(self.run.host.step, given) if tape.slots or numbers.carried else []
         if tape.slots:
             row[...] = tape.row_of(values)
-        for one in numbers.carried:
-            given[one.number] = values[one.final] if one.on_tape[1] else one.final
+        # The loops within this iteration still compute with what it has found.
+        self._next = {
+            one.number: values[one.final] if one.on_tape[1] else one.final for one in numbers.carried
+        }
 
     def _iterate_ahead(self, first: int) -> bool:
         """Run iterations before it is known whether they are wanted. Return whether they were run."""
         given = self.run.host.given
         if self.graphs.reason or self.run.capturing or not self.run.world.backend.asynchronous:
             return False
-        before = dict(given)
+        before, following = dict(given), self._next
         try:
             self._iterate(first, self._ahead.batch)
         except UserError:  # of the host's numbers, which count only if the iteration does
             given.clear()
             given.update(before)
+            self._next = following
             return False
         return True
 
@@ -401,6 +412,7 @@ class LoopRun:
     def _leave(self, outer: Any, count: int) -> None:
         """Leave the results of so many iterations. Without any, they are what there was before."""
         stage, loop = self.stage, self.stage.loop
+        self.run.host.given.update(self._next)
         for output, number in stage.writes:
             if count:
                 outer.arrays[number] = self._target(output, count - 1)

@@ -7,9 +7,11 @@ turns: each computes its rows and passes on those that the next one reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from meshrun.runner.arrays.distributed_array import DistributedArray
 from meshrun.runner.compiler.trace.graph import Node, in_order
@@ -26,7 +28,7 @@ class Rows:
 
     axis: along which each computes one row; distance: of the row from the number of the loop. cells: of a
     row. outputs: of the body, which the results are. beside: axes along which a row reads others' cells of
-    what the loop changes.
+    what the loop changes. numbered: whether cells depend on numbers that the host makes for each iteration.
     """
 
     axis: int
@@ -34,6 +36,7 @@ class Rows:
     cells: StageCells
     outputs: tuple[int, ...]
     beside: frozenset[int]
+    numbered: bool
 
 
 def rows_of_loop(stage: LoopStage) -> Rows | None:
@@ -68,7 +71,9 @@ def rows_of_loop(stage: LoopStage) -> Rows | None:
         for one, node in zip(results, nodes, strict=True)
     )
     cells = replace(kernel.cells, program=replace(whole, outputs=written))
-    loads = (one for one in in_order(node for one in written for node in one.nodes) if one.op == "load")
+    needed = in_order(node for one in written for node in one.nodes)
+    numbered = any(one.op == "scalar" and one.value < len(loop.body.tape.slots) for one in needed)
+    loads = (one for one in needed if one.op == "load")
     beside = {
         axis
         for load in loads
@@ -76,7 +81,7 @@ def rows_of_loop(stage: LoopStage) -> Rows | None:
         for axis, at in enumerate(load.offset)
         if at
     }
-    return Rows(place.value[0], distance, cells, outputs, frozenset(beside))
+    return Rows(place.value[0], distance, cells, outputs, frozenset(beside), numbered)
 
 
 def _is_kept(node: Node, condition: Node, own: int) -> bool:
@@ -112,18 +117,19 @@ class RowMarch:
     def __init__(self, run: Any, rows: Rows) -> None:
         self._run, self._rows, region = run, rows, run.region
         shape = tuple(1 if axis == rows.axis else n for axis, n in enumerate(region.shape))
-        self._shape = shape
         with run.phases("prepare"):
             self.kernel = CellKernel(rows.cells, run.world.backend, shape, compiled=run.compiled)
         # A row is computed in memory of its own: what it replaces may be read by other cells of it.
         empty = run.world.backend.empty
         self._results = [empty(shape, one.dtype) for one in rows.cells.program.outputs]
-        self._calls: dict[tuple[int, ...], Callable[[], None]] = {}
 
-    def take(
-        self, items: range, numbers: Sequence[HostArray], targets: Mapping[int, DistributedArray]
-    ) -> None:
-        """Compute a row for each item, in place. numbers: of each item, the slots of the tape."""
+    @property
+    def numbered(self) -> bool:
+        """Whether cells depend on numbers that the host makes for each iteration."""
+        return self._rows.numbered
+
+    def take(self, items: range, numbers: HostArray, targets: Mapping[int, DistributedArray]) -> None:
+        """Compute a row for each item, in place. numbers: (items, slots of the tape)."""
         run, axis = self._run, self._rows.axis
         arrays = [targets[output] for output in self._rows.outputs]
         halos = run._halos[0]
@@ -131,30 +137,42 @@ class RowMarch:
         parts = run.partition.grid[axis]
         own = run.partition.coordinates(run.world.rank)[axis]
         turns = range(parts) if items.step > 0 else range(parts - 1, -1, -1)
+        here = [n for n, item in enumerate(items) if first <= item + self._rows.distance < last]
         for turn in turns:
             run._exchange(halos)  # all ranks, as what has been computed may be another one's halo
-            if turn == own and run.region.size:
-                for item, row in zip(items, numbers, strict=True):
-                    if first <= item + self._rows.distance < last:
-                        self._compute(item + self._rows.distance, row, arrays)
+            if turn == own and run.region.size and here:
+                with run.phases("kernel"):
+                    self._compute(items[here[0] : here[-1] + 1], numbers[here[0] : here[-1] + 1], arrays)
             for array in arrays:
                 array.written()
 
-    def _compute(self, place: int, numbers: HostArray, arrays: Sequence[DistributedArray]) -> None:
-        """Compute the row at a place."""
-        run, rows = self._run, self._rows
-        if len(numbers):
-            run.set_step(numbers)
-        key = (place, *(id(run.arrays[number]) for number in rows.cells.reads))
-        at = place - run.region.start[rows.axis]
-        if key not in self._calls:
-            low, high = rows.cells.widths[rows.axis]
-            around = (*(slice(None),) * rows.axis, slice(at, at + 1 + low + high))
-            blocks = [block[around] for block in run._blocks(rows.cells)]
-            start = tuple(place if axis == rows.axis else n for axis, n in enumerate(run.region.start))
-            self._calls[key] = self.kernel.bind(blocks, self._results, start, run.values.row)
-        with run.phases("kernel"):
-            self._calls[key]()
-            cells = (*(slice(None),) * rows.axis, slice(at, at + 1))
-            for array, result in zip(arrays, self._results, strict=True):
-                array.interior[cells] = result
+    def _compute(self, items: range, numbers: HostArray, arrays: Sequence[DistributedArray]) -> None:
+        """Compute the rows of items, all of which are here. numbers: (items, slots of the tape)."""
+        run, rows, region = self._run, self._rows, self._run.region
+        (low, high), before = rows.cells.widths[rows.axis], (slice(None),) * rows.axis
+        given, targets = run._blocks(rows.cells), [array.interior for array in arrays]
+
+        def bound(item: int) -> tuple[list[HostArray], list[HostArray], tuple[int, ...]]:
+            """Return the blocks that a row reads, where it is written, and its first position."""
+            place = item + rows.distance
+            at = place - region.start[rows.axis]
+            around, own = (*before, slice(at, at + 1 + low + high)), (*before, slice(at, at + 1))
+            read, written = [block[around] for block in given], [target[own] for target in targets]
+            return read, written, (*region.start[: rows.axis], place, *region.start[rows.axis + 1 :])
+
+        # All rows by one call of compiled code.
+        if self.kernel.loops is not None:
+            slots = np.tile(run.values.row, (len(items), 1))
+            slots[:, : numbers.shape[1]] = numbers
+            blocks, cells, first = bound(items[0])
+            along = rows.axis, items.step
+            self.kernel.loops.march(blocks, self._results, cells, rows.cells.widths, first, along, slots)
+            return
+
+        # One by one by NumPy's functions.
+        for item, row in zip(items, numbers, strict=True):
+            run.set_step(row)
+            blocks, cells, first = bound(item)
+            self.kernel.bind(blocks, self._results, first, run.values.row)()
+            for cell, result in zip(cells, self._results, strict=True):
+                cell[...] = result

@@ -643,6 +643,7 @@ def _reads(program: WholeProgram, one: tuple[str, int]) -> set[tuple[str, int]]:
     definition = program.between[number] if kind == "array" else program.values[number]
     assert not isinstance(definition, InputValue)
     nodes = in_order(_read_by(definition))
+    nodes += in_order(program.graph.picked_nodes(nodes))
     arrays = {("array", node.input) for node in nodes if node.op == "load"}
     return arrays | {("value", node.value) for node in nodes if node.op == "scalar"}
 

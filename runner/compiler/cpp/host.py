@@ -147,6 +147,34 @@ class HostProgram:
         kept = [*blocks, *outs, scalars]
         return functools.partial(_call, self.loaded[f"run{self.number}"], arguments, kept)
 
+    def march(
+        self,
+        blocks: Sequence[HostArray],
+        outs: Sequence[HostArray],
+        targets: Sequence[HostArray],
+        widths: Extents,
+        first: Sequence[int],
+        along: tuple[int, int],
+        scalars: HostArray,
+    ) -> None:
+        """Compute boxes of cells one after the other, and write each over cells that the next one may read.
+
+        blocks, first: of the first box, as of `run`. outs: memory for the results of one box. targets: own
+        cells from the first box on, that the results are written to. along: the axis, and how many cells
+        along it a box is from the one before. scalars: (boxes, slots).
+        """
+        axes = self.program.axes
+        starts = [_pointer(block, [low for low, _ in widths], axes) for block in blocks]
+        written = [[_pointer(one, [0] * axes, axes) for one in arrays] for arrays in (outs, targets)]
+        if scalars.shape[1] < self.program.scalars or not scalars.flags.c_contiguous:
+            raise ValueError(f"{self.program.scalars} slots are needed for each box, in rows of their own")
+        self.loaded[f"march{self.number}"](
+            ctypes.c_longlong(len(scalars)), *map(ctypes.c_longlong, along),
+            ctypes.c_longlong(scalars.shape[1]), _pointers(starts), _strides(blocks, axes),
+            _pointers(written[0]), _strides(outs, axes), _pointers(written[1]), _strides(targets, axes),
+            _integers(outs[0].shape[:axes]), self._place(first), ctypes.c_void_p(scalars.ctypes.data),
+        )  # fmt: skip
+
     def steps(
         self,
         blocks: Sequence[Sequence[HostArray]],

@@ -138,6 +138,34 @@ extern "C" void run@number(const char* const* in, const Index* in_strides, char*
     sums.finish();
 }
 
+// Copy a box between arrays of different strides.
+template <int AXIS> static void put(const char* from, const int64* from_strides, char* to, const int64* to_strides,
+                                    const int64* shape) {
+    if constexpr (AXIS == AXES - 1) {
+        std::memcpy(to, from, shape[AXIS] * to_strides[AXIS]);
+    } else {
+        for (int64 at = 0; at < shape[AXIS]; ++at)
+            put<AXIS + 1>(from + at * from_strides[AXIS], from_strides, to + at * to_strides[AXIS], to_strides, shape);
+    }
+}
+
+// Compute `count` boxes, each `step` cells along an axis from the one before, and write each over cells that the
+// next one may read. in, first: of the first box. out: memory of one box. to: cell 0 of the first box, where it is
+// written. scalars: `slots` for each box.
+extern "C" void march@number(int64 count, int64 axis, int64 step, int64 slots, const char* const* in,
+                      const Index* in_strides, char* const* out, const Index* out_strides, char* const* to,
+                      const Index* to_strides, const int64* shape, const int64* first, const uint64* scalars) {
+    const char* from[INPUTS];
+    int64 place[AXES];
+    std::memcpy(place, first, sizeof(place));
+    for (int64 k = 0; k < count; ++k, place[axis] += step) {
+        for (int i = 0; i < INPUTS; ++i) from[i] = in[i] + k * step * in_strides[i][axis];
+        run@number(from, in_strides, out, out_strides, shape, place, scalars + k * slots);
+        for (int o = 0; o < OUTPUTS; ++o)
+            put<0>(out[o], out_strides[o], to[o] + k * step * to_strides[o][axis], to_strides[o], shape);
+    }
+}
+
 struct Box { Index lo, hi; };
 struct Copy { int64 axis, target, source; };
 

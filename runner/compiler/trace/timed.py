@@ -13,7 +13,7 @@ import math
 import operator
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -158,6 +158,14 @@ class StepTape:
                 raise self._failure(what, step, call.line, "a float, such as 2.0 instead of 2, in the line")
             values.append(value)
         return values
+
+    def depending_on(self, given: Collection[int]) -> set[int]:
+        """Return the numbers that are computed of some numbers, with these."""
+        found = set(given)
+        for number, call in enumerate(self.calls, 1):
+            if not found.isdisjoint(call.references()):
+                found.add(number)
+        return found
 
     def check(self, steps: int) -> None:
         """Raise UserError, with the length needed, if so many steps take rows beyond a table's end."""

@@ -252,7 +252,7 @@ class WholeGraph(Graph):
         if node.op == "point":
             return self.point(*node.value)
         points, number, shift = node.value
-        return self._pick(points, number, shift, node.dtype)
+        return self.pick_of(points, number, shift, node.dtype)
 
     def new_array(self, lengths: Shape) -> int:
         """Return the number of a further array. lengths: as of `lengths`."""
@@ -278,9 +278,10 @@ class WholeGraph(Graph):
         constant = all(value.op == "constant" for value in values)
         kind = values[0].dtype
         self.picked.append(np.array([one.value for one in values], kind) if constant else tuple(values))
-        return self._pick(points, len(self.picked) - 1, None, kind)
+        return self.pick_of(points, len(self.picked) - 1, None, kind)
 
-    def _pick(self, points: int, number: int, shift: Offset | None, dtype: np.dtype[Any]) -> Node:
+    def pick_of(self, points: int, number: int, shift: Offset | None, dtype: np.dtype[Any]) -> Node:
+        """Return the leaf of what a list has. number: in `picked`. shift: as of the leaf."""
         key = "pick", points, number, shift
         return self._node(key, lambda: Node("pick", dtype, value=(points, number, shift)))
 
@@ -294,7 +295,7 @@ class WholeGraph(Graph):
 
         def leaf(node: Node) -> Node:
             if node.op == "pick" and node.value[2] is None:
-                return self._pick(other, node.value[1], None, node.dtype)
+                return self.pick_of(other, node.value[1], None, node.dtype)
             return self.moved_leaf(node, shift)
 
         return self._rewritten(nodes, leaf)
@@ -306,7 +307,7 @@ class WholeGraph(Graph):
             if node.op != "pick" or node.value[2] is not None:
                 return node
             points, number, _ = node.value
-            return self._pick(points, number, (0,) * self.points[points].shape[1], node.dtype)
+            return self.pick_of(points, number, (0,) * self.points[points].shape[1], node.dtype)
 
         return self._rewritten(nodes, leaf)
 
@@ -338,7 +339,7 @@ class WholeGraph(Graph):
 
         def list_of(constants: HostArray) -> Node:
             self.picked.append(constants)
-            return self._pick(points, len(self.picked) - 1, shift, constants.dtype)
+            return self.pick_of(points, len(self.picked) - 1, shift, constants.dtype)
 
         found: Node | None = None
         for members in groups.values():
@@ -505,7 +506,7 @@ class WholeGraph(Graph):
             if node.op == "point":
                 return self.point(node.value[0], further)
             points, number, _ = node.value
-            return self._pick(points, number, further, node.dtype)
+            return self.pick_of(points, number, further, node.dtype)
         if node.op == "table":
             pairs = zip(node.value, node.offset, strict=True)
             starts = [at + (shift[axis] if axis >= 0 else 0) for axis, at in pairs]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshrun.runner.compiler.block_function import MOST_KEPT
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.whole.block_form import MOST_KEPT
 from meshrun.runner.compiler.whole.point_pass import Blocks, SeriesPass
 from meshrun.runner.compiler.whole.trace import WholeInput, trace_whole
 from tests.unit.compiler.test_whole import check, compiled, field, traced

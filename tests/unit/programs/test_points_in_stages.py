@@ -60,3 +60,81 @@ def test_a_kernel_is_followed_by_its_points() -> None:
     found = run_program(planned(sources, [u], ("out", "value")), [u], (2, 1), compiled=True)
     for one, want in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(one, want)
+
+
+# Points in loops and branches
+
+
+def in_a_while_loop(u):
+    """Each iteration writes constants to points, and what it computes of a value."""
+    turns = 0
+    while u.max() < 40 and turns < 9:
+        u[1:-1] += 0.125 * (u[2:] - u[:-2])
+        u[YS, XS] += V
+        u[YS, XS + 3] = V[::-1] * u.min() + turns
+        turns += 1
+    return u, u.sum()
+
+
+def in_a_branch(u):
+    v = u * 2
+    if u.max() > 3:
+        u[YS, XS] = v[YS, XS] + u[YS, XS] * 0.5
+        u = u / u.max()
+    else:
+        u += v
+    if u.min() < 3:  # both branches are computed
+        u[YS, XS] = V
+    return u, u.min()
+
+
+def of_the_number(u):
+    """What is written depends on the number of a counted loop, and on what is known before it."""
+    most = u.max()
+    for turn in range(40):
+        u = 0.25 * (np.roll(u, 1, axis=0) + np.roll(u, -1, axis=1)) + np.roll(u, 1, axis=1) * 0.5
+        u[YS, XS] += V * turn
+        u[YS, XS + 1] += V / most
+    return u, u.max()
+
+
+def in_a_loop_in_a_loop(u):
+    turns = 0
+    while turns < 3 and u.max() < 1e6:
+        u[YS, XS] += V * u.max()
+        while u.min() < 0.5 + turns:
+            u[YS, XS + 1] += V * u.min()
+            u += 0.25
+        turns += 1
+    return u, u.max()
+
+
+def points_before_and_after(u):
+    """Lists that only a loop picks from, and lists that it has in common with what is around it."""
+    u[YS, XS] += V * u.max()
+    while u.max() > 4:
+        u[YS, XS] *= V / u.max()
+        u *= 0.5
+    u[YS, XS] += V * u.max()
+    return u, u.max()
+
+
+LOOPS = in_a_while_loop, in_a_branch, of_the_number, in_a_loop_in_a_loop, points_before_and_after
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (2, 2)])
+@pytest.mark.parametrize("function", LOOPS)
+def test_loops_and_branches_have_the_bits_of_numpy(function: Any, grid: tuple[int, ...]) -> None:
+    u = np.random.default_rng(0).random((12, 17)) * 4
+    program = planned(function, [u], ("out", "value"))
+    assert program.loops
+    found, value = run_program(program, [u], grid)
+    wanted, number = plain(function, [u])
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_allclose(value, number, rtol=1e-14)
+
+
+def test_a_kernel_in_a_loop_is_followed_by_its_points() -> None:
+    u = np.random.default_rng(0).random((12, 17)) * 4
+    found, _ = run_program(planned(in_a_while_loop, [u], ("out", "value")), [u], (2, 1), compiled=True)
+    np.testing.assert_array_equal(found, plain(in_a_while_loop, [u])[0])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshrun.runner.programs.kernel import CellKernel
 from meshrun.runner.programs.looping import LoopRun
 from meshrun.runner.programs.stages import LoopStage
 from tests.facts.program_runs import planned, run_program
@@ -127,6 +128,51 @@ def test_some_ranks_may_have_no_cells(compiled: bool) -> None:
     program = planned(along_columns, [u, b], ["out"])
     (found,) = run_program(program, [u, b], (3, 1), compiled=compiled)
     assert np.array_equal(found, along_columns(u.copy(), b.copy()))
+
+
+def of_complex_cells(u, b):
+    v = u + 1j * b
+    for i in range(1, u.shape[0]):
+        v[i] = 0.5 * v[i - 1] * b[i] - v[i].conj()
+    return v
+
+
+def with_points(u, b):
+    b[[0, 5, 8], [0, 7, 2]] = 3
+    for i in range(1, u.shape[0]):
+        u[i] = 0.5 * u[i - 1] + b[i]
+    return u
+
+
+COMPILED = along_columns, thomas, by_the_number, neighbours, of_complex_cells, with_points
+
+
+@pytest.mark.parametrize("function", COMPILED)
+def test_compiled_rows_have_the_bits_of_numpy(function: Any) -> None:
+    u, b = np.random.default_rng(0).random((2, 11, 9))
+    program = planned(function, [u, b], ["out"])
+    for grid in ((1, 1), (2, 2)):
+        (found,) = run_program(program, [u, b], grid, compiled=True)
+        assert np.array_equal(found, function(u.copy(), b.copy()))
+
+
+def test_all_rows_are_computed_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by a call of Python for each of them, nor with numbers that Python makes for each of them."""
+    counts: list[int] = []
+    make = LoopRun._make_numbers
+
+    def counted(loop: LoopRun, count: int, row: Any) -> None:
+        counts.append(count)
+        make(loop, count, row)
+
+    monkeypatch.setattr(LoopRun, "_make_numbers", counted)
+    monkeypatch.setattr(CellKernel, "_fill", None)
+    u, b = np.random.default_rng(0).random((2, 11, 9))
+    for function, loops in ((along_columns, 1), (thomas, 2)):
+        counts.clear()
+        (found,) = run_program(planned(function, [u, b], ["out"]), [u, b], (1, 1), compiled=True)
+        assert np.array_equal(found, function(u.copy(), b.copy()))
+        assert len(counts) == loops
 
 
 @pytest.mark.parametrize("function", [along_rows, along_columns, backward, thomas, by_the_number])

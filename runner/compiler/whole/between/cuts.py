@@ -85,12 +85,12 @@ class Needed:
         self.values: dict[int, Definition] = {}
         roots = [node for output in program.outputs for node in output.nodes]
         roots += [node for series in program.series for node in series.nodes]
-        roots += [one for values in program.graph.picked if isinstance(values, tuple) for one in values]
         open_nodes = roots + [check.count for check in program.checks]
         seen = set[Node]()
         while open_nodes:
             for node in in_order([open_nodes.pop()], seen):
                 seen.add(node)
+                open_nodes += program.graph.picked_nodes([node])
                 number = node.input if node.op == "load" else node.value
                 if node.op == "load" and number in program.written and number not in self.written:
                     self.written[number] = program.written[number]

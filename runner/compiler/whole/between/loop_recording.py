@@ -274,11 +274,6 @@ def _note_ends(
         for slot, node in zip(slots, ends[path]._storage.nodes, strict=True):
             slot.final = node
     traced.after, traced.end = ends, state.get()
-    graph = tracer.recorder.graph
-    depends = LoopDependence(graph, tracer.recorder.tape, loop.number)
-    for node in {*in_order(loop.inside), *depends.nodes(loop.inside)}:
-        if node.op in ("point", "pick"):
-            raise NotAlike("it reads or writes lists of points")
 
 
 def _is_of_cells(tracer: StateTracer, loop: RecordedLoop) -> bool:

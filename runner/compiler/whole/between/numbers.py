@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from meshrun.runner.compiler.trace.graph import Node, in_order
 from meshrun.runner.compiler.whole.between.cuts import Needed
 from meshrun.runner.compiler.whole.between.recorded_loop import MappedLoops, with_bodies
@@ -35,13 +37,13 @@ def numbered(program: WholeProgram, function: Callable[..., Any]) -> WholeProgra
     program = with_bodies(program, partial(numbered, function=function))
     old, inputs = program.graph, program.inputs
     needed = Needed(program)
-    picked = [one for values in old.picked if isinstance(values, tuple) for one in values]
     roots = [node for output in program.outputs for node in output.nodes]
     roots += [node for series in program.series for node in series.nodes]
-    roots += [check.count for check in program.checks] + picked + [*needed.written.values()]
+    roots += [check.count for check in program.checks] + [*needed.written.values()]
     roots += [node for reduction in needed.reductions for node in reduction.nodes]
     roots += [node for loop in needed.loops for node in loop.outside]
-    nodes = in_order(roots)
+    picks = {node.value[1] for node in in_order(roots) if node.op == "pick"}
+    nodes = in_order([*roots, *old.picked_nodes(in_order(roots))])
 
     # The tables that are read, and the scalars: first those of the tape.
     tables = list(dict.fromkeys((node.input, node.value) for node in nodes if node.op == "table"))
@@ -97,7 +99,11 @@ def numbered(program: WholeProgram, function: Callable[..., Any]) -> WholeProgra
             return mapped.result(one)
         return replace(one, nodes=of(one.nodes)) if isinstance(one, Reduction) else one
 
-    graph.picked = [of(one) if isinstance(one, tuple) else one for one in old.picked]
+    # Lists that only the bodies of loops pick from have no values here.
+    graph.picked = [
+        one if isinstance(one, np.ndarray) else of(one) if number in picks else ()
+        for number, one in enumerate(old.picked)
+    ]
     shift = len(tables)
     between: dict[int, Node | Reduction | LoopResult] = {
         **{n + shift: done[node] for n, node in needed.written.items()},

@@ -237,7 +237,6 @@ def _used_results(program: WholeProgram) -> dict[RecordedLoop, set[int]]:
     used: dict[RecordedLoop, set[int]] = {}
     roots = [node for output in program.outputs for node in output.nodes]
     roots += [node for series in program.series for node in series.nodes]
-    roots += [one for values in program.graph.picked if isinstance(values, tuple) for one in values]
     roots += [check.count for check in program.checks]
     seen = set[Node]()
     by_number: dict[int, RecordedLoop] = {}
@@ -339,6 +338,9 @@ class LoopDependence:
                 definition = self._graph.between.get(one.input)
             elif one.op == "scalar":
                 definition = self._graph.values[one.value]
+            elif one.op == "pick":
+                known[one] = any(map(self.of, self._graph.picked_nodes([one])))
+                continue
             elif one.op not in LEAVES:
                 known[one] = any(known[operand] for operand in one.operands)
                 continue
@@ -358,7 +360,7 @@ class LoopDependence:
             seen.add(node)
             if not self.of(node):
                 continue
-            open_nodes += node.operands
+            open_nodes += [*node.operands, *self._graph.picked_nodes([node])]
             definition: Any = None
             if node.op == "load":
                 definition = self._graph.between[node.input]
@@ -403,6 +405,7 @@ class _Body:
         self._numbers = {key: number for number, key in enumerate(keys)}
         self._arrays: dict[int, int] = {}  # between stages, by their numbers in the function's graph
         self._loops: dict[RecordedLoop, RecordedLoop] = {}
+        self._lists: dict[int, int] = {}  # what lists have, by number in the function's graph
         self._done: dict[Node, Node] = {}
         for slot in sorted(used[loop]):
             one = loop.slots[slot]
@@ -474,6 +477,8 @@ class _Body:
         leaves = source.dependence(node).leaves
         if node.op in ("constant", "place", "inside"):
             return self.graph.leaf(node)
+        if node.op in ("point", "pick"):
+            return self._listed(node)
         if node.op == "load":
             number = self._number_of_load(node)
             self.graph.wraps[number] |= source.wraps[node.input]
@@ -510,9 +515,24 @@ class _Body:
         assert isinstance(definition, StepSlot)
         return self.graph.step_slot(definition.slot, node.dtype)
 
+    def _listed(self, node: Node) -> Node:
+        """Return a condition on points, or what a list has for each of them."""
+        source, graph = self._program.graph, self.graph
+        points = graph.list_points(source.points[node.value[0]])
+        if node.op == "point":
+            return graph.point(points, node.value[1])
+        _, number, shift = node.value
+        if number not in self._lists:
+            picked = source.picked[number]
+            graph.picked.append(tuple(self.of(picked)) if isinstance(picked, tuple) else picked)
+            self._lists[number] = len(graph.picked) - 1
+        return graph.pick_of(points, self._lists[number], shift, node.dtype)
+
     def _leaf(self, node: Node) -> Node:
         """Return a leaf that differs from iteration to iteration."""
         source, graph = self._program.graph, self.graph
+        if node.op == "pick":
+            return self._listed(node)
         if node.op == "load":
             state = source.between[node.input]
             if isinstance(state, StateValue) and state.loop == self._loop.number:
