@@ -509,8 +509,8 @@ class InterNode(RungMeasurement):
     def locate(self, found: Confirmed) -> Confirmed | None:
         kind, key = found.name
         if kind == "leaf":
-            ranks, others = (tuple(side.tolist()) for side in self.network.leaves[key])
-            return replace(found, ranks=ranks, or_ranks=others)
+            leaf = self.network.leaves[key]
+            return replace(found, ranks=tuple(leaf.ranks.tolist()), or_ranks=tuple(leaf.others.tolist()))
         if kind == "path" and self.network.only_pair(*divmod(key, self.topology.ranks)):
             nics = [("nic", rank) for rank in divmod(key, self.topology.ranks)]
             return replace(found, ties=(*found.ties, *nics))
