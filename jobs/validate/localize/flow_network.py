@@ -32,9 +32,9 @@ class FlowNetwork:
     """What flows between hosts have shown of the network, and so which parts a flow passes.
 
     far: (hosts, hosts), pairs of hosts whose uplinks are slower than NICs. near: (hosts,), hosts whose NICs
-    flows to some others show. leaves: by rail, its slow leaf switch. hidden: (models, models), whether a partner with a NIC of the second model is
-    too slow to show a NIC of the first. fast_alone: NICs of which flows in one direction were fast, so that
-    flows in both directions at once may show another fault.
+    flows to some others show. leaves: by rail, its slow leaf switch. hidden: (models, models), whether a
+    partner with a NIC of the second model is too slow to show a NIC of the first. fast_alone: NICs of which
+    flows in one direction were fast, so that flows in both directions at once may show another fault.
     """
 
     def __init__(self, topology: Topology, plan: Plan) -> None:
