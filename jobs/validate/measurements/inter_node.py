@@ -357,18 +357,19 @@ class InterNode(RungMeasurement):
             wanted = [*dict.fromkeys([*of_left, *controls]), *sorted(of_pairs) * (PAIR_REPEATS - 1)]
             # A new order each time: flows that collided by chance will not collide again.
             mixed = [wanted[number] for number in self.schedule.random.permutation(len(wanted))]
-            tables = [np.array(met, np.int64) for met in isolated_rounds(mixed, self.topology, self.at_once)]
             try:
                 if (pause := due - self.probe.clock()) > 0:
                     self.probe.wait(pause)
-                seconds = [self.sample(table, samples) for table in tables]
+                for met in isolated_rounds(mixed, self.topology, self.at_once):
+                    table = np.array(met, np.int64)
+                    seconds = self.sample(table, samples)
+                    self.flows.append(table)
+                    self.seconds.append(seconds)
+                    self.look_of.append(self.looked)
             except TimeUpError:
                 if not enough:
                     raise
                 break  # the looks so far are those of a part that nothing loads
-            self.flows += tables
-            self.seconds += seconds
-            self.look_of += [self.looked] * len(tables)
             self.looked += 1
             self.isolated = tabulate(
                 self.flows, self.seconds, self.retest_siblings, self.plan, retested=True, looks=self.look_of
