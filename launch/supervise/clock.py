@@ -65,8 +65,9 @@ class Clocks:
             known = self.run.ranks("pid")
             if len(known) < self.ranks:
                 left = self.run if self._has_left(known) else None
-                is_over = self._timer.is_over(self.run, now), self._left.is_over(left, now)
-                return self._not_started(timed_out=is_over[0]) if self.start > 0 and any(is_over) else None
+                timed_out, has_left = self._timer.is_over(self.run, now), self._left.is_over(left, now)
+                is_over = (timed_out or has_left) and self.start > 0
+                return self._not_started(timed_out) if is_over else None
             self._known, self._timer = known, replace(self._timer, timeout=self.halt)
         if (position := self._where()) != self._position:  # the timer compares by identity
             self._position = position

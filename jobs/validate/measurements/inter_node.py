@@ -76,6 +76,7 @@ SCREEN_SAMPLES = 1.5, 60  # times those that clear a healthy flow on average; at
 OF_HOSTS = ("nic", "send", "receive", "host", "flap")  # kinds that are slow while others load a host
 OF_LOADS = ("nic", "send", "receive", "host", "host send", "host receive", *BETWEEN)  # or seem to be
 LEAST_BUSY = 4  # hosts from which on one that was slow for a while shows that others load the fleet
+LOADED_HOSTS = 2  # others that were slow for a while only, which show that others load the fleet
 UNSTEADY = 3.0  # tolerances between the levels of two looks, which no fault of a part makes
 TRIAL_ROUNDS = 2  # with which it is decided how many flows to measure at once
 LEAST_BYTES, LEAST_SPLIT_BYTES = 4 << 20, 16 << 20
@@ -535,9 +536,13 @@ class InterNode(RungMeasurement):
             return replace(found, ties=(*found.ties, *nics))
         if found.flaps is None:
             return found
+        # Others load the host, as a flap is of one NIC; or the fleet, and loads that begin or end during looks
+        # seem to be a flap.
         sure = np.array([nic for nic, looks in self.looks_at.items() if looks.is_sure], np.int64)
-        if np.count_nonzero(self.topology.host[sure] == self.topology.host[key]) > 1:
-            self.loaded.add(found.name)  # others load the host: a flap is of one NIC
+        several = np.count_nonzero(self.topology.host[sure] == self.topology.host[key]) > 1
+        loaded_hosts = self.cleared_hosts | self.hosts_of([one for one in self.loaded if one[0] in OF_HOSTS])
+        if several or len(loaded_hosts - self.hosts_of([("flap", key)])) >= LOADED_HOSTS:
+            self.loaded.add(found.name)
             return None
         return replace(found, p99=self.tails(key))
 
