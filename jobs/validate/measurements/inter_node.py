@@ -531,17 +531,23 @@ class InterNode(RungMeasurement):
         if kind == "leaf":
             leaf = self.network.leaves[key]
             return replace(found, ranks=tuple(leaf.ranks.tolist()), or_ranks=tuple(leaf.others.tolist()))
+        own_hosts = self.hosts_of([found.name])
+        # In a fleet that others load, every load has to pass before a slow part is a faulty one.
+        busy_hosts = self.hosts_of([name for name in self.loaded if name[0] in OF_HOSTS]) - own_hosts
+        looks = min(len(self.looks_of.get(rank, ())) for rank in self.network.ranks(found.name))
+        if kind in OF_LOADS and len(busy_hosts) >= LOADED_HOSTS and looks < MOST_LOOKS:
+            self.loaded.add(found.name)
+            return None
         if kind == "path" and self.network.only_pair(*divmod(key, self.topology.ranks)):
             nics = [("nic", rank) for rank in divmod(key, self.topology.ranks)]
             return replace(found, ties=(*found.ties, *nics))
         if found.flaps is None:
             return found
-        # Others load the host, as a flap is of one NIC; or the fleet, and loads that begin or end during looks
-        # seem to be a flap.
+        # Others load the host, as a flap is of one NIC; or the fleet: a load that begins or ends during a look
+        # seems to be a flap.
         sure = np.array([nic for nic, looks in self.looks_at.items() if looks.is_sure], np.int64)
         several = np.count_nonzero(self.topology.host[sure] == self.topology.host[key]) > 1
-        loaded_hosts = self.cleared_hosts | self.hosts_of([one for one in self.loaded if one[0] in OF_HOSTS])
-        if several or len(loaded_hosts - self.hosts_of([("flap", key)])) >= LOADED_HOSTS:
+        if several or len((self.cleared_hosts | busy_hosts) - own_hosts) >= LOADED_HOSTS:
             self.loaded.add(found.name)
             return None
         return replace(found, p99=self.tails(key))

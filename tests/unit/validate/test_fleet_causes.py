@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleet_causes import CONDITIONS, run
-from fleet_physics import Fleet, PhysicalFleet, fair_shares
+from fleet_physics import Episode, Fleet, PhysicalFleet, fair_shares
 
 from meshrun.jobs.validate.ladder.ladder import climb_ladder
 from meshrun.jobs.validate.plan import Plan
@@ -47,6 +47,14 @@ def test_a_few_slow_nics_of_a_rail_are_no_leaf_switch(left: tuple[float, ...]) -
     assert sorted((one.kind, *one.hosts, *one.gpus) for one in found) == [
         ("nic", f"h{host}", 2) for host in range(len(left))
     ]
+
+
+def test_a_load_that_outlasts_the_first_looks_is_no_fault() -> None:
+    load = Episode("host", 1, 0.0, 75.0, 0.66)
+    probe: Any = PhysicalFleet(Fleet([4] * 4, [48e9] * 4, [0] * 4, 5, episodes=[load]))
+    verdict = climb_ladder(probe, Plan(rungs=("host pairs",)))
+    assert (verdict.findings, verdict.status) == ((), "unknown")
+    assert "as if others loaded the fleet" in str(verdict.not_judged)
 
 
 @pytest.mark.nightly
