@@ -454,7 +454,8 @@ class InterNode(RungMeasurement):
                 fast = int(np.count_nonzero(levels < self.plan.tolerance / 2))
                 # A part that is slow in most looks is not fast in two of five.
                 decided = bool(fast > (1 - self.plan.slow_share) * RETEST_REPEATS)
-                if decided and name[0] in OF_HOSTS:
+                # Slow in a look by itself, unlike a suspect that was slow at first because of its partners.
+                if decided and name[0] in OF_HOSTS and levels.max() > self.plan.tolerance:
                     self.cleared_hosts |= self.hosts_of([name])
                 decided = decided or count >= self.looks_needed(name, levels)
             if not decided:
@@ -543,8 +544,8 @@ class InterNode(RungMeasurement):
             return replace(found, ties=(*found.ties, *nics))
         if found.flaps is None:
             return found
-        # Others load the host, as a flap is of one NIC; or the fleet: a load that begins or ends during a look
-        # seems to be a flap.
+        # A flap is of one NIC: several of a host are loads of the host. In a loaded fleet, loads that begin
+        # or end during looks seem to be a flap.
         sure = np.array([nic for nic, looks in self.looks_at.items() if looks.is_sure], np.int64)
         several = np.count_nonzero(self.topology.host[sure] == self.topology.host[key]) > 1
         if several or len((self.cleared_hosts | busy_hosts) - own_hosts) >= LOADED_HOSTS:
