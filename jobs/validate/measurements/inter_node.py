@@ -76,6 +76,7 @@ SCREEN_SAMPLES = 1.5, 60  # times those that clear a healthy flow on average; at
 OF_HOSTS = ("nic", "send", "receive", "host", "flap")  # kinds that are slow while others load a host
 OF_LOADS = ("nic", "send", "receive", "host", "host send", "host receive", *BETWEEN)  # or seem to be
 LEAST_BUSY = 4  # hosts from which on one that was slow for a while shows that others load the fleet
+MANY_HOSTS = 20  # from which on loads of other hosts show that others load the fleet, in the first looks
 LOADED_HOSTS = 2  # others that were slow for a while only, which show that others load the fleet
 UNSTEADY = 3.0  # tolerances between the levels of two looks, which no fault of a part makes
 TRIAL_ROUNDS = 2  # with which it is decided how many flows to measure at once
@@ -421,7 +422,9 @@ class InterNode(RungMeasurement):
         many = self.topology.hosts >= LEAST_BUSY
         changed = passed(levels, self.plan.tolerance, 1)
         loaded = changed or (many and bool(self.cleared_hosts - self.hosts_of([name])))
-        return MOST_LOOKS if loaded else self.plan.load_looks
+        if loaded:
+            return MOST_LOOKS
+        return self.plan.load_looks if self.topology.hosts < MANY_HOSTS else RETEST_REPEATS
 
     def shown_flows(
         self, flows: Mapping[PartName, Sequence[tuple[int, int]]], table: Observations
