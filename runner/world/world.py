@@ -385,7 +385,7 @@ def find_ranks(expected: int | None) -> Control:
 
     try:
         comm = MpiComm()
-    except Exception as reason:
+    except (ImportError, RuntimeError) as reason:
         if lacks_mpi(reason):
             raise UserError(
                 f"{launched.launcher} started this process, but mpi4py cannot load an MPI library",
