@@ -41,6 +41,7 @@ class Plan:
     # Seconds over which these are spread, unless the suspects are clear before: the load of others passes, a
     # fault stays. Of loads with a mean of 4 s, one in 2,000 lasts for four of five looks.
     retest_span: float = 40.0
+    load_looks: int = 8  # at a suspect between hosts that others may load for longer than this span
     quick_looks: int = 2  # at once, before these; what they clear (`outliers.clear_threshold`) takes no time
     max_repeats: int = 8  # times as many samples if measurements are noisy, at most
     full_mesh_hosts: int = 64  # up to this many hosts, each pair is measured on each rail
@@ -60,6 +61,7 @@ class Plan:
 CPU_SHARE = 0.75
 CPU_BLIND = 0.5  # share of the siblings' rate: processors are too noisy for more
 CPU_SPAN = 20.0  # seconds; long enough that temporary load on a core does not look like a fault
+CPU_LOOKS = 5  # over this span: processes of others on a core come and go faster than jobs on a network
 CPU_SAMPLES = 4  # divisor of the samples: a sample on CPUs takes long
 CPU_REPEATS = 2  # divisor of the repeats, for the same reason
 # Seconds from the start of rank 0 to the end of the measurements with --quick. With what comes before and
@@ -95,6 +97,7 @@ def for_cpus(plan: Plan) -> Plan:
         max_repeats=max(plan.max_repeats // CPU_REPEATS, 1),
         transfer_seconds=math.inf,  # a sample on CPUs lasts longer than a transfer
         retest_span=CPU_SPAN,
+        load_looks=CPU_LOOKS,
         tensor_seconds=0.0,
         quick_looks=0,  # ranks that share cores are fast or slow for a whole look
     )

@@ -35,7 +35,7 @@ FindingKind = Literal[
     "link one way",  # from the first host to the second
     "path",  # between two hosts, on one rail
     "rail",
-    "leaf",  # the leaf switch of some hosts on one rail: slow only when all of them send at once
+    "leaf",  # the leaf switch of some hosts on one rail: its uplinks, or its ports
     "ring",  # slow only when all of its GPUs work together
 ]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from meshrun.runner.world.watchdog.progress import StallTimer
 
 EARLY = "ended before all ranks were connected"
+LEFT_TIMEOUT = 5.0  # seconds after such an end in which the launcher, or the rank itself, may report why
 STOPPED = "is stopped (kill -CONT continues it)"
 HALT_TIMEOUT = 600.0  # seconds for which a rank may be stopped or gone; twice what ranks allow each other
 LEAST_HALT = 20.0  # of them: ending takes seconds on a busy machine
@@ -35,6 +37,9 @@ def halt_timeout(stall_timeout: float | None) -> float:
 class Clocks:
     """Watches the `ranks` ranks of `run`. start, halt: time-outs in seconds; 0 switches one off.
 
+    The others can never start without a rank that has ended, so that ends the run after LEFT_TIMEOUT, if that
+    is before `start`.
+
     Time in which this process did not run, for example because it was stopped from a terminal, does not
     count.
     """
@@ -44,13 +49,14 @@ class Clocks:
     start: float
     halt: float = HALT_TIMEOUT
     _timer: StallTimer = field(init=False)
+    _left: StallTimer = field(init=False)
     _known: dict[int, dict[str, object]] = field(default_factory=dict, init=False)  # once all are connected
     _position: object = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         from meshrun.runner.world.watchdog.progress import StallTimer
 
-        self._timer = StallTimer(self.start)
+        self._timer, self._left = StallTimer(self.start), StallTimer(LEFT_TIMEOUT)
 
     def failure(self) -> tuple[int, str] | None:
         """A rank and the sentence that ends the run; None while no time-out has passed."""
@@ -58,8 +64,10 @@ class Clocks:
         if not self._known:
             known = self.run.ranks("pid")
             if len(known) < self.ranks:
-                is_over = self._timer.is_over(self.run, now) and self.start > 0
-                return self._not_started() if is_over else None
+                left = self.run if self._has_left(known) else None
+                timed_out, has_left = self._timer.is_over(self.run, now), self._left.is_over(left, now)
+                is_over = (timed_out or has_left) and self.start > 0
+                return self._not_started(timed_out) if is_over else None
             self._known, self._timer = known, replace(self._timer, timeout=self.halt)
         if (position := self._where()) != self._position:  # the timer compares by identity
             self._position = position
@@ -73,7 +81,12 @@ class Clocks:
         states = {rank: _state(one) for rank, one in self._known.items()}
         return {rank: state for rank, state in states.items() if state != "running"} or None
 
-    def _not_started(self) -> tuple[int, str]:
+    def _has_left(self, connected: Collection[int]) -> bool:
+        """Whether a rank has ended before it was connected."""
+        begun = self.run.ranks("begun")
+        return any(_state(one) == "ended" for rank, one in begun.items() if rank not in connected)
+
+    def _not_started(self, timed_out: bool) -> tuple[int, str]:
         begun, connected = self.run.ranks("begun"), self.run.ranks("pid")
         states = {rank: _state(one) for rank, one in begun.items()}
         missing = [rank for rank in range(self.ranks) if rank not in connected]
@@ -83,12 +96,11 @@ class Clocks:
             ([rank for rank in missing if rank not in begun], "has not begun"),
             (missing, "is not connected to the others"),
         )  # fmt: skip
-        return self._sentence(
-            groups,
-            begun,
-            f"not all ranks started within {self.start:g} s",
-            "--debug shows the launcher's own messages; --start-timeout allows more time",
-        )
+        why, hint = "the other ranks cannot start", "--debug shows the launcher's own messages"
+        if timed_out:
+            why = f"not all ranks started within {self.start:g} s"
+            hint += "; --start-timeout allows more time"
+        return self._sentence(groups, begun, why, hint)
 
     def _halted(self) -> tuple[int, str]:
         if self._position == "complete":

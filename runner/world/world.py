@@ -21,7 +21,7 @@ from meshrun.runner.comm.collectives.api import Collectives, NcclTuning
 from meshrun.runner.comm.recorded import Trail, log_calls, record_operations
 from meshrun.runner.comm.threads import ThreadComm
 from meshrun.runner.device.api import Backend, Device
-from meshrun.runner.errors import UserError, first_line, is_met_by_all
+from meshrun.runner.errors import RunError, UserError, first_line, is_met_by_all
 from meshrun.runner.options.choices import Checksum, DeviceChoice
 from meshrun.runner.processes import boot_id
 from meshrun.runner.recorder.operations import OperationLog
@@ -410,14 +410,29 @@ def find_ranks(expected: int | None) -> Control:
     try:
         comm = MpiComm()
     except (ImportError, RuntimeError) as reason:
-        raise UserError(
-            f"{launched.launcher} started this process, but mpi4py cannot load an MPI library",
-            why=first_line(reason),
-            hint="load the site's MPI module, or pip install 'meshrun[mpi]' if it has none",
+        if lacks_mpi(reason):
+            raise UserError(
+                f"{launched.launcher} started this process, but mpi4py cannot load an MPI library",
+                why=first_line(reason),
+                hint="load the site's MPI module, or pip install 'meshrun[mpi]' if it has none",
+            ) from reason
+        raise RunError(
+            f"{launched.launcher} started this process as rank {launched.rank}, but MPI failed to start",
+            why=f"{type(reason).__name__}: {first_line(reason)}",
+            hint="python -m mpi4py.bench helloworld with the same launcher, which tries MPI without meshrun",
         ) from reason
     check_singleton(launched, comm.size)
     launcher.check_expected(expected, comm.size, launched)
     return comm
+
+
+def lacks_mpi(reason: Exception) -> bool:
+    """Whether mpi4py, or an MPI library that it fits, is missing; other errors have other causes."""
+    if isinstance(reason, ModuleNotFoundError):
+        return (reason.name or "").partition(".")[0] == "mpi4py"
+    if isinstance(reason, ImportError):  # of the dynamic linker, about the library or one of its symbols
+        return "mpi" in str(reason).lower()
+    return isinstance(reason, RuntimeError) and str(reason).startswith("cannot load MPI library")
 
 
 def check_singleton(launched: launcher.DetectedLauncher, size: int) -> None:

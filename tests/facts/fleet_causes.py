@@ -161,6 +161,14 @@ def half_leaf(rng: Any, hosts: int) -> Case:
     return Case(fleet, [one])
 
 
+def half_leaf_ports(rng: Any, hosts: int) -> Case:
+    """A leaf switch with half of a rail's hosts, whose ports are slow."""
+    hosts = max(hosts, 8)
+    half, gpu, left = hosts // 2, int(rng.integers(8)), loss(rng)
+    slow = {(way, 8 * host + gpu): left for host in range(half) for way in ("send", "receive")}
+    return Case(even(rng, hosts, slow=slow), [named("leaf", range(half), [gpu])])
+
+
 def leaf(rng: Any, hosts: int) -> Case:
     """Eight hosts to a leaf switch, with half as many uplinks; those of one are slower still."""
     hosts = max(hosts, 32)
@@ -249,7 +257,7 @@ CONDITIONS: dict[str, Callable[[Any, int], Case]] = {
     "host receives": host_receives, "host sends": host_sends, "both at once": both_at_once, "flaps": flaps,
     "half a rail's leaf": half_leaf, "scarce uplinks, leaf": leaf, "two rates, NIC": two_rates_nic,
     "two rates, host": two_rates_host, "two rates, host receives": two_rates_receive,
-    "shared NICs": shared_nics,
+    "shared NICs": shared_nics, "half a rail's leaf, ports": half_leaf_ports,
 }  # fmt: skip
 HOSTS = (2, 3, 4, 6, 8, 9, 12, 16, 24, 32, 64)
 

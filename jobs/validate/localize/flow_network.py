@@ -8,7 +8,7 @@ import numpy as np
 
 from meshrun.jobs.measure.outliers import healthy_pairs
 from meshrun.jobs.validate.localize.findings import HOST_DIRECTIONS, OF_NICS
-from meshrun.jobs.validate.localize.host_groups import far_hosts, slow_leaves
+from meshrun.jobs.validate.localize.host_groups import SlowLeaf, far_hosts, slow_leaves
 from meshrun.jobs.validate.localize.observations import Observations, Siblings
 from meshrun.jobs.validate.localize.set_cover import (
     Mask,
@@ -32,10 +32,9 @@ class FlowNetwork:
     """What flows between hosts have shown of the network, and so which parts a flow passes.
 
     far: (hosts, hosts), pairs of hosts whose uplinks are slower than NICs. near: (hosts,), hosts whose NICs
-    flows to some others show. leaves: by rail, ranks that are slow with others only, and these others if
-    either may be the reason. hidden: (models, models), whether a partner with a NIC of the second model is
-    too slow to show a NIC of the first. fast_alone: NICs of which flows in one direction were fast, so that
-    flows in both directions at once may show another fault.
+    flows to some others show. leaves: by rail, its slow leaf switch. hidden: (models, models), whether a
+    partner with a NIC of the second model is too slow to show a NIC of the first. fast_alone: NICs of which
+    flows in one direction were fast, so that flows in both directions at once may show another fault.
     """
 
     def __init__(self, topology: Topology, plan: Plan) -> None:
@@ -44,7 +43,7 @@ class FlowNetwork:
         self.hidden = np.zeros((models, models), np.bool_)
         self.far = np.zeros((topology.hosts, topology.hosts), np.bool_)
         self.near = np.full(topology.hosts, topology.hosts > LEAST_NEAR)
-        self.leaves: dict[int, tuple[Ints, Ints]] = {}
+        self.leaves: dict[int, SlowLeaf] = {}
         self.fast_alone = set[int]()
 
     def find_groups(self, table: Observations) -> None:
@@ -54,7 +53,7 @@ class FlowNetwork:
         self.hidden = hidden_models(table, self.topology, self.plan.tolerance)
 
     def find_slow_leaves(self, table: Observations) -> None:
-        """Find the ranks of each rail that are slow with others only."""
+        """Find the slow leaf switch of each rail."""
         self.leaves = slow_leaves(table, self.topology, self.far, self.plan)
 
     @property
@@ -134,9 +133,11 @@ class FlowNetwork:
                 part_kind("nvlink receive", back),
             ]
         if self.leaves:
-            inside = np.zeros(size, bool)
-            inside[np.concatenate([ranks for ranks, _ in self.leaves.values()])] = True
-            kinds.append(part_kind("leaf", np.where(in_parts & (inside[a] != inside[b]), rail, -1)))
+            inside, within = np.zeros((2, size), bool)
+            for leaf in self.leaves.values():
+                inside[leaf.ranks], within[leaf.ranks] = True, leaf.within
+            through = (inside[a] != inside[b]) | (within[a] & within[b])
+            kinds.append(part_kind("leaf", np.where(in_parts & through, rail, -1)))
         if self.topology.hosts > self.plan.all_pairs_hosts:
             return kinds  # partners are sampled: links are not judged
         if self.topology.rails > 1:
@@ -194,7 +195,7 @@ class FlowNetwork:
         """Return the ranks that a suspect consists of."""
         kind, key = name
         if kind == "leaf":
-            return list(self.leaves[key][0].tolist())
+            return list(self.leaves[key].ranks.tolist())
         if kind in OF_NICS:
             return list(self.topology.sharing(key).tolist())
         if kind in ("host", *HOST_DIRECTIONS):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from meshrun.jobs.measure.outliers import Floats, group_medians, is_mild
@@ -16,6 +18,20 @@ MOST_NEAR = 0.6  # share of the host pairs that are in the same group
 GROUPED = 0.8  # share of hosts that are near others
 GROUPED_SHARE = 0.6  # of the hosts near either of two that are near both, on average
 GROUPING_STEPS = 8  # iterations of a search, at most
+LEAST_OF_LEAF = 3  # hosts of a leaf switch whose ports are slow, and of the rest of its rail
+
+
+@dataclass(frozen=True, eq=False)
+class SlowLeaf:
+    """Ranks of a rail whose leaf switch is slow, (members,) int64.
+
+    others: ranks of another leaf switch if its uplinks may be slow instead, else empty. within: whether flows
+    among the ranks are slow too, as of slow ports; else only those with other ranks are, as of slow uplinks.
+    """
+
+    ranks: Ints
+    others: Ints
+    within: bool = False
 
 
 def host_levels(table: Observations, topology: Topology) -> Floats:
@@ -84,20 +100,21 @@ def in_groups(near: Mask) -> bool:
     return bool(len(share) and np.mean(share) >= GROUPED_SHARE and np.mean(count == 1) <= 1 - GROUPED)
 
 
-def slow_leaves(
-    table: Observations, topology: Topology, far: Mask, plan: Plan
-) -> dict[int, tuple[Ints, Ints]]:
-    """Return, by rail, ranks that are slow with most others, but not with each other.
+def slow_leaves(table: Observations, topology: Topology, far: Mask, plan: Plan) -> dict[int, SlowLeaf]:
+    """Return the slow leaf switch of each rail that has one.
 
-    Each uplink of their leaf switch is slow. At most half of a rail, and at least two ranks. And the ranks of
-    those others, if the uplinks of their leaf switch may be slow instead.
+    Its ranks are slow with most others. If they are fast with each other, its uplinks are slow: at most half
+    of a rail, and at least two ranks. If not, its ports are (`slow_ports`).
     """
     if topology.hosts > plan.all_pairs_hosts:
         return {}
     gpu, host = topology.gpu, topology.host
     usable = (gpu[table.a] == gpu[table.b]) & ~topology.over_nvlink(table.a, table.b)
-    found = {}
+    found, ports = dict[int, SlowLeaf](), slow_ports(table, topology, np.flatnonzero(usable), plan)
     for rail in range(topology.rails):
+        if rail in ports:
+            found[rail] = SlowLeaf(ports[rail], ports[rail][:0], within=True)
+            continue
         rows = np.flatnonzero(usable & (gpu[table.a] == rail))
         slow, known = np.zeros((2, topology.hosts, topology.hosts))
         for one, other in ((table.a, table.b), (table.b, table.a)):
@@ -110,9 +127,48 @@ def slow_leaves(
             inside = slow_hosts(slow, known, across, late, plan)
         if inside.any():
             here = topology.at[:, rail] >= 0
-            found[rail] = ranks_of_sides(
-                inside[here], topology.at[here, rail], (known * far)[np.ix_(here, here)]
-            )
+            apart = (known * far)[np.ix_(here, here)]
+            found[rail] = SlowLeaf(*ranks_of_sides(inside[here], topology.at[here, rail], apart))
+    return found
+
+
+def slow_ports(table: Observations, topology: Topology, rows: Ints, plan: Plan) -> dict[int, Ints]:
+    """Return, by rail, ranks that are equally slow with all others and with each other, if the rest of the
+    rail is fast: the ports of their leaf switch are slow.
+
+    One cause rather than many slow NICs: at least LEAST_OF_LEAF ranks, and no host that is slow on most of
+    its other rails as well. The rest of the rail also has as many ranks, or all of it may be slow.
+
+    rows: flows of NICs on one rail.
+    """
+    a, b, ranks = table.a[rows], table.b[rows], topology.ranks
+    late = (table.level > table.threshold)[rows]
+    known, slow = (
+        np.bincount(a, weight, ranks) + np.bincount(b, weight, ranks) for weight in (np.ones(len(rows)), late)
+    )
+    # Half of the way between a healthy rank, slow only with those of the leaf switch, and one of these.
+    suspect = slow > (1 + plan.slow_share) / 2 * np.maximum(known, 1)
+    of_host, size = (np.bincount(topology.host, weight) for weight in (suspect, np.ones(ranks)))
+    suspect &= 2 * (of_host - 1)[topology.host] < np.maximum(size - 1, 1)[topology.host]
+    found = dict[int, Ints]()
+    for rail in range(topology.rails) if topology.rails > 1 else ():
+        members = topology.rail(rail)
+        inside, outside = members[suspect[members]], members[~suspect[members]]
+        if min(len(inside), len(outside)) < LEAST_OF_LEAF:
+            continue
+        from_leaf, to_leaf = np.isin(a, inside), np.isin(b, inside)
+        among, rest = from_leaf & to_leaf, np.isin(a, outside) & np.isin(b, outside)
+        across = from_leaf != to_leaf
+        level = table.level[rows[across]]
+        of_rank = group_medians(level, np.where(from_leaf, a, b)[across])
+        if (
+            among.any()
+            and rest.any()
+            and late[among].mean() >= plan.slow_share
+            and late[rest].mean() <= 1 - plan.slow_share
+            and np.ptp(of_rank) <= 2 * plan.tolerance
+        ):
+            found[rail] = inside
     return found
 
 

@@ -15,6 +15,7 @@ from meshrun.jobs.measure.outliers import (
     Floats,
     is_erratic,
     row_medians,
+    sample_noise,
     samples_to_clear,
 )
 from meshrun.jobs.validate.localize.flow_network import LINKS, FlowNetwork
@@ -55,12 +56,16 @@ from meshrun.jobs.validate.measurements.schedule import (
 )
 from meshrun.jobs.validate.plan import Plan
 from meshrun.jobs.validate.probe.api import Probe, Seconds
+from meshrun.jobs.validate.probe.metered import TimeUpError
 from meshrun.jobs.validate.topology import Ints, Topology
 
 # Kinds of suspects that flows in one direction may clear wrongly; NICs that are measured in both at once.
 ONE_WAY, MOST_BOTH_WAYS = ("nic", "send", "receive", "host", "path"), 16
 FEW_FLAPS = 4  # suspects in one retest
 MOST_LOOKS = 20  # of NICs that may be slow part of the time; a few cannot be told after 15
+# How much longer pauses between looks are after the first RETEST_REPEATS: with a span of 40 s, the last of 8
+# looks is after 112 s. Of loads with a mean of 40 s, one in 16 lasts as long.
+LATER_PAUSES = 3
 ERRATIC = ("nic", "send", "receive", "path")  # kinds that may be a NIC that is slow part of the time
 PAIR_REPEATS = 4  # measurements of a flow in a look, if a suspect is shown with one partner only
 BETWEEN = (*LINKS, "path")  # kinds that may rest on a single pair of flows
@@ -71,6 +76,8 @@ SCREEN_SAMPLES = 1.5, 60  # times those that clear a healthy flow on average; at
 OF_HOSTS = ("nic", "send", "receive", "host", "flap")  # kinds that are slow while others load a host
 OF_LOADS = ("nic", "send", "receive", "host", "host send", "host receive", *BETWEEN)  # or seem to be
 LEAST_BUSY = 4  # hosts from which on one that was slow for a while shows that others load the fleet
+MANY_HOSTS = 20  # from which on loads of other hosts show that others load the fleet, in the first looks
+LOADED_HOSTS = 2  # others that were slow for a while only, which show that others load the fleet
 UNSTEADY = 3.0  # tolerances between the levels of two looks, which no fault of a part makes
 TRIAL_ROUNDS = 2  # with which it is decided how many flows to measure at once
 LEAST_BYTES, LEAST_SPLIT_BYTES = 4 << 20, 16 << 20
@@ -338,7 +345,11 @@ class InterNode(RungMeasurement):
         spacing = self.plan.retest_span / RETEST_REPEATS
         if self.isolated is not None:  # looks at a host decide about its NICs too
             left = self.undecided(left, self.isolated, begin)
-        for _ in spaced_repeats(MOST_LOOKS if left else 0, MOST_LOOKS * spacing, self.probe):
+        due = self.probe.clock()
+        while left and self.looked - begin < MOST_LOOKS:
+            enough = self.looked - begin >= RETEST_REPEATS
+            with_flaps = any(name[0] == "flap" for name in left)
+            due += spacing * (LATER_PAUSES if enough and not with_flaps else 1)
             for rank in {rank for name in left for rank in self.network.ranks(name)}:
                 self.looks_of.setdefault(rank, set()).add(self.looked)
             of_left = [flow for name in left for flow in shown[name]]
@@ -348,12 +359,19 @@ class InterNode(RungMeasurement):
             wanted = [*dict.fromkeys([*of_left, *controls]), *sorted(of_pairs) * (PAIR_REPEATS - 1)]
             # A new order each time: flows that collided by chance will not collide again.
             mixed = [wanted[number] for number in self.schedule.random.permutation(len(wanted))]
-            for met in isolated_rounds(mixed, self.topology, self.at_once):
-                table = np.array(met, np.int64)
-                seconds = self.sample(table, samples)  # raises if the time is up
-                self.flows.append(table)
-                self.seconds.append(seconds)
-                self.look_of.append(self.looked)
+            try:
+                if (pause := due - self.probe.clock()) > 0:
+                    self.probe.wait(pause)
+                for met in isolated_rounds(mixed, self.topology, self.at_once):
+                    table = np.array(met, np.int64)
+                    seconds = self.sample(table, samples)
+                    self.flows.append(table)
+                    self.seconds.append(seconds)
+                    self.look_of.append(self.looked)
+            except TimeUpError:
+                if not enough:
+                    raise
+                break  # the looks so far are those of a part that nothing loads
             self.looked += 1
             self.isolated = tabulate(
                 self.flows, self.seconds, self.retest_siblings, self.plan, retested=True, looks=self.look_of
@@ -361,21 +379,22 @@ class InterNode(RungMeasurement):
             if self.looked == begin + 1:
                 shown = self.shown_flows(shown, self.isolated)
             left = self.undecided(left, self.isolated, begin)
-            if not left:
-                break
         assert self.isolated is not None
         kinds, slow = self.network.part_kinds(self.isolated), self.unclear(self.isolated, list(flows))
         # Noise, and the loads of many hosts behind one switch, change from look to look.
-        judged = [name for name in slow if name[0] in OF_LOADS and self.noise <= self.plan.tolerance]
-        for name in judged:
+        for name in [name for name in slow if name[0] in OF_LOADS and self.shows_loads()]:
             levels = self.levels_by_look(self.isolated, kinds, name, begin)
             if passed(levels, self.plan.tolerance):
                 self.loaded.add(name)
-        slow = [name for name in slow if name not in self.loaded]
-        self.cleared_hosts |= self.hosts_of(
-            [name for name in flows if name not in slow and name[0] in OF_HOSTS]
-        )
-        return slow
+        return [name for name in slow if name not in self.loaded]
+
+    def shows_loads(self) -> bool:
+        """Return whether levels of looks tell a load from a fault: noise does not make them differ as much.
+
+        That of the samples of one flow in one look, during which a load seldom begins or ends.
+        """
+        noise = sample_noise(np.concatenate(self.seconds)) if self.seconds else self.noise
+        return noise <= self.plan.tolerance
 
     def levels_by_look(
         self, table: Observations, kinds: Sequence[PartKind], name: PartName, begin: int
@@ -392,16 +411,20 @@ class InterNode(RungMeasurement):
     def hosts_of(self, names: Sequence[PartName]) -> set[int]:
         return {int(self.topology.host[rank]) for name in names for rank in self.network.ranks(name)}
 
-    def is_loaded(self, name: PartName, levels: Floats) -> bool:
-        """Return whether others may load a suspect: it, or a NIC of another host, was slow for a while only.
+    def looks_needed(self, name: PartName, levels: Floats) -> int:
+        """Return how many looks at a suspect decide that it is slow. levels: of its looks so far.
 
-        levels: of its looks. Of few hosts, a NIC is slow for a while if its partner is.
+        MOST_LOOKS if others load the fleet: the suspect, or a NIC of another host, was slow for a while only.
+        Of few hosts, a NIC is slow for a while if its partner is. A load that changes too often is noise.
         """
+        if name[0] not in OF_LOADS or not self.shows_loads():
+            return RETEST_REPEATS
         many = self.topology.hosts >= LEAST_BUSY
-        if name[0] not in OF_LOADS or self.noise > self.plan.tolerance:
-            return False
         changed = passed(levels, self.plan.tolerance, 1)
-        return changed or (many and bool(self.cleared_hosts - self.hosts_of([name])))
+        loaded = changed or (many and bool(self.cleared_hosts - self.hosts_of([name])))
+        if loaded:
+            return MOST_LOOKS
+        return self.plan.load_looks if self.topology.hosts < MANY_HOSTS else RETEST_REPEATS
 
     def shown_flows(
         self, flows: Mapping[PartName, Sequence[tuple[int, int]]], table: Observations
@@ -434,9 +457,10 @@ class InterNode(RungMeasurement):
                 fast = int(np.count_nonzero(levels < self.plan.tolerance / 2))
                 # A part that is slow in most looks is not fast in two of five.
                 decided = bool(fast > (1 - self.plan.slow_share) * RETEST_REPEATS)
-                # Where others load the fleet, a load may last for five looks.
-                enough = MOST_LOOKS if self.is_loaded(name, levels) else RETEST_REPEATS
-                decided = decided or count >= enough
+                # Slow in a look by itself, unlike a suspect that was slow at first because of its partners.
+                if decided and name[0] in OF_HOSTS and levels.max() > self.plan.tolerance:
+                    self.cleared_hosts |= self.hosts_of([name])
+                decided = decided or count >= self.looks_needed(name, levels)
             if not decided:
                 found.append(name)
         return found
@@ -509,16 +533,26 @@ class InterNode(RungMeasurement):
     def locate(self, found: Confirmed) -> Confirmed | None:
         kind, key = found.name
         if kind == "leaf":
-            ranks, others = (tuple(side.tolist()) for side in self.network.leaves[key])
-            return replace(found, ranks=ranks, or_ranks=others)
+            leaf = self.network.leaves[key]
+            return replace(found, ranks=tuple(leaf.ranks.tolist()), or_ranks=tuple(leaf.others.tolist()))
+        own_hosts = self.hosts_of([found.name])
+        # In a fleet that others load, every load has to pass before a slow part is a faulty one.
+        busy_hosts = self.hosts_of([name for name in self.loaded if name[0] in OF_HOSTS]) - own_hosts
+        looks = min(len(self.looks_of.get(rank, ())) for rank in self.network.ranks(found.name))
+        if kind in OF_LOADS and len(busy_hosts) >= LOADED_HOSTS and looks < MOST_LOOKS:
+            self.loaded.add(found.name)
+            return None
         if kind == "path" and self.network.only_pair(*divmod(key, self.topology.ranks)):
             nics = [("nic", rank) for rank in divmod(key, self.topology.ranks)]
             return replace(found, ties=(*found.ties, *nics))
         if found.flaps is None:
             return found
+        # A flap is of one NIC: several of a host are loads of the host. In a loaded fleet, loads that begin
+        # or end during looks seem to be a flap.
         sure = np.array([nic for nic, looks in self.looks_at.items() if looks.is_sure], np.int64)
-        if np.count_nonzero(self.topology.host[sure] == self.topology.host[key]) > 1:
-            self.loaded.add(found.name)  # others load the host: a flap is of one NIC
+        several = np.count_nonzero(self.topology.host[sure] == self.topology.host[key]) > 1
+        if several or len((self.cleared_hosts | busy_hosts) - own_hosts) >= LOADED_HOSTS:
+            self.loaded.add(found.name)
             return None
         return replace(found, p99=self.tails(key))
 

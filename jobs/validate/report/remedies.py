@@ -38,7 +38,7 @@ ADVICE = {
     "rail (ibtracert, ibdiagnet)",
     "rail": "the switches of rail {rail}: port rates, errors and uplinks; every host is slow on this rail",
     "leaf": "the leaf switch of rail {rail} that {host} and {other} are attached to: its uplinks (how many "
-    "are up, their rate, errors); its hosts are fast among each other",
+    "are up, their rate, errors) if its hosts are fast among each other, otherwise its ports",
     "ring": "on {host}: systemctl status nvidia-fabricmanager and nvidia-smi topo -m; each pair is fast "
     "alone, so look at the NVSwitches, and at NCCL_DEBUG=INFO for the ring it took",
 }

@@ -15,6 +15,7 @@ from meshrun.jobs.validate.plan import Plan
 ONE_EACH = (
     "host receives", "host sends", "both at once", "two rates, NIC", "two rates, host", "shared NICs",
     "healthy, two NIC rates", "healthy, shared NICs", "two rates, host receives",
+    "half a rail's leaf, ports",
 )  # fmt: skip
 
 
@@ -34,6 +35,25 @@ def test_hosts_that_share_nics_among_hosts_that_do_not() -> None:
     """Of 11 hosts, 8 have two GPUs to a NIC: rails have members of their own."""
     probe: Any = PhysicalFleet(Fleet([8] * 8 + [4] * 3, [48e9] * 11, [4] * 11, 1))
     assert climb_ladder(probe, Plan(rungs=("all",))).findings == ()
+
+
+@pytest.mark.parametrize("left", [(0.6, 0.6), (0.5, 0.6, 0.75)])
+def test_a_few_slow_nics_of_a_rail_are_no_leaf_switch(left: tuple[float, ...]) -> None:
+    slow = {
+        (way, 8 * host + 2): share for host, share in enumerate(left) for way in ("send", "receive")
+    }  # of GPU 2 of the first hosts
+    probe: Any = PhysicalFleet(Fleet([8] * 9, [48e9] * 9, [0] * 9, 3, slow=slow))
+    found = climb_ladder(probe, Plan(rungs=("host pairs", "rails", "all"))).findings
+    assert sorted((one.kind, *one.hosts, *one.gpus) for one in found) == [
+        ("nic", f"h{host}", 2) for host in range(len(left))
+    ]
+
+
+@pytest.mark.parametrize(("number", "hosts"), [(1, 4), (2, 8)])
+def test_loads_that_outlast_the_first_looks_are_no_faults(number: int, hosts: int) -> None:
+    """Of 4 hosts, one is loaded for 190 s and another comes and goes; of 8, several."""
+    result, _, said, *_ = run("others load 20 %", number, (hosts,))
+    assert result in ("right", "unknown"), said
 
 
 @pytest.mark.nightly

@@ -187,6 +187,30 @@ def test_launcher_and_mpi_agree(monkeypatch: pytest.MonkeyPatch, variables: dict
     assert find_ranks(4).rank == 1
 
 
+@pytest.mark.parametrize(
+    ("failure", "is_missing"),
+    [
+        (ModuleNotFoundError("No module named 'mpi4py'", name="mpi4py"), True),
+        (ImportError("libmpi.so.40: cannot open shared object file"), True),
+        (RuntimeError("cannot load MPI library\nlibmpi.so: cannot open"), True),
+        (ModuleNotFoundError("No module named 'site_hook'", name="site_hook"), False),
+        (RuntimeError("MPI_Init_thread() failed [error code: 16]"), False),
+    ],
+)
+def test_only_a_missing_mpi_is_called_missing(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, is_missing: bool
+) -> None:
+    def fail() -> None:
+        raise failure
+
+    set_launch(monkeypatch, fail, OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_RANK="1")
+    with pytest.raises(MeshrunError) as caught:
+        find_ranks(None)
+    assert ("cannot load an MPI library" in str(caught.value)) == is_missing
+    assert str(failure).splitlines()[0] in str(caught.value)
+    assert caught.value.exit_code == (2 if is_missing else 1)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_n_separate_worlds_of_one(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     set_launch(monkeypatch, lambda: FakeMpi(1), PMI_SIZE="4", PMI_RANK=str(rank))
@@ -250,7 +274,9 @@ def test_the_users_number_of_ranks(
     assert caught.value.everywhere
 
 
-@pytest.mark.parametrize("reason", [RuntimeError("cannot load MPI library\nlibmpi.so"), ImportError()])
+@pytest.mark.parametrize(
+    "reason", [RuntimeError("cannot load MPI library\nlibmpi.so"), ImportError("libmpi.so.12: cannot open")]
+)
 def test_launched_without_an_mpi_library(monkeypatch: pytest.MonkeyPatch, reason: Exception) -> None:
     def broken() -> None:
         raise reason

@@ -62,6 +62,27 @@ def test_a_rank_that_has_ended_is_named_rather_than_those_that_wait(tmp_path: Pa
     assert sentence.startswith(f"[rank 2, host {HOST}] ended before all ranks were connected")
 
 
+def test_the_others_do_not_wait_for_a_rank_that_has_ended(tmp_path: Path, seconds: Seconds) -> None:
+    run = RunDirectory(tmp_path)
+    run.begin(0, HOST, os.getpid())
+    clocks = Clocks(run, 2, 60, 9)
+    assert after(clocks, seconds, 20) is None
+    run.begin(1, HOST, GONE)
+    assert after(clocks, seconds, 5) is None, "the launcher may say why"
+    rank, sentence = after(clocks, seconds, 2) or (None, "")
+    assert rank == 1
+    assert sentence.startswith(
+        f"[rank 1, host {HOST}] ended before all ranks were connected: the other ranks cannot start. Try: "
+    )
+
+
+def test_a_rank_may_end_once_it_was_connected(tmp_path: Path, seconds: Seconds) -> None:
+    run = RunDirectory(tmp_path)
+    run.register(1, HOST, GONE)
+    run.begin(0, HOST, os.getpid())
+    assert after(Clocks(run, 2, 60, 9), seconds, 30) is None
+
+
 def test_many_silent_ranks_are_counted(tmp_path: Path, seconds: Seconds) -> None:
     _, sentence = after(Clocks(RunDirectory(tmp_path), 1024, 5, 9), seconds, 8) or (None, "")
     assert sentence.startswith("[rank 0], [rank 1], [rank 2], [rank 3] and 1,020 more has not begun")
