@@ -107,12 +107,32 @@ class Options:
     rates: Path | None = None
 
 
+# Options of a run that a short help shows: what most runs need.
+COMMON = (
+    "device", "verify", "json", "input_shape", "input_dtype", "steps", "until", "every", "frames",
+    "checkpoint", "chunk_bytes", "resume",
+)  # fmt: skip
+
+
+def run_groups(*, steps: bool = True) -> dict[str, list[OptionRow]]:
+    """Return the options of a run by the section of the help. steps: of a job that takes steps."""
+    own, of_stream = dict(rows(Options)), dict(rows(StreamOptions))
+    files = [own.pop("json"), own.pop("overwrite_input"), *rows(InputOptions).values()]
+    debug = [of_stream.pop("timeline"), own.pop("debug")]
+    if not steps:
+        del own["fuse"], own["fuse_math"]
+    return {
+        "Run": [*own.values()],
+        "Files": files,
+        **({"Steps": [*rows(StepOptions).values()]} if steps else {}),
+        "Streaming": [*of_stream.values()],
+        "Debug": debug,
+    }
+
+
 def run_rows(*, steps: bool = True) -> list[OptionRow]:
     """Return the options of a run in the order of help texts. steps: of a job that takes steps."""
-    own, inputs, stream = rows(Options), rows(InputOptions).values(), rows(StreamOptions).values()
-    of_steps = [own["fuse"], own["fuse_math"], *rows(StepOptions).values()]
-    first = [row for name, row in own.items() if name not in ("fuse", "fuse_math", "debug")]
-    return [*first, *inputs, *(of_steps if steps else ()), *stream, own["debug"]]
+    return [entry for group in run_groups(steps=steps).values() for entry in group]
 
 
 RANKS = OptionRow(
