@@ -363,8 +363,9 @@ def loaded_from_elsewhere(site: Path) -> list[str]:
 def missing_files(site: Path) -> list[str]:
     """What the built site lacks: of the search on pages opened as files, and of Markdown for each page."""
     wanted = [site / "llms.txt", site / "search" / "search_index.js", site / "search" / "worker.js"]
-    pages = [page.with_suffix(".md") for page in site.rglob("*.html") if page.name != "404.html"]
-    return [f"{path} is missing" for path in [*wanted, *sorted(pages)] if not path.exists()]
+    pages = [page.with_suffix(".md") for page in sorted(site.rglob("*.html")) if page.name != "404.html"]
+    wanted += [page for page in pages if SOURCE not in page.relative_to(site).parts]
+    return [f"{path} is missing" for path in wanted if not path.exists()]
 
 
 if __name__ == "__main__":

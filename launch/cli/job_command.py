@@ -279,6 +279,7 @@ def click_option(row: OptionRow, names: Mapping[str, str], taken: Container[str]
     )
 
     flags = [_flag(names.get(name, name)) for name in row.names if name == row.name or name not in taken]
+    flags = [f"-{row.letter}", *flags] if row.letter else flags
     default = f"  [default: {row.default_text}]" if row.default_text else ""
     details: dict[str, Any] = {"help": row.help_text + default, "metavar": row.metavar}
     if not row.required:  # for click, None is a default too

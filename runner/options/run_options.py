@@ -100,6 +100,9 @@ class Options:
         default_text="a million",
         metavar="N",
     )
+    verbose: bool = row(
+        FlagValue(), "Show the times of all phases also of a run of less than a second.", False, letter="v"
+    )
     debug: bool = row(FlagValue(), "Show the traceback of an error.", default=False)
     form: Form | tuple[Form, ...] | None = None
     stream: StreamOptions = field(default_factory=StreamOptions)
@@ -118,7 +121,7 @@ def run_groups(*, steps: bool = True) -> dict[str, list[OptionRow]]:
     """Return the options of a run by the section of the help. steps: of a job that takes steps."""
     own, of_stream = dict(rows(Options)), dict(rows(StreamOptions))
     files = [own.pop("json"), own.pop("overwrite_input"), *rows(InputOptions).values()]
-    debug = [of_stream.pop("timeline"), own.pop("debug")]
+    debug = [own.pop("verbose"), of_stream.pop("timeline"), own.pop("debug")]
     if not steps:
         del own["fuse"], own["fuse_math"]
     return {

@@ -91,6 +91,7 @@ class RunCall(Protocol[Parameter_contra]):
         depth: int | None = None,
         resume: bool = False,
         static: bool = False,
+        verbose: bool = False,
         timeline: str | Path | None = None,
         debug: bool = False,
         ranks: int | None = None,
