@@ -162,3 +162,8 @@ def address_of(array: Array, index: Sequence[int] = ()) -> int:
     pointer = getattr(array.data, "ptr", None)
     start = int(array.ctypes.data if pointer is None else pointer)
     return start + sum(int(at * stride) for at, stride in zip(index, array.strides, strict=False))
+
+
+def real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of a number's real part."""
+    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype

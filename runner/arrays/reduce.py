@@ -21,11 +21,10 @@ import numpy as np
 
 from meshrun.runner.arrays import exact_sum
 from meshrun.runner.comm.api import UFUNCS
-from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.grid import Partition
-from meshrun.runner.region import Array, HostArray
+from meshrun.runner.region import Array, HostArray, real_dtype
 from meshrun.runner.world.world import World
 
 Nodes = Sequence[tuple[int, int]]  # subtrees: the number of the first cell, and how many

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from meshrun.runner.compiler.block_function import BlockFunction
 from meshrun.runner.compiler.compiled import HostKernel
 from meshrun.runner.compiler.cpp.source import source
 from meshrun.runner.compiler.operations import INEXACT, whole_exponent
@@ -20,7 +21,6 @@ from meshrun.runner.compiler.passes.branches import Conditions
 from meshrun.runner.compiler.passes.ends import interior
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.traced import random_blocks
-from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.plan.task import Task, TaskKernel
 from meshrun.runner.system import cached_files
 from meshrun.runner.system.compiler import find_compiler

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -41,18 +41,14 @@ from meshrun.runner.compiler.trace.graph import (
     without_units,
 )
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.whole.chain_code import Chain, chain_source
-from meshrun.runner.compiler.whole.point_code import (
-    DevicePoints,
-    HostPoints,
-    PointSet,
-    device_source,
-    host_points,
-)
 from meshrun.runner.device.api import Backend
 from meshrun.runner.region import Array, Shape, address_of
 from meshrun.runner.system.cached_files import cache_folder
 from meshrun.runner.system.compiler import NotCompiled, find_compiler
+
+if TYPE_CHECKING:
+    from meshrun.runner.compiler.whole.chain_code import Chain
+    from meshrun.runner.compiler.whole.point_code import DevicePoints, HostPoints, PointSet
 
 CHAIN_THREADS = 512  # of the block that computes a chain of stages on a GPU; each has up to 128 registers
 STAGE_THREADS = 128  # of each block that computes the boxes of one stage
@@ -639,6 +635,8 @@ def compile_for(
 
 def compile_points(sets: Sequence[PointSet], arithmetic: str = "") -> HostPoints | DevicePoints:
     """Compile sets for the host, or with an arithmetic for the current CUDA device. Raises NotCompiled."""
+    from meshrun.runner.compiler.whole.point_code import DevicePoints, device_source, host_points
+
     if not arithmetic:
         return host_points(sets)
     from meshrun.runner.device.cuda import kernel_of_text
@@ -651,6 +649,8 @@ def compile_chain(stages: Sequence[Sequence[Program]], cells: int, backend: Back
 
     stages: of each one, the programs of its boxes. cells: of the largest stage.
     """
+    from meshrun.runner.compiler.whole.chain_code import Chain, chain_source
+
     if backend.device.kind == "cuda":
         from meshrun.runner.device.cuda import kernel_of_text
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from meshrun.runner.compiler.inferred_halo import halo_too_small
-from meshrun.runner.compiler.operations import inexact_operations
-from meshrun.runner.compiler.passes.ends import interior
-from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.traced import grid_axes, output_types, reads_of, traced
-from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.device.api import Device
 from meshrun.runner.errors import UserError
 from meshrun.runner.plan.task import Task, TaskKernel
 from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
+
+if TYPE_CHECKING:
+    from meshrun.runner.compiler.trace.graph import Program
 
 WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps: NumPy takes seconds for them on one CPU rank
 OPERATED = 4  # times as many bytes of results of operations take NumPy as long
@@ -71,6 +68,9 @@ def fused_alone(
     if device.kind != "cuda" and wanted == "auto" and nbytes < WORTH_COMPILING:
         if nbytes < WORTH_TRACING * WORTH_COMPILING:
             return task, too_little
+        from meshrun.runner.compiler.passes.ends import interior
+        from meshrun.runner.compiler.traced import traced
+
         try:
             program = traced(task) if staged is None else None
         except NotTraceable:
@@ -92,8 +92,12 @@ def _with_kernel(
 
     program: of the task, if it has been traced. Raises UserError if the task's halo is too small.
     """
+    from meshrun.runner.compiler.block_function import BlockFunction
     from meshrun.runner.compiler.compiled import compile_for
-    from meshrun.runner.compiler.whole.point_kernel import PointKernel
+    from meshrun.runner.compiler.inferred_halo import halo_too_small
+    from meshrun.runner.compiler.operations import inexact_operations
+    from meshrun.runner.compiler.passes.ends import interior
+    from meshrun.runner.compiler.traced import output_types, reads_of, traced
 
     points = task.job.function.points if isinstance(task.job.function, BlockFunction) else None
     try:
@@ -113,6 +117,8 @@ def _with_kernel(
         )
         chosen: TaskKernel = kernel
         if points is not None:
+            from meshrun.runner.compiler.whole.point_kernel import PointKernel
+
             chosen = beside = PointKernel(kernel, points)
             beside.compile()
             inexact = tuple(inexact_operations([*program.nodes, *points.nodes]))
@@ -150,6 +156,8 @@ class ImageKernels:
 
     def fuse(self, task: Task) -> Task:
         """Return an image's task with a kernel in place of its function, where possible."""
+        from meshrun.runner.compiler.traced import grid_axes
+
         if 0 in task.shape:
             return task
         try:

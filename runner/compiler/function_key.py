@@ -32,7 +32,6 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.lint.source import named
-from meshrun.runner.compiler.trace.functions.composites import FUNCTIONS
 from meshrun.runner.job.declaration import Job
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
@@ -182,6 +181,8 @@ def _is_pure(value: Any) -> bool:
     if isinstance(value, BuiltinFunctionType):
         of_builtins = value.__module__ == "builtins" and value.__name__ in PURE_BUILTINS
         return of_builtins or value.__module__ in ("math", "_operator")
+    from meshrun.runner.compiler.trace.functions.composites import FUNCTIONS
+
     try:
         return value in FUNCTIONS or value in FOURIER  # such as numpy.where
     except TypeError:  # it has no hash

@@ -11,10 +11,7 @@ from typing import Any
 from meshrun.runner.compiler.function_key import instructions
 from meshrun.runner.compiler.lint.source import dotted, reached_by, source_of
 from meshrun.runner.compiler.result_type import hide_output
-from meshrun.runner.compiler.trace.array import MOST_COMPONENTS
-from meshrun.runner.compiler.trace.graph import Operand
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.series import Series
@@ -42,6 +39,10 @@ def with_inferred_halo(
         return job
     if any(0 in shape for shape, _ in inputs) or not _may_slice(job.function):
         return job
+    from meshrun.runner.compiler.trace.array import MOST_COMPONENTS
+    from meshrun.runner.compiler.trace.graph import Operand
+    from meshrun.runner.compiler.trace.trace import trace
+
     common = min(len(shape) for shape, _ in inputs)
     for axes in range(common, 0, -1):
         operands = [

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.graph import Node, Program
+if TYPE_CHECKING:
+    from meshrun.runner.compiler.trace.graph import Node, Program
 
 KERNELS = Path(__file__).parent / "kernels"
 HEADER = KERNELS / "operations.cuh"

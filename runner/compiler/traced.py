@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from meshrun.runner.compiler.block_function import BlockFunction
 from meshrun.runner.compiler.operations import inexact_operations
 from meshrun.runner.compiler.passes.beyond import with_rules
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.samples import samples
-from meshrun.runner.compiler.trace.array import MOST_COMPONENTS, real_dtype
+from meshrun.runner.compiler.trace.array import MOST_COMPONENTS
 from meshrun.runner.compiler.trace.evaluate import evaluate
 from meshrun.runner.compiler.trace.graph import Extents, Node, Operand, Program, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.trace import trace
-from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.device.api import poisoned
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
@@ -26,7 +26,7 @@ from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import STEP
 from meshrun.runner.plan.beyond import check_tables as check_boundary_tables
 from meshrun.runner.plan.task import ArrayType, Task
-from meshrun.runner.region import HostArray
+from meshrun.runner.region import HostArray, real_dtype
 
 CHECKED = 11  # cells along each axis of the block on which a trace is compared with the function
 

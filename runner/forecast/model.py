@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from meshrun.runner.compiler.whole.program import WholeProgram
 from meshrun.runner.device.api import Device
 from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.machine import Machine, choose, load, nominal_cpu
@@ -226,6 +225,10 @@ def _streamed(
 def loop_bytes(task: Task, region: Region) -> int:
     """Return the bytes that loops of the function read and write in a region; see `WholeProgram`."""
     program = task.job.program
+    if program is None:
+        return 0
+    from meshrun.runner.compiler.whole.program import WholeProgram
+
     return region.size * program.loop_bytes if isinstance(program, WholeProgram) else 0
 
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshrun.runner.comm.threads import ThreadComm
+from meshrun.runner.compiler.block_function import BlockFunction
 from meshrun.runner.compiler.compiled import DeviceKernel, HostKernel
 from meshrun.runner.compiler.passes.branches import common_operations
 from meshrun.runner.compiler.trace.graph import Program
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import reads_of, traced
-from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.compiler.whole.point_kernel import PointKernel
 from meshrun.runner.errors import UserError
 from meshrun.runner.forecast.model import loop_bytes

@@ -13,14 +13,13 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshrun.runner.compiler.function_key import value_texts
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.samples import samples
-from meshrun.runner.compiler.whole.program import WholeProgram
 from meshrun.runner.device.api import Backend
 from meshrun.runner.errors import UserError
 from meshrun.runner.job.block_context import BlockContext
@@ -30,6 +29,9 @@ from meshrun.runner.maps.split_probe import SampleCalls
 from meshrun.runner.plan.task import Task
 from meshrun.runner.region import HostArray, Shape
 from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.compiler.whole.program import WholeProgram
 
 LAST_BITS = 4  # units in the last place by which numbers of two hosts' libraries may differ
 MOST_COMPARED = 64 << 20  # bytes of numbers

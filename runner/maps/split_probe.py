@@ -17,7 +17,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from meshrun.runner.compiler.lint.causes import explain
 from meshrun.runner.compiler.lint.needs import needs_of
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.samples import Sample, samples
@@ -280,6 +279,8 @@ def _error(task: Task, found: Difference) -> UserError:
             f"job {task.job.name}: the last bits of its result depend on how the array is cut along axis "
             f"{found.axis} (a difference of rounding: {found.rounding:.1g} of the largest value)"
         )
+    from meshrun.runner.compiler.lint.causes import explain
+
     cause = explain(task, found.axis, everywhere=found.everywhere, repeatable=found.repeatable)
     if cause is None:
         hint = f"a function of each cell and its neighbours; or {accepted}"

@@ -7,7 +7,7 @@ loop that does not end is an error with the numbers of its last iterations.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,34 +17,11 @@ from meshrun.runner.compiler.trace.graph import in_order
 from meshrun.runner.compiler.whole.graph import Reduction
 from meshrun.runner.compiler.whole.program import WholeProgram
 from meshrun.runner.errors import RunError
-from meshrun.runner.options.run_options import MOST_ITERATIONS
 from meshrun.runner.programs.stages import LoopComparison, ReductionStage, StagedProgram, ValueStage
 from meshrun.runner.report.units import counted
 from meshrun.runner.spelling import option
 from meshrun.runner.world.world import World
 
-# The line of a loop, the iterations that it has done, and what makes a text of what its condition compares.
-OnIteration = Callable[[int, int, Callable[[], str]], None]
-
-
-def nothing_shown(line: int, count: int, compared: Callable[[], str]) -> None:
-    """Show no progress."""
-
-
-@dataclass(frozen=True)
-class LoopRules:
-    """How a run watches the loops that a condition ends.
-
-    most_iterations: of a loop. check_finite: whether a NaN in a condition ends the run. progress: called
-    after each iteration of which the condition is known.
-    """
-
-    most_iterations: int = MOST_ITERATIONS
-    check_finite: bool = False
-    progress: OnIteration = nothing_shown
-
-
-USUAL = LoopRules()
 KEPT = 3  # last iterations of which an error tells the numbers
 
 

@@ -35,9 +35,9 @@ from meshrun.runner.plan.halo import check_widths
 from meshrun.runner.plan.steps import LINE
 from meshrun.runner.programs.cells import LevelCells, StageCells
 from meshrun.runner.programs.chains import ChainStage, chains_of
-from meshrun.runner.programs.conditions import USUAL, LoopRules
 from meshrun.runner.programs.kernel import CellKernel, bind_values
 from meshrun.runner.programs.level_kernel import LevelKernel, Target, level_partition
+from meshrun.runner.programs.loop_rules import USUAL, LoopRules
 from meshrun.runner.programs.looping import LoopRun
 from meshrun.runner.programs.memory import shared_memory, written_by
 from meshrun.runner.programs.reducing import (

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import Extents, Node, in_order
 from meshrun.runner.compiler.whole.between.levels import LevelGrid, Misaligned, whole_space, with_nearest
 from meshrun.runner.compiler.whole.between.recorded_loop import Loop
@@ -24,7 +23,7 @@ from meshrun.runner.compiler.whole.graph import Cut, InputValue, LoopResult, Red
 from meshrun.runner.compiler.whole.program import WholeOutput, WholeProgram, WholeSeries
 from meshrun.runner.compiler.whole.sizes import subgrid_of
 from meshrun.runner.programs.cells import LevelCells, StageCells, level_cells, stage_cells, with_levels
-from meshrun.runner.region import HostArray, Shape
+from meshrun.runner.region import HostArray, Shape, real_dtype
 
 NO_WIDTH = (0, 0)
 SIGNS = {

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.arrays.load import stored_type
-from meshrun.runner.compiler.decide import Fusion
 from meshrun.runner.compiler.function_key import held_whole
 from meshrun.runner.errors import RunError
 from meshrun.runner.plan.chunking import FileTraits
@@ -21,6 +20,7 @@ from meshrun.runner.storage.formats.registry import Sink
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
+    from meshrun.runner.compiler.decide import Fusion
     from meshrun.runner.programs.looping import LoopCount
     from meshrun.runner.steps.observers.series import SeriesRows
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshrun.runner.compiler.block_function import BlockFunction
 from meshrun.runner.compiler.compiled import DeviceKernel
 from meshrun.runner.compiler.cpp import source as host_source
 from meshrun.runner.compiler.cuda import shared_planes, single_pass
@@ -18,7 +19,6 @@ from meshrun.runner.compiler.passes.real_parts import in_real_parts
 from meshrun.runner.compiler.trace.graph import Extents, Program, merge_components, with_units
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.traced import output_types, traced
-from meshrun.runner.compiler.whole.block_form import BlockFunction
 from meshrun.runner.compiler.whole.graph import Cut
 from meshrun.runner.compiler.whole.point_pass import without_points
 from meshrun.runner.compiler.whole.spaces.parts import (

@@ -25,7 +25,7 @@ from meshrun.runner.plan.chunking import (
 )
 from meshrun.runner.plan.grid import check_blocks
 from meshrun.runner.plan.task import ArrayType, Task
-from meshrun.runner.programs.conditions import LoopRules
+from meshrun.runner.programs.loop_rules import LoopRules
 from meshrun.runner.region import Array, Region
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.report.spans import STAGES
@@ -40,8 +40,6 @@ from meshrun.runner.run.prepare import (
     prepare,
 )
 from meshrun.runner.spelling import option
-from meshrun.runner.steps.loop import check_finite
-from meshrun.runner.steps.program_steps import ProgramStepper
 from meshrun.runner.storage.formats.registry import FOLDERS, Sink, Source, first_serial
 from meshrun.runner.storage.paths import split
 from meshrun.runner.world.world import World
@@ -49,6 +47,7 @@ from meshrun.runner.world.world import World
 if TYPE_CHECKING:
     from meshrun.runner.maps.streamed.redo import Redo
     from meshrun.runner.steps.observers.series import SeriesRows
+    from meshrun.runner.steps.program_steps import ProgramStepper
 
 
 NEEDS_ALL = "has reductions or arrays between stages, for which all cells must be in memory"
@@ -303,6 +302,8 @@ def _resumes(run: RunContext) -> bool:
 
 def run_program(run: RunContext, prepared: Prepared) -> Finished:
     """Run all stages once. Collective."""
+    from meshrun.runner.steps.program_steps import ProgramStepper
+
     world, task = run.world, prepared.task
     no_feeds = (None,) * len(task.job.output_names)
     task = replace(task, job=replace(task.job, feeds=no_feeds))
@@ -345,6 +346,8 @@ def run_program(run: RunContext, prepared: Prepared) -> Finished:
 
 def _check_results(stepper: ProgramStepper) -> None:
     """Raise RunError on every rank for a result with a cell that is not finite. Collective."""
+    from meshrun.runner.steps.loop import check_finite
+
     xp, task = stepper.world.xp, stepper.task
     region = task.partition[stepper.world.rank]
     for number, name in enumerate(task.job.output_names):

@@ -24,11 +24,8 @@ from meshrun.runner.compiler.decide import Fusion, fused_alone, not_one_kernel
 from meshrun.runner.compiler.function_key import Captured, captured, key_of
 from meshrun.runner.compiler.inferred_halo import with_inferred_halo
 from meshrun.runner.compiler.lint.edge_stages import stage_lines
-from meshrun.runner.compiler.traced import check_tables
-from meshrun.runner.compiler.whole.functions.outside import Constant
 from meshrun.runner.device.cpu import CpuBackend
 from meshrun.runner.errors import UserError
-from meshrun.runner.forecast.stage_memory import with_stage_memory
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.job.series import Series
 from meshrun.runner.job.signature import STEP
@@ -48,7 +45,7 @@ from meshrun.runner.options.step_options import FieldChange, NamedRule, StepOpti
 from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import MemoryUse, block_memory, check_limit, has_own_grid, memory_limits
 from meshrun.runner.plan.task import ArrayType, Task, plan_task
-from meshrun.runner.programs.conditions import OnIteration, nothing_shown
+from meshrun.runner.programs.loop_rules import OnIteration, nothing_shown
 from meshrun.runner.region import HostArray, Region, Shape
 from meshrun.runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from meshrun.runner.run.files import check_files, check_no_overwrite, name_files
@@ -63,6 +60,7 @@ from meshrun.runner.system.host_memory import host_memory
 from meshrun.runner.world.world import World
 
 if TYPE_CHECKING:
+    from meshrun.runner.compiler.whole.functions.outside import Constant
     from meshrun.runner.steps.observers.additions import Additions, StoppingRule
 
 
@@ -312,6 +310,8 @@ def _plan_on_rank(run: RunContext, additions: Additions | None) -> tuple[OwnPlan
     made, constants = planned.alone, planned.task.job.constants
     sources = spread_sources(made, [*run.sources, *map(source_of, constants)])
     if made.job.tape is not None or STEP in made.job.services or made.has_timed_boundary:
+        from meshrun.runner.compiler.traced import check_tables
+
         check_tables(made, steps or 1)
     # Compare the block with the memory, unless an option decides. Steps in memory may be resumed.
     stream = options.stream if steps is None else replace(options.stream, resume=False)
@@ -363,7 +363,11 @@ def plan_alone(
         parameters = copy.deepcopy(parameters)
     # Infer the halo, cut the arrays into blocks, and compile the kernel. This calls the function.
     values = KeptValues.of(job.function, parameters)
-    found = with_stage_memory(with_inferred_halo(job, inputs, parameters, device.kind), device.kind)
+    found = with_inferred_halo(job, inputs, parameters, device.kind)
+    if found.program is not None:
+        from meshrun.runner.forecast.stage_memory import with_stage_memory
+
+        found = with_stage_memory(found, device.kind)
     boundary, cval = options.boundary, options.cval
     task = alone = plan_task(found, parameters, inputs, world.size, grid=grid, boundary=boundary, cval=cval)
     fusion = None

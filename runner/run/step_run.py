@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshrun.runner.arrays.load import load_arrays, spread_sources
 from meshrun.runner.arrays.store import store_of
@@ -17,7 +17,7 @@ from meshrun.runner.options.stream_options import StreamOptions
 from meshrun.runner.plan.chunking import MemoryUse, not_streamed
 from meshrun.runner.plan.steps import fields_memory, moved_bytes, step_memory
 from meshrun.runner.plan.task import ArrayType, Task, check_feeds
-from meshrun.runner.programs.conditions import LoopRules
+from meshrun.runner.programs.loop_rules import LoopRules
 from meshrun.runner.region import Shape
 from meshrun.runner.report.record import Record, type_record
 from meshrun.runner.run.finish import Computation, Finished, commit, commit_series, computation_of
@@ -39,8 +39,6 @@ from meshrun.runner.steps.loop import CheckFinite, StepObserver, Until, take_ste
 from meshrun.runner.steps.observers.additions import Additions, StoppingRule
 from meshrun.runner.steps.observers.checkpoints import Checkpoints, KeepsState, find_state, restore
 from meshrun.runner.steps.observers.frames import Frames, check_frames_fit
-from meshrun.runner.steps.observers.series import SeriesRows
-from meshrun.runner.steps.program_steps import ProgramStepper
 from meshrun.runner.steps.stepper import Stepper
 from meshrun.runner.steps.steps_per_kernel import choose_steps
 from meshrun.runner.steps.streamed_steps import StreamedSteps
@@ -49,6 +47,9 @@ from meshrun.runner.storage.formats.frame_files import ARRAYS
 from meshrun.runner.storage.formats.registry import Sink, Source
 from meshrun.runner.storage.paths import partial_path
 from meshrun.runner.world.world import World
+
+if TYPE_CHECKING:
+    from meshrun.runner.steps.observers.series import SeriesRows
 
 
 @dataclass(frozen=True)
@@ -296,7 +297,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Finished:
     ]
     run.transaction.track_partial(*(sink.partial for sink in sinks), *_unfinished(checkpoints, frames), *more)
     cells = sum(region.size for region in task.partition)
-    of_task = Stepper if task.job.program is None else ProgramStepper
+    of_task = stepper_of(task)
     stepper = of_task(
         world,
         task,
@@ -375,10 +376,21 @@ def _store(run: RunContext, stepper: Stepper, sinks: Sequence[Sink]) -> None:
         store.finish()
 
 
+def stepper_of(task: Task) -> type[Stepper]:
+    """Return what takes the steps of a task."""
+    if task.job.program is None:
+        return Stepper
+    from meshrun.runner.steps.program_steps import ProgramStepper
+
+    return ProgramStepper
+
+
 def _series(run: RunContext, task: Task) -> list[SeriesRows]:
     """Return what writes the results that are no fields: one, or none."""
     if not run.series:
         return []
+    from meshrun.runner.steps.observers.series import SeriesRows
+
     run.world.on_root(lambda: run.transaction.lock(*run.series))
     steps = run.options.steps
     return [SeriesRows(run.world, task, run.series, steps.every or 1, steps.steps or 1)]

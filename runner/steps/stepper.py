@@ -41,7 +41,7 @@ from meshrun.runner.maps.in_memory import no_progress
 from meshrun.runner.options.choices import HaloChoice
 from meshrun.runner.plan.steps import LINE, Piece, halo_bytes, read_widths, rows_apart, wide_widths
 from meshrun.runner.plan.task import Task
-from meshrun.runner.programs.conditions import USUAL, LoopRules
+from meshrun.runner.programs.loop_rules import USUAL, LoopRules
 from meshrun.runner.region import Array, Region, Shape
 from meshrun.runner.report.phases import Phases
 from meshrun.runner.steps import halo_path

@@ -7,15 +7,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from meshrun.runner.compiler.trace.array import MOST_COMPONENTS
-from meshrun.runner.compiler.trace.graph import Extents, Operand
-from meshrun.runner.compiler.trace.trace import trace
 from meshrun.runner.region import Array
 from meshrun.runner.spelling import option
 from meshrun.runner.system.compiler import NotCompiled
 
 if TYPE_CHECKING:
     from meshrun.runner.compiler.compiled import DeviceKernel
+    from meshrun.runner.compiler.trace.graph import Extents, Operand
 
 
 def fill(
@@ -32,6 +30,9 @@ def fill(
     axis; further axes have none. parameters: hashable; constants of the kernel. Raises NotTraceable, and
     NotCompiled if the compiler fails.
     """
+    from meshrun.runner.compiler.trace.array import MOST_COMPONENTS
+    from meshrun.runner.compiler.trace.graph import Operand
+
     if outs[0].size == 0:
         return
     if any(math.prod(one.shape[len(widths) :]) > MOST_COMPONENTS for one in (*blocks, *outs)):
@@ -59,6 +60,7 @@ def kernel_of(
 ) -> DeviceKernel:
     """Return the kernel of a function for one device, kept for the next call."""
     from meshrun.runner.compiler.compiled import DeviceKernel
+    from meshrun.runner.compiler.trace.trace import trace
 
     names = [one.name for one in outputs]
     program = trace(function, inputs, widths, dict(parameters), frozenset(["out"]), names, outputs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from meshrun.runner.compiler.result_type import hide_output
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.compiler.traced import trace_of
 from meshrun.runner.plan.task import Task
 
 
@@ -19,6 +18,8 @@ def stage_lines(task: Task) -> list[int]:
         or max(map(max, task.widths)) < 2
     ):
         return []
+    from meshrun.runner.compiler.traced import trace_of
+
     try:
         with hide_output(failures=False):
             stages = trace_of(task).stages

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import Graph, Node, Operand, Program, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
-from meshrun.runner.region import Array
+from meshrun.runner.region import Array, real_dtype
 
 Parts = tuple[Node, ...]  # of a real value, one node; of a complex one, its real and imaginary part
 BOOL = np.dtype(bool)

@@ -427,11 +427,6 @@ def check_computable(dtype: np.dtype[Any]) -> None:
         raise NotTraceable(f"computes in {found}", "numbers of a dtype such as float64 or complex128")
 
 
-def real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of a number's real part."""
-    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
-
-
 def recorder_of(*values: Any) -> Any:
     """Return the recorder of the first traced array among values and lists of them."""
     for value in values:

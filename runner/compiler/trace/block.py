@@ -24,7 +24,6 @@ from meshrun.runner.compiler.trace.array import (
     TracedArray,
     TracedCall,
     check_computable,
-    real_dtype,
 )
 from meshrun.runner.compiler.trace.context import TracedContext
 from meshrun.runner.compiler.trace.functions.composites import FUNCTIONS
@@ -32,7 +31,7 @@ from meshrun.runner.compiler.trace.functions.whole_axes import WHOLE_AXES, cell_
 from meshrun.runner.compiler.trace.graph import PLACE, Graph, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.trace.timed import Timed, nodes_of
-from meshrun.runner.region import Shape
+from meshrun.runner.region import Shape, real_dtype
 
 NEAR = 16  # cells by which an array's length may differ from the block's, with halos of no cells
 PLACES = "an array of the block's length"  # that was not made from the block and differs from cell to cell

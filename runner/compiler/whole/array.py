@@ -26,7 +26,6 @@ from meshrun.runner.compiler.trace.array import (
     TracedArray,
     TracedCall,
     check_computable,
-    real_dtype,
 )
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.refusal import NotTraceable
@@ -46,7 +45,7 @@ from meshrun.runner.compiler.whole.points import (
     with_one_list,
 )
 from meshrun.runner.compiler.whole.sizes import steps_of
-from meshrun.runner.region import Shape
+from meshrun.runner.region import Shape, real_dtype
 
 ONE_ROW = (
     "combines one row of an array with all rows of another",

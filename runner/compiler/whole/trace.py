@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.function_key import key_of
-from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.outside_state import ChangesOutside
 from meshrun.runner.compiler.trace.refusal import NotTraceable, refused_with_line
 from meshrun.runner.compiler.trace.timed import given_of
@@ -54,7 +53,7 @@ from meshrun.runner.compiler.whole.spaces.matrices import FUNCTIONS as PRODUCTS
 from meshrun.runner.compiler.whole.spaces.parts import SpectralProgram, spectral_program
 from meshrun.runner.compiler.whole.spaces.spaces import NewSpace, Spaces
 from meshrun.runner.job.signature import STEP
-from meshrun.runner.region import Shape, Subgrid
+from meshrun.runner.region import Shape, Subgrid, real_dtype
 
 __all__ = ["WholeInput", "WholeOutput", "WholeProgram", "WholeSeries", "trace_whole"]
 

@@ -23,7 +23,7 @@ from meshrun.jobs.airflow.lattice import D2Q9
 from meshrun.jobs.airflow.step import step_job
 from meshrun.runner.arrays.block_layout import BlockLayout
 from meshrun.runner.arrays.halo import exchange
-from meshrun.runner.compiler import decide as fusing
+from meshrun.runner.compiler import traced as tracing
 from meshrun.runner.job.declaration import Job
 from meshrun.runner.options.choices import BOUNDARIES
 from meshrun.runner.options.step_options import SaveInterval
@@ -197,8 +197,8 @@ def d2q9(grid: str, ranks: int, steps: int = 1) -> tuple[Task, list[Widths]]:
     job: Job = step_job(D2Q9, {Cell.FLUID}, "bgk")
     types = [((32, 20), np.dtype(np.float32))] * 9 + [((32, 20), np.dtype(np.uint8))]
     task = plan_task(job, {"omega": 1.2}, types, ranks, grid=grid)
-    program = fusing.traced(task)
-    task = replace(task, reads=fusing.reads_of(task, program))
+    program = tracing.traced(task)
+    task = replace(task, reads=tracing.reads_of(task, program))
     return task, read_widths(task, steps)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from meshrun.runner.compiler.control.plain import LocalState
-from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import Node
 from meshrun.runner.compiler.trace.timed import Timed
 from meshrun.runner.compiler.whole.array import Along, Storage, Tracing, Whole, made_scalar
@@ -24,6 +23,7 @@ from meshrun.runner.compiler.whole.between.traced_state import (
 )
 from meshrun.runner.compiler.whole.graph import LoopResult, StateValue
 from meshrun.runner.compiler.whole.spaces.dependence import SpaceDependence
+from meshrun.runner.region import real_dtype
 
 MOST_COUNTED = 10_000  # iterations for which a number at the end is computed while the function is traced
 

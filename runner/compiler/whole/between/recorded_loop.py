@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import FREE, Node, in_order
 from meshrun.runner.compiler.trace.timed import StepTape
 from meshrun.runner.compiler.whole.graph import (
@@ -28,7 +27,7 @@ from meshrun.runner.compiler.whole.graph import (
     WholeGraph,
 )
 from meshrun.runner.compiler.whole.program import WholeInput, WholeOutput, WholeProgram
-from meshrun.runner.region import Shape
+from meshrun.runner.region import Shape, real_dtype
 
 
 @dataclass(eq=False)

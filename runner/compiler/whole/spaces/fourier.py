@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.array import Functions, real_dtype, stored
+from meshrun.runner.compiler.trace.array import Functions, stored
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.array import Along, Inner, Tracing, Whole, made
 from meshrun.runner.compiler.whole.spaces.spaces import Kind
+from meshrun.runner.region import real_dtype
 
 NORMS = ("backward", "ortho", "forward")
 

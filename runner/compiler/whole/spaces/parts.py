@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from meshrun.runner.compiler.trace.array import real_dtype
 from meshrun.runner.compiler.trace.graph import FREE, Extents, Node, Operand, Program, in_order
 from meshrun.runner.compiler.trace.refusal import NotTraceable
 from meshrun.runner.compiler.whole.between.cuts import resolved
@@ -44,7 +43,7 @@ from meshrun.runner.compiler.whole.spaces.dependence import (
     used_slots,
 )
 from meshrun.runner.compiler.whole.spaces.spaces import Between, FieldProduct, FieldTransform, Spaces
-from meshrun.runner.region import Shape
+from meshrun.runner.region import Shape, real_dtype
 
 
 @dataclass(frozen=True)
