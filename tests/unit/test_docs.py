@@ -610,6 +610,41 @@ def test_the_site_shows_files_outside_of_docs(site: Any) -> None:
     assert shown == "[b](../../jobs.md#x)"
 
 
+def test_the_messages_of_the_troubleshooting_page_are_those_of_the_program() -> None:
+    table = (
+        (DOCS / "troubleshooting.md").read_text().partition("| message contains |")[2].partition("\n\n")[0]
+    )
+    messages = [text for row in table.splitlines()[2:] for text in re.findall("`([^`]+)`", row.split("|")[1])]
+    sources = "".join(
+        path.read_text() for room in ("runner", "launch") for path in (ROOT / room).rglob("*.py")
+    )
+    assert len(messages) > 10
+    assert [text for text in messages if text not in sources] == []
+
+
+@pytest.mark.parametrize("page", ["troubleshooting.md", "performance.md"])
+def test_the_commands_of_a_page_that_helps_are_accepted(page: str) -> None:
+    """They run at night."""
+    lines = [line for block in blocks(DOCS / page, "console") for line in block.splitlines()]
+    assert lines
+    for line in lines:
+        words = shlex.split(line.removeprefix("$ meshrun "))
+        words = words[2:] if words[0] == "-n" else words
+        if words[0] == "plan":
+            assert main(words) == 0
+        else:
+            check_words(root_command, words)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("page", ["troubleshooting.md", "performance.md"])
+def test_the_commands_of_a_page_that_helps_succeed(page: str, tmp_path: Path) -> None:
+    Image.fromarray(np.random.default_rng(1).integers(0, 255, (40, 50, 3), np.uint8)).save(
+        tmp_path / "photo.jpg"
+    )
+    run_commands(DOCS / page, tmp_path, {"meshrun doctor": (0, 1, 2)})
+
+
 def page_of(uri: str) -> Any:
     return SimpleNamespace(file=SimpleNamespace(src_uri=uri))
 
