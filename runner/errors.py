@@ -106,9 +106,9 @@ class UserError(MeshrunError):
 
     Examples
     --------
-    >>> raise meshrun.UserError("cannot smear by this weight", got=2.0, hint="--weight 0.5")
+    >>> raise meshrun.UserError("cannot smear by this weight", got=2.0, hint="0.5")
     Traceback (most recent call last):
-    meshrun.runner.errors.UserError: cannot smear by this weight: got 2.0. Try: --weight 0.5
+    meshrun.runner.errors.UserError: cannot smear by this weight: got 2.0. Try: 0.5
     """
 
     exit_code = Exit.BAD_REQUEST

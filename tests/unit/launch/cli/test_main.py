@@ -373,7 +373,8 @@ def test_the_whole_help_has_every_option_once(capsys: pytest.CaptureFixture[str]
     assert main(["-n", "2", "run", "heat", "--help-all"]) == 0
     text = capsys.readouterr().out
     for row in run_rows():
-        assert len(re.findall(rf"^  (?:-v, )?--{row.name.replace('_', '-')}[ ,]", text, re.MULTILINE)) == 1, row.name
+        flag = rf"^  (?:-v, )?--{row.name.replace('_', '-')}[ ,]"
+        assert len(re.findall(flag, text, re.MULTILINE)) == 1, row.name
     titles = re.findall(r"^(\w.*):$", text, re.MULTILINE)
     assert titles == ["Options of this job", "Run", "Files", "Steps", "Streaming", "Debug", "Help"]
 
