@@ -119,16 +119,15 @@ COMMON = (
 
 def run_groups(*, steps: bool = True) -> dict[str, list[OptionRow]]:
     """Return the options of a run by the section of the help. steps: of a job that takes steps."""
-    own, of_stream = dict(rows(Options)), dict(rows(StreamOptions))
-    files = [own.pop("json"), own.pop("overwrite_input"), *rows(InputOptions).values()]
-    debug = [own.pop("verbose"), of_stream.pop("timeline"), own.pop("debug")]
-    if not steps:
-        del own["fuse"], own["fuse_math"]
+    own, of_stream = rows(Options), rows(StreamOptions)
+    files = [own["json"], own["overwrite_input"], *rows(InputOptions).values()]
+    debug = [own["verbose"], of_stream["timeline"], own["debug"]]
+    apart = [*files, *debug, *([] if steps else [own["fuse"], own["fuse_math"]])]
     return {
-        "Run": [*own.values()],
+        "Run": [entry for entry in own.values() if entry not in apart],
         "Files": files,
         **({"Steps": [*rows(StepOptions).values()]} if steps else {}),
-        "Streaming": [*of_stream.values()],
+        "Streaming": [entry for entry in of_stream.values() if entry not in apart],
         "Debug": debug,
     }
 
